@@ -1,0 +1,93 @@
+//! How a collective fails. Every variant names the rank and what disagreed.
+
+use crate::{Dtype, ReduceOp};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Where a rank is in the group's sequence of collectives: what its descriptors and heartbeats carry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Position {
+    /// Number of the collective.
+    pub sequence: u64,
+    /// Its name, for people.
+    pub collective: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Reduction, where there is one.
+    pub reduce: Option<ReduceOp>,
+    /// Elements.
+    pub elems: u64,
+    /// Root, where there is one.
+    pub root: Option<u32>,
+}
+
+/// Two ranks called different things at the same place of their sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mismatch {
+    /// One rank.
+    pub rank_a: u32,
+    /// What it called.
+    pub a: Position,
+    /// The other rank.
+    pub rank_b: u32,
+    /// What that one called.
+    pub b: Position,
+}
+
+/// Why a collective did not complete. After any of these the group is poisoned: every later call fails with the
+/// same cause, because ranks may disagree about what has been done.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// The request itself is wrong. Nothing was sent, the group goes on.
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    /// Ranks called different things.
+    #[error("ranks {} and {} disagree at collective {}: rank {} called {:?}, rank {} called {:?}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b)]
+    Mismatch(Box<Mismatch>),
+    /// A rank fell silent.
+    #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
+    PeerLost {
+        /// The lost rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// How long nothing was heard.
+        silent: Duration,
+        /// Collective in progress here.
+        during: String,
+        /// Rank that found out, when it was not this one.
+        reported_by: Option<u32>,
+    },
+    /// A rank left while it was still needed.
+    #[error("rank {rank} ({host}) left the group while {during} needed it")]
+    PeerLeft {
+        /// The rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// Collective in progress here.
+        during: String,
+    },
+    /// The call's timeout passed.
+    #[error("{during} timed out after {waited:?}: {detail}")]
+    TimedOut {
+        /// Collective in progress here.
+        during: String,
+        /// How long it waited.
+        waited: Duration,
+        /// For each peer that is behind: what had arrived of what, and where that rank last said it was.
+        detail: String,
+    },
+    /// Another rank's group failed for a reason of its own.
+    #[error("rank {rank} aborted the group: {cause}")]
+    Aborted {
+        /// The rank.
+        rank: u32,
+        /// Its reason.
+        cause: String,
+    },
+    /// The group was shut down on this rank.
+    #[error("the group was shut down while {0} was in flight")]
+    ShutDown(String),
+}

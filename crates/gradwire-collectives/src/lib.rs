@@ -1,0 +1,21 @@
+//! Which rank sends what to whom, and how what arrived is reduced. Sans-IO, like the core below it.
+//!
+//! A [`Group`] is one rank of one process group: a connection to each peer and the collectives in flight. The
+//! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
+
+mod dtype;
+mod error;
+mod group;
+mod policy;
+mod report;
+mod request;
+mod view;
+
+pub use dtype::{Dtype, ReduceOp};
+pub use error::{Mismatch, OpError, Position};
+pub use gradwire_core as core;
+pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
+pub use policy::{DeadlineRule, Policy};
+pub use report::{DeliveryReport, PeerDelivery};
+pub use request::{Algorithm, Collective, OpId, Request};
+pub use view::View;

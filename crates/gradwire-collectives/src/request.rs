@@ -1,0 +1,101 @@
+//! What a caller asks a group to do.
+
+use crate::{Dtype, Policy, ReduceOp, View};
+use std::time::Duration;
+
+/// Names a submitted collective on this rank.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OpId(pub u64);
+
+/// How an all-reduce is scheduled.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// Choose by size and world size; every rank chooses alike.
+    Auto = 0,
+    /// Ring.
+    Ring = 1,
+    /// Transpose (TAR, ULTIMA section 3.1).
+    Transpose = 2,
+}
+
+/// The operation. Sizes are those of [`Request::input`] and [`Request::output`].
+#[derive(Clone, PartialEq, Debug)]
+pub enum Collective {
+    /// `input` and `output` `[elems]`, may be the same memory.
+    AllReduce {
+        /// Schedule.
+        algorithm: Algorithm,
+    },
+    /// `output` `[elems]` in place; the root's is sent.
+    Broadcast {
+        /// Rank that has the data.
+        root: u32,
+    },
+    /// `input` `[elems]`, `output` `[world_size, elems]`; `input` may be the own row of `output`.
+    AllGather,
+    /// `input` `[world_size, elems]`, `output` `[elems]`; `output` may be the own row of `input`.
+    ReduceScatter,
+    /// `input` `[elems]`; `output` `[elems]` at the root, else empty.
+    Reduce {
+        /// Rank that gets the result.
+        root: u32,
+    },
+    /// `input` `[elems]`; `output` `[world_size, elems]` at the root, else empty.
+    Gather {
+        /// Rank that gets the rows.
+        root: u32,
+    },
+    /// `output` `[elems]`; `input` `[world_size, elems]` at the root, else empty.
+    Scatter {
+        /// Rank that has the rows.
+        root: u32,
+    },
+    /// Bytes for each peer, in rank order. Both lists have `world_size` entries.
+    AllToAll {
+        /// Bytes of `input` that go to each rank.
+        input_split_bytes: Vec<usize>,
+        /// Bytes of `output` that come from each rank.
+        output_split_bytes: Vec<usize>,
+    },
+    /// Nobody returns before everybody has come.
+    Barrier,
+    /// `input` to one rank.
+    Send {
+        /// Receiver.
+        to: u32,
+        /// Matched against the receiver's.
+        tag: u32,
+    },
+    /// `output` from one rank, or from whoever sends first with this tag.
+    Receive {
+        /// Sender, or any.
+        from: Option<u32>,
+        /// Matched against the sender's.
+        tag: u32,
+    },
+}
+
+/// One call of a collective.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to do.
+    pub collective: Collective,
+    /// Element type of both views.
+    pub dtype: Dtype,
+    /// Reduction, where there is one.
+    pub reduce: ReduceOp,
+    /// Memory read.
+    pub input: View,
+    /// Memory written; may be `input` where the collective says so.
+    pub output: View,
+    /// Only all-reduce may be tolerant: [`Policy::RELIABLE`] for everything that was not opted in.
+    pub policy: Policy,
+    /// Same size and dtype as `output`, or empty: each own value that did not count in a tolerant reduction is
+    /// written here at its place, all else is left as it was (error feedback). Never aliases the other views.
+    pub residual: View,
+    /// Longest that the call may take; then it ends with [`crate::OpError::TimedOut`].
+    pub timeout: Duration,
+    /// Lower goes first when several are in flight.
+    pub priority: u8,
+}

@@ -1,0 +1,157 @@
+//! What goes into a connection and what comes out of it.
+
+use crate::{CloseReason, Contract};
+use core::ops::Range;
+use core::time::Duration;
+use gradwire_wire::{Descriptor, Header, Opening, TransferId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
+
+/// Whether a sender may leave holes until the receiver asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reliability {
+    /// What counts as lost is sent again at once, before new data.
+    Exact,
+    /// What counts as lost is sent again only when the receiver's contract turns out to need it.
+    Tolerant,
+}
+
+/// Posts the sending half of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub struct SendTransfer {
+    /// Its id; the receiver posts the same.
+    pub transfer: TransferId,
+    /// Its size; zero is allowed (a bare signal).
+    pub bytes: u64,
+    /// What it is; compared at the receiver.
+    pub descriptor: Descriptor,
+    /// What to do about losses.
+    pub reliability: Reliability,
+    /// Lower goes first; equal ones in the order in which they were posted.
+    pub priority: u8,
+}
+
+/// Posts the receiving half of a transfer, which grants it to the sender.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveTransfer {
+    /// Its id.
+    pub transfer: TransferId,
+    /// Its size.
+    pub bytes: u64,
+    /// What it is; compared with the sender's.
+    pub descriptor: Descriptor,
+    /// When it is complete.
+    pub contract: Contract,
+}
+
+/// New payload bytes, counted exactly once however often they arrive. The caller places or adds them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Payload<'a> {
+    /// The transfer.
+    pub transfer: TransferId,
+    /// Byte offset in the transfer.
+    pub offset: u64,
+    /// Number of ranks whose contributions are summed in it.
+    pub weight: u16,
+    /// The bytes.
+    pub bytes: &'a [u8],
+}
+
+/// A datagram to send: `header.encode()`, then the opening if there is one, then the body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// The header; for data the caller sets `weight` (and may set IMPORTANT) before encoding.
+    pub header: Header,
+    /// Prefix of opening data packets.
+    pub opening: Option<Opening>,
+    /// What follows.
+    pub body: Body,
+}
+
+/// Body of a datagram to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Body {
+    /// These bytes of the transfer `header.transfer`, taken by the caller from its own memory.
+    Payload {
+        /// Byte offset.
+        offset: u64,
+        /// Length.
+        bytes: usize,
+    },
+    /// This many bytes, already written to the front of the caller's scratch buffer.
+    Control {
+        /// Length.
+        bytes: usize,
+    },
+}
+
+/// How a transfer ended at its receiver.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Receipt {
+    /// The transfer.
+    pub transfer: TransferId,
+    /// Why it is over.
+    pub reason: CloseReason,
+    /// Bytes that arrived.
+    pub received_bytes: u64,
+    /// Bytes of the whole.
+    pub total_bytes: u64,
+    /// Time between posting and the first packet: the peer was late to the call.
+    pub waited_for_peer: Duration,
+    /// Time between the first packet and the end: the network.
+    pub elapsed: Duration,
+}
+
+/// How a transfer ended at its sender.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SendReceipt {
+    /// The transfer.
+    pub transfer: TransferId,
+    /// Byte ranges that did not count at the receiver, in order, disjoint.
+    pub missing: alloc::vec::Vec<Range<u64>>,
+}
+
+/// Something the layer above must know.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The peer answered for the first time.
+    Connected {
+        /// First round-trip time.
+        rtt: Duration,
+    },
+    /// A packet of a transfer that we have not posted arrived (once for each transfer).
+    Offered {
+        /// The transfer.
+        transfer: TransferId,
+        /// The sender's size and description.
+        opening: Opening,
+    },
+    /// A receiving half is over. Its payload has been handed out before this event.
+    Received(Receipt),
+    /// A sending half is over: the memory behind it is no longer read.
+    Sent(SendReceipt),
+    /// The two ends disagree about a transfer.
+    Mismatch {
+        /// The transfer.
+        transfer: TransferId,
+        /// What we posted.
+        ours: Opening,
+        /// What the peer sends.
+        theirs: Opening,
+    },
+    /// Settings differ: the peer's fingerprint.
+    FingerprintMismatch {
+        /// Theirs.
+        theirs: u64,
+    },
+    /// The peer's latest position record (from its heartbeats), when it changed.
+    Position([u8; POSITION_RECORD_BYTES]),
+    /// Nothing was heard for the peer timeout. The connection is closed.
+    PeerSilent {
+        /// For how long.
+        silent: Duration,
+    },
+    /// The peer left in good order: it needs nothing more. Sends to it count as delivered.
+    PeerLeft,
+    /// The peer's group failed; first arrival only.
+    Aborted([u8; ABORT_RECORD_BYTES]),
+}

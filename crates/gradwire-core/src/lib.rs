@@ -1,0 +1,37 @@
+//! The transport between two ranks, without sockets, clocks, threads or allocation per packet.
+//!
+//! A [`Connection`] is all state that two ranks of a process group share. It is driven by datagrams and
+//! `now`, and gives back datagrams, the time of its next wake-up, and [`Event`]s. The same code runs over
+//! UDP sockets (`gradwire-engine`) and in virtual time (`gradwire-sim`).
+//!
+//! The drain contract: after every call that hands something in (`send`, `receive`, `handle_*`), place what
+//! [`Connection::poll_payload`] or `handle_datagram` returned, then drain [`Connection::poll_event`] and
+//! [`Connection::poll_transmit`], then sleep until [`Connection::poll_timeout`].
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod config;
+mod connection;
+mod contract;
+mod error;
+mod event;
+pub mod recovery;
+mod stats;
+mod time;
+mod transfer;
+
+pub use config::{ConnectionConfig, CHUNKS_MAX};
+pub use connection::Connection;
+pub use contract::{CloseReason, Contract, Early, Progress, Soft, Verdict};
+pub use error::{DropReason, TransferError};
+pub use event::{
+    Body, Event, Payload, Receipt, ReceiveTransfer, Reliability, SendReceipt, SendTransfer, Transmit,
+};
+pub use gradwire_wire as wire;
+pub use gradwire_wire::{ConnectionId, Descriptor, Flags, Header, Kind, PathId, TransferId};
+pub use stats::ConnectionStats;
+pub use time::{Timeout, TimeoutReason, Timestamp};

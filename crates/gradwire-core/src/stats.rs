@@ -1,0 +1,36 @@
+//! Counters of one connection.
+
+use core::time::Duration;
+
+/// Counters and estimates of one connection; counters only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ConnectionStats {
+    /// Data packets sent, retransmissions included.
+    pub packets_sent: u64,
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Data packets sent again.
+    pub packets_retransmitted: u64,
+    /// Data packets that the sender took for lost.
+    pub packets_lost: u64,
+    /// Data packets that arrived and counted.
+    pub packets_received: u64,
+    /// Payload bytes that arrived and counted.
+    pub bytes_received: u64,
+    /// Data packets that arrived again.
+    pub packets_duplicate: u64,
+    /// Datagrams dropped for any other reason.
+    pub packets_dropped: u64,
+    /// Control packets sent.
+    pub control_sent: u64,
+    /// Probes sent because nothing was heard.
+    pub probes_sent: u64,
+    /// Smoothed round-trip time; zero before the first sample.
+    pub rtt_smoothed: Duration,
+    /// Least round-trip time.
+    pub rtt_min: Duration,
+    /// Estimated bottleneck bandwidth, bytes per second.
+    pub bandwidth: u64,
+    /// Congestion window, bytes.
+    pub cwnd: u64,
+}

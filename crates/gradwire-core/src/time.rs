@@ -1,0 +1,86 @@
+//! Time as the core sees it: nanoseconds since the driver's own start, handed in with every call.
+
+use core::ops::{Add, Sub};
+use core::time::Duration;
+
+/// A point in time, in nanoseconds since an origin that the driver chooses. Never goes backwards.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The origin.
+    pub const ZERO: Self = Self(0);
+
+    /// `nanos` after the origin.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the origin.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Microseconds since the origin modulo 2^32: the form that travels in headers.
+    #[must_use]
+    pub const fn as_wire_us(self) -> u32 {
+        (self.0 / 1_000) as u32
+    }
+
+    /// Time since `earlier`; zero when `earlier` is later.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Self;
+
+    fn add(self, rhs: Duration) -> Self {
+        Self(self.0.saturating_add(u64::try_from(rhs.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+impl Sub for Timestamp {
+    type Output = Duration;
+
+    fn sub(self, rhs: Self) -> Duration {
+        self.since(rhs)
+    }
+}
+
+/// When the driver must call `handle_timeout` next, and why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Timeout {
+    /// The time to wake up.
+    pub at: Timestamp,
+    /// What is due then.
+    pub reason: TimeoutReason,
+}
+
+/// Why a wake-up is due.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum TimeoutReason {
+    /// The pacer allows the next packets.
+    Pacing,
+    /// An acknowledgement has been held back long enough.
+    AckDelay,
+    /// Nothing was heard of what is in flight: ask the receiver.
+    Probe,
+    /// A packet counts as lost by time.
+    Loss,
+    /// A contract may close a transfer.
+    Contract,
+    /// A grant or closing status is repeated.
+    Status,
+    /// Keep an idle connection alive.
+    Heartbeat,
+    /// The peer has been silent for too long.
+    PeerSilent,
+    /// A collective ran out of time.
+    Operation,
+}

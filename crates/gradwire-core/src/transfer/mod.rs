@@ -1,0 +1,1 @@
+//! One shard to one peer: the sending half, the receiving half, and the packet grid they share.
