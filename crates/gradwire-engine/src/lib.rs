@@ -1,1 +1,25 @@
-//! Skeleton; see docs/architecture.md.
+//! Sockets, time and the network thread: the only crate of gradwire that touches the operating system.
+//!
+//! An [`Engine`] is one process's UDP port and one thread. The thread drives every process group of the process
+//! ([`gradwire_collectives::Group`]) with the datagrams that arrive and with the clock, and hands what they want
+//! to send to the kernel in batches. It decides nothing about the protocol and never takes Python's lock.
+//!
+//! The way in: [`Engine::start`], [`Engine::new_group`], exchange of [`PendingGroup::record`]s through any store,
+//! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
+
+mod config;
+mod engine;
+mod error;
+mod group;
+mod handle;
+mod rendezvous;
+mod stats;
+
+pub use config::{EngineConfig, Offload};
+pub use engine::Engine;
+pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
+pub use gradwire_collectives as collectives;
+pub use gradwire_core as core;
+pub use group::{GroupHandle, PendingGroup};
+pub use handle::{Completions, OpHandle, Outcome};
+pub use stats::{EngineStats, Features, GroupStats, PeerStats};

@@ -1,0 +1,145 @@
+//! Settings of an engine: what the process decides about its socket, and the transport's starting values.
+
+use crate::EngineError;
+use std::time::Duration;
+
+/// Whether kernel offloads (segmentation, coalescing on receive, batched system calls) are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Offload {
+    /// Where the kernel has them.
+    #[default]
+    Auto,
+    /// Never: one system call for each datagram.
+    Off,
+}
+
+/// Settings of an [`crate::Engine`]. All have defaults; [`EngineConfig::validate`] says which values are allowed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// UDP port; 0 lets the kernel choose one.
+    pub port: u16,
+    /// Which local addresses are used: a comma-separated list of interface names (`eth0`), addresses
+    /// (`10.0.0.4`) and networks (`10.0.0.0/8`); with `^` in front everything else. Empty: all but loopback, which
+    /// then serves ranks in the same network namespace.
+    pub interface: String,
+    /// Largest IP packet in bytes, the interface's MTU. `None`: that of the interface, at most 9000.
+    pub mtu: Option<usize>,
+    /// Bytes that may be sent to a peer before it has asked for them. Equal on all ranks.
+    pub eager_bytes: u64,
+    /// Data packets for each acknowledgement. Equal on all ranks.
+    pub ack_every: u32,
+    /// Longest that an acknowledgement is held back. Equal on all ranks.
+    pub ack_delay_max: Duration,
+    /// Rate at which a fresh connection starts, bytes per second.
+    pub initial_rate: u64,
+    /// Silence after which a peer is lost. Equal on all ranks.
+    pub peer_timeout: Duration,
+    /// Longest that [`crate::PendingGroup::join`] waits when it is given no timeout.
+    pub connect_timeout: Duration,
+    /// Differentiated-services code point of everything that is sent, 0 to 63.
+    pub dscp: u8,
+    /// Kernel offloads.
+    pub offload: Offload,
+    /// Digest of settings of the layers above that must be equal on all ranks.
+    pub fingerprint: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            port: 0,
+            interface: String::new(),
+            mtu: None,
+            eager_bytes: 256 << 10,
+            ack_every: 10,
+            ack_delay_max: Duration::from_micros(1_000),
+            initial_rate: 125_000_000,
+            peer_timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(60),
+            dscp: 0,
+            offload: Offload::Auto,
+            fingerprint: 0,
+        }
+    }
+}
+
+/// Smallest MTU: what every IPv4 link must carry.
+const MTU_MIN: usize = 576;
+/// Largest MTU: an IPv4 packet.
+const MTU_MAX: usize = 65_535;
+
+impl EngineConfig {
+    /// Checks every field.
+    ///
+    /// # Errors
+    /// [`EngineError::ConfigInvalid`] with the first field that is out of range.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        if let Some(mtu) = self.mtu {
+            require("mtu", mtu, "576 to 65535 bytes", (MTU_MIN..=MTU_MAX).contains(&mtu))?;
+        }
+        require("eager_bytes", self.eager_bytes, "at most 1 GiB", self.eager_bytes <= 1 << 30)?;
+        require("ack_every", self.ack_every, "1 to 1000 packets", (1..=1_000).contains(&self.ack_every))?;
+        let second = Duration::from_secs(1);
+        require_time("ack_delay_max", self.ack_delay_max, "at most 1 s", self.ack_delay_max <= second)?;
+        let rate = self.initial_rate;
+        require("initial_rate", rate, "at least 10000 bytes per second", rate >= 10_000)?;
+        let hour = Duration::from_secs(3_600);
+        let silence = self.peer_timeout;
+        let range = Duration::from_millis(100)..=hour;
+        require_time("peer_timeout", silence, "100 ms to 1 hour", range.contains(&silence))?;
+        let connect = self.connect_timeout;
+        require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
+        require("dscp", self.dscp, "0 to 63", self.dscp < 64)
+    }
+}
+
+fn range_of_connect() -> std::ops::RangeInclusive<Duration> {
+    Duration::from_millis(10)..=Duration::from_secs(86_400)
+}
+
+fn require(
+    field: &'static str,
+    value: impl std::fmt::Display,
+    allowed: &'static str,
+    holds: bool,
+) -> Result<(), EngineError> {
+    if holds {
+        return Ok(());
+    }
+    Err(EngineError::ConfigInvalid { field, value: value.to_string(), allowed })
+}
+
+fn require_time(
+    field: &'static str,
+    value: Duration,
+    allowed: &'static str,
+    holds: bool,
+) -> Result<(), EngineError> {
+    require(field, format!("{value:?}"), allowed, holds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(EngineConfig::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn an_invalid_field_is_named_with_its_value_and_range() {
+        let config = EngineConfig { dscp: 64, ..EngineConfig::default() };
+        let error = config.validate().unwrap_err();
+        assert_eq!(error.to_string(), "dscp = 64 is not allowed: 0 to 63");
+        for config in [
+            EngineConfig { mtu: Some(100), ..EngineConfig::default() },
+            EngineConfig { ack_every: 0, ..EngineConfig::default() },
+            EngineConfig { initial_rate: 0, ..EngineConfig::default() },
+            EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },
+            EngineConfig { connect_timeout: Duration::ZERO, ..EngineConfig::default() },
+        ] {
+            assert!(matches!(config.validate(), Err(EngineError::ConfigInvalid { .. })), "{config:?}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Counters that leave the engine: plain data that serialises to JSON.
+
+use serde::Serialize;
+
+/// What the kernel granted at start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Features {
+    /// Segmentation offload: one system call sends up to 64 datagrams.
+    pub gso: bool,
+    /// Receive offload: one buffer holds many datagrams.
+    pub gro: bool,
+    /// `sendmmsg` and `recvmmsg`.
+    pub batched_calls: bool,
+    /// The receive buffer in bytes, as the kernel counts (data and overhead).
+    pub receive_buffer_bytes: usize,
+    /// The send buffer in bytes.
+    pub send_buffer_bytes: usize,
+    /// Largest UDP payload on the chosen interfaces.
+    pub datagram_bytes: usize,
+    /// Largest UDP payload between ranks of one network namespace.
+    pub datagram_bytes_local: usize,
+    /// Addresses that are published.
+    pub addresses: Vec<String>,
+}
+
+/// Counters of the socket and the network thread; they only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EngineStats {
+    /// Datagrams handed to the kernel.
+    pub datagrams_sent: u64,
+    /// Bytes of them.
+    pub bytes_sent: u64,
+    /// Send system calls.
+    pub send_calls: u64,
+    /// Datagrams received.
+    pub datagrams_received: u64,
+    /// Bytes of them.
+    pub bytes_received: u64,
+    /// Receive system calls.
+    pub receive_calls: u64,
+    /// Datagrams that carry no connection id of ours.
+    pub datagrams_unknown: u64,
+    /// Datagrams that arrived with the congestion-experienced mark.
+    pub ecn_marked: u64,
+    /// Datagrams that the kernel refused to send (no route, a firewall, too large): lost like on the way.
+    pub send_refused: u64,
+    /// Times that the kernel's send buffer was full.
+    pub send_blocked: u64,
+    /// Datagrams that the kernel dropped because our receive buffer was full.
+    pub receive_overflows: u64,
+    /// Times that the thread slept.
+    pub sleeps: u64,
+}
+
+/// Counters of one group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GroupStats {
+    /// Name of the group.
+    pub name: String,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks in the group.
+    pub world_size: u32,
+    /// UDP payload bytes of a full datagram.
+    pub datagram_bytes: usize,
+    /// Each other rank.
+    pub peers: Vec<PeerStats>,
+}
+
+/// Counters and estimates of the connection to one peer; see [`gradwire_core::ConnectionStats`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PeerStats {
+    /// Its rank.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
+    /// The address that answered first.
+    pub address: String,
+    /// Data packets sent, retransmissions included.
+    pub packets_sent: u64,
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Data packets sent again.
+    pub packets_retransmitted: u64,
+    /// Data packets taken for lost.
+    pub packets_lost: u64,
+    /// Data packets that arrived and counted.
+    pub packets_received: u64,
+    /// Payload bytes that arrived and counted.
+    pub bytes_received: u64,
+    /// Data packets that arrived again.
+    pub packets_duplicate: u64,
+    /// Datagrams dropped for any other reason.
+    pub packets_dropped: u64,
+    /// Control packets sent.
+    pub control_sent: u64,
+    /// Probes sent.
+    pub probes_sent: u64,
+    /// Smoothed round-trip time, microseconds.
+    pub rtt_smoothed_us: f64,
+    /// Least round-trip time, microseconds.
+    pub rtt_min_us: f64,
+    /// Estimated bottleneck bandwidth, bytes per second.
+    pub bandwidth: u64,
+    /// Congestion window, bytes.
+    pub cwnd: u64,
+}
