@@ -1,0 +1,88 @@
+# The only commands to remember; README, CONTRIBUTING and .ci/run call the same ones.
+#
+# Everything is made inside the project folder: .venv (Python and the built extension), target (Rust). The first run
+# needs the network; after it nothing is fetched until requirements-dev.txt or Cargo.lock change.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help env build demo test test-rust test-python check sim fuzz bench ci clean distclean
+
+PYTHON ?= python3
+SEEDS ?= 0..2000
+FUZZ_SECONDS ?= 60
+# Extra flags for pip, for example PIP_FLAGS='--no-index --find-links /media/wheels' on a machine without network.
+PIP_FLAGS ?=
+# Extra arguments for the demo, the tests and the benchmark, for example ARGS='--steps 50'.
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+LOCKED := --locked --offline
+
+# PyO3 asks this interpreter; the same one everywhere, or cargo would rebuild when the shell's python differs.
+export PYO3_PYTHON := $(CURDIR)/$(PY)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(VENV)/.requirements target/.fetched ## Make .venv with all requirements and fetch the Rust crates
+
+build: $(VENV)/.extension ## Build the extension into .venv, which then has the gradwire command
+
+demo: build ## Train over a small lossy network of this machine, gloo against gradwire
+	$(VENV)/bin/gradwire demo $(ARGS)
+
+test: test-rust test-python ## Every test: Rust, simulated seeds, Python with real processes
+
+test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
+	cargo test --workspace $(LOCKED)
+
+test-python: build ## The Python tests; ARGS='-k name' selects
+	$(PY) -m pytest $(ARGS)
+
+check: env ## Formatting, lints, types, and the repository's own rules
+	@scripts/require_tools.sh $(PYTHON) lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	cargo run --quiet --package xtask $(LOCKED) -- check
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+sim: env ## Simulate seeds and print each failing one: make sim SEEDS=0..10000
+	cargo run --profile test --package gradwire-sim --bin gradwire-sim $(LOCKED) -- --seeds $(SEEDS) $(ARGS)
+
+fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
+	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+bench: build ## All-reduce against gloo over shaped links and over loopback
+	$(PY) bench/collective/allreduce.py $(ARGS)
+
+ci: check test ## All that a change needs to pass
+
+clean: ## Remove what the build made; keeps .venv's packages
+	rm -rf target $(VENV)/.extension demo-out bench-out .pytest_cache .ruff_cache .mypy_cache
+	rm -f python/gradwire/_native*.so
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+$(PY):
+	@scripts/require_tools.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.requirements: requirements-dev.txt | $(PY)
+	$(PY) -m pip install $(PIP_FLAGS) --requirement requirements-dev.txt
+	@touch $@
+
+# Crates that are already on this machine are not asked for again, so that a machine without network can build.
+target/.fetched: Cargo.lock | $(PY)
+	@mkdir -p target
+	cargo fetch --quiet $(LOCKED) 2>/dev/null || cargo fetch --locked
+	@touch $@
+
+$(VENV)/.extension: $(VENV)/.requirements target/.fetched pyproject.toml Cargo.toml Cargo.lock $(RUST_SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(PY) -m maturin develop --release $(LOCKED)
+	@touch $@
