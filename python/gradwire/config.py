@@ -1,0 +1,209 @@
+"""The one typed configuration object.
+
+Precedence, lowest first: default, preset, argument, environment variable `GRADWIRE_<FIELD>` (the operator wins). A value
+is checked the moment it is set, and a `GRADWIRE_*` name that does not exist is an error, so that a misspelt variable
+cannot silently do nothing. `docs/config.md` is generated from the fields below by `scripts/config_docs.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.errors import ConfigError
+
+ENV_PREFIX = "GRADWIRE_"
+PORT_BASE = 47400
+PRESETS = ("auto", "mlt", "reliable")
+ALGORITHMS = ("auto", "ring", "transpose")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+# Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
+ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
+
+
+def _setting(default: Any, kind: type, doc: str, **limits: Any) -> Any:
+    """Declares a field. `limits`: low, high, choices, optional (None allowed), unit, everywhere (ranks must agree)."""
+    return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc, **limits})
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of gradwire in one process. Immutable; every constructor checks every field.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range; names the field, the value and what is allowed.
+    """
+
+    # fmt: off
+    port: int | None = _setting(None, int, "UDP port. Rank with LOCAL_RANK r on its host binds `port + r`; 0 lets the "
+        "kernel choose. Unset: 47400 + LOCAL_RANK, and where no launcher set LOCAL_RANK the first free one from 47400.",
+        low=0, high=65535, optional=True)
+    interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
+        "separated by commas; `^name` excludes one. Empty: every one that is up.")
+    mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says; the smaller one "
+        "of two ranks counts.", unit="bytes", low=576, high=65535, optional=True)
+    preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy.",
+        choices=PRESETS, everywhere=True)
+    loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing. "
+        "Unset: the preset's.", low=0.0, high=0.9, optional=True, everywhere=True)
+    deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
+        "least `floor`; 0 means never. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6, optional=True, everywhere=True)
+    floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's.",
+        low=0.0, high=1.0, optional=True, everywhere=True)
+    algorithm: str = _setting("auto", str, "Schedule of an all-reduce.", choices=ALGORITHMS, everywhere=True)
+    eager_bytes: int = _setting(262144, int, "Bytes that may be sent to a peer before it has asked for them; the memory "
+        "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
+    ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3).", unit="packets", low=1, high=256)
+    initial_rate_mbps: float = _setting(10000.0, float, "Rate at which a connection starts, before anything was measured.",
+        unit="Mbit/s", low=0.1, high=1e6)
+    peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
+        "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
+    connect_timeout_s: float = _setting(60.0, float, "Longest wait for the other ranks when a group forms; the timeout given to "
+        "init_process_group counts where it is shorter.", unit="s", low=0.1, high=86400.0)
+    dscp: int = _setting(0, int, "Differentiated services code point of data packets.", low=0, high=63)
+    offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
+        choices=("auto", "off"))
+    sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
+        "caller in issue order. For hooks that start collectives in callbacks (PowerSGD).")
+    log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)
+    # fmt: on
+
+    _origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for field in settings():
+            value = _checked(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def auto(cls, **settings: Any) -> Config:
+        """Preset `auto`: never cuts what still flows, waits for no retransmission beyond the bound."""
+        return cls(**{**settings, "preset": "auto"})
+
+    @classmethod
+    def mlt(cls, **settings: Any) -> Config:
+        """Preset `mlt` (NSDI'24): the receiver stops a transfer as soon as the bound is met."""
+        return cls(**{**settings, "preset": "mlt"})
+
+    @classmethod
+    def reliable(cls, **settings: Any) -> Config:
+        """Preset `reliable`: everything arrives."""
+        return cls(**{**settings, "preset": "reliable"})
+
+    @classmethod
+    def from_env(cls, base: Config | None = None, environ: Mapping[str, str] | None = None) -> Config:
+        """`base` with every `GRADWIRE_<FIELD>` of the environment on top.
+
+        Args:
+            base: arguments of the program; None means the defaults.
+            environ: None means `os.environ`.
+
+        Raises:
+            ConfigError: a variable does not exist (the message has the nearest name that does) or its value is wrong.
+        """
+        base = cls() if base is None else base
+        values = {f.name: getattr(base, f.name) for f in settings()}
+        origins = {name: base.origin(name) for name in values}
+        for name, text in sorted((os.environ if environ is None else environ).items()):
+            if not name.startswith(ENV_PREFIX) or name.startswith(ENV_PREFIXES_ELSEWHERE):
+                continue
+            field = _field_of_variable(name)
+            values[field.name] = _parsed(field, name, text)
+            origins[field.name] = f"environment {name}"
+        return cls(**values, _origins=origins)
+
+    def origin(self, name: str) -> str:
+        """Where the value of a field comes from: `default`, `argument` or `environment GRADWIRE_...`."""
+        if name in self._origins:
+            return self._origins[name]
+        default = next(f.default for f in settings() if f.name == name)
+        return "default" if getattr(self, name) == default else "argument"
+
+    def explain(self) -> str:
+        """One line for each field: name, value, where it comes from."""
+        rows = [(f.name, str(getattr(self, f.name)), self.origin(f.name)) for f in settings()]
+        width, column = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
+        return "\n".join(f"{name:<{width}}  {value:<{column}}  {origin}" for name, value, origin in rows)
+
+    def pinned(self, name: str) -> bool:
+        """Whether the operator set this field, so that arguments of single calls must not override it."""
+        return self.origin(name).startswith("environment")
+
+
+def settings() -> list[dataclasses.Field[Any]]:
+    """The public fields, in order."""
+    return [f for f in dataclasses.fields(Config) if not f.name.startswith("_")]
+
+
+def check(name: str, value: Any) -> Any:
+    """`value` as field `name` would take it.
+
+    Raises:
+        ConfigError: it would not.
+    """
+    for field in settings():
+        if field.name == name:
+            return _checked(field, value)
+    raise ConfigError(f"there is no setting {name!r}", field=name)
+
+
+def allowed(field: dataclasses.Field[Any]) -> str:
+    """What a field accepts, for people."""
+    limits = field.metadata
+    if "choices" in limits:
+        text = " | ".join(limits["choices"])
+    elif limits["kind"] is bool:
+        text = "true | false"
+    elif "low" in limits:
+        text = f"{limits['low']:g} to {limits['high']:g}" if limits["kind"] is float else f"{limits['low']} to {limits['high']}"
+    else:
+        text = "text"
+    return f"{text}, or unset" if limits.get("optional") else text
+
+
+def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
+    limits = field.metadata
+    kind = limits["kind"]
+    if value is None and limits.get("optional"):
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    valid = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if valid and "choices" in limits:
+        valid = value in limits["choices"]
+    if valid and "low" in limits:
+        valid = limits["low"] <= value <= limits["high"]  # False for NaN
+    if not valid:
+        raise _bad_value(field, field.name, value)
+    return value
+
+
+def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:
+    kind = field.metadata["kind"]
+    try:
+        if kind is bool:
+            value: Any = _BOOLEANS[text.strip().lower()]
+        else:
+            value = kind(text.strip())
+        return _checked(field, value)
+    except (ConfigError, KeyError, ValueError):
+        raise _bad_value(field, variable, text) from None
+
+
+def _bad_value(field: dataclasses.Field[Any], name: str, value: Any) -> ConfigError:
+    return ConfigError(f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field))
+
+
+def _field_of_variable(variable: str) -> dataclasses.Field[Any]:
+    known = {ENV_PREFIX + f.name.upper(): f for f in settings()}
+    if variable in known:
+        return known[variable]
+    nearest = difflib.get_close_matches(variable, known, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"there is no setting {variable}; the nearest one is {nearest}", field=variable, nearest=nearest)
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}

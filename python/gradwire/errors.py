@@ -1,0 +1,123 @@
+"""Every error that gradwire raises, and nothing else.
+
+Three kinds of trouble, never mixed: packets that are lost or forged are only counted; what a user or operator can act
+on is one of these classes; a bug is an assertion. docs/errors.md says for each class who can fix it and what state
+remains. The numbers that disagree are attributes (`error.rank`, `error.silent_s`, ...), also in `error.fields`.
+
+The Rust binding raises these classes by their names (crates/gradwire-py/src/errors.rs).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GradwireError(RuntimeError):
+    """Base of all errors.
+
+    Args:
+        message: one sentence that names the rank and what disagreed.
+        fields: the numbers in it, readable as attributes.
+    """
+
+    def __init__(self, message: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__.get("fields", {})
+        if name in fields:
+            return fields[name]
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}; it has {sorted(fields)}")
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.fields))
+
+
+class ConfigError(GradwireError, ValueError):
+    """A field or environment variable does not exist, or its value is out of range. Fields: field, value, allowed."""
+
+
+class UnsupportedError(GradwireError, TypeError):
+    """A tensor, dtype, device, reduction or torch version that gradwire does not handle. The group goes on."""
+
+
+class InvalidRequestError(GradwireError, ValueError):
+    """The arguments of one call do not fit together. Nothing was sent; the group goes on."""
+
+
+class PortInUseError(GradwireError):
+    """The UDP port is taken on this host. Fields: port."""
+
+
+class AddressError(GradwireError):
+    """No usable local address or interface, or no permission to use it. Fields: asked, found."""
+
+
+class EngineError(GradwireError):
+    """The engine could not start or has stopped: a failed system call, no permission. Fields: what."""
+
+
+class ForkedError(EngineError):
+    """A process group was used in a forked child; sockets and threads stay with the parent. Fields: owner_pid."""
+
+
+class RendezvousError(GradwireError):
+    """The ranks could not form a group. Fields: rank or ranks that are the cause."""
+
+
+class MissingRankError(RendezvousError, TimeoutError):
+    """Ranks did not publish themselves in the Store in time. Fields: ranks, waited_s."""
+
+
+class WorldSizeError(RendezvousError):
+    """Ranks were started with different world sizes. Fields: rank, theirs, ours."""
+
+
+class SettingsMismatchError(RendezvousError):
+    """A setting that must be equal everywhere differs. Fields: rank, field, theirs, ours."""
+
+
+class UnreachableError(RendezvousError):
+    """No packet came back from a rank. Fields: ranks."""
+
+
+class GroupError(GradwireError):
+    """A collective failed and its group is poisoned: every later call fails with the same cause, because ranks may
+    disagree about what has been done. Destroy the group and form a new one."""
+
+
+class MismatchError(GroupError):
+    """Ranks called different things at the same place of their sequence. Fields: rank_a, a, rank_b, b."""
+
+
+class PeerLostError(GroupError):
+    """A rank fell silent. Fields: rank, host, silent_s, during, reported_by."""
+
+
+class PeerLeftError(GroupError):
+    """A rank left while it was still needed. Fields: rank, host, during."""
+
+
+class DeadlineError(GroupError, TimeoutError):
+    """The group's timeout passed. Fields: during, waited_s, detail."""
+
+
+class AbortedError(GroupError):
+    """Another rank's group failed for a reason of its own. Fields: rank, cause."""
+
+
+class ShutDownError(GroupError):
+    """The group was shut down on this rank while a call was in flight. Fields: during."""
+
+
+class WaitTimeoutError(GradwireError, TimeoutError):
+    """`Work.wait(timeout)` gave up before the collective ended; it goes on and may be waited for again."""
+
+
+def _rebuild(kind: type[GradwireError], message: str, fields: dict[str, Any]) -> GradwireError:
+    return kind(message, **fields)

@@ -1,0 +1,72 @@
+"""What a collective delivered: the result of a lossy end, which is data and not an exception."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PeerDelivery:
+    """One peer's part of the reduce stage, as this rank saw it.
+
+    Attributes:
+        rank: the sender, in the group.
+        elems_received: elements that arrived from it.
+        elems_expected: elements that were expected from it.
+        closed_by: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout` or `deadline`.
+        waited_for_peer_s: how long its first packet was waited for: the peer came late to the call.
+        network_time_s: from its first packet to the end of its transfer.
+    """
+
+    rank: int
+    elems_received: int
+    elems_expected: int
+    closed_by: str
+    waited_for_peer_s: float
+    network_time_s: float
+
+
+@dataclass(frozen=True)
+class DeliveryReport:
+    """What one collective delivered on this rank.
+
+    Attributes:
+        collective: its name, with the schedule of an all-reduce (`all_reduce/transpose`).
+        sequence: its number in the group.
+        elems: elements of the result.
+        elapsed_s: from submission to the end, seconds.
+        bytes_received: payload bytes that arrived, duplicates left out.
+        bytes_expected: payload bytes that would have arrived without loss.
+        bytes_sent: payload bytes sent, retransmissions included.
+        bytes_retransmitted: payload bytes sent again.
+        uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere.
+        peers: the peers that sent in the reduce stage.
+    """
+
+    collective: str = ""
+    sequence: int = 0
+    elems: int = 0
+    elapsed_s: float = 0.0
+    bytes_received: int = 0
+    bytes_expected: int = 0
+    bytes_sent: int = 0
+    bytes_retransmitted: int = 0
+    uncounted: tuple[tuple[int, int], ...] = ()
+    peers: tuple[PeerDelivery, ...] = ()
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the expected payload bytes that did not arrive, 0 to 1."""
+        return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
+
+    @property
+    def elems_uncounted(self) -> int:
+        """Elements of this rank's contribution that did not count."""
+        return sum(end - start for start, end in self.uncounted)
+
+    @classmethod
+    def from_native(cls, fields: dict[str, Any]) -> DeliveryReport:
+        """From the dictionary that the Rust binding returns."""
+        peers = tuple(PeerDelivery(**peer) for peer in fields.pop("peers"))
+        return cls(**fields, peers=peers)
