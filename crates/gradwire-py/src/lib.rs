@@ -1,1 +1,30 @@
-//! Skeleton; see docs/architecture.md.
+//! The Python module `gradwire._native`: converts arguments, releases the GIL, maps errors. It decides nothing.
+//!
+//! Called by `python/gradwire/torch`. Everything that blocks does so without the GIL and in slices, so that
+//! Ctrl-C is answered. The network thread of the engine never takes the GIL.
+
+mod call;
+mod engine;
+mod errors;
+mod op;
+mod policy;
+
+use pyo3::prelude::*;
+
+/// See `python/gradwire/_native.pyi`.
+#[pymodule(gil_used = true)]
+mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use crate::engine::{NativeEngine, NativeGroup, NativePendingGroup};
+    #[pymodule_export]
+    use crate::op::NativeOp;
+    #[pymodule_export]
+    use crate::policy::preset_defaults;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

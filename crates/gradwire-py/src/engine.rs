@@ -1,0 +1,177 @@
+//! `Engine`, `PendingGroup` and `Group`: the process's socket and its groups.
+
+use crate::call::Call;
+use crate::errors::{config_error, engine_error, invalid_request, join_error};
+use crate::op::{NativeOp, SIGNAL_INTERVAL};
+use gradwire_engine::{Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// One UDP port and one network thread.
+#[pyclass(name = "Engine", frozen, module = "gradwire._native")]
+pub(crate) struct NativeEngine {
+    engine: Engine,
+    completions: Completions,
+}
+
+#[pymethods]
+impl NativeEngine {
+    /// Binds the port and starts the network thread. `settings`: fields of the Rust `EngineConfig`; times in seconds with
+    /// the suffix `_s`.
+    #[new]
+    fn new(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let config = engine_config(py, settings)?;
+        let engine = py.detach(|| Engine::start(config)).map_err(|e| engine_error(py, &e))?;
+        let completions = engine.completions();
+        Ok(Self { engine, completions })
+    }
+
+    /// Prepares this process's part of a group.
+    fn new_group(
+        &self,
+        py: Python<'_>,
+        rank: u32,
+        world_size: u32,
+        name: &str,
+    ) -> PyResult<NativePendingGroup> {
+        let pending = self.engine.new_group(rank, world_size, name).map_err(|e| engine_error(py, &e))?;
+        Ok(NativePendingGroup(Mutex::new(Some(pending))))
+    }
+
+    /// The bound port.
+    #[getter]
+    fn port(&self) -> u16 {
+        self.engine.local_port()
+    }
+
+    /// What the kernel granted.
+    fn features<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dictionary(py, serde_json::to_string(&self.engine.features()))
+    }
+
+    /// Counters of the socket and the thread.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = py.detach(|| self.engine.stats()).map_err(|e| engine_error(py, &e))?;
+        dictionary(py, serde_json::to_string(&stats))
+    }
+
+    /// Blocks without the GIL until operations that asked for it have ended, and takes them all. `None` when the engine has
+    /// stopped and nothing will ever come.
+    fn next_completions(&self, py: Python<'_>) -> PyResult<Option<Vec<NativeOp>>> {
+        loop {
+            let batch = py.detach(|| self.completions.next_batch(Some(SIGNAL_INTERVAL * 5)));
+            if !batch.is_empty() {
+                return Ok(Some(batch.into_iter().map(NativeOp).collect()));
+            }
+            if self.completions.is_closed() {
+                return Ok(None);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Leaves every group, ends what is in flight and joins the network thread.
+    fn stop(&self, py: Python<'_>) {
+        py.detach(|| self.engine.stop());
+    }
+}
+
+/// A group whose peers are not known yet.
+#[pyclass(name = "PendingGroup", frozen, module = "gradwire._native")]
+pub(crate) struct NativePendingGroup(Mutex<Option<PendingGroup>>);
+
+#[pymethods]
+impl NativePendingGroup {
+    /// This rank's record, JSON.
+    fn record(&self, py: Python<'_>) -> PyResult<String> {
+        let pending = self.0.lock().map_err(|_| used(py))?;
+        pending.as_ref().map(PendingGroup::record).ok_or_else(|| used(py))
+    }
+
+    /// Connects to all peers. May be called once.
+    fn join(&self, py: Python<'_>, records: Vec<String>, timeout_s: f64) -> PyResult<NativeGroup> {
+        let taken = self.0.lock().ok().and_then(|mut pending| pending.take());
+        let pending = taken.ok_or_else(|| used(py))?;
+        let timeout = Duration::try_from_secs_f64(timeout_s)
+            .map_err(|e| invalid_request(py, format!("timeout of {timeout_s} s: {e}")))?;
+        py.detach(|| pending.join(&records, Some(timeout)))
+            .map(NativeGroup)
+            .map_err(|error| join_error(py, &error))
+    }
+}
+
+fn used(py: Python<'_>) -> PyErr {
+    invalid_request(py, "this group has been joined already".to_owned())
+}
+
+/// One rank of a connected group.
+#[pyclass(name = "Group", frozen, module = "gradwire._native")]
+pub(crate) struct NativeGroup(GroupHandle);
+
+#[pymethods]
+impl NativeGroup {
+    /// Hands a collective to the network thread. `call`: see `python/gradwire/_native.pyi`.
+    fn submit(&self, py: Python<'_>, call: Call) -> PyResult<NativeOp> {
+        // SAFETY: the adapter passes addresses of tensors together with the tensors, and gives both up until the
+        // operation is done.
+        let (request, keep) = unsafe { call.into_request() }.map_err(|e| invalid_request(py, e))?;
+        self.0.submit(request, Box::new(keep)).map(NativeOp).map_err(|e| engine_error(py, &e))
+    }
+
+    /// Ends everything in flight at once.
+    fn abort(&self) {
+        self.0.abort();
+    }
+
+    /// Says goodbye; `True` when every peer confirmed within the timeout.
+    fn leave(&self, py: Python<'_>, timeout_s: f64) -> bool {
+        let timeout = Duration::try_from_secs_f64(timeout_s).unwrap_or_default();
+        py.detach(|| self.0.leave(timeout))
+    }
+
+    /// Counters of the connection to each peer.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let stats = py.detach(|| self.0.stats()).map_err(|e| engine_error(py, &e))?;
+        dictionary(py, serde_json::to_string(&stats))
+    }
+}
+
+fn engine_config(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<EngineConfig> {
+    let mut config = EngineConfig::default();
+    for (name, value) in settings {
+        let name: String = name.extract()?;
+        set(&mut config, &name, &value).map_err(|error| config_error(py, &name, &error.to_string()))?;
+    }
+    Ok(config)
+}
+
+fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    match name {
+        "port" => config.port = value.extract()?,
+        "interface" => config.interface = value.extract()?,
+        "mtu" => config.mtu = value.extract()?,
+        "eager_bytes" => config.eager_bytes = value.extract()?,
+        "ack_every" => config.ack_every = value.extract()?,
+        "initial_rate" => config.initial_rate = value.extract()?,
+        "peer_timeout_s" => config.peer_timeout = seconds(value)?,
+        "connect_timeout_s" => config.connect_timeout = seconds(value)?,
+        "dscp" => config.dscp = value.extract()?,
+        "offload" => {
+            config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
+        }
+        _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
+    }
+    Ok(())
+}
+
+fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value.extract()?)
+        .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
+}
+
+fn dictionary<'py>(py: Python<'py>, json: serde_json::Result<String>) -> PyResult<Bound<'py, PyAny>> {
+    let text = json.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
+}

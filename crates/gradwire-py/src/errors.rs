@@ -1,0 +1,186 @@
+//! Each Rust error becomes one class of `gradwire.errors`, with the numbers in it as attributes.
+
+use gradwire_engine::collectives::{OpError, Position};
+use gradwire_engine::{EngineError, JoinError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyModule};
+
+/// Makes the exception of an [`EngineError`].
+pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
+    build(py, |fields| {
+        Ok(match error {
+            EngineError::PortInUse { port } => {
+                fields.set_item("port", port)?;
+                "PortInUseError"
+            }
+            EngineError::AddressUnavailable { address } => {
+                fields.set_item("asked", address)?;
+                "AddressError"
+            }
+            EngineError::NoUsableInterface { asked, found } => {
+                fields.set_item("asked", asked)?;
+                fields.set_item("found", found)?;
+                "AddressError"
+            }
+            EngineError::ConfigInvalid { field, value, allowed } => {
+                fields.set_item("field", field)?;
+                fields.set_item("value", value)?;
+                fields.set_item("allowed", allowed)?;
+                "ConfigError"
+            }
+            EngineError::RankInvalid { rank, world_size } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("world_size", world_size)?;
+                "InvalidRequestError"
+            }
+            EngineError::Forked { parent, child } => {
+                fields.set_item("owner_pid", parent)?;
+                fields.set_item("child_pid", child)?;
+                "ForkedError"
+            }
+            EngineError::Permission { what } => {
+                fields.set_item("what", what)?;
+                "EngineError"
+            }
+            EngineError::Io { what, source } => {
+                fields.set_item("what", what)?;
+                fields.set_item("errno", source.0)?;
+                "EngineError"
+            }
+            _ => "EngineError",
+        })
+        .map(|class| (class, error.to_string()))
+    })
+}
+
+/// Makes the exception of a [`JoinError`].
+pub(crate) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
+    if let JoinError::Engine(error) = error {
+        return engine_error(py, error);
+    }
+    build(py, |fields| {
+        Ok(match error {
+            JoinError::WorldSizeMismatch { rank, theirs, ours } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("theirs", theirs)?;
+                fields.set_item("ours", ours)?;
+                "WorldSizeError"
+            }
+            JoinError::SettingsMismatch { rank, field, theirs, ours } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("field", field)?;
+                fields.set_item("theirs", theirs)?;
+                fields.set_item("ours", ours)?;
+                "SettingsMismatchError"
+            }
+            JoinError::MissingRanks { ranks, .. } => {
+                fields.set_item("ranks", ranks)?;
+                "MissingRankError"
+            }
+            JoinError::DuplicateRank { rank, .. } => {
+                fields.set_item("rank", rank)?;
+                "RendezvousError"
+            }
+            JoinError::Unreachable { peers, waited, .. } => {
+                let ranks: Vec<u32> = peers.iter().map(|peer| peer.rank).collect();
+                fields.set_item("ranks", ranks)?;
+                fields.set_item("waited_s", waited.as_secs_f64())?;
+                "UnreachableError"
+            }
+            _ => "RendezvousError",
+        })
+        .map(|class| (class, error.to_string()))
+    })
+}
+
+/// Makes the exception of an [`OpError`].
+pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
+    build(py, |fields| {
+        Ok(match error {
+            OpError::Invalid(_) => "InvalidRequestError",
+            OpError::Mismatch(mismatch) => {
+                fields.set_item("rank_a", mismatch.rank_a)?;
+                fields.set_item("a", position(py, &mismatch.a)?)?;
+                fields.set_item("rank_b", mismatch.rank_b)?;
+                fields.set_item("b", position(py, &mismatch.b)?)?;
+                "MismatchError"
+            }
+            OpError::PeerLost { rank, host, silent, during, reported_by } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("host", host)?;
+                fields.set_item("silent_s", silent.as_secs_f64())?;
+                fields.set_item("during", during)?;
+                fields.set_item("reported_by", reported_by)?;
+                "PeerLostError"
+            }
+            OpError::PeerLeft { rank, host, during } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("host", host)?;
+                fields.set_item("during", during)?;
+                "PeerLeftError"
+            }
+            OpError::TimedOut { during, waited, detail } => {
+                fields.set_item("during", during)?;
+                fields.set_item("waited_s", waited.as_secs_f64())?;
+                fields.set_item("detail", detail)?;
+                "DeadlineError"
+            }
+            OpError::Aborted { rank, cause } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("cause", cause)?;
+                "AbortedError"
+            }
+            OpError::ShutDown(during) => {
+                fields.set_item("during", during)?;
+                "ShutDownError"
+            }
+            _ => "GroupError",
+        })
+        .map(|class| (class, error.to_string()))
+    })
+}
+
+/// `ConfigError` for a field of the dictionary that Python passed.
+pub(crate) fn config_error(py: Python<'_>, field: &str, problem: &str) -> PyErr {
+    build(py, |fields| {
+        fields.set_item("field", field)?;
+        Ok(("ConfigError", format!("{field}: {problem}")))
+    })
+}
+
+/// `InvalidRequestError` for a call that cannot be expressed.
+pub(crate) fn invalid_request(py: Python<'_>, problem: String) -> PyErr {
+    build(py, |_| Ok(("InvalidRequestError", problem)))
+}
+
+fn position<'py>(py: Python<'py>, position: &Position) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    fields.set_item("sequence", position.sequence)?;
+    fields.set_item("collective", &position.collective)?;
+    fields.set_item("dtype", format!("{:?}", position.dtype))?;
+    fields.set_item("reduce", position.reduce.map(|op| format!("{op:?}")))?;
+    fields.set_item("elems", position.elems)?;
+    fields.set_item("root", position.root)?;
+    Ok(fields)
+}
+
+fn build<'a>(
+    py: Python<'_>,
+    describe: impl FnOnce(&Bound<'_, PyDict>) -> PyResult<(&'a str, String)>,
+) -> PyErr {
+    let fields = PyDict::new(py);
+    let exception = describe(&fields)
+        .and_then(|(class, message)| module(py)?.getattr(class)?.call((message,), Some(&fields)));
+    match exception {
+        Ok(value) => PyErr::from_value(value),
+        Err(error) => error,
+    }
+}
+
+fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
+    static ERRORS: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    ERRORS
+        .get_or_try_init(py, || PyModule::import(py, "gradwire.errors").map(Bound::unbind))
+        .map(|module| module.bind(py))
+}

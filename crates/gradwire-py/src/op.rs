@@ -1,0 +1,101 @@
+//! `Op`: one collective in flight.
+
+use crate::errors::op_error;
+use gradwire_engine::collectives::{DeliveryReport, PeerDelivery};
+use gradwire_engine::OpHandle;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use std::time::{Duration, Instant};
+
+/// One submitted collective. Dropping it cancels nothing.
+#[pyclass(name = "Op", frozen, module = "gradwire._native")]
+pub(crate) struct NativeOp(pub(crate) OpHandle);
+
+/// Longest stay in Rust without a look at Python's signals.
+pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(200);
+
+#[pymethods]
+impl NativeOp {
+    /// A number that no other operation of the engine has.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.0.id()
+    }
+
+    /// Blocks without the GIL until the operation ends. `False` when `timeout_s` passed first.
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        if self.0.is_done() {
+            return Ok(true);
+        }
+        let end = timeout_s
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let slice = end.map_or(SIGNAL_INTERVAL, |end| {
+                end.saturating_duration_since(Instant::now()).min(SIGNAL_INTERVAL)
+            });
+            if py.detach(|| self.0.wait(Some(slice)).is_some()) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Whether it has ended.
+    fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    /// Puts it into the engine's completions when it ends.
+    fn notify(&self) {
+        self.0.notify();
+    }
+
+    /// The exception that it ended with; `None` while it runs and after success.
+    fn error(&self, py: Python<'_>) -> Option<PyErr> {
+        match self.0.outcome() {
+            Some(Err(error)) => Some(op_error(py, error)),
+            _ => None,
+        }
+    }
+
+    /// What it delivered, as the fields of `gradwire.DeliveryReport`; `None` while it runs and after a failure.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        match self.0.outcome() {
+            Some(Ok(report)) => report_fields(py, report).map(Some),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    fields.set_item("collective", &report.collective)?;
+    fields.set_item("sequence", report.sequence)?;
+    fields.set_item("elems", report.elems)?;
+    fields.set_item("elapsed_s", report.elapsed.as_secs_f64())?;
+    fields.set_item("bytes_received", report.bytes_received)?;
+    fields.set_item("bytes_expected", report.bytes_expected)?;
+    fields.set_item("bytes_sent", report.bytes_sent)?;
+    fields.set_item("bytes_retransmitted", report.bytes_retransmitted)?;
+    let uncounted: Vec<(u64, u64)> = report.uncounted.iter().map(|r| (r.start, r.end)).collect();
+    fields.set_item("uncounted", PyTuple::new(py, uncounted)?)?;
+    let peers = report.peers.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
+    fields.set_item("peers", peers)?;
+    Ok(fields)
+}
+
+fn peer_fields<'py>(py: Python<'py>, peer: &PeerDelivery) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    fields.set_item("rank", peer.rank)?;
+    fields.set_item("elems_received", peer.elems_received)?;
+    fields.set_item("elems_expected", peer.elems_expected)?;
+    fields.set_item("closed_by", peer.closed_by)?;
+    fields.set_item("waited_for_peer_s", peer.waited_for_peer.as_secs_f64())?;
+    fields.set_item("network_time_s", peer.network_time.as_secs_f64())?;
+    Ok(fields)
+}
