@@ -50,7 +50,7 @@ impl PacketNumber {
     /// Signed distance `self - earlier` in serial arithmetic.
     #[must_use]
     pub const fn since(self, earlier: Self) -> i32 {
-        self.0.wrapping_sub(earlier.0).cast_signed()
+        self.0.wrapping_sub(earlier.0) as i32
     }
 }
 

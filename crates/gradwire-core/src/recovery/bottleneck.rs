@@ -1,39 +1,290 @@
 //! Bottleneck-bandwidth and round-trip based rate control (LTP section III-D, after BBR).
+//!
+//! Two estimates make the model of the path: the largest delivery rate of the last ten round trips and the
+//! least round-trip time of the last ten seconds. Packets leave at the first and about two products of both may
+//! be in flight. A lost packet says nothing about either, so loss alone never slows the flow down.
+//!
+//! ```text
+//!   STARTUP --no more bandwidth found--> DRAIN --queue is gone--> PROBE BANDWIDTH
+//!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, then six times 1
+//! ```
+//!
+//! Three things differ from BBR. It never stops to measure the round trip: gradients come in bursts, and the gap
+//! between two steps shows the empty path for free ([`RateController::on_idle_restart`]). What may be in flight on
+//! top of the model is measured, since acknowledgements come in lumps when the peer's thread was not running. And
+//! a flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
+use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
 use super::{AckSample, RateController};
 use crate::Timestamp;
+use core::time::Duration;
 
 /// Paces at the estimated bottleneck bandwidth and keeps about two bandwidth-delay products in flight.
 /// Loss alone never slows it down.
 #[derive(Debug)]
-pub struct BottleneckController;
+pub struct BottleneckController {
+    packet_bytes: u64,
+    standing_bytes: u64,
+    initial_cwnd: u64,
+    mode: Mode,
+    bandwidth: MaxFilter,
+    rtt: WindowedMin,
+    aggregation: AckAggregation,
+    round: Round,
+    full_pipe: FullPipe,
+    overflow_rounds: u32,
+    cwnd: u64,
+    pacing_rate: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Startup,
+    Drain { rounds: u32 },
+    ProbeBandwidth { phase: usize, since: Timestamp },
+}
+
+/// What the present round trip has shown.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    acked: u64,
+    lost: u64,
+    rate_max: u64,
+    rtt_min: Option<Duration>,
+    app_limited: bool,
+}
+
+impl Round {
+    /// Whether more than `percent` of the bytes that this round decided about were lost.
+    fn loses_more_than(&self, percent: u64) -> bool {
+        self.lost * 100 > (self.lost + self.acked) * percent
+    }
+}
+
+/// Notices that sending faster no longer delivers faster.
+#[derive(Clone, Copy, Debug, Default)]
+struct FullPipe {
+    best: u64,
+    flat_rounds: u32,
+    lossy_rounds: u32,
+}
+
+impl FullPipe {
+    /// Takes the bandwidth after one round; true when the pipe is full.
+    fn on_round(&mut self, bandwidth: u64, round: &Round) -> bool {
+        self.lossy_rounds =
+            if round.loses_more_than(STARTUP_LOSS_PERCENT) { self.lossy_rounds + 1 } else { 0 };
+        if bandwidth >= self.best + self.best / 4 {
+            self.best = bandwidth;
+            self.flat_rounds = 0;
+        } else if !round.app_limited {
+            self.flat_rounds += 1;
+        }
+        self.flat_rounds >= 3 || self.lossy_rounds >= 2
+    }
+}
 
 impl BottleneckController {
     /// Starts at `initial_rate` bytes per second with an initial window of ten packets divided by `incast`.
-    /// `standing_bytes` is added to the window: what the receiver's socket can hold.
+    /// `standing_bytes` bounds what the window holds on top of two bandwidth-delay products: what the
+    /// receiver's socket can hold.
     #[must_use]
-    pub fn new(_initial_rate: u64, _incast: u32, _packet_bytes: u64, _standing_bytes: u64) -> Self {
-        Self
+    pub fn new(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u64) -> Self {
+        let packet_bytes = packet_bytes.max(1);
+        let initial_cwnd = packet_bytes * (10 / u64::from(incast.max(1))).max(2);
+        // Fast enough to let the initial window go within a millisecond: the window is what limits it.
+        let pacing_rate = initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
+        Self {
+            packet_bytes,
+            standing_bytes,
+            initial_cwnd,
+            mode: Mode::Startup,
+            bandwidth: MaxFilter::default(),
+            rtt: WindowedMin::default(),
+            aggregation: AckAggregation::default(),
+            round: Round::default(),
+            full_pipe: FullPipe::default(),
+            overflow_rounds: 0,
+            cwnd: initial_cwnd,
+            pacing_rate,
+        }
+    }
+
+    fn learn(&mut self, sample: &AckSample) {
+        if let Some(rtt) = sample.rtt {
+            self.rtt.insert(sample.now, rtt);
+            self.round.rtt_min = Some(self.round.rtt_min.map_or(rtt, |least| least.min(rtt)));
+        }
+        self.round.acked += sample.acked_bytes;
+        self.round.lost += sample.lost_bytes;
+        self.round.app_limited |= sample.app_limited;
+        self.aggregation.on_ack(sample.now, sample.acked_bytes, self.bandwidth.max());
+        if let Some(rate) = sample.delivery_rate {
+            self.round.rate_max = self.round.rate_max.max(rate);
+            // What an idle application delivers is a lower bound of what the path can do.
+            if !sample.app_limited || rate > self.bandwidth.max() {
+                self.bandwidth.insert(rate);
+            }
+        }
+    }
+
+    fn end_round(&mut self) {
+        let round = core::mem::take(&mut self.round);
+        self.cut_on_overflow(&round);
+        match &mut self.mode {
+            Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round) => {
+                self.mode = Mode::Drain { rounds: 0 };
+            }
+            Mode::Drain { rounds } => *rounds += 1,
+            _ => {}
+        }
+        self.bandwidth.next_round();
+        self.aggregation.next_round();
+    }
+
+    /// Loss of this size together with a long queue means that the bottleneck overflows because the estimate is
+    /// stale (other flows came), not that the path is lossy: believe the newest rate instead of waiting until
+    /// the old one leaves the filter.
+    fn cut_on_overflow(&mut self, round: &Round) {
+        let queued = match (round.rtt_min, self.rtt.min()) {
+            (Some(now), Some(least)) => now > least + (least / 4).max(QUEUE_MIN),
+            _ => false,
+        };
+        let overflows = queued && round.loses_more_than(OVERFLOW_LOSS_PERCENT);
+        self.overflow_rounds = if overflows { self.overflow_rounds + 1 } else { 0 };
+        if self.overflow_rounds >= 2 && round.rate_max > 0 {
+            self.bandwidth.reset(round.rate_max);
+            self.overflow_rounds = 0;
+        }
+    }
+
+    fn advance(&mut self, now: Timestamp, in_flight: u64) {
+        let bdp = self.bdp();
+        match self.mode {
+            Mode::Startup => {}
+            Mode::Drain { rounds } => {
+                if in_flight <= bdp + self.floor() || rounds >= DRAIN_ROUNDS_MAX {
+                    self.cruise(now);
+                }
+            }
+            Mode::ProbeBandwidth { phase, since } => {
+                let over = now.since(since) >= self.rtt.min().unwrap_or_default();
+                let drained = PROBE_GAINS.get(phase).is_some_and(|gain| *gain < UNIT) && in_flight <= bdp;
+                if over || drained {
+                    self.mode = Mode::ProbeBandwidth { phase: (phase + 1) % PROBE_GAINS.len(), since: now };
+                }
+            }
+        }
+    }
+
+    /// Enters the probing cycle at one of its six even phases, chosen by the clock so that flows that start
+    /// together do not probe together.
+    fn cruise(&mut self, now: Timestamp) {
+        let phase = 2 + (now.as_nanos() / 1_000 % (PROBE_GAINS.len() as u64 - 2)) as usize;
+        self.mode = Mode::ProbeBandwidth { phase, since: now };
+    }
+
+    fn apply(&mut self) {
+        let bandwidth = self.bandwidth.max();
+        if bandwidth == 0 {
+            return;
+        }
+        let (pacing_gain, cwnd_gain) = match self.mode {
+            Mode::Startup => (STARTUP_GAIN, STARTUP_GAIN),
+            Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, STARTUP_GAIN),
+            Mode::ProbeBandwidth { phase, .. } => (PROBE_GAINS.get(phase).copied().unwrap_or(UNIT), 2 * UNIT),
+        };
+        let model = gain(self.bdp(), cwnd_gain).saturating_add(self.allowance());
+        let least = if self.mode == Mode::Startup { self.initial_cwnd } else { self.floor() };
+        self.cwnd = model.max(least);
+        self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
+    }
+
+    /// Bytes on top of the model. Acknowledgements come in lumps, and without this a flow would stand still
+    /// between two of them. Both measures are times at the flow's own rate, so that on a slow link that many
+    /// flows share no queue of many milliseconds builds up.
+    fn allowance(&self) -> u64 {
+        let bandwidth = self.bandwidth.max();
+        let lumps = self.aggregation.bytes().min(bytes_in(bandwidth, LUMP_MAX));
+        let allowance = bytes_in(bandwidth, STANDING).max(lumps);
+        allowance.min(self.standing_bytes).max(self.floor())
+    }
+
+    fn bdp(&self) -> u64 {
+        bytes_in(self.bandwidth.max(), self.rtt.min().unwrap_or_default())
+    }
+
+    /// Two packets for each flow of a large incast, else four: three that overtake and one overtaken, so that a
+    /// loss can be seen without a timer.
+    fn floor(&self) -> u64 {
+        (2 * self.packet_bytes).max(self.initial_cwnd.min(4 * self.packet_bytes))
+    }
+
+    /// The least window in the least round trip: an estimate that collapsed recovers within a few of them.
+    fn rate_floor(&self) -> u64 {
+        let rtt = self.rtt.min().unwrap_or_default().max(Duration::from_millis(1));
+        rate_of(2 * self.packet_bytes, rtt).unwrap_or(RATE_MIN).max(RATE_MIN)
     }
 }
 
 impl RateController for BottleneckController {
-    fn on_sent(&mut self, _now: Timestamp, _bytes: u64, _in_flight: u64) {
-        todo!()
+    fn on_sent(&mut self, _now: Timestamp, _bytes: u64, _in_flight: u64) {}
+
+    fn on_ack(&mut self, sample: &AckSample) {
+        // The acknowledgement that ends a round is the first of the next one.
+        if sample.round_ended {
+            self.end_round();
+        }
+        self.learn(sample);
+        self.advance(sample.now, sample.in_flight);
+        self.apply();
     }
-    fn on_ack(&mut self, _sample: &AckSample) {
-        todo!()
+
+    fn on_idle_restart(&mut self, now: Timestamp) {
+        // The queue was empty a moment ago, so the samples that come now are good ones.
+        self.rtt.refresh(now, REFRESH_MIN);
+        if matches!(self.mode, Mode::ProbeBandwidth { .. }) {
+            self.cruise(now);
+        }
+        self.apply();
     }
-    fn on_idle_restart(&mut self, _now: Timestamp) {
-        todo!()
-    }
+
     fn cwnd(&self) -> u64 {
-        todo!()
+        self.cwnd
     }
+
     fn pacing_rate(&self) -> u64 {
-        todo!()
+        self.pacing_rate
     }
+
     fn bandwidth(&self) -> u64 {
-        todo!()
+        self.bandwidth.max()
     }
 }
+
+fn gain(value: u64, per_mille: u64) -> u64 {
+    u64::try_from(u128::from(value) * u128::from(per_mille) / u128::from(UNIT)).unwrap_or(u64::MAX)
+}
+
+/// Gains are in thousandths.
+const UNIT: u64 = 1_000;
+/// 4 ln 2: the least gain at which the delivery rate doubles in each round trip.
+const STARTUP_GAIN: u64 = 2_773;
+/// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
+const PROBE_GAINS: [u64; 8] = [1_250, 750, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000];
+/// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.
+const DRAIN_ROUNDS_MAX: u32 = 4;
+/// Random loss is a few percent at most; overshooting by 2.77 into a full buffer loses 64 %.
+const STARTUP_LOSS_PERCENT: u64 = 20;
+/// More than probing at 1.25 can outgrow (20 %), with some room for bursts of random loss.
+const OVERFLOW_LOSS_PERCENT: u64 = 30;
+/// A round trip must exceed the least one by more than a scheduler's jitter to show a queue.
+const QUEUE_MIN: Duration = Duration::from_micros(200);
+/// Time that the window lets a flow stand in queues beyond its model.
+const STANDING: Duration = Duration::from_millis(1);
+/// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
+const LUMP_MAX: Duration = Duration::from_millis(10);
+/// Restarts nearer than this to each other do not shorten the memory of the least round-trip time.
+const REFRESH_MIN: Duration = Duration::from_secs(1);
+/// Slowest pacing, bytes per second.
+const RATE_MIN: u64 = 10_000;

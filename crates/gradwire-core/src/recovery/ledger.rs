@@ -1,9 +1,24 @@
 //! What is in flight: one entry for each packet sent, until it is acknowledged or lost.
+//!
+//! Called by the connection for each data packet and each acknowledgement. Numbers are never used twice: a
+//! chunk that goes out again is a new packet, so an acknowledgement is never ambiguous.
+//!
+//! ```text
+//!   IN FLIGHT --acknowledged--> ACKED            lost and forgotten packets stay known for a while:
+//!       |  |--overtaken, too old--> LOST         a late acknowledgement still counts as delivered, and
+//!       '--transfer is over--> FORGOTTEN         the flight is charged for each packet exactly once
+//! ```
+//!
+//! It also takes the delivery-rate samples (IETF draft on delivery rate estimation): the bytes delivered
+//! between the moment when a packet left and its acknowledgement, over the longer of the time that sending
+//! and that acknowledging them took.
 
+use super::filters::rate_of;
+use super::ledger_ring::{Entry, Ring, State};
 use crate::Timestamp;
 use alloc::vec::Vec;
 use core::time::Duration;
-use gradwire_wire::{AckPath, PacketNumber, TransferId};
+use gradwire_wire::{AckPath, PacketNumber, TransferId, ACK_WORDS_MAX};
 
 /// One data packet in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +35,13 @@ pub struct SentPacket {
     pub sent_at: Timestamp,
 }
 
-/// What an acknowledgement or a timer changed. Reused between calls: no allocation per acknowledgement.
+/// What an acknowledgement or a timer changed. Reused between calls: no allocation per acknowledgement. Every
+/// call that takes one empties it first.
 #[derive(Debug, Default)]
 pub struct AckOutcome {
-    /// Packets that arrived.
+    /// Packets that arrived, oldest first; also those that counted as lost before.
     pub acked: Vec<SentPacket>,
-    /// Packets that count as lost.
+    /// Packets that count as lost, oldest first.
     pub lost: Vec<SentPacket>,
     /// Delivery rate over the newest acknowledged packet's lifetime, bytes per second.
     pub delivery_rate: Option<u64>,
@@ -35,27 +51,73 @@ pub struct AckOutcome {
     pub round_ended: bool,
 }
 
+impl AckOutcome {
+    fn clear(&mut self) {
+        self.acked.clear();
+        self.lost.clear();
+        self.delivery_rate = None;
+        self.app_limited = false;
+        self.round_ended = false;
+    }
+}
+
 /// Packets in flight on one path.
 #[derive(Debug, Default)]
-pub struct Ledger;
+pub struct Ledger {
+    ring: Ring,
+    /// First packet in flight, or the next number.
+    oldest: PacketNumber,
+    /// The three largest acknowledged numbers, largest first.
+    newest_acked: [Option<PacketNumber>; PACKET_THRESHOLD],
+    in_flight: u64,
+    sent_packets: u64,
+    /// First number of the present round trip.
+    round_start: PacketNumber,
+    delivered: u64,
+    delivered_at: Timestamp,
+    first_sent_at: Timestamp,
+    /// The sender ran dry after this packet: until it is acknowledged, samples show the application's rate.
+    app_limited_until: Option<PacketNumber>,
+    /// Until then acknowledgements of forgotten packets may still come.
+    forgotten_until: Timestamp,
+    loss_delay: Duration,
+}
 
 impl Ledger {
     /// An empty ledger.
     #[must_use]
     pub fn new() -> Self {
-        Self
+        Self::default()
     }
 
     /// Number that the next packet must carry.
     #[must_use]
     pub fn next_number(&self) -> PacketNumber {
-        todo!()
+        self.ring.next()
     }
 
     /// Records a packet; `packet.number` is [`Ledger::next_number`]. `app_limited`: the sender had nothing
     /// more to send than its window allowed.
-    pub fn on_sent(&mut self, _packet: SentPacket, _app_limited: bool) {
-        todo!()
+    pub fn on_sent(&mut self, packet: SentPacket, app_limited: bool) {
+        debug_assert_eq!(packet.number, self.next_number(), "packet numbers have no holes");
+        // Nothing is on its way, so the clock of the next sample starts now and not at the last acknowledgement.
+        if self.in_flight == 0 && packet.sent_at >= self.forgotten_until {
+            self.first_sent_at = packet.sent_at;
+            self.delivered_at = packet.sent_at;
+        }
+        if app_limited {
+            self.app_limited_until = Some(packet.number);
+        }
+        self.ring.push(Entry {
+            packet,
+            state: State::InFlight,
+            app_limited: self.app_limited_until.is_some(),
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            first_sent_at: self.first_sent_at,
+        });
+        self.in_flight += u64::from(packet.bytes);
+        self.sent_packets += 1;
     }
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
@@ -64,44 +126,197 @@ impl Ledger {
     /// Returns `false` and changes nothing when `ack.largest` was never sent (forged or corrupt).
     pub fn on_ack(
         &mut self,
-        _now: Timestamp,
-        _ack: &AckPath,
-        _loss_delay: Duration,
-        _outcome: &mut AckOutcome,
+        now: Timestamp,
+        ack: &AckPath,
+        loss_delay: Duration,
+        outcome: &mut AckOutcome,
     ) -> bool {
-        todo!()
+        outcome.clear();
+        if !self.was_sent(ack.largest) {
+            return false;
+        }
+        self.loss_delay = loss_delay;
+        let words = usize::from(ack.words).min(ACK_WORDS_MAX);
+        let mut newest = None;
+        // From the oldest word to the newest, so that `acked` is in the order of sending.
+        for (at, word) in ack.bitmap.iter().enumerate().take(words).rev() {
+            let top = PacketNumber(ack.largest.0.wrapping_sub(at as u32 * 64));
+            let fresh = word.reverse_bits() & self.ring.unacked_up_to(top);
+            newest = self.apply_word(top, fresh, outcome).or(newest);
+        }
+        if let Some(newest) = newest {
+            self.delivered_at = now;
+            self.sample(now, newest, outcome);
+            self.advance_oldest();
+            self.detect_lost(now, loss_delay, outcome);
+            self.prune();
+        }
+        true
     }
 
     /// Declares by time what counts as lost now; fills `outcome.lost`.
-    pub fn on_timeout(&mut self, _now: Timestamp, _loss_delay: Duration, _outcome: &mut AckOutcome) {
-        todo!()
+    pub fn on_timeout(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
+        outcome.clear();
+        self.detect_lost(now, loss_delay, outcome);
+        self.prune();
     }
 
     /// When [`Ledger::on_timeout`] should be called, if a gap is waiting for its time.
     #[must_use]
-    pub fn loss_time(&self, _loss_delay: Duration) -> Option<Timestamp> {
-        todo!()
+    pub fn loss_time(&self, loss_delay: Duration) -> Option<Timestamp> {
+        let largest = self.newest_acked[0]?;
+        (self.oldest.since(largest) < 0).then_some(self.oldest_sent_at()? + loss_delay)
     }
 
     /// Forgets the packets of a transfer that is over (they leave the flight without counting as lost).
-    pub fn forget(&mut self, _transfer: TransferId) {
-        todo!()
+    pub fn forget(&mut self, transfer: TransferId) {
+        let mut number = self.oldest;
+        while let Some(entry) = self.ring.entry_mut(number) {
+            if entry.state == State::InFlight && entry.packet.transfer == transfer {
+                entry.state = State::Forgotten;
+                self.in_flight -= u64::from(entry.packet.bytes);
+                self.forgotten_until = entry.packet.sent_at + self.loss_delay;
+            }
+            number = number.next();
+        }
+        self.advance_oldest();
+        self.prune();
     }
 
     /// Takes everything sent at or before `sent_before` out of the flight as lost (after a probe's answer).
-    pub fn lose_before(&mut self, _sent_before: Timestamp, _outcome: &mut AckOutcome) {
-        todo!()
+    pub fn lose_before(&mut self, sent_before: Timestamp, outcome: &mut AckOutcome) {
+        outcome.clear();
+        self.lose_while(outcome, |entry| entry.packet.sent_at <= sent_before);
+        self.prune();
     }
 
     /// Payload bytes in flight.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
-        todo!()
+        self.in_flight
     }
 
     /// When the oldest packet in flight was sent.
     #[must_use]
     pub fn oldest_sent_at(&self) -> Option<Timestamp> {
-        todo!()
+        self.ring.entry(self.oldest).map(|entry| entry.packet.sent_at)
+    }
+
+    fn was_sent(&self, number: PacketNumber) -> bool {
+        let age = self.next_number().0.wrapping_sub(number.0);
+        (1..=u32::MAX / 2).contains(&age) && u64::from(age) <= self.sent_packets
+    }
+
+    /// Acknowledges the packets whose bits are set: bit `63 - i` is packet `top - i`. Returns the newest.
+    fn apply_word(
+        &mut self,
+        top: PacketNumber,
+        mut fresh: u64,
+        outcome: &mut AckOutcome,
+    ) -> Option<PacketNumber> {
+        let mut newest = None;
+        while fresh != 0 {
+            let number = PacketNumber(top.0.wrapping_sub(63 - fresh.trailing_zeros()));
+            fresh &= fresh - 1;
+            self.acknowledge(number, outcome);
+            newest = Some(number);
+        }
+        newest
+    }
+
+    fn acknowledge(&mut self, number: PacketNumber, outcome: &mut AckOutcome) {
+        self.ring.set_unacked(number, false);
+        let Some(entry) = self.ring.entry_mut(number) else { return };
+        let bytes = u64::from(entry.packet.bytes);
+        let before = core::mem::replace(&mut entry.state, State::Acked);
+        self.delivered += bytes;
+        if before == State::InFlight {
+            self.in_flight -= bytes;
+        }
+        if before != State::Forgotten {
+            outcome.acked.push(entry.packet);
+        }
+        self.note_acked(number);
+    }
+
+    /// Inserts into the three largest acknowledged numbers.
+    fn note_acked(&mut self, mut number: PacketNumber) {
+        for slot in &mut self.newest_acked {
+            match *slot {
+                Some(held) if number.since(held) < 0 => {}
+                Some(held) => number = slot.replace(number).unwrap_or(held),
+                None => {
+                    *slot = Some(number);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The delivery-rate sample of the newest packet that this acknowledgement names for the first time.
+    fn sample(&mut self, now: Timestamp, newest: PacketNumber, outcome: &mut AckOutcome) {
+        let Some(entry) = self.ring.entry(newest) else { return };
+        let send_elapsed = entry.packet.sent_at.since(entry.first_sent_at);
+        let ack_elapsed = now.since(entry.delivered_at);
+        outcome.delivery_rate = rate_of(self.delivered - entry.delivered, send_elapsed.max(ack_elapsed));
+        outcome.app_limited = entry.app_limited;
+        self.first_sent_at = self.first_sent_at.max(entry.packet.sent_at);
+        if newest.since(self.round_start) >= 0 {
+            outcome.round_ended = true;
+            self.round_start = self.next_number();
+        }
+        if self.app_limited_until.is_some_and(|until| newest.since(until) >= 0) {
+            self.app_limited_until = None;
+        }
+    }
+
+    /// Both rules hold for a packet only if they hold for every older one, so the first survivor ends the search.
+    fn detect_lost(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
+        let [Some(largest), _, third] = self.newest_acked else { return };
+        self.lose_while(outcome, |entry| {
+            let number = entry.packet.number;
+            let overtaken = third.is_some_and(|third| number.since(third) < 0);
+            let late = number.since(largest) < 0 && now.since(entry.packet.sent_at) >= loss_delay;
+            overtaken || late
+        });
+    }
+
+    /// Takes packets out of the flight as lost, from the oldest to the first that `is_lost` spares.
+    fn lose_while(&mut self, outcome: &mut AckOutcome, is_lost: impl Fn(&Entry) -> bool) {
+        while let Some(entry) = self.ring.entry_mut(self.oldest) {
+            if entry.state == State::InFlight {
+                if !is_lost(entry) {
+                    return;
+                }
+                entry.state = State::Lost;
+                self.in_flight -= u64::from(entry.packet.bytes);
+                outcome.lost.push(entry.packet);
+            }
+            self.oldest = self.oldest.next();
+        }
+    }
+
+    fn advance_oldest(&mut self) {
+        while self.ring.entry(self.oldest).is_some_and(|entry| entry.state != State::InFlight) {
+            self.oldest = self.oldest.next();
+        }
+    }
+
+    /// Drops acknowledged packets from the front, and lost or forgotten ones once no acknowledgement will
+    /// reach back to them.
+    fn prune(&mut self) {
+        while self.ring.first() != self.oldest {
+            let acked = self.ring.entry(self.ring.first()).is_none_or(|entry| entry.state == State::Acked);
+            if !acked && self.oldest.since(self.ring.first()) <= HISTORY {
+                return;
+            }
+            self.ring.pop();
+        }
     }
 }
+
+/// Later packets that must be acknowledged before a packet is lost (LTP section III-D; RFC 9002 section 6.1.1).
+const PACKET_THRESHOLD: usize = 3;
+
+/// Packets that an acknowledgement can name.
+const HISTORY: i32 = ACK_WORDS_MAX as i32 * 64;

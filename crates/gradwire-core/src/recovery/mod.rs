@@ -4,7 +4,9 @@
 //! caller's clock and owns no buffers that grow with time.
 
 mod bottleneck;
+mod filters;
 mod ledger;
+mod ledger_ring;
 mod pacer;
 mod rate;
 mod rtt;

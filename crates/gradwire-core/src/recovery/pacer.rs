@@ -1,32 +1,159 @@
 //! Spreads packets over time: a token bucket whose depth is one burst.
+//!
+//! Asked by the connection before each packet. Credit is counted in byte-nanoseconds per second (bytes times
+//! 10^9), so that any rate gains whole units in any nanosecond and nothing is ever rounded away: the average
+//! is the rate, however often the bucket is asked.
 
+use super::filters::bytes_in;
 use crate::Timestamp;
+use core::time::Duration;
 
 /// Token bucket.
+///
+/// ```text
+///   OPEN --credit used up--> WAITING --credit for a whole burst--> OPEN
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Pacer;
+pub struct Pacer {
+    /// Bytes times 10^9; below zero after a packet larger than what was left; `None` is a full bucket.
+    credit: Option<i64>,
+    updated_at: Timestamp,
+    waiting: bool,
+}
 
 impl Pacer {
     /// A full bucket.
     #[must_use]
-    pub fn new(_now: Timestamp) -> Self {
-        Self
+    pub fn new(now: Timestamp) -> Self {
+        Self { credit: None, updated_at: now, waiting: false }
+    }
+
+    /// Bytes of one burst at `rate`: what the rate makes in 1 ms, so that a driver wakes up a thousand times a
+    /// second at most, but two packets at least and 64 KiB (one segmentation-offload send) at most. A burst
+    /// meets every queue of the path at line rate, so it must stay well below what a switch port can hold.
+    #[must_use]
+    pub fn burst_for(rate: u64, packet_bytes: u64) -> u64 {
+        bytes_in(rate, Duration::from_millis(1)).min(64 * 1024).max(2 * packet_bytes)
     }
 
     /// Whether a packet may leave now. `rate` in bytes per second, `burst` in bytes.
-    pub fn allows(&mut self, _now: Timestamp, _rate: u64, _burst: u64) -> bool {
-        todo!()
+    pub fn allows(&mut self, now: Timestamp, rate: u64, burst: u64) -> bool {
+        let gained = now.since(self.updated_at).as_nanos().saturating_mul(u128::from(rate));
+        self.updated_at = self.updated_at.max(now);
+        let credit = self.credit.unwrap_or(scaled(burst));
+        let grown = credit.saturating_add(i64::try_from(gained).unwrap_or(i64::MAX));
+        // Time adds nothing above the depth, but credit for lateness that is there already stays.
+        let credit = grown.min(self.depth(rate, burst).max(credit));
+        self.waiting &= credit < scaled(burst);
+        self.credit = Some(credit);
+        !self.waiting
     }
 
     /// Charges a packet.
-    pub fn on_sent(&mut self, _bytes: u64) {
-        todo!()
+    pub fn on_sent(&mut self, bytes: u64) {
+        let credit = self.credit.unwrap_or(0).saturating_sub(scaled(bytes));
+        self.credit = Some(credit);
+        self.waiting |= credit <= 0;
     }
 
     /// When the next burst may leave. The bucket lets a burst of `burst` bytes go at a time, so that the
     /// driver wakes up once for each burst and not once for each packet.
     #[must_use]
-    pub fn next_send(&self, _rate: u64, _burst: u64) -> Timestamp {
-        todo!()
+    pub fn next_send(&self, rate: u64, burst: u64) -> Timestamp {
+        if !self.waiting {
+            return self.updated_at;
+        }
+        let missing = scaled(burst).saturating_sub(self.credit.unwrap_or(i64::MAX)).max(0).unsigned_abs();
+        self.updated_at + Duration::from_nanos(missing.div_ceil(rate.max(1)))
+    }
+
+    /// Most credit that time can add. A sender that waits for its turn and wakes up late may catch up; one
+    /// that had nothing to send may not, since a late burst would be larger than the path was promised.
+    fn depth(&self, rate: u64, burst: u64) -> i64 {
+        let late = if self.waiting { bytes_in(rate, CATCH_UP) } else { 0 };
+        scaled(burst.saturating_add(late))
+    }
+}
+
+/// How late a wake-up may be without slowing the flow down: about one time slice of a busy machine.
+const CATCH_UP: Duration = Duration::from_millis(1);
+
+fn scaled(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends packets of `packet` bytes as fast as the pacer lets them go for `time`, waking up exactly when it
+    /// says plus `late`; returns bytes sent and wake-ups.
+    fn sent_in(rate: u64, packet: u64, time: Duration, late: Duration) -> (u64, u64) {
+        let burst = Pacer::burst_for(rate, packet);
+        let (mut now, mut sent, mut wakes) = (Timestamp::from_nanos(12_345), 0, 0);
+        let end = now + time;
+        let mut pacer = Pacer::new(now);
+        while now < end {
+            wakes += 1;
+            while pacer.allows(now, rate, burst) {
+                pacer.on_sent(packet);
+                sent += packet;
+            }
+            let next = pacer.next_send(rate, burst);
+            assert!(next > now, "waiting takes time");
+            now = next + late;
+        }
+        (sent, wakes)
+    }
+
+    #[test]
+    fn the_average_is_the_rate_from_ten_kilobytes_to_twenty_gigabytes_per_second() {
+        for rate in [10_000, 12_500_000, 125_000_000, 1_234_567_891, 20_000_000_000] {
+            let (sent, _) = sent_in(rate, 1_408, Duration::from_secs(2), Duration::ZERO);
+            let slack = 2 * Pacer::burst_for(rate, 1_408) + 1_408;
+            assert!(sent.abs_diff(2 * rate) <= slack, "rate {rate}: sent {sent}");
+        }
+    }
+
+    #[test]
+    fn late_wake_ups_do_not_slow_the_flow_down() {
+        let late = Duration::from_micros(300);
+        let (sent, _) = sent_in(1_000_000_000, 1_408, Duration::from_secs(1), late);
+        assert!(sent >= 999_000_000, "sent {sent}");
+    }
+
+    #[test]
+    fn one_wake_up_lets_a_whole_burst_go() {
+        let (sent, wakes) = sent_in(12_500_000, 1_408, Duration::from_secs(1), Duration::ZERO);
+        assert!(wakes <= 1_002, "{wakes} wake-ups for {sent} bytes");
+    }
+
+    #[test]
+    fn an_idle_time_saves_no_more_than_one_burst() {
+        let (rate, burst) = (12_500_000, 12_500);
+        let mut pacer = Pacer::new(Timestamp::ZERO);
+        assert!(pacer.allows(Timestamp::ZERO, rate, burst));
+        pacer.on_sent(1_000);
+        let later = Timestamp::from_nanos(60_000_000_000);
+        let mut sent = 0;
+        while pacer.allows(later, rate, burst) {
+            pacer.on_sent(1_000);
+            sent += 1_000;
+        }
+        assert_eq!(sent, 13_000);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_gives_no_credit() {
+        let now = Timestamp::from_nanos(5);
+        let mut pacer = Pacer::new(now);
+        let mut sent = 0;
+        for _ in 0..100 {
+            if pacer.allows(now, u64::MAX, 3_000) {
+                pacer.on_sent(1_000);
+                sent += 1_000;
+            }
+        }
+        assert_eq!(sent, 3_000);
     }
 }
