@@ -1,8 +1,8 @@
 //! Paper claims: a mark beside the code, a mark beside the test, and a row of `docs/papers.md` agree.
 //!
 //! Code that fulfils a paper's claim carries the comment `claim: id`, its test `test of: id`; both may stand behind
-//! `//`, `///`, `//!` or `#`. A row of the table starts with `` | `id` | `` and has a state in its third cell:
-//! `yes` promises code and test, `planned` neither.
+//! `//`, `///`, `//!` or `#`, name several ids, and go on with other words. A row of the table starts with
+//! `` | `id` | `` and has a state in its third cell: `yes` promises code and test, `planned` neither.
 
 use std::collections::BTreeMap;
 
@@ -59,13 +59,23 @@ fn marks<'a>(tree: &'a Tree, keyword: &str) -> BTreeMap<&'a str, &'a str> {
             let comment = line.trim_start().trim_start_matches(['/', '!', '#']).trim_start();
             let is_comment = comment.len() < line.trim_start().len();
             if let Some(ids) = comment.strip_prefix(keyword).filter(|_| is_comment) {
-                for id in ids.split(',').map(str::trim).filter(|id| !id.is_empty()) {
+                for id in leading_ids(ids) {
                     found.entry(id).or_insert(file.path.as_str());
                 }
             }
         }
     }
     found
+}
+
+/// The words at the start of `text` that are ids: two parts of small letters, digits and hyphens around a slash.
+fn leading_ids(text: &str) -> impl Iterator<Item = &str> {
+    let part = |part: &str| {
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+    };
+    let words = text.split_whitespace().map(|word| word.trim_end_matches([',', '.', ':', ';']));
+    words
+        .take_while(move |word| word.split_once('/').is_some_and(|(paper, claim)| part(paper) && part(claim)))
 }
 
 #[cfg(test)]
@@ -105,6 +115,13 @@ mod tests {
     fn a_planned_claim_with_marks_is_found() {
         let found = complaints("| `mlt/stop` | 4.2.3 | planned | words |\n", "// test of: mlt/stop\n");
         assert_eq!(found, ["docs/papers.md: claim `mlt/stop` is said to be planned, but has marks already"]);
+    }
+
+    #[test]
+    fn words_around_a_mark_are_no_ids() {
+        let code =
+            "// claim: mlt/stop (section 4.2.3): early\n// test of: mlt/stop.\n// claim: because of that\n";
+        assert_eq!(complaints("| `mlt/stop` | 4.2.3 | yes | words |\n", code), Vec::<String>::new());
     }
 
     #[test]
