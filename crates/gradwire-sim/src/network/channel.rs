@@ -20,7 +20,7 @@ pub struct Flight {
 
 /// One direction between two ranks.
 #[derive(Debug)]
-pub struct Channel {
+pub(crate) struct Channel {
     rng: Rng,
     in_burst: bool,
     cut: bool,
@@ -30,17 +30,17 @@ pub struct Channel {
 impl Channel {
     /// A channel whose chance comes from `rng`.
     #[must_use]
-    pub fn new(rng: Rng) -> Self {
+    pub(crate) fn new(rng: Rng) -> Self {
         Self { rng, in_burst: false, cut: false, last_arrival: Timestamp::ZERO }
     }
 
     /// While cut, everything is lost.
-    pub fn set_cut(&mut self, cut: bool) {
+    pub(crate) fn set_cut(&mut self, cut: bool) {
         self.cut = cut;
     }
 
     /// A datagram that left its sender's NIC at `left_at`.
-    pub fn cross(&mut self, left_at: Timestamp, impairments: &Impairments, delay: Duration) -> Flight {
+    pub(crate) fn cross(&mut self, left_at: Timestamp, impairments: &Impairments, delay: Duration) -> Flight {
         let lost_in_burst = impairments.burst.is_some_and(|burst| self.burst_loses(burst));
         if self.cut || lost_in_burst || self.rng.chance(impairments.loss) {
             return Flight::default();

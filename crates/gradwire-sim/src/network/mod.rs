@@ -11,7 +11,8 @@
 mod channel;
 mod options;
 
-pub use channel::{Channel, Flight};
+use channel::Channel;
+pub use channel::Flight;
 pub use options::{Burst, Impairments, LinkOptions, NetworkOptions};
 
 use crate::Rng;
@@ -128,7 +129,7 @@ impl Network {
 
 /// Bytes that a datagram occupies on a link: IPv4 20, UDP 8, Ethernet header 14.
 #[must_use]
-pub const fn wire_bytes(bytes: usize) -> u64 {
+const fn wire_bytes(bytes: usize) -> u64 {
     bytes as u64 + 42
 }
 

@@ -44,9 +44,8 @@ fn the_share_of_lost_datagrams_meets_its_probability() {
 fn burst_losses_come_in_runs_of_the_expected_length() {
     let burst = Burst { enter: 0.01, leave: 0.25, loss: 1.0 };
     let mut network = network(|options| options.impairments.burst = Some(burst));
-    let lost: Vec<bool> = (0..100_000)
-        .map(|_| network.transmit(Timestamp::ZERO, 0, 1, 100).arrives_at.is_none())
-        .collect();
+    let lost: Vec<bool> =
+        (0..100_000).map(|_| network.transmit(Timestamp::ZERO, 0, 1, 100).arrives_at.is_none()).collect();
     let runs = lost.windows(2).filter(|pair| !pair[0] && pair[1]).count() as f64;
     let mean_length = lost.iter().filter(|lost| **lost).count() as f64 / runs;
     assert!((3.7..4.3).contains(&mean_length), "a mean run of 1/0.25 = 4 was expected, got {mean_length}");
@@ -83,7 +82,8 @@ fn a_partition_loses_everything_between_its_two_ranks_until_it_is_repaired() {
 fn equal_seeds_treat_equal_traffic_alike() {
     let flights = |seed| {
         let mut options = NetworkOptions::uniform(12_500_000, 96_000, Duration::from_millis(1));
-        options.impairments = Impairments { loss: 0.1, reorder: 0.1, duplicate: 0.1, ..Impairments::default() };
+        options.impairments =
+            Impairments { loss: 0.1, reorder: 0.1, duplicate: 0.1, ..Impairments::default() };
         let mut network = Network::new(options, 2, &Rng::new(seed));
         (0..500).map(|_| network.transmit(Timestamp::ZERO, 0, 1, 100)).collect::<Vec<_>>()
     };
