@@ -71,7 +71,7 @@ class Cluster:
         _require("ip", "tc")
         self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self.has_netem = _kernel_has_netem()
-        if self.link.delay_ms and not self.has_netem:
+        if self.link.delay_ms and not self._supports_delay():
             raise LabError("this kernel has no netem, so links cannot have a delay; use the user-mode-linux switch")
         self._filter = LossFilter()
         self._build()
@@ -143,6 +143,13 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _supports_delay(self) -> bool:
+        return self.has_netem
+
+    def _neighbour(self, host: int, peer: int) -> str:
+        """The link address under which a host reaches a peer."""
+        return _mac(peer)
+
     def _build(self) -> None:
         _ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
         for host in range(self.hosts):
@@ -174,7 +181,7 @@ class Cluster:
             "link set lo up",
             f"addr add {self.address(host)}/24 dev {DEVICE}",
             f"link set {DEVICE} up",
-            *(f"neigh add {self.address(p)} lladdr {_mac(p)} dev {DEVICE} nud permanent" for p in peers),
+            *(f"neigh add {self.address(p)} lladdr {self._neighbour(host, p)} dev {DEVICE} nud permanent" for p in peers),
         )
         self._shape(DEVICE, _HOST_QUEUE_PACKETS * MTU_BYTES)
 
