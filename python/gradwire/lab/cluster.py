@@ -146,7 +146,7 @@ class Cluster:
     def _supports_delay(self) -> bool:
         return self.has_netem
 
-    def _neighbour(self, host: int, peer: int) -> str:
+    def _neighbour(self, host: int, peer: int) -> str:  # noqa: ARG002  (a bridge is the same for all)
         """The link address under which a host reaches a peer."""
         return _mac(peer)
 

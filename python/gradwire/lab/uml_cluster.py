@@ -17,8 +17,10 @@ from gradwire.lab.uml_switch import UmlSwitch
 
 
 class UmlCluster(Cluster):
-    """A `Cluster` whose switch is user-mode-linux; `Link.delay_ms` is the one-way delay of one crossing of a port, so a
-    round trip takes twice of it."""
+    """A `Cluster` whose switch is user-mode-linux.
+
+    `Link.delay_ms` is the one-way delay of one crossing of a port, so a round trip takes twice of it.
+    """
 
     def __init__(self, hosts: int, link: Link | None = None, loss: float = 0.0) -> None:
         """Builds the network and boots the switch.
@@ -79,7 +81,7 @@ class UmlCluster(Cluster):
             f"ip neigh add {self.address(host)} lladdr {_mac(host)} dev {device} nud permanent",
         )
 
-    def _neighbour(self, host: int, peer: int) -> str:
+    def _neighbour(self, host: int, peer: int) -> str:  # noqa: ARG002  (all peers are behind the switch)
         return _port_mac(host)
 
     def _count(self) -> LossCounters:

@@ -22,6 +22,7 @@ def load(module: str) -> None:
 
 
 def main() -> None:
+    """Serves the console until it is closed."""
     libc = ctypes.CDLL(None)
     libc.mount(b"proc", b"/proc", b"proc", 0, None)
     libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None)
@@ -29,7 +30,7 @@ def main() -> None:
         load(module)
     print("READY", flush=True)
     while line := os.read(0, 65536).decode():
-        result = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+        result = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
         print(f"{result.stdout}{result.stderr}DONE {result.returncode}", flush=True)
 
 

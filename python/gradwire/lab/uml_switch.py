@@ -112,8 +112,7 @@ class UmlSwitch:
     def _wait_for(self, word: str) -> tuple[str, list[str]]:
         assert self._kernel.stdout is not None
         lines: list[str] = []
-        for line in self._kernel.stdout:
-            line = line.rstrip()
+        for line in map(str.rstrip, self._kernel.stdout):
             if line.startswith(word):
                 return line, lines
             lines.append(line)
