@@ -240,18 +240,10 @@ impl Connection {
         } else {
             self.path.sample_rtt(now, ack.echo_us, ack.delay_us)
         };
-        let mut outcome = core::mem::take(&mut self.outcome);
         let mut plausible = true;
-        let mut progress = false;
         for _ in 0..ack.paths {
             let path = AckPath::decode(reader)?;
-            plausible &= path.path == self.path.id && self.path.on_ack(now, &path, rtt, &mut outcome);
-            progress |= !outcome.acked.is_empty();
-        }
-        self.outcome = outcome;
-        self.apply_outcome();
-        if progress {
-            self.note_progress(now);
+            plausible &= self.on_ack_path(now, &path, rtt);
         }
         if header.flags.contains(Flags::REPLY) {
             self.settle_probe(now, header.offset);
@@ -261,6 +253,21 @@ impl Connection {
         } else {
             Err(DropReason::Implausible)
         }
+    }
+
+    /// One path of an acknowledgement; `false` when it names what was never sent.
+    fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, rtt: Option<Duration>) -> bool {
+        if ack.path != self.path.id {
+            return false;
+        }
+        let mut outcome = core::mem::take(&mut self.outcome);
+        let plausible = self.path.on_ack(now, ack, rtt, &mut outcome);
+        if !outcome.acked.is_empty() {
+            self.note_progress(now);
+        }
+        self.outcome = outcome;
+        self.apply_outcome();
+        plausible
     }
 
     /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost.

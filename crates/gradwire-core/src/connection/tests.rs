@@ -3,7 +3,9 @@
 use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
 use core::time::Duration;
-use gradwire_wire::{ConnectionId, Flags, Header, Kind, Opening, Writer, ABORT_RECORD_BYTES};
+use gradwire_wire::{
+    ConnectionId, Flags, Header, Kind, Opening, Writer, ABORT_RECORD_BYTES, STATUS_WORDS_MAX,
+};
 use std::collections::BTreeMap;
 use std::vec;
 
@@ -401,4 +403,37 @@ fn forged_bytes_change_nothing_but_a_counter() {
     let after = pair.ends[1].connection.stats();
     assert_eq!(after.packets_dropped, before.packets_dropped + forged.len() as u64);
     assert_eq!(after.bytes_received, before.bytes_received);
+}
+
+#[test]
+fn holes_beyond_the_first_status_of_a_long_transfer_are_repaired() {
+    // Longer than one status describes, and all that is missing lies behind what the first one describes.
+    let (chunk, chunks) = (1408, STATUS_WORDS_MAX * 64 + 1000);
+    let mut pair = Pair::connected(|header, _| {
+        let first_time = header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED);
+        first_time && (8250..9150).contains(&(header.offset / 1408))
+    });
+    let data = pattern(chunk * chunks);
+    pair.receive(1, 1, data.len(), AUTO);
+    pair.send(0, 1, data, Reliability::Tolerant);
+    pair.run_until(Duration::from_secs(20), |pair| pair.missing(0, 1).is_some());
+    let receipt = pair.receipt(1, 1).expect("closed");
+    assert!(receipt.received_bytes * 20 >= receipt.total_bytes * 19, "{receipt:?}");
+}
+
+#[test]
+fn an_answer_without_paths_changes_nothing_again() {
+    let mut pair = Pair::connected(never);
+    pair.send(0, 1, pattern(20_000), Reliability::Exact);
+    let mut scratch = [0; 2048];
+    let sender = &mut pair.ends[0].connection;
+    while sender.poll_transmit(pair.now, &mut scratch).is_some() {}
+    sender.path.ledger.lose_before(pair.now, &mut sender.outcome);
+    let lost = sender.outcome.lost.len() as u64;
+    assert!(lost > 0);
+    sender.apply_outcome();
+    let mut datagram = Header::control(Kind::Ack, ConnectionId::new(1).expect("fits")).encode().to_vec();
+    datagram.extend([0; 17]);
+    sender.handle_datagram(pair.now, &datagram).expect("well-formed");
+    assert_eq!(sender.stats().packets_lost, lost);
 }

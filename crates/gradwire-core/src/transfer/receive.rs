@@ -125,9 +125,11 @@ impl ReceiveHalf {
         chunks.min(self.missing.count())
     }
 
-    /// What the sender is told, describing chunks from `first_chunk` on.
+    /// What the sender is told, describing chunks from the first one missing at or after `first_chunk` on: one status
+    /// holds a part of a long transfer only, and what has arrived needs no place in it.
     pub(crate) fn status(&self, first_chunk: u32) -> StatusBody {
-        status_of(TransferState::Open, &self.missing, self.wanted_chunks(), first_chunk)
+        let first_missing = self.missing.first_from(first_chunk).unwrap_or(first_chunk);
+        status_of(TransferState::Open, &self.missing, self.wanted_chunks(), first_missing)
     }
 
     /// How it ended.

@@ -91,12 +91,16 @@ impl SendHalf {
 
     /// The next chunk to send again.
     pub(crate) fn peek_resend(&self) -> Option<u32> {
+        // Asked before every packet, and nearly always there is none.
+        if self.resend.is_empty() || self.closing.is_some() {
+            return None;
+        }
         self.resend.first_from(0)
     }
 
-    /// The next chunk never sent.
+    /// The next chunk never sent; none once the receiver wants no more.
     pub(crate) fn peek_new(&self) -> Option<u32> {
-        (!self.is_all_sent()).then_some(self.next)
+        (!self.is_all_sent() && self.closing.is_none()).then_some(self.next)
     }
 
     /// A chunk left.
