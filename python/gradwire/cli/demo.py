@@ -15,6 +15,7 @@ from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults, percentile, report
 from gradwire.lab import LabError, Link, sandbox
+from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.probe import LossProbe
 
 EXIT_FAILED, EXIT_NO_LAB = 1, 3
@@ -52,6 +53,7 @@ Exit status: 0 done, 1 a worker failed, 2 wrong usage, 3 no network could be bui
 @click.option("--examples", default=_SOURCE_TREE / "examples", type=click.Path(file_okay=False, path_type=Path),
               help="Folder with train_gpt.py, which is what is trained.", show_default="of the source tree")  # fmt: skip
 def command(
+    *,
     backends: tuple[str, ...],
     losses: tuple[float, ...],
     rate: float,
@@ -93,7 +95,7 @@ def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
     except LabError as error:
         console.print(f"error: {error}", markup=False)
         return EXIT_NO_LAB
-    except conductor.WorkerFailed as error:
+    except WorkerFailed as error:
         console.print(f"error: {error}", markup=False)
         return EXIT_FAILED
     except KeyboardInterrupt:
@@ -140,7 +142,9 @@ class _Display:
         self._console.print(f"network set to lose {loss:.1%}: {probe}: {verdict}", highlight=False)
 
     def _stepped(self, index: int, result: RunResults) -> None:
-        text = f"step {percentile(result.step_ms, 50):.0f} ms, of it communication {percentile(result.comm_ms, 50):.0f} ms"
+        text = (
+            f"step {percentile(result.step_ms, 50):.0f} ms, of it communication {percentile(result.comm_ms, 50):.0f} ms"
+        )
         self._bars.start_task(self._tasks[index])
         self._bars.update(self._tasks[index], completed=result.steps, description=text)
         if not self._console.is_terminal:
@@ -153,7 +157,16 @@ def _table(plan: Plan, results: list[RunResults]) -> Table:
         f" times in ms over {len(results[0].step_ms)} timed steps (slowest rank)"
     )
     table = Table(title=title, title_justify="left", caption_justify="left")
-    for name in ("backend", "packets lost", "step p50", "step p99", "comm p50", "comm p99", "gradient lost", "val loss"):
+    for name in (
+        "backend",
+        "packets lost",
+        "step p50",
+        "step p99",
+        "comm p50",
+        "comm p99",
+        "gradient lost",
+        "val loss",
+    ):
         table.add_column(name, justify="left" if name == "backend" else "right")
     for result in results:
         row = result.summary()

@@ -27,4 +27,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gradwire")
 def main() -> None:
-    """gradwire moves gradients between the workers of a training job, and never waits for the slowest packet."""
+    """Gradwire moves gradients between the workers of a training job, and never waits for the slowest packet."""

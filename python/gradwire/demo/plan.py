@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradwire.lab import Link
@@ -36,7 +36,7 @@ class Plan:
     backends: tuple[str, ...] = ("gloo", "gradwire")
     losses: tuple[float, ...] = (0.0, 0.01)
     workers: int = 4
-    link: Link = Link()
+    link: Link = field(default_factory=Link)
     congestion_control: str = "cubic"
     preset: str = "auto"
     steps: int = 120

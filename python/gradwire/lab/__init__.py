@@ -1,12 +1,12 @@
 """Small clusters on one machine, for demonstrations, benchmarks and tests: real Linux hosts, links and losses.
 
-    from gradwire.lab import Cluster, Link, sandbox
+from gradwire.lab import Cluster, Link, sandbox
 
-    def main() -> int:
-        with Cluster(hosts=4, link=Link(rate_mbit=100), loss=0.01) as cluster:
-            return cluster.spawn(0, ["ping", "-c", "3", cluster.address(1)]).wait()
+def main() -> int:
+with Cluster(hosts=4, link=Link(rate_mbit=100), loss=0.01) as cluster:
+return cluster.spawn(0, ["ping", "-c", "3", cluster.address(1)]).wait()
 
-    sandbox.run(main)
+sandbox.run(main)
 """
 
 from gradwire.lab import sandbox

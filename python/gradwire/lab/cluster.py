@@ -1,13 +1,13 @@
-"""A small cluster on one machine: hosts in network namespaces, joined by a switch with a rate, a buffer and losses.
+r"""A small cluster on one machine: hosts in network namespaces, joined by a switch with a rate, a buffer and losses.
 
-    host 0: eth0 --veth-- port0 \\
+    host 0: eth0 --veth-- port0 \
     host 1: eth0 --veth-- port1  bridge, in the namespace that made the `Cluster`
     ...                         /
 
 Each direction of each link is shaped at its sending end: a token bucket with a byte-limited buffer on the switch's
-port (what a switch does) and on the host's device (what its network card does). Losses and delay come from netem where the
-kernel has it, else losses come from `loss_filter`; both act on single packets, as all offloads are off. Addresses, neighbours
-and interface names are fixed, so nothing is resolved over the lossy links.
+port (what a switch does) and on the host's device (what its network card does). Delay comes from netem; losses come from
+`loss_filter`, or from netem in a kernel without packet filters for bridges. Both act on single packets, as all offloads are
+off. Addresses, neighbours and interface names are fixed, so nothing is resolved over the lossy links.
 
 Namespaces are held open by file descriptors only: call it inside `sandbox.run` and nothing is left when that ends.
 """
@@ -15,18 +15,18 @@ Namespaces are held open by file descriptors only: call it inside `sandbox.run` 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gradwire.lab import _syscalls, offload
-from gradwire.lab.errors import LabError, ToolMissing
+from gradwire.lab import _syscalls, iproute, netem, offload
+from gradwire.lab.errors import LabError
 from gradwire.lab.loss_filter import LossCounters, LossFilter
+from gradwire.lab.netem import Emulation, NetemLoss
 
 DEVICE = "eth0"  # the interface's name within each host
 MTU_BYTES = 1500
@@ -68,12 +68,12 @@ class Cluster:
         self.hosts = hosts
         self._namespaces: list[int] = []
         self._children: list[subprocess.Popen[Any]] = []
-        _require("ip", "tc")
+        iproute.require()
         self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self.has_netem = _kernel_has_netem()
+        self.has_netem = netem.available()
         if self.link.delay_ms and not self._supports_delay():
             raise LabError("this kernel has no netem, so links cannot have a delay; use the user-mode-linux switch")
-        self._filter = LossFilter()
+        self._filter = self._choose_filter()
         self._build()
         self.set_loss(loss)
 
@@ -92,10 +92,8 @@ class Cluster:
 
     def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a program on a host; `options` are those of `subprocess.Popen`. It is ended by `close`."""
-        namespace = self._namespaces[host]
-        child = subprocess.Popen(
-            command, preexec_fn=lambda: _syscalls.set_namespace(namespace, _syscalls.CLONE_NEWNET), **options
-        )
+        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
+            child = subprocess.Popen(command, **options)
         self._children.append(child)
         return child
 
@@ -119,7 +117,7 @@ class Cluster:
         for host in range(self.hosts):
             route = f"10.77.0.0/24 dev {DEVICE} proto kernel scope link src {self.address(host)}"
             with self.on_host(host):
-                _ip(f"route replace {route} congctl {algorithm}")
+                iproute.ip(f"route replace {route} congctl {algorithm}")
 
     def close(self) -> None:
         """Ends the programs that were started, asking first, and gives the namespaces up."""
@@ -150,12 +148,21 @@ class Cluster:
         """The link address under which a host reaches a peer."""
         return _mac(peer)
 
+    def _choose_filter(self) -> LossFilter | NetemLoss:
+        """Packet filter first: it draws before the port's buffer, as a bad cable does, and it counts."""
+        try:
+            return LossFilter()
+        except LabError:
+            if not self.has_netem:
+                raise
+            return NetemLoss([f"port{host}" for host in range(self.hosts)], self._emulation())
+
     def _build(self) -> None:
-        _ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
+        iproute.ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
         for host in range(self.hosts):
             namespace = self._new_namespace()
             self._namespaces.append(namespace)
-            _ip(
+            iproute.ip(
                 f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
                 f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
                 f"link set port{host} master switch up",
@@ -177,62 +184,28 @@ class Cluster:
             Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
         offload.switch_off(DEVICE)
         peers = [other for other in range(self.hosts) if other != host]
-        _ip(
+        iproute.ip(
             "link set lo up",
             f"addr add {self.address(host)}/24 dev {DEVICE}",
             f"link set {DEVICE} up",
-            *(f"neigh add {self.address(p)} lladdr {self._neighbour(host, p)} dev {DEVICE} nud permanent" for p in peers),
+            *(
+                f"neigh add {self.address(p)} lladdr {self._neighbour(host, p)} dev {DEVICE} nud permanent"
+                for p in peers
+            ),
         )
         self._shape(DEVICE, _HOST_QUEUE_PACKETS * MTU_BYTES)
 
     def _shape(self, device: str, limit_bytes: int) -> None:
         rate = f"rate {self.link.rate_mbit}mbit burst {_BURST_BYTES} limit {limit_bytes}"
-        _tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
-        if self.link.delay_ms and device != DEVICE:
-            packets = limit_bytes // MTU_BYTES + self._packets_in_flight()
-            _tc(f"qdisc add dev {device} parent 1: handle 2: netem delay {self.link.delay_ms}ms limit {packets}")
+        iproute.tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
+        if device != DEVICE and (self.link.delay_ms or isinstance(self._filter, NetemLoss)):
+            iproute.tc(self._emulation().command("add", device))
 
-    def _packets_in_flight(self) -> int:
-        """Packets that the delay line holds at full rate; they are on the wire, so they must not count as queued."""
-        return int(self.link.rate_mbit * 1e3 * self.link.delay_ms / (8 * MTU_BYTES)) + 1
+    def _emulation(self) -> Emulation:
+        """The switch's port as netem: packets that its delay line holds at full rate are on the wire, not in the buffer."""
+        on_the_wire = int(self.link.rate_mbit * 1e3 * self.link.delay_ms / (8 * MTU_BYTES)) + 1
+        return Emulation(self.link.delay_ms, self.link.buffer_bytes // MTU_BYTES + on_the_wire)
 
 
 def _mac(host: int) -> str:
     return f"02:67:77:00:00:{host + 1:02x}"  # locally administered
-
-
-def _require(*programs: str) -> None:
-    missing = [program for program in programs if shutil.which(program, path=_PATH) is None]
-    if missing:
-        raise ToolMissing(f"{' and '.join(missing)} not found: install iproute2 (apt install iproute2)")
-
-
-def _kernel_has_netem() -> bool:
-    command = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    if subprocess.run(command, capture_output=True, env=_environment(), check=False).returncode != 0:
-        return False
-    _tc("qdisc del dev lo root")
-    return True
-
-
-def _ip(*lines: str) -> None:
-    _batch("ip", lines)
-
-
-def _tc(*lines: str) -> None:
-    _batch("tc", lines)
-
-
-def _batch(program: str, lines: Sequence[str]) -> None:
-    result = subprocess.run(
-        [program, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True, env=_environment(), check=False
-    )
-    if result.returncode != 0:
-        raise LabError(f"{program} failed: {' '.join(result.stderr.split())}")
-
-
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # users often lack the last two
-
-
-def _environment() -> Mapping[str, str]:
-    return {**os.environ, "PATH": _PATH}

@@ -30,6 +30,7 @@ _HOOK_FORWARD = 2
 _NESTED = 0x8000
 _TABLE, _CHAIN = b"gradwire_lab\0", b"loss\0"
 
+
 @dataclass(frozen=True)
 class LossCounters:
     """Frames that crossed the bridge since the loss was last set, and those of them that were dropped."""
@@ -42,13 +43,14 @@ class LossFilter:
     """Drops frames on the bridges of this network namespace. Use it from one thread."""
 
     def __init__(self) -> None:
-        """Raises LabError where the kernel has no nftables."""
+        """Sets the loss to 0. Raises LabError where the kernel has no packet filters for bridges."""
         try:
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
             self._socket.bind((0, 0))
         except OSError as error:
-            raise LabError(f"this kernel has neither netem nor nftables to lose packets with ({error})") from error
+            raise LabError(f"this kernel has neither nftables nor netem to lose packets with ({error})") from error
         self._sequence = 0
+        self.set_loss(0)
 
     def set_loss(self, share: float) -> None:
         """Drops each frame with probability `share` (0 to 1) from now on, and sets the counters to zero.
@@ -62,7 +64,9 @@ class LossFilter:
         table = _attribute(1, _TABLE)
         hook = _nest(4, _number(1, _HOOK_FORWARD), _number(2, 0))
         chain = table + _attribute(3, _CHAIN) + hook + _attribute(7, b"filter\0")
-        rules = [table + _attribute(2, _CHAIN) + rule for rule in (_nest(4, _COUNT), _drop_rule(round(share * MODULUS)))]
+        rules = [
+            table + _attribute(2, _CHAIN) + rule for rule in (_nest(4, _COUNT), _drop_rule(round(share * MODULUS)))
+        ]
         self._transaction(
             (_NEW_TABLE, _CREATE, table),  # made, so that the deletion below never fails
             (_DELETE_TABLE, 0, table),
@@ -86,6 +90,7 @@ class LossFilter:
                 counts += [_packets_in(counter) for counter in _counters_of(body)]
 
     def close(self) -> None:
+        """Leaves the filter as it is; it goes with the network namespace."""
         self._socket.close()
 
     def _transaction(self, *changes: tuple[int, int, bytes]) -> None:

@@ -31,6 +31,7 @@ class LossProbe:
 
     @property
     def share(self) -> float:
+        """Lost packets as a share of those sent."""
         return self.lost / self.sent
 
     def agrees_with(self, loss: float) -> bool:
@@ -91,10 +92,11 @@ def _send(outbox: socket.socket, numbers: range, segmented: bool) -> None:
 
 
 def _receive(inbox: socket.socket, arrived: bytearray, until: float) -> None:
-    """Marks arriving packets until the time is over."""
-    while (left := until - time.monotonic()) > 0:
-        if not select.select([inbox], [], [], left)[0]:
-            return
+    """Marks arriving packets until the time is over, and then those that are there already.
+
+    A busy machine may not run this for a while; the sender is this same thread, so nothing piles up meanwhile.
+    """
+    while select.select([inbox], [], [], max(0.0, until - time.monotonic()))[0]:
         (number,) = struct.unpack_from("<I", inbox.recv(2048))
         arrived[number] = 1
 

@@ -112,7 +112,7 @@ def _in_child(body: Callable[[], int]) -> None:
         status = error.code if isinstance(error.code, int) else 1
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
-    except BaseException:  # a fork must not unwind further
+    except BaseException:  # noqa: BLE001  a fork must not unwind further
         traceback.print_exc()
     finally:
         with suppress(OSError, ValueError):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 
-from gradwire.lab import offload
-from gradwire.lab.cluster import DEVICE, MTU_BYTES, Cluster, Link, _ip, _mac
+from gradwire.lab import iproute, offload
+from gradwire.lab.cluster import DEVICE, MTU_BYTES, Cluster, Link, _mac
 from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.uml_switch import UmlSwitch
 
@@ -54,11 +54,11 @@ class UmlCluster(Cluster):
         return True
 
     def _build(self) -> None:
-        _ip("link set lo up")
+        iproute.ip("link set lo up")
         for host in range(self.hosts):
             namespace = self._new_namespace()
             self._namespaces.append(namespace)
-            _ip(
+            iproute.ip(
                 f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
                 f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
                 f"link set port{host} mtu {MTU_BYTES} up",
