@@ -4,6 +4,8 @@
 //! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
 
 mod dtype;
+mod kernels;
+mod layout;
 mod error;
 mod group;
 mod policy;
