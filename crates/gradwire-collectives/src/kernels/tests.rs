@@ -167,7 +167,8 @@ proptest! {
 #[test]
 fn a_mean_of_equal_values_is_that_value() {
     for count in 1..=8_u16 {
-        let mut floats: Vec<u8> = (0..100).flat_map(|i| (i as f32 * f32::from(count)).to_le_bytes()).collect();
+        let mut floats: Vec<u8> =
+            (0..100).flat_map(|i| (i as f32 * f32::from(count)).to_le_bytes()).collect();
         divide(Dtype::F32, &mut floats, count);
         let want: Vec<u8> = (0..100).flat_map(|i| (i as f32).to_le_bytes()).collect();
         assert_eq!(floats, want);
