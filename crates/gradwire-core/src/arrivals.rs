@@ -204,6 +204,7 @@ mod tests {
         }
     }
 
+    // test of: mlt/one-ack-for-ten
     #[test]
     fn an_acknowledgement_is_due_after_ten_packets_a_gap_or_the_delay() {
         let mut arrivals = arrivals();

@@ -334,6 +334,8 @@ impl Connection {
         self.pregrants.push_back(transfer);
     }
 
+    /// The sender asks: it is told what has arrived on the path and what the transfer misses.
+    // claim: mlt/probe
     fn on_probe(
         &mut self,
         now: Timestamp,

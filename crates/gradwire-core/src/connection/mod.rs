@@ -215,6 +215,8 @@ impl Connection {
         }
     }
 
+    /// Ends a receive. The status says so to the sender, which sends nothing more.
+    // claim: mlt/stop
     fn close(&mut self, now: Timestamp, index: usize, reason: CloseReason) {
         let half = self.receives.swap_remove(index);
         let transfer = half.request.transfer;

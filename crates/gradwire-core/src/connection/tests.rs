@@ -236,6 +236,7 @@ fn within_its_bound_a_tolerant_transfer_sends_nothing_again_and_the_sender_learn
     assert!(lost > 0, "the link lost packets");
 }
 
+// test of: mlt/probe
 #[test]
 fn beyond_its_bound_a_tolerant_transfer_asks_until_the_bound_is_met() {
     let mut pair = Pair::connected(|header, dice| lose_data_one_in(header, dice, 4));
@@ -259,6 +260,7 @@ fn the_lost_tail_of_a_transfer_is_found_within_a_few_round_trips() {
     assert!(pair.now.since(started) < Duration::from_millis(12), "{:?}", pair.now.since(started));
 }
 
+// test of: mlt/stop
 #[test]
 fn mlt_stops_as_soon_as_the_bound_is_met() {
     let contract = Contract { loss_bound: 0.1, after_first_pass: false, deadline: None, ..AUTO };
