@@ -42,7 +42,17 @@ from gradwire.torch._steps import StepRecord  # noqa: E402
 from gradwire.torch._tolerant import all_reduce, link_of  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
 
-__all__ = ["GradwireWork", "LossTolerance", "StepRecord", "all_reduce", "configure", "last_error", "register", "stats", "tolerate_loss"]
+__all__ = [
+    "GradwireWork",
+    "LossTolerance",
+    "StepRecord",
+    "all_reduce",
+    "configure",
+    "last_error",
+    "register",
+    "stats",
+    "tolerate_loss",
+]
 
 DEVICES = ["cpu", "cuda"]
 

@@ -6,6 +6,7 @@ process group to torch. Older versions only let Python subclass the whole `Proce
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
-from gradwire.torch._rendezvous import form_group
+from gradwire.torch._rendezvous import Place, form_group
 
 NAME = "gradwire"
 
@@ -31,31 +32,26 @@ def create(options: Any, backend_options: Any = None) -> Any:
         GradwireError: the ranks could not form the group.
     """
     del backend_options
-    return connect(options.store, options.group_rank, options.group_size, str(options.group_id), options.timeout)
+    place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout)
+    return connect(options.store, place)
 
 
-def connect(store: Any, rank: int, world_size: int, name: str, timeout: timedelta) -> Any:
+def connect(store: Any, place: Place) -> Any:
     """This rank's adapter of a new group."""
-    owner, native = form_group(store, rank, world_size, name, timeout)
-    link = GroupLink(owner, native, rank, world_size, name, timeout)
+    owner, native = form_group(store, place)
+    link = GroupLink(owner, native, place)
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
-    owner.backends[name] = adapter
+    owner.backends[place.name] = adapter
     return adapter
 
 
 def _backend(link: GroupLink) -> Any:
-    global _backend_type
-    if _backend_type is None:
-        _backend_type = _make_backend_type()
-    return _backend_type(link)
+    return _make_backend_type()(link)
 
 
 def _process_group(store: Any, link: GroupLink) -> Any:
-    global _process_group_type
-    if _process_group_type is None:
-        _process_group_type = _make_process_group_type()
-    return _process_group_type(store, link)
+    return _make_process_group_type()(store, link)
 
 
 class _Lifetime(Collectives):
@@ -84,6 +80,7 @@ class _Lifetime(Collectives):
         return self.link.calls
 
 
+@functools.cache
 def _make_backend_type() -> type:
     base: Any = _compat.backend_class()
 
@@ -116,6 +113,7 @@ def _make_backend_type() -> type:
     return GradwireBackend
 
 
+@functools.cache
 def _make_process_group_type() -> type:
     class GradwireProcessGroup(_Lifetime, dist.ProcessGroup):
         """Adapter for torch 2.9 to 2.13."""
@@ -139,7 +137,7 @@ def _make_process_group_type() -> type:
             return self.link.name
 
         def setGroupName(self, name: str) -> None:  # noqa: N802
-            """torch repeats the name that it gave to `create`."""
+            """Torch repeats the name that it gave to `create`."""
 
         def getGroupDesc(self) -> str:  # noqa: N802
             """The user's description."""
@@ -151,7 +149,3 @@ def _make_process_group_type() -> type:
 
     _compat.hide_from_dynamo([GradwireProcessGroup])
     return GradwireProcessGroup
-
-
-_backend_type: type | None = None
-_process_group_type: type | None = None

@@ -1,5 +1,7 @@
-"""What differs between versions of torch, decided by looking at the feature and never at the version number, except for
-the floor below which nothing was tested."""
+"""What differs between versions of torch.
+
+Decided by looking at the feature and never at the version number, except for the floor below which nothing was tested.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,16 @@ def hide_from_dynamo(members: Iterable[Any]) -> None:
     skip = _code_skipper()
     for member in members:
         functions = vars(member).values() if isinstance(member, type) else [member]
-        for function in functions:
-            if isinstance(function, property):
-                function = function.fget
-            elif isinstance(function, (staticmethod, classmethod)):
-                function = function.__func__
+        for function in map(_plain, functions):
             if isinstance(function, types.FunctionType):
                 for code in _nested(function.__code__):
                     skip(code)
+
+
+def _plain(member: Any) -> Any:
+    if isinstance(member, property):
+        return member.fget
+    return getattr(member, "__func__", member)
 
 
 def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
@@ -73,4 +77,4 @@ def _code_skipper() -> Any:
     if strategy and action and setter:
         skipped = strategy(action.SKIP, action.SKIP)
         return lambda code: setter(code, skipped)
-    return getattr(eval_frame, "skip_code", lambda code: None)
+    return getattr(eval_frame, "skip_code", lambda _code: None)

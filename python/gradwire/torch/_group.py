@@ -17,6 +17,7 @@ import torch
 from gradwire import _native
 from gradwire.errors import EngineError
 from gradwire.torch import _memory
+from gradwire.torch._rendezvous import Place
 from gradwire.torch._runtime import Runtime
 from gradwire.torch._work import GradwireWork
 
@@ -53,15 +54,17 @@ class GroupLink:
     """The connection of an adapter to its group.
 
     Args:
-        timeout: of calls that bring none.
+        owner: the process's engine.
+        native: the connected group.
+        place: this rank in it.
     """
 
-    def __init__(self, owner: Runtime, native: _native.Group, rank: int, world_size: int, name: str, timeout: timedelta) -> None:
+    def __init__(self, owner: Runtime, native: _native.Group, place: Place) -> None:
         self.owner = owner
-        self.rank = rank
-        self.world_size = world_size
-        self.name = name
-        self.timeout = timeout
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.name = place.name
+        self.timeout = place.timeout
         self.calls = 0
         self._native = native
         self._left = False
@@ -73,9 +76,9 @@ class GroupLink:
             self.owner.check_process()
             call = prepare()
             op = self._submit(call, self.timeout if timeout is None else timeout)
-        except Exception as error:  # noqa: BLE001  see the module's head
+        except Exception as error:  # noqa: BLE001  see the head of this file
             self._stand_in(kind, error)
-            return GradwireWork(kind, [], [], [], completer, error)
+            return GradwireWork(kind, [], [], [], completer, failure=error)
         self.calls += 1
         return GradwireWork(kind, [op], call.result, call.after, completer)
 
@@ -105,16 +108,15 @@ class GroupLink:
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
 
     def _submit(self, call: Call, timeout: timedelta) -> _native.Op:
-        return self._native.submit(
-            {
-                "kind": call.kind,
-                "input": _memory.address(call.input),
-                "output": _memory.address(call.output),
-                "timeout_s": timeout.total_seconds(),
-                "keep": [call.input, call.output, *call.keep],
-                **call.options,
-            }
-        )
+        request: _native.Call = {
+            "kind": call.kind,
+            "input": _memory.address(call.input),
+            "output": _memory.address(call.output),
+            "timeout_s": timeout.total_seconds(),
+            "keep": [call.input, call.output, *call.keep],
+        }
+        request.update(call.options)  # type: ignore[typeddict-item]
+        return self._native.submit(request)
 
     def _stand_in(self, kind: str, error: Exception) -> None:
         """Takes the place of a call that failed before it was submitted.

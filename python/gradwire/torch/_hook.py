@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,11 +31,12 @@ PRIORITY_SPAN = 128
 
 def tolerate_loss(
     model: DistributedDataParallel,
-    loss_bound: Optional[float] = None,
-    preset: Optional[str] = None,
+    *,
+    loss_bound: float | None = None,
+    preset: str | None = None,
     error_feedback: bool = True,
-    deadline: Optional[timedelta] = None,
-    algorithm: Optional[str] = None,
+    deadline: timedelta | None = None,
+    algorithm: str | None = None,
     steps_kept: int = STEPS_KEPT,
 ) -> "LossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
@@ -44,7 +45,10 @@ def tolerate_loss(
 
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16.
-        loss_bound, preset, deadline, algorithm: see `gradwire.torch.all_reduce`.
+        loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
+        preset: `auto`, `mlt` or `reliable`. None: the configuration's.
+        deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+        algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
         error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
             Costs one more copy of the gradients in memory.
         steps_kept: how many records `steps` holds.
@@ -60,10 +64,14 @@ def tolerate_loss(
         raise UnsupportedError(f"tolerate_loss needs a DistributedDataParallel model, got {type(model).__name__}")
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
-            raise UnsupportedError(f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16")
+            raise UnsupportedError(
+                f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
+            )
     config = link_of(model.process_group).owner.config
     deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
-    policy_numbers(config, preset, loss_bound, deadline_ms)  # raises here rather than in the first backward
+    policy_numbers(
+        config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms
+    )  # raises here rather than in the first backward
     algorithm_code(config, algorithm)
     arguments = {"loss_bound": loss_bound, "preset": preset, "deadline": deadline, "algorithm": algorithm}
     state = LossTolerance(model, arguments, error_feedback, steps_kept)
@@ -78,7 +86,9 @@ class LossTolerance:
         steps: `StepRecord`s of the latest steps, oldest first.
     """
 
-    def __init__(self, model: DistributedDataParallel, arguments: dict[str, Any], error_feedback: bool, steps_kept: int) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, arguments: dict[str, Any], error_feedback: bool, steps_kept: int
+    ) -> None:
         self.group = model.process_group
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
@@ -94,10 +104,24 @@ class LossTolerance:
         """Sum over all steps."""
         return self._meter.total
 
+    @property
+    def bytes_expected(self) -> int:
+        """Bytes of the other ranks' gradients that this rank should have averaged, over all steps."""
+        return self.total.bytes_expected
+
+    @property
+    def bytes_missing(self) -> int:
+        """Those of them that did not come in time."""
+        return self.total.bytes_expected - self.total.bytes_received
+
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
         residuals = {} if self.residuals is None else self.residuals.state_dict()
-        return {"rank": dist.get_rank(self.group), "world_size": dist.get_world_size(self.group), "residuals": residuals}
+        return {
+            "rank": dist.get_rank(self.group),
+            "world_size": dist.get_world_size(self.group),
+            "residuals": residuals,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes up what `state_dict` of the same rank returned.
@@ -123,7 +147,9 @@ class LossTolerance:
         if bucket.index() == 0:
             self._meter.begin(time.monotonic())
         priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN)
-        work = all_reduce(gradient, group=self.group, async_op=True, residual=residual, priority=priority, **self.arguments)
+        work = all_reduce(
+            gradient, group=self.group, async_op=True, residual=residual, priority=priority, **self.arguments
+        )
         work.observer = self._meter.add
         return work.future_of(gradient)
 

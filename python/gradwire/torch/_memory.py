@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
 
-Tensor = torch.Tensor
 Memory = tuple[int, int]
 EMPTY: Memory = (0, 0)
 
@@ -46,9 +46,13 @@ def check(tensor: Tensor) -> None:
         raise UnsupportedError(f"expected a tensor, got {type(tensor).__name__}")
     device = tensor.device.type
     if device not in DEVICES:
-        raise UnsupportedError(f"device {device!r} is not supported: gradwire moves {' and '.join(DEVICES)} tensors", device=device)
+        raise UnsupportedError(
+            f"device {device!r} is not supported: gradwire moves {' and '.join(DEVICES)} tensors", device=device
+        )
     if tensor.layout is not torch.strided:
-        raise UnsupportedError(f"layout {tensor.layout} is not supported: only dense tensors", layout=str(tensor.layout))
+        raise UnsupportedError(
+            f"layout {tensor.layout} is not supported: only dense tensors", layout=str(tensor.layout)
+        )
     if device == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError("collectives of gradwire cannot be captured in a CUDA graph", device=device)
     if tensor.numel() and tensor.data_ptr() == 0:
@@ -82,6 +86,7 @@ def writable(tensor: Tensor, after: list[Callable[[], None]], *, load: bool) -> 
     """The tensor, or a host copy whose contents go back to the tensor when the collective is done.
 
     Args:
+        tensor: what the collective writes.
         after: gets the copying back.
         load: whether the present contents matter (in-place collectives).
     """

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._reduction import reduction
 from gradwire.torch._work import GradwireWork
-
-Tensor = torch.Tensor
 
 
 class Collectives:
@@ -42,52 +42,62 @@ class Collectives:
         works = [self._all_gather(rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
         return self._finish(works, opts)
 
-    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
         """`outputs[r][i]` becomes rank r's `inputs[i]`."""
         works = [self._all_gather([rows[i] for rows in outputs], tensor, opts) for i, tensor in enumerate(inputs)]
         return self._finish(works, opts)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> GradwireWork | None:
-        """`input` `[elems]`, `output` `[world_size, elems]`."""
-        return self._finish([self._all_gather_single(output, input, opts)], opts)
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
+        """`tensor` `[elems]`, `output` `[world_size, elems]`."""
+        return self._finish([self._all_gather_single(output, tensor, opts)], opts)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
         """Several of `all_gather_single`."""
         works = [self._all_gather_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
         return self._finish(works, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> GradwireWork | None:
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> GradwireWork | None:
         """`outputs[i]` becomes the reduction of every rank's `inputs[i][rank]`."""
         works = [self._reduce_scatter(output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)]
         return self._finish(works, opts)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> GradwireWork | None:
-        """`input` `[world_size, elems]`, `output` `[elems]`."""
-        return self._finish([self._reduce_scatter_single(output, input, opts)], opts)
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
+        """`tensor` `[world_size, elems]`, `output` `[elems]`."""
+        return self._finish([self._reduce_scatter_single(output, tensor, opts)], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
         """Several of `reduce_scatter_single`."""
-        works = [self._reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        works = [
+            self._reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)
+        ]
         return self._finish(works, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+        self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> GradwireWork | None:
-        """Rows of `input` to each rank, rows of `output` from each; empty lists of splits mean equal parts."""
+        """Rows of `tensor` to each rank, rows of `output` from each; empty lists of splits mean equal parts."""
 
         def prepare() -> Call:
             after: list[Callable[[], None]] = []
-            splits = (self._split_bytes(input, input_splits), self._split_bytes(output, output_splits))
-            source, target = _memory.readable(input), _memory.writable(output, after, load=False)
-            return Call("all_to_all", [output], source, target, after, {**_copy(input), "splits": splits})
+            splits = (self._split_bytes(tensor, input_splits), self._split_bytes(output, output_splits))
+            source, target = _memory.readable(tensor), _memory.writable(output, after, load=False)
+            return Call("all_to_all", [output], source, target, after, {**_copy(tensor), "splits": splits})
 
         return self._finish([self._start("all_to_all", opts, prepare)], opts)
 
@@ -102,7 +112,10 @@ class Collectives:
             source = torch.cat([_memory.readable(t).reshape(-1) for t in inputs])
             target = source.new_empty(sum(t.numel() for t in outputs))
             parts = target.split([t.numel() for t in outputs])
-            after = [lambda t=t, part=part: _memory.copy_back(t.detach(), part.view(t.shape)) for t, part in zip(outputs, parts, strict=True)]
+            after: list[Callable[[], None]] = [
+                partial(_memory.copy_back, t.detach(), part.view(t.shape))
+                for t, part in zip(outputs, parts, strict=True)
+            ]
             splits = ([_nbytes(t) for t in inputs], [_nbytes(t) for t in outputs])
             return Call("all_to_all", list(outputs), source, target, after, {**_copy(source), "splits": splits})
 
@@ -127,7 +140,7 @@ class Collectives:
             buffer = _memory.writable(tensor, after, load=opts.rootRank == self.link.rank)
             return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": opts.rootRank})
 
-        return self._finish([self._start("broadcast", opts, lambda t=t: prepare(t)) for t in tensors], opts)
+        return self._finish([self._start("broadcast", opts, partial(prepare, t)) for t in tensors], opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
         """In place at `opts.rootRank`; other ranks' tensors stay as they are."""
@@ -140,7 +153,7 @@ class Collectives:
             buffer = _memory.writable(tensor, after, load=True)
             return Call("reduce", [tensor], buffer, buffer, after, options)
 
-        return self._finish([self._start("reduce", opts, lambda t=t: prepare(t)) for t in tensors], opts)
+        return self._finish([self._start("reduce", opts, partial(prepare, t)) for t in tensors], opts)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> GradwireWork | None:
         """`outputs[0][r]` at the root becomes rank r's `inputs[0]`."""

@@ -13,6 +13,7 @@ ALGORITHM_CODES = {"auto": 0, "ring": 1, "transpose": 2}
 def policy_numbers(
     config: Config,
     preset: str | None = None,
+    *,
     loss_bound: float | None = None,
     deadline_ms: float | None = None,
     floor: float | None = None,
@@ -29,9 +30,9 @@ def policy_numbers(
     numbers = _native.preset_defaults(name)
     assert numbers is not None, f"Config allows preset {name}, the engine has no such"
     own_preset = preset is None or name != preset
-    loss = _value(config, "loss_bound", loss_bound, own_preset)
-    deadline = _value(config, "deadline_ms", deadline_ms, own_preset)
-    least = _value(config, "floor", floor, own_preset)
+    loss = _value(config, "loss_bound", loss_bound, own_preset=own_preset)
+    deadline = _value(config, "deadline_ms", deadline_ms, own_preset=own_preset)
+    least = _value(config, "floor", floor, own_preset=own_preset)
     if loss is not None:
         numbers["loss_bound"] = loss
     if deadline is not None:
@@ -57,7 +58,7 @@ def _chosen(config: Config, name: str, argument: Any) -> Any:
     return check(name, argument)
 
 
-def _value(config: Config, name: str, argument: Any, own_preset: bool) -> Any:
+def _value(config: Config, name: str, argument: Any, *, own_preset: bool) -> Any:
     if config.pinned(name):
         return getattr(config, name)
     if argument is not None:

@@ -24,6 +24,7 @@ def reduction(tensor: torch.Tensor, op: Any) -> dict[str, Any]:
     """Options of a reducing call: dtype, reduce, factor.
 
     Args:
+        tensor: what is reduced.
         op: torch's ReduceOp; None means SUM.
 
     Raises:
@@ -35,7 +36,7 @@ def reduction(tensor: torch.Tensor, op: Any) -> dict[str, Any]:
 
 
 def name_of(op: Any) -> str:
-    """torch's name of a reduction: `SUM`, `AVG`, ..."""
+    """The name that torch gives a reduction: `SUM`, `AVG`, ..."""
     kind = getattr(op, "op", op)
     name = "SUM" if kind is None else getattr(kind, "name", str(kind).rpartition(".")[2])
     if name not in CODES:
@@ -58,12 +59,12 @@ def _factor(op: Any, name: str) -> float:
         return 1.0
     factor = getattr(op, "factor", None)
     if factor is None:
-        raise UnsupportedError(f"torch {torch.__version__} does not show the factor of PREMUL_SUM to a backend", op=name)
+        raise UnsupportedError(
+            f"torch {torch.__version__} does not show the factor of PREMUL_SUM to a backend", op=name
+        )
     return float(factor)
 
 
 def is_average(op: Any) -> bool:
     """Whether `op` is `ReduceOp.AVG`."""
     return name_of(op) == "AVG"
-
-

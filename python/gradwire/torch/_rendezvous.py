@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -25,12 +26,29 @@ from gradwire.torch._runtime import Runtime, runtime
 POLL_S = 1.0
 
 
-def form_group(store: Any, rank: int, world_size: int, name: str, timeout: timedelta) -> tuple[Runtime, _native.Group]:
+@dataclass(frozen=True)
+class Place:
+    """A rank in a group that is to be formed.
+
+    Attributes:
+        rank: of this process in the group.
+        world_size: ranks in the group.
+        name: of the group, unique in this process.
+        timeout: of the group; longest wait for ranks to appear.
+    """
+
+    rank: int
+    world_size: int
+    name: str
+    timeout: timedelta
+
+
+def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
     """Starts the engine if this is the process's first group, and connects to all other ranks.
 
     Args:
         store: the group's Store, already prefixed by torch.
-        timeout: of the group; longest wait for ranks to appear. After that `connect_timeout_s` counts.
+        place: this rank. When all ranks have appeared, `connect_timeout_s` bounds the wait for their packets.
 
     Raises:
         MissingRankError: ranks that never appeared.
@@ -39,20 +57,21 @@ def form_group(store: Any, rank: int, world_size: int, name: str, timeout: timed
         RendezvousError: another rank could not start; the message has its reason.
         GradwireError: this rank could not start.
     """
+    rank, timeout_s = place.rank, place.timeout.total_seconds()
     round_number = store.add(f"gradwire/rounds/{rank}", 1)
-    board = _Board(store, f"gradwire/{round_number}", rank, world_size)
+    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
     try:
         owner = runtime()
         owner.check_process()
-        pending = owner.engine.new_group(rank, world_size, name)
+        pending = owner.engine.new_group(rank, place.world_size, place.name)
         board.publish({"record": pending.record(), "settings": _group_settings(owner.config)})
     except GradwireError as error:
         board.publish({"error": f"{type(error).__name__}: {error}"})
         raise
-    entries = board.collect(timeout.total_seconds())
+    entries = board.collect(timeout_s)
     _compare_settings(entries, rank)
     records = [entries[other]["record"] for other in sorted(entries)]
-    return owner, pending.join(records, min(owner.config.connect_timeout_s, timeout.total_seconds()))
+    return owner, pending.join(records, min(owner.config.connect_timeout_s, timeout_s))
 
 
 class _Board:
@@ -65,7 +84,13 @@ class _Board:
         self._world_size = world_size
 
     def publish(self, entry: dict[str, Any]) -> None:
-        entry = {**entry, "rank": self._rank, "world_size": self._world_size, "host": socket.gethostname(), "pid": os.getpid()}
+        entry = {
+            **entry,
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
         self._store.set(self._key(self._rank), json.dumps(entry))
 
     def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
@@ -93,7 +118,9 @@ class _Board:
             self._store.wait([self._key(missing[0])], timedelta(seconds=min(left, POLL_S)))
         except Exception as error:  # torch raises DistStoreError, but some Stores RuntimeError, when the wait times out
             if "imeout" not in str(error) and "timed out" not in str(error).lower():
-                raise RendezvousError(f"the Store failed while waiting for rank {missing[0]}: {error}", rank=missing[0]) from error
+                raise RendezvousError(
+                    f"the Store failed while waiting for rank {missing[0]}: {error}", rank=missing[0]
+                ) from error
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:
@@ -105,7 +132,9 @@ class _Board:
                 ours=self._world_size,
             )
         if "error" in entry:
-            raise RendezvousError(f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"])
+            raise RendezvousError(
+                f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"]
+            )
         return entry
 
     def _key(self, rank: int) -> str:

@@ -72,26 +72,24 @@ def configure(config: Config) -> None:
     Raises:
         ConfigError: the engine runs already.
     """
-    global _config
-    with _lock:
-        if _runtime is not None and _runtime.pid == os.getpid():
+    with _process.lock:
+        if _process.runtime is not None:
             raise ConfigError("configure() comes too late: the engine has started with the first process group")
-        _config = config
+        _process.config = config
 
 
 def runtime() -> Runtime:
     """The process's runtime; the first call starts it."""
-    global _runtime
-    with _lock:
-        if _runtime is None:
-            _runtime = Runtime(Config.from_env(_config))
-            atexit.register(_stop, weakref.ref(_runtime))
-        return _runtime
+    with _process.lock:
+        if _process.runtime is None:
+            _process.runtime = Runtime(Config.from_env(_process.config))
+            atexit.register(_stop, weakref.ref(_process.runtime))
+        return _process.runtime
 
 
 def current() -> Runtime | None:
     """The process's runtime, if it was started."""
-    return _runtime
+    return _process.runtime
 
 
 def _stop(reference: weakref.ref[Runtime]) -> None:
@@ -131,7 +129,9 @@ def _ports(base: int | None) -> list[int]:
         return list(range(PORT_BASE, PORT_BASE + PORTS_TRIED))
     port = (PORT_BASE if base is None else base) + (local_rank or 0)
     if port > 65535:
-        raise ConfigError(f"port = {base} is not allowed: with LOCAL_RANK {local_rank} it would be {port}", field="port", value=base)
+        raise ConfigError(
+            f"port = {base} is not allowed: with LOCAL_RANK {local_rank} it would be {port}", field="port", value=base
+        )
     return [port]
 
 
@@ -143,16 +143,22 @@ def _local_rank() -> int | None:
     return None
 
 
-def _after_fork_in_child() -> None:
-    global _runtime, _lock
-    if _runtime is not None:
-        _inherited.append(_runtime)  # never dropped: its socket and thread are the parent's
-    _runtime = None
-    _lock = threading.Lock()
+class _Process:
+    """What there is once in a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.config: Config | None = None
+        self.runtime: Runtime | None = None
+        self.inherited: list[Runtime] = []
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's runtime without dropping it: socket and thread are the parent's."""
+        self.lock = threading.Lock()
+        if self.runtime is not None:
+            self.inherited.append(self.runtime)
+            self.runtime = None
 
 
-_lock = threading.Lock()
-_config: Config | None = None
-_runtime: Runtime | None = None
-_inherited: list[Runtime] = []
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_process = _Process()
+os.register_at_fork(after_in_child=_process.after_fork_in_child)

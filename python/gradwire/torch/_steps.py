@@ -16,7 +16,8 @@ class StepRecord:
 
     Attributes:
         buckets: all-reduces that have ended.
-        bytes_expected, bytes_received: payload bytes that loss-free peers would have sent here, and those that came.
+        bytes_expected: bytes of the other ranks' gradients that this rank averages its shards from.
+        bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
         comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
@@ -32,16 +33,18 @@ class StepRecord:
 
     @property
     def lost_share(self) -> float:
-        """Share of the expected payload bytes that did not arrive, 0 to 1."""
+        """Share of the gradient bytes that did not come in time, 0 to 1."""
         return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
 
-    def plus(self, report: DeliveryReport) -> StepRecord:
+    def plus(self, report: DeliveryReport, elem_bytes: int) -> StepRecord:
         """This record with one more all-reduce; `comm_s` is left to the caller."""
+        expected = sum(peer.elems_expected for peer in report.peers) * elem_bytes
+        received = sum(peer.elems_received for peer in report.peers) * elem_bytes
         return replace(
             self,
             buckets=self.buckets + 1,
-            bytes_expected=self.bytes_expected + report.bytes_expected,
-            bytes_received=self.bytes_received + report.bytes_received,
+            bytes_expected=self.bytes_expected + expected,
+            bytes_received=self.bytes_received + received,
             bytes_sent=self.bytes_sent + report.bytes_sent,
             bytes_retransmitted=self.bytes_retransmitted + report.bytes_retransmitted,
             elems_uncounted=self.elems_uncounted + report.elems_uncounted,
@@ -71,9 +74,10 @@ class StepMeter:
     def add(self, work: GradwireWork) -> None:
         """A bucket of the current step ended well."""
         report = work.report()
+        elem_bytes = work.result()[0].element_size()
         with self._lock:
-            record = self.steps[-1].plus(report)
+            record = self.steps[-1].plus(report, elem_bytes)
             comm_s = max(record.comm_s, work.submitted_s + report.elapsed_s - self._started_s)
             grown = comm_s - record.comm_s
             self.steps[-1] = replace(record, comm_s=comm_s)
-            self.total = replace(self.total.plus(report), comm_s=self.total.comm_s + grown)
+            self.total = replace(self.total.plus(report, elem_bytes), comm_s=self.total.comm_s + grown)

@@ -20,6 +20,7 @@ from gradwire.torch._work import GradwireWork
 def all_reduce(
     tensor: torch.Tensor,
     op: Any = dist.ReduceOp.AVG,
+    *,
     loss_bound: float | None = None,
     preset: str | None = None,
     deadline: timedelta | None = None,
@@ -64,7 +65,7 @@ def all_reduce(
         options = reduction(tensor, op)
         _check_tolerant(tensor, residual)
         deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
-        options["policy"] = policy_numbers(config, preset, loss_bound, deadline_ms)
+        options["policy"] = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms)
         options["algorithm"] = algorithm_code(config, algorithm)
         options["priority"] = priority
         after: list[Any] = []
@@ -93,7 +94,9 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     name = getattr(group, "group_name", None)
     adapter = None if owner is None or name is None else owner.backends.get(name)
     if adapter is None:
-        backend = "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
+        backend = (
+            "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
+        )
         raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
     return adapter.link
 
@@ -101,7 +104,9 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
 def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None) -> None:
     if tensor.dtype not in _memory.TOLERANT_DTYPES:
         names = ", ".join(str(dtype) for dtype in _memory.TOLERANT_DTYPES)
-        raise UnsupportedError(f"a tolerant all-reduce of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype))
+        raise UnsupportedError(
+            f"a tolerant all-reduce of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
+        )
     if residual is None:
         return
     if residual.shape != tensor.shape or residual.dtype != tensor.dtype or residual.device != tensor.device:

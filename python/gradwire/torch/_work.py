@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class GradwireWork(dist.Work):
         result: list[torch.Tensor],
         after: Sequence[Callable[[], None]],
         completer: Completer,
+        *,
         failure: Exception | None = None,
     ) -> None:
         super().__init__()
@@ -112,7 +114,7 @@ class GradwireWork(dist.Work):
                     if self._failure is None:
                         for step in self._after:
                             step()
-                except Exception as error:  # a GPU that failed in the copy: the caller's collective failed
+                except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
                     self._failure = error
                 if self._failure is not None:
                     self._completer.last_error = self._failure
@@ -166,9 +168,9 @@ class GradwireWork(dist.Work):
         """One work for several, which ends when all have ended."""
         ops = [op for work in works for op in work._ops]
         result = [tensor for work in works for tensor in work._result]
-        after = [lambda work=work: _settled(work) for work in works]
+        after = [partial(_settled, work) for work in works]
         failure = next((work._failure for work in works if work._failure is not None), None)
-        return cls("coalesced", ops, result, after, completer, failure)
+        return cls("coalesced", ops, result, after, completer, failure=failure)
 
     def _wait_for_ops(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s if timeout_s > 0 else None
