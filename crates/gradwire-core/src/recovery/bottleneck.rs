@@ -5,16 +5,19 @@
 //! be in flight. A lost packet says nothing about either, so loss alone never slows the flow down.
 //!
 //! ```text
-//!   STARTUP --no more bandwidth found--> DRAIN --queue is gone--> PROBE BANDWIDTH
-//!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, then six times 1
+//!   STARTUP --no more bandwidth found--> DRAIN --queue is gone--> PROBE BANDWIDTH <--> DIP
+//!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, 6 x 0.98   two packets in flight
 //! ```
 //!
-//! Three things differ from BBR. It never stops to measure the round trip: gradients come in bursts, and the gap
-//! between two steps shows the empty path for free ([`RateController::on_idle_restart`]). What may be in flight on
-//! top of the model is measured, since acknowledgements come in lumps when the peer's thread was not running. And
-//! a flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
+//! Four things differ from BBR. It does not stop for 200 ms to measure the round trip: gradients come in bursts, and
+//! the gap between two steps shows the empty path for free ([`RateController::on_idle_restart`]); a flow that saw a
+//! queue in every sample of a hundred round trips dips for one. What may be in flight on top of the model is
+//! measured, since acknowledgements come in lumps when the peer's thread was not running, and shrinks while a buffer
+//! overflows ([`super::headroom`]). A probe raises the window along with the rate. And a flow that finds nearly a
+//! third of its packets lost while the queue is full believes the newest rate at once.
 
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
+use super::headroom::{Headroom, LossCount};
 use super::{AckSample, RateController};
 use crate::Timestamp;
 use core::time::Duration;
@@ -29,10 +32,15 @@ pub struct BottleneckController {
     mode: Mode,
     bandwidth: MaxFilter,
     rtt: WindowedMin,
+    /// Least round-trip time of the last round.
+    previous_rtt: Option<Duration>,
+    /// When to look for a shorter round trip, unless one is seen before.
+    dip_at: Timestamp,
     aggregation: AckAggregation,
     round: Round,
     full_pipe: FullPipe,
     overflow_rounds: u32,
+    headroom: Headroom,
     cwnd: u64,
     pacing_rate: u64,
 }
@@ -40,25 +48,27 @@ pub struct BottleneckController {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Startup,
-    Drain { rounds: u32 },
-    ProbeBandwidth { phase: usize, since: Timestamp },
+    Drain {
+        rounds: u32,
+    },
+    ProbeBandwidth {
+        phase: usize,
+        since: Timestamp,
+    },
+    /// `reached`: when the flight was down to the least window.
+    Dip {
+        since: Timestamp,
+        reached: Option<Timestamp>,
+    },
 }
 
 /// What the present round trip has shown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
-    acked: u64,
-    lost: u64,
+    losses: LossCount,
     rate_max: u64,
     rtt_min: Option<Duration>,
     app_limited: bool,
-}
-
-impl Round {
-    /// Whether more than `percent` of the bytes that this round decided about were lost.
-    fn loses_more_than(&self, percent: u64) -> bool {
-        self.lost * 100 > (self.lost + self.acked) * percent
-    }
 }
 
 /// Notices that sending faster no longer delivers faster.
@@ -71,16 +81,16 @@ struct FullPipe {
 
 impl FullPipe {
     /// Takes the bandwidth after one round; true when the pipe is full.
-    fn on_round(&mut self, bandwidth: u64, round: &Round) -> bool {
+    fn on_round(&mut self, bandwidth: u64, round: &Round, queued: bool) -> bool {
         self.lossy_rounds =
-            if round.loses_more_than(STARTUP_LOSS_PERCENT) { self.lossy_rounds + 1 } else { 0 };
-        if bandwidth >= self.best + self.best / 4 {
+            if round.losses.exceeds(STARTUP_LOSS_PERCENT) { self.lossy_rounds + 1 } else { 0 };
+        if bandwidth >= self.best.saturating_add(self.best / 4) {
             self.best = bandwidth;
             self.flat_rounds = 0;
         } else if !round.app_limited {
             self.flat_rounds += 1;
         }
-        self.flat_rounds >= 3 || self.lossy_rounds >= 2
+        self.flat_rounds >= 3 || queued && self.flat_rounds >= 1 || self.lossy_rounds >= 2
     }
 }
 
@@ -101,10 +111,13 @@ impl BottleneckController {
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
+            previous_rtt: None,
+            dip_at: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
             round: Round::default(),
             full_pipe: FullPipe::default(),
             overflow_rounds: 0,
+            headroom: Headroom::new(packet_bytes),
             cwnd: initial_cwnd,
             pacing_rate,
         }
@@ -112,11 +125,11 @@ impl BottleneckController {
 
     fn learn(&mut self, sample: &AckSample) {
         if let Some(rtt) = sample.rtt {
-            self.rtt.insert(sample.now, rtt);
+            self.learn_rtt(sample.now, rtt);
             self.round.rtt_min = Some(self.round.rtt_min.map_or(rtt, |least| least.min(rtt)));
         }
-        self.round.acked += sample.acked_bytes;
-        self.round.lost += sample.lost_bytes;
+        self.round.losses.acked += sample.acked_bytes;
+        self.round.losses.lost += sample.lost_bytes;
         self.round.app_limited |= sample.app_limited;
         self.aggregation.on_ack(sample.now, sample.acked_bytes, self.bandwidth.max());
         if let Some(rate) = sample.delivery_rate {
@@ -128,11 +141,29 @@ impl BottleneckController {
         }
     }
 
+    fn learn_rtt(&mut self, now: Timestamp, rtt: Duration) {
+        let before = self.rtt.min();
+        self.rtt.insert(now, rtt);
+        let soon = now + self.dip_interval() / 2 >= self.dip_at;
+        match before {
+            // Another flow dips: a flow that joins it sees the path without the queues of both.
+            Some(least) if rtt < least - least / 8 => self.dip_at = now,
+            _ if soon && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
+                self.dip_at = now
+            }
+            Some(least) if rtt > least + least / 32 => {}
+            _ => self.dip_at = now + self.dip_interval(),
+        }
+    }
+
     fn end_round(&mut self) {
         let round = core::mem::take(&mut self.round);
-        self.cut_on_overflow(&round);
+        let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
+        self.previous_rtt = round.rtt_min;
+        self.cut_on_overflow(&round, queued);
+        self.headroom.on_round(round.losses, queued);
         match &mut self.mode {
-            Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round) => {
+            Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round, queued) => {
                 self.mode = Mode::Drain { rounds: 0 };
             }
             Mode::Drain { rounds } => *rounds += 1,
@@ -145,12 +176,8 @@ impl BottleneckController {
     /// Loss of this size together with a long queue means that the bottleneck overflows because the estimate is
     /// stale (other flows came), not that the path is lossy: believe the newest rate instead of waiting until
     /// the old one leaves the filter.
-    fn cut_on_overflow(&mut self, round: &Round) {
-        let queued = match (round.rtt_min, self.rtt.min()) {
-            (Some(now), Some(least)) => now > least + (least / 4).max(QUEUE_MIN),
-            _ => false,
-        };
-        let overflows = queued && round.loses_more_than(OVERFLOW_LOSS_PERCENT);
+    fn cut_on_overflow(&mut self, round: &Round, queued: bool) {
+        let overflows = queued && round.losses.exceeds(OVERFLOW_LOSS_PERCENT);
         self.overflow_rounds = if overflows { self.overflow_rounds + 1 } else { 0 };
         if self.overflow_rounds >= 2 && round.rate_max > 0 {
             self.bandwidth.reset(round.rate_max);
@@ -158,22 +185,56 @@ impl BottleneckController {
         }
     }
 
+    /// Whether a round trip is longer than the least one by more than a scheduler's jitter.
+    fn shows_queue(&self, rtt: Duration) -> bool {
+        self.rtt.min().is_some_and(|least| rtt > least + (least / 4).max(QUEUE_MIN))
+    }
+
     fn advance(&mut self, now: Timestamp, in_flight: u64) {
-        let bdp = self.bdp();
+        let rtt = self.rtt.min().unwrap_or_default();
+        let drained = in_flight <= self.bdp().saturating_add(self.floor());
         match self.mode {
             Mode::Startup => {}
             Mode::Drain { rounds } => {
-                if in_flight <= bdp + self.floor() || rounds >= DRAIN_ROUNDS_MAX {
+                if drained || rounds >= DRAIN_ROUNDS_MAX {
+                    // A flow that started into the queues of others has never seen the path: look soon.
+                    self.dip_at = self.dip_at.min(now + rtt * PROBE_GAINS.len() as u32);
                     self.cruise(now);
                 }
             }
             Mode::ProbeBandwidth { phase, since } => {
-                let over = now.since(since) >= self.rtt.min().unwrap_or_default();
-                let drained = PROBE_GAINS.get(phase).is_some_and(|gain| *gain < UNIT) && in_flight <= bdp;
-                if over || drained {
+                let elapsed = now.since(since);
+                let over = match phase {
+                    DRAIN_PHASE => drained || elapsed >= rtt * DRAIN_ROUNDS_MAX,
+                    _ => elapsed >= rtt,
+                };
+                if now >= self.dip_at {
+                    self.mode = Mode::Dip { since: now, reached: None };
+                } else if over {
                     self.mode = Mode::ProbeBandwidth { phase: (phase + 1) % PROBE_GAINS.len(), since: now };
                 }
             }
+            Mode::Dip { since, reached } => self.advance_dip(now, in_flight, since, reached),
+        }
+    }
+
+    fn dip_interval(&self) -> Duration {
+        (self.rtt.min().unwrap_or_default() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN)
+    }
+
+    /// Holds the flight at two packets for one round trip, so that what this flow queued drains and the next
+    /// samples show the path. The queue keeps the link busy meanwhile. Without it a flow that came into a queue
+    /// would take the queue for distance, hold a larger window than the others, and make the queue longer.
+    fn advance_dip(&mut self, now: Timestamp, in_flight: u64, since: Timestamp, reached: Option<Timestamp>) {
+        let rtt = self.rtt.min().unwrap_or_default();
+        let reached = reached.or((in_flight <= 2 * self.packet_bytes).then_some(now));
+        self.mode = Mode::Dip { since, reached };
+        // Of the round trips as they were, so that flows that dip a little later are met.
+        let hold = self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt);
+        let held = reached.is_some_and(|at| now.since(at) >= hold);
+        if held || now.since(since) >= (DIP_MAX + hold).max(rtt * DRAIN_ROUNDS_MAX) {
+            self.dip_at = now + self.dip_interval();
+            self.cruise(now);
         }
     }
 
@@ -189,15 +250,24 @@ impl BottleneckController {
         if bandwidth == 0 {
             return;
         }
-        let (pacing_gain, cwnd_gain) = match self.mode {
-            Mode::Startup => (STARTUP_GAIN, STARTUP_GAIN),
-            Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, STARTUP_GAIN),
-            Mode::ProbeBandwidth { phase, .. } => (PROBE_GAINS.get(phase).copied().unwrap_or(UNIT), 2 * UNIT),
+        let (pacing_gain, cwnd) = match self.mode {
+            Mode::Startup => (STARTUP_GAIN, self.window(STARTUP_GAIN).max(self.initial_cwnd)),
+            Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, self.window(STARTUP_GAIN)),
+            Mode::ProbeBandwidth { phase, .. } => {
+                // A probe that stays inside the window that everyone fills finds nothing.
+                let pacing_gain = PROBE_GAINS.get(phase).copied().unwrap_or(UNIT);
+                (pacing_gain, gain(self.window(2 * UNIT), pacing_gain.max(UNIT)))
+            }
+            Mode::Dip { .. } => (UNIT, 2 * self.packet_bytes),
         };
-        let model = gain(self.bdp(), cwnd_gain).saturating_add(self.allowance());
-        let least = if self.mode == Mode::Startup { self.initial_cwnd } else { self.floor() };
-        self.cwnd = model.max(least);
+        self.cwnd = cwnd;
         self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
+    }
+
+    fn window(&self, cwnd_gain: u64) -> u64 {
+        let bdp = self.bdp();
+        let above = gain(bdp, cwnd_gain - UNIT).saturating_add(self.allowance());
+        bdp.saturating_add(gain(above, self.headroom.per_mille()).max(self.floor()))
     }
 
     /// Bytes on top of the model. Acknowledgements come in lumps, and without this a flow would stand still
@@ -243,7 +313,8 @@ impl RateController for BottleneckController {
     fn on_idle_restart(&mut self, now: Timestamp) {
         // The queue was empty a moment ago, so the samples that come now are good ones.
         self.rtt.refresh(now, REFRESH_MIN);
-        if matches!(self.mode, Mode::ProbeBandwidth { .. }) {
+        self.dip_at = now + self.dip_interval();
+        if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
             self.cruise(now);
         }
         self.apply();
@@ -271,7 +342,15 @@ const UNIT: u64 = 1_000;
 /// 4 ln 2: the least gain at which the delivery rate doubles in each round trip.
 const STARTUP_GAIN: u64 = 2_773;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
-const PROBE_GAINS: [u64; 8] = [1_250, 750, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000];
+const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
+/// The phase after the probe.
+const DRAIN_PHASE: usize = 1;
+/// A dip costs about one round trip of sending: at most one percent.
+const DIP_INTERVAL_ROUNDS: u32 = 100;
+/// On short paths rather less.
+const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// A dip ends even when nothing comes back.
+const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.
 const DRAIN_ROUNDS_MAX: u32 = 4;
 /// Random loss is a few percent at most; overshooting by 2.77 into a full buffer loses 64 %.

@@ -202,6 +202,20 @@ impl Ledger {
         self.ring.entry(self.oldest).map(|entry| entry.packet.sent_at)
     }
 
+    /// Starts an unused ledger at another number.
+    #[cfg(test)]
+    pub(super) fn start_at(&mut self, number: PacketNumber) {
+        self.ring.start_at(number);
+        self.oldest = number;
+        self.round_start = number;
+    }
+
+    /// Entries held.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> i32 {
+        self.next_number().since(self.ring.first())
+    }
+
     fn was_sent(&self, number: PacketNumber) -> bool {
         let age = self.next_number().0.wrapping_sub(number.0);
         (1..=u32::MAX / 2).contains(&age) && u64::from(age) <= self.sent_packets

@@ -42,6 +42,12 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Numbers an empty ring from `number` on.
+    #[cfg(test)]
+    pub(super) fn start_at(&mut self, number: PacketNumber) {
+        self.first = number;
+    }
+
     /// Number of the oldest entry, or of the next packet when there is none.
     pub(super) fn first(&self) -> PacketNumber {
         self.first

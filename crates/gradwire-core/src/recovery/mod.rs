@@ -5,8 +5,15 @@
 
 mod bottleneck;
 mod filters;
+mod headroom;
 mod ledger;
 mod ledger_ring;
+#[cfg(test)]
+mod ledger_tests;
+#[cfg(test)]
+mod link;
+#[cfg(test)]
+mod link_tests;
 mod pacer;
 mod rate;
 mod rtt;

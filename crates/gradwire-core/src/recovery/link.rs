@@ -1,0 +1,304 @@
+//! A modelled bottleneck for tests: rate, delay, drop-tail buffer, random loss; flows with endless data.
+//!
+//! Deterministic: virtual time, a seeded generator, events in order of time and then of creation. The sender
+//! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
+//! or half a millisecond after the first unacknowledged one.
+
+use super::{
+    AckOutcome, AckSample, BottleneckController, Ledger, Pacer, RateController, RttEstimator, SentPacket,
+};
+use crate::Timestamp;
+use alloc::boxed::Box;
+use alloc::collections::BinaryHeap;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::time::Duration;
+use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
+
+pub(super) const PACKET: u64 = 1_408;
+const ACK_EVERY: u32 = 10;
+const ACK_DELAY: Duration = Duration::from_micros(500);
+
+/// What the flows share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    /// Bytes per second.
+    pub(super) rate: u64,
+    /// Round trip of an empty link.
+    pub(super) rtt: Duration,
+    /// Packets that may wait.
+    pub(super) buffer_packets: u64,
+    /// Random losses among 1000 packets.
+    pub(super) loss_per_mille: u64,
+    /// The receiver's thread runs only at multiples of this time (zero: always).
+    pub(super) slice: Duration,
+}
+
+/// What happened since the last look.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counters {
+    pub(super) sent: u64,
+    pub(super) overflowed: u64,
+    pub(super) delivered_bytes: u64,
+    pub(super) declared_lost: u64,
+    pub(super) random_lost: u64,
+    pub(super) queue_delay_max: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrive { flow: usize, number: u32, sent_at: u64 },
+    AckDue { flow: usize },
+    Ack { flow: usize, words: Box<[u64; ACK_WORDS_MAX]>, largest: u32, echo: u64, held: u64 },
+    Wake { flow: usize },
+}
+
+#[derive(Debug)]
+struct Flow {
+    ledger: Ledger,
+    rtt: RttEstimator,
+    pacer: Pacer,
+    controller: BottleneckController,
+    outcome: AckOutcome,
+    wake_at: Timestamp,
+    active: bool,
+    received: Vec<bool>,
+    unacked: u32,
+    newest: Option<(u64, Timestamp)>,
+    counters: Counters,
+}
+
+/// The link with its flows.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) link: Link,
+    now: Timestamp,
+    free_at: Timestamp,
+    random: u64,
+    events: BinaryHeap<Reverse<(Timestamp, u64, Event)>>,
+    created: u64,
+    flows: Vec<Flow>,
+}
+
+impl World {
+    pub(super) fn new(link: Link, flows: usize, incast: u32) -> Self {
+        let now = Timestamp::from_nanos(1_000_000);
+        let flow = |_| Flow {
+            ledger: Ledger::new(),
+            rtt: RttEstimator::new(Duration::from_millis(100)),
+            pacer: Pacer::new(now),
+            controller: BottleneckController::new(12_500_000, incast, PACKET, 1 << 20),
+            outcome: AckOutcome::default(),
+            wake_at: Timestamp::ZERO,
+            active: false,
+            received: Vec::new(),
+            unacked: 0,
+            newest: None,
+            counters: Counters::default(),
+        };
+        let flows = (0..flows).map(flow).collect();
+        let events = BinaryHeap::new();
+        Self { link, now, free_at: now, random: 0x9E37_79B9_7F4A_7C15, events, created: 0, flows }
+    }
+
+    /// Gives a flow endless data from now on, or takes it away.
+    pub(super) fn set_active(&mut self, flow: usize, active: bool) {
+        self.flows[flow].active = active;
+        if active && self.flows[flow].ledger.in_flight() == 0 {
+            self.flows[flow].controller.on_idle_restart(self.now);
+        }
+        self.send(flow);
+    }
+
+    pub(super) fn controller(&self, flow: usize) -> &BottleneckController {
+        &self.flows[flow].controller
+    }
+
+    /// Runs for `time` and returns what each flow saw in it.
+    pub(super) fn run(&mut self, time: Duration) -> Vec<Counters> {
+        let end = self.now + time;
+        while let Some(Reverse((at, _, _))) = self.events.peek() {
+            if *at > end {
+                break;
+            }
+            let Some(Reverse((at, _, event))) = self.events.pop() else { break };
+            assert!(at >= self.now, "time never goes backwards");
+            self.now = at;
+            self.handle(event);
+        }
+        self.now = end;
+        self.flows.iter_mut().map(|flow| core::mem::take(&mut flow.counters)).collect()
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrive { flow, number, sent_at } => self.arrive(flow, number, sent_at),
+            Event::AckDue { flow } => self.acknowledge(flow),
+            Event::Ack { flow, words, largest, echo, held } => {
+                let ack = AckPath {
+                    path: PathId(0),
+                    largest: PacketNumber(largest),
+                    words: ACK_WORDS_MAX as u8,
+                    bitmap: *words,
+                };
+                self.flows[flow].on_ack(self.now, &ack, echo, held);
+                self.send(flow);
+            }
+            Event::Wake { flow } => {
+                if self.now >= self.flows[flow].wake_at {
+                    self.flows[flow].on_wake(self.now);
+                    self.send(flow);
+                }
+            }
+        }
+    }
+
+    fn arrive(&mut self, flow: usize, number: u32, sent_at: u64) {
+        let now = self.now;
+        let receiver = &mut self.flows[flow];
+        if receiver.received.len() <= number as usize {
+            receiver.received.resize(number as usize + 1, false);
+        }
+        receiver.received[number as usize] = true;
+        receiver.counters.delivered_bytes += PACKET;
+        receiver.newest = Some((sent_at, now));
+        receiver.unacked += 1;
+        if receiver.unacked >= ACK_EVERY {
+            self.acknowledge(flow);
+        } else if receiver.unacked == 1 {
+            self.at(now + ACK_DELAY, Event::AckDue { flow });
+        }
+    }
+
+    fn acknowledge(&mut self, flow: usize) {
+        let receiver = &mut self.flows[flow];
+        let Some((echo, arrived)) = receiver.newest.filter(|_| receiver.unacked > 0) else { return };
+        receiver.unacked = 0;
+        let largest = receiver.received.len() - 1;
+        let mut words = Box::new([0_u64; ACK_WORDS_MAX]);
+        for back in 0..(64 * ACK_WORDS_MAX).min(largest + 1) {
+            words[back / 64] |= u64::from(receiver.received[largest - back]) << (back % 64);
+        }
+        let held = self.now.since(arrived).as_nanos() as u64;
+        let event = Event::Ack { flow, words, largest: largest as u32, echo, held };
+        self.at(self.now + self.link.rtt / 2, event);
+    }
+
+    /// Sends what window and pacer allow, then plans the next wake-up.
+    fn send(&mut self, flow: usize) {
+        let now = self.now;
+        let mut paced_until = None;
+        loop {
+            let sender = &mut self.flows[flow];
+            if !sender.active || sender.ledger.in_flight() + PACKET > sender.controller.cwnd() {
+                break;
+            }
+            let rate = sender.controller.pacing_rate();
+            let burst = Pacer::burst_for(rate, PACKET);
+            if !sender.pacer.allows(now, rate, burst) {
+                paced_until = Some(sender.pacer.next_send(rate, burst));
+                break;
+            }
+            let number = sender.transmit(now);
+            self.enqueue(flow, number);
+        }
+        let sender = &mut self.flows[flow];
+        let timer = sender.timer();
+        if let Some(at) = [paced_until, timer].into_iter().flatten().min() {
+            sender.wake_at = at.max(now + Duration::from_nanos(1));
+            let at = sender.wake_at;
+            self.at(at, Event::Wake { flow });
+        }
+    }
+
+    fn enqueue(&mut self, flow: usize, number: u32) {
+        let waiting = self.free_at.since(self.now);
+        let service = Duration::from_nanos(PACKET * 1_000_000_000 / self.link.rate);
+        let counters = &mut self.flows[flow].counters;
+        counters.queue_delay_max = counters.queue_delay_max.max(waiting);
+        if waiting.as_nanos() > u128::from(self.link.buffer_packets) * service.as_nanos() {
+            counters.overflowed += 1;
+            return;
+        }
+        self.free_at = self.free_at.max(self.now) + service;
+        if self.random() % 1_000 < self.link.loss_per_mille {
+            self.flows[flow].counters.random_lost += 1;
+            return;
+        }
+        let mut at = (self.free_at + self.link.rtt / 2).as_nanos();
+        let slice = self.link.slice.as_nanos() as u64;
+        if slice > 0 {
+            at = at.div_ceil(slice) * slice;
+        }
+        let sent_at = self.now.as_nanos();
+        self.at(Timestamp::from_nanos(at), Event::Arrive { flow, number, sent_at });
+    }
+
+    fn at(&mut self, at: Timestamp, event: Event) {
+        self.created += 1;
+        self.events.push(Reverse((at, self.created, event)));
+    }
+
+    /// xorshift64*, so that a run repeats exactly.
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
+    }
+}
+
+impl Flow {
+    fn transmit(&mut self, now: Timestamp) -> u32 {
+        let number = self.ledger.next_number();
+        let packet =
+            SentPacket { number, transfer: TransferId(1), chunk: 0, bytes: PACKET as u32, sent_at: now };
+        self.ledger.on_sent(packet, false);
+        self.controller.on_sent(now, PACKET, self.ledger.in_flight());
+        self.pacer.on_sent(PACKET);
+        self.counters.sent += 1;
+        number.0
+    }
+
+    fn on_ack(&mut self, now: Timestamp, ack: &AckPath, echo: u64, held: u64) {
+        let rtt = now.since(Timestamp::from_nanos(echo + held));
+        self.rtt.on_sample(now, rtt);
+        assert!(self.ledger.on_ack(now, ack, self.rtt.loss_delay(), &mut self.outcome));
+        self.report(now, Some(rtt));
+    }
+
+    fn on_wake(&mut self, now: Timestamp) {
+        let loss_delay = self.rtt.loss_delay();
+        if self.ledger.loss_time(loss_delay).is_some_and(|at| at <= now) {
+            self.ledger.on_timeout(now, loss_delay, &mut self.outcome);
+            self.report(now, None);
+        }
+        if self.probe_time().is_some_and(|at| at <= now) {
+            self.ledger.lose_before(now, &mut self.outcome);
+            self.report(now, None);
+        }
+    }
+
+    fn report(&mut self, now: Timestamp, rtt: Option<Duration>) {
+        let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
+        self.counters.declared_lost += self.outcome.lost.len() as u64;
+        self.controller.on_ack(&AckSample {
+            now,
+            rtt,
+            acked_bytes: bytes(&self.outcome.acked),
+            lost_bytes: bytes(&self.outcome.lost),
+            in_flight: self.ledger.in_flight(),
+            delivery_rate: self.outcome.delivery_rate,
+            app_limited: self.outcome.app_limited,
+            round_ended: self.outcome.round_ended,
+        });
+    }
+
+    fn timer(&self) -> Option<Timestamp> {
+        [self.ledger.loss_time(self.rtt.loss_delay()), self.probe_time()].into_iter().flatten().min()
+    }
+
+    fn probe_time(&self) -> Option<Timestamp> {
+        Some(self.ledger.oldest_sent_at()? + self.rtt.probe_timeout(ACK_DELAY) * 2)
+    }
+}

@@ -1,0 +1,153 @@
+//! What the sender's machinery achieves over a modelled bottleneck.
+
+use super::link::{Counters, Link, World, PACKET};
+use super::RateController;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+const MBIT: u64 = 125_000;
+
+const fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
+
+fn link(mbit: u64, rtt: Duration, buffer_packets: u64) -> Link {
+    Link { rate: mbit * MBIT, rtt, buffer_packets, loss_per_mille: 0, slice: Duration::ZERO }
+}
+
+fn delivered(counters: &[Counters]) -> u64 {
+    counters.iter().map(|c| c.delivered_bytes).sum()
+}
+
+/// Share of the link's capacity that one flow uses between `warm_up` and `warm_up + time`.
+fn utilisation(link: Link, warm_up: Duration, time: Duration) -> f64 {
+    let mut world = World::new(link, 1, 1);
+    world.set_active(0, true);
+    world.run(warm_up);
+    let bytes = delivered(&world.run(time));
+    bytes as f64 / (link.rate as f64 * time.as_secs_f64())
+}
+
+#[test]
+fn a_flow_fills_a_link_of_100_mbit_and_1_ms() {
+    assert!(utilisation(link(100, ms(1), 64), ms(50), ms(2_000)) >= 0.9);
+}
+
+#[test]
+fn a_flow_fills_a_link_of_1_gbit_and_40_ms() {
+    assert!(utilisation(link(1_000, ms(40), 4_000), ms(1_000), ms(4_000)) >= 0.9);
+}
+
+#[test]
+fn a_flow_fills_a_shallow_buffer_of_a_long_link() {
+    assert!(utilisation(link(1_000, ms(40), 300), ms(1_000), ms(4_000)) >= 0.9);
+}
+
+#[test]
+fn five_percent_of_random_loss_costs_little_bandwidth() {
+    let lossy = Link { loss_per_mille: 50, ..link(100, ms(1), 64) };
+    // 5 % of the capacity carries packets that are then lost.
+    assert!(utilisation(lossy, ms(100), ms(4_000)) >= 0.85);
+    let light = Link { loss_per_mille: 10, ..link(100, ms(1), 64) };
+    assert!(utilisation(light, ms(100), ms(4_000)) >= 0.93);
+    let long = Link { loss_per_mille: 50, ..link(200, ms(20), 500) };
+    assert!(utilisation(long, ms(1_000), ms(4_000)) >= 0.85);
+}
+
+#[test]
+fn a_receiver_that_runs_in_time_slices_does_not_starve_the_flow() {
+    let sliced = Link { slice: ms(4), ..link(1_000, Duration::from_micros(50), 4_000) };
+    assert!(utilisation(sliced, ms(500), ms(2_000)) >= 0.8);
+}
+
+/// Jain's index: (sum x)^2 / (n * sum x^2); 1 when all are equal, 1/n when one has everything.
+fn jain(counters: &[Counters]) -> f64 {
+    let bytes: Vec<f64> = counters.iter().map(|c| c.delivered_bytes as f64).collect();
+    let squares: f64 = bytes.iter().map(|x| x * x).sum();
+    bytes.iter().sum::<f64>().powi(2) / (bytes.len() as f64 * squares)
+}
+
+/// Flows that start 20 ms after each other.
+fn crowd(link: Link, flows: usize, incast: u32) -> World {
+    let mut world = World::new(link, flows, incast);
+    for flow in 0..flows {
+        world.set_active(flow, true);
+        world.run(ms(20));
+    }
+    world
+}
+
+#[test]
+fn flows_share_a_link_fairly() {
+    for flows in [2, 3, 4, 8] {
+        let mut world = crowd(link(100, ms(1), 128), flows, 1);
+        world.run(ms(500));
+        let counters = world.run(ms(2_000));
+        let index = jain(&counters);
+        let used = delivered(&counters) as f64 / (100.0 * MBIT as f64 * 2.0);
+        assert!(index >= 0.9 && used >= 0.9, "{flows} flows: Jain's index {index:.3}, used {used:.3}");
+    }
+}
+
+#[test]
+fn a_small_switch_buffer_survives_an_incast() {
+    let mut world = World::new(link(100, ms(1), 64), 3, 3);
+    (0..3).for_each(|flow| world.set_active(flow, true));
+    world.run(ms(100));
+    let counters = world.run(ms(2_000));
+    let (sent, overflowed) =
+        counters.iter().fold((0, 0), |(sent, lost), c| (sent + c.sent, lost + c.overflowed));
+    let used = delivered(&counters) as f64 / (100.0 * MBIT as f64 * 2.0);
+    assert!(overflowed * 100 < sent * 3, "{overflowed} of {sent} packets overflowed");
+    assert!(used >= 0.9, "used {used:.3}");
+}
+
+#[test]
+fn no_long_queue_builds_up_over_half_a_minute() {
+    let mut world = crowd(link(100, ms(1), 1_000), 3, 3);
+    world.run(ms(1_000));
+    for second in 0..30 {
+        let counters = world.run(ms(1_000));
+        let delay = counters.iter().map(|c| c.queue_delay_max).max().unwrap_or_default();
+        assert!(delay <= ms(10), "the queue is {delay:?} long after {second} s");
+    }
+}
+
+#[test]
+fn a_flow_gives_way_when_others_come_and_takes_over_when_they_leave() {
+    let mut world = World::new(link(100, ms(1), 64), 4, 1);
+    world.set_active(0, true);
+    world.run(ms(500));
+    (1..4).for_each(|flow| world.set_active(flow, true));
+    world.run(ms(100));
+    let counters = world.run(ms(500));
+    let (sent, lost) = counters.iter().fold((0, 0), |(s, l), c| (s + c.sent, l + c.overflowed));
+    assert!(lost * 100 < sent * 5, "{lost} of {sent}");
+    (1..4).for_each(|flow| world.set_active(flow, false));
+    world.run(ms(200));
+    let alone = delivered(&world.run(ms(500))) as f64 / (100.0 * MBIT as f64 * 0.5);
+    assert!(alone >= 0.9, "alone again it uses {alone:.3}");
+}
+
+#[test]
+fn a_link_that_loses_everything_for_a_while_is_used_again() {
+    let mut world = World::new(link(100, ms(1), 64), 1, 1);
+    world.set_active(0, true);
+    world.run(ms(200));
+    world.link.loss_per_mille = 1_000;
+    world.run(ms(300));
+    world.link.loss_per_mille = 0;
+    world.run(ms(100));
+    let used = delivered(&world.run(ms(500))) as f64 / (100.0 * MBIT as f64 * 0.5);
+    assert!(used >= 0.9, "used {used:.3}");
+}
+
+#[test]
+fn the_estimate_is_the_link() {
+    let mut world = World::new(link(100, ms(1), 64), 1, 1);
+    world.set_active(0, true);
+    world.run(ms(1_000));
+    let estimate = world.controller(0).bandwidth() as f64 / (100 * MBIT) as f64;
+    assert!((0.95..1.15).contains(&estimate), "{estimate:.3}");
+    assert!(world.controller(0).cwnd() <= 64 * PACKET);
+}
