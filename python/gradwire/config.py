@@ -159,7 +159,11 @@ def allowed(field: dataclasses.Field[Any]) -> str:
     elif limits["kind"] is bool:
         text = "true | false"
     elif "low" in limits:
-        text = f"{limits['low']:g} to {limits['high']:g}" if limits["kind"] is float else f"{limits['low']} to {limits['high']}"
+        text = (
+            f"{limits['low']:g} to {limits['high']:g}"
+            if limits["kind"] is float
+            else f"{limits['low']} to {limits['high']}"
+        )
     else:
         text = "text"
     return f"{text}, or unset" if limits.get("optional") else text
@@ -195,7 +199,9 @@ def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:
 
 
 def _bad_value(field: dataclasses.Field[Any], name: str, value: Any) -> ConfigError:
-    return ConfigError(f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field))
+    return ConfigError(
+        f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field)
+    )
 
 
 def _field_of_variable(variable: str) -> dataclasses.Field[Any]:

@@ -87,8 +87,10 @@ class UnreachableError(RendezvousError):
 
 
 class GroupError(GradwireError):
-    """A collective failed and its group is poisoned: every later call fails with the same cause, because ranks may
-    disagree about what has been done. Destroy the group and form a new one."""
+    """A collective failed and its group is poisoned: every later call fails with the same cause.
+
+    Ranks may disagree about what has been done. Destroy the group and form a new one.
+    """
 
 
 class MismatchError(GroupError):

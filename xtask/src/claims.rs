@@ -1,8 +1,9 @@
 //! Paper claims: a mark beside the code, a mark beside the test, and a row of `docs/papers.md` agree.
 //!
 //! Code that fulfils a paper's claim carries the comment `claim: id`, its test `test of: id`; both may stand behind
-//! `//`, `///`, `//!` or `#`. A row of the table starts with `` | `id` | `` and has a state in its third cell:
-//! `yes` promises code and test, `planned` neither.
+//! `//`, `///`, `//!` or `#`, name several ids, and go on with other words. A row of the table starts with
+//! `` | `id` | `` and has a state in its third cell: `yes` promises code and test, `planned` neither; then the fifth and
+//! sixth cell name the files.
 
 use std::collections::BTreeMap;
 
@@ -16,51 +17,77 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
     let Some(table) = tree.file(TABLE) else {
         return vec![format!("{TABLE}: missing")];
     };
-    let states: BTreeMap<&str, &str> = table.text.lines().filter_map(row).collect();
+    let rows: Vec<Row<'_>> = table.text.lines().filter_map(row).collect();
     let code = marks(tree, "claim: ");
     let tests = marks(tree, "test of: ");
     let mut complaints = Vec::new();
-    for (id, path) in code.iter().chain(&tests) {
-        if !states.contains_key(id) {
-            complaints.push(format!("{path}: claim `{id}` has no row in {TABLE}"));
+    for (id, paths) in code.iter().chain(&tests) {
+        if !rows.iter().any(|row| row.id == *id) {
+            complaints.push(format!("{}: claim `{id}` has no row in {TABLE}", paths[0]));
         }
     }
-    for (id, state) in &states {
-        complaints.extend(row_complaint(id, state, code.contains_key(id), tests.contains_key(id)));
+    let none = Vec::new();
+    for row in &rows {
+        let (code, tests) = (code.get(row.id).unwrap_or(&none), tests.get(row.id).unwrap_or(&none));
+        let wrong = row_complaint(row, code, tests);
+        complaints.extend(wrong.map(|wrong| format!("{TABLE}: claim `{}` {wrong}", row.id)));
     }
     complaints
 }
 
-/// What is wrong with one row, given whether its code and its test are marked.
-fn row_complaint(id: &str, state: &str, has_code: bool, has_test: bool) -> Option<String> {
-    let wrong = match (state, has_code, has_test) {
-        ("yes", true, true) | ("planned", false, false) => return None,
-        ("yes", false, _) => "is said to be done, but no code carries its mark",
-        ("yes", true, false) => "is said to be done, but no test carries its mark",
-        ("planned", _, _) => "is said to be planned, but has marks already",
+/// One row of the claim table.
+struct Row<'a> {
+    id: &'a str,
+    state: &'a str,
+    file: &'a str,
+    test: &'a str,
+}
+
+fn row(line: &str) -> Option<Row<'_>> {
+    let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+    let id = cells.next()?.strip_suffix('`')?;
+    let (_section, state, _words) = (cells.next()?, cells.next()?, cells.next()?);
+    Some(Row { id, state, file: cells.next()?, test: cells.next()? })
+}
+
+/// What is wrong with one row, given the files with its code and with its tests.
+fn row_complaint(row: &Row<'_>, code: &[&str], tests: &[&str]) -> Option<String> {
+    let names =
+        |cell: &str, paths: &[&str]| paths.iter().any(|path| cell.contains(&format!("`{}`", short(path))));
+    let wrong = match row.state {
+        "planned" if code.is_empty() && tests.is_empty() => return None,
+        "planned" => "is said to be planned, but has marks already",
+        "yes" if code.is_empty() => "is said to be done, but no code carries its mark",
+        "yes" if tests.is_empty() => "is said to be done, but no test carries its mark",
+        "yes" if !names(row.file, code) => {
+            return Some(format!("does not name its code, {}", short(code[0])))
+        }
+        "yes" if !names(row.test, tests) => {
+            return Some(format!("does not name its test, {}", short(tests[0])))
+        }
+        "yes" => return None,
         _ => "needs the state `yes` or `planned`",
     };
-    Some(format!("{TABLE}: claim `{id}` {wrong}"))
+    Some(wrong.to_owned())
 }
 
-/// Id and state of a row of the claim table.
-fn row(line: &str) -> Option<(&str, &str)> {
-    let mut cells = line.strip_prefix("| `")?.split(" | ");
-    let id = cells.next()?.strip_suffix('`')?;
-    let _section = cells.next()?;
-    Some((id, cells.next()?.trim()))
+/// A source file as the table names it: `core/contract.rs` for `crates/gradwire-core/src/contract.rs`.
+fn short(path: &str) -> String {
+    let path =
+        path.strip_prefix("crates/gradwire-").or(path.strip_prefix("python/gradwire/")).unwrap_or(path);
+    path.replacen("/src/", "/", 1)
 }
 
-/// Ids behind `keyword` at the start of a comment, each with the first file that has it.
-fn marks<'a>(tree: &'a Tree, keyword: &str) -> BTreeMap<&'a str, &'a str> {
-    let mut found = BTreeMap::new();
+/// Ids behind `keyword` at the start of a comment, each with the files that have it.
+fn marks<'a>(tree: &'a Tree, keyword: &str) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for file in tree.with_extension(".rs").chain(tree.with_extension(".py")) {
         for line in file.text.lines() {
             let comment = line.trim_start().trim_start_matches(['/', '!', '#']).trim_start();
             let is_comment = comment.len() < line.trim_start().len();
             if let Some(ids) = comment.strip_prefix(keyword).filter(|_| is_comment) {
-                for id in ids.split(',').map(str::trim).filter(|id| !id.is_empty()) {
-                    found.entry(id).or_insert(file.path.as_str());
+                for id in leading_ids(ids) {
+                    found.entry(id).or_default().push(file.path.as_str());
                 }
             }
         }
@@ -68,11 +95,21 @@ fn marks<'a>(tree: &'a Tree, keyword: &str) -> BTreeMap<&'a str, &'a str> {
     found
 }
 
+/// The words at the start of `text` that are ids: two parts of small letters, digits and hyphens around a slash.
+fn leading_ids(text: &str) -> impl Iterator<Item = &str> {
+    let part = |part: &str| {
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+    };
+    let words = text.split_whitespace().map(|word| word.trim_end_matches([',', '.', ':', ';']));
+    words
+        .take_while(move |word| word.split_once('/').is_some_and(|(paper, claim)| part(paper) && part(claim)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TABLE_HEAD: &str = "| id | section | state | words |\n| --- | --- | --- | --- |\n";
+    const TABLE_HEAD: &str = "| id | section | state | words | file | test | deviation |\n";
 
     fn complaints(rows: &str, code: &str) -> Vec<String> {
         check(&Tree::of(&[(TABLE, &format!("{TABLE_HEAD}{rows}")), ("a.rs", code)]))
@@ -82,13 +119,14 @@ mod tests {
     fn a_row_with_code_and_test_is_fine() {
         let code =
             "// claim: mlt/stop\nfn f() {}\n    // test of: mlt/stop, mlt/probe\n/// claim: mlt/probe\n";
-        let rows = "| `mlt/stop` | 4.2.3 | yes | words |\n| `mlt/probe` | 4.2.3 | yes | words |\n";
+        let rows = "| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | `a.rs` | |\n| `mlt/probe` | 4.2.3 | yes | words | `a.rs` | `a.rs` | |\n";
         assert_eq!(complaints(rows, code), Vec::<String>::new());
     }
 
     #[test]
     fn a_claim_without_its_test_is_found() {
-        let found = complaints("| `mlt/stop` | 4.2.3 | yes | words |\n", "// claim: mlt/stop\n");
+        let found =
+            complaints("| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | `a.rs` | |\n", "// claim: mlt/stop\n");
         assert_eq!(
             found,
             ["docs/papers.md: claim `mlt/stop` is said to be done, but no test carries its mark"]
@@ -103,8 +141,26 @@ mod tests {
 
     #[test]
     fn a_planned_claim_with_marks_is_found() {
-        let found = complaints("| `mlt/stop` | 4.2.3 | planned | words |\n", "// test of: mlt/stop\n");
+        let found = complaints("| `mlt/stop` | 4.2.3 | planned | words | | | |\n", "// test of: mlt/stop\n");
         assert_eq!(found, ["docs/papers.md: claim `mlt/stop` is said to be planned, but has marks already"]);
+    }
+
+    #[test]
+    fn a_row_that_names_another_file_is_found() {
+        let code = "// claim: mlt/stop\n// test of: mlt/stop\n";
+        let found = complaints("| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | `b.rs` | |\n", code);
+        assert_eq!(found, ["docs/papers.md: claim `mlt/stop` does not name its test, a.rs"]);
+        assert_eq!(short("crates/gradwire-core/src/transfer/send.rs"), "core/transfer/send.rs");
+    }
+
+    #[test]
+    fn words_around_a_mark_are_no_ids() {
+        let code =
+            "// claim: mlt/stop (section 4.2.3): early\n// test of: mlt/stop.\n// claim: because of that\n";
+        assert_eq!(
+            complaints("| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | `a.rs` | |\n", code),
+            Vec::<String>::new()
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Element types and reductions.
+//! Element types and reductions, with the codes that travel in descriptors.
 
 /// Element type of a tensor. The discriminants travel on the wire and are part of the Python ABI.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,6 +29,21 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Every dtype, at the place of its code.
+    pub const ALL: [Self; 11] = [
+        Self::Bytes,
+        Self::F32,
+        Self::F64,
+        Self::F16,
+        Self::Bf16,
+        Self::U8,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::Bool,
+    ];
+
     /// Bytes of one element.
     #[must_use]
     pub const fn bytes(self) -> usize {
@@ -39,20 +54,53 @@ impl Dtype {
             Self::F64 | Self::I64 => 8,
         }
     }
+
+    /// The dtype with this code.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+
+    /// Whether elements are floating-point numbers.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16)
+    }
+
+    /// Whether elements are summed in float32, because their own type has too few bits.
+    #[must_use]
+    pub const fn is_half(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16)
+    }
+
+    /// Whether `reduce` is defined for this dtype. Bytes are only copied; floats have no bits; a mean of
+    /// booleans and a scaled sum of integers have no meaning that everybody shares.
+    #[must_use]
+    pub const fn supports(self, reduce: ReduceOp) -> bool {
+        match self {
+            Self::Bytes => false,
+            Self::Bool => !matches!(reduce, ReduceOp::Avg | ReduceOp::PremulSum(_)),
+            _ => match reduce {
+                ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !self.is_float(),
+                ReduceOp::PremulSum(_) => self.is_float(),
+                _ => true,
+            },
+        }
+    }
 }
 
 /// How elements of several ranks become one.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ReduceOp {
-    /// Sum.
+    /// Sum. Integers wrap around.
     Sum,
-    /// Sum divided by the number of ranks that contributed to the element.
+    /// Sum divided by the number of ranks that contributed to the element; integers truncate towards zero.
     Avg,
     /// Product.
     Product,
-    /// Least.
+    /// Least; NaN if any is NaN.
     Min,
-    /// Largest.
+    /// Largest; NaN if any is NaN.
     Max,
     /// Bitwise and.
     BitAnd,
@@ -60,6 +108,65 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise exclusive or.
     BitXor,
-    /// Sum of each value times this factor.
+    /// Sum of each value times this factor, the same on every rank. The sum is scaled once.
     PremulSum(f64),
+}
+
+impl ReduceOp {
+    /// The code in descriptors.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Sum => 0,
+            Self::Avg => 1,
+            Self::Product => 2,
+            Self::Min => 3,
+            Self::Max => 4,
+            Self::BitAnd => 5,
+            Self::BitOr => 6,
+            Self::BitXor => 7,
+            Self::PremulSum(_) => 8,
+        }
+    }
+
+    /// The reduction with this code. The factor of a scaled sum does not travel: it is 0 here.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Self::Sum,
+            1 => Self::Avg,
+            2 => Self::Product,
+            3 => Self::Min,
+            4 => Self::Max,
+            5 => Self::BitAnd,
+            6 => Self::BitOr,
+            7 => Self::BitXor,
+            8 => Self::PremulSum(0.0),
+            _ => return None,
+        })
+    }
+
+    /// Whether contributions are added, so that a missing one can be made up for by the number of those that came.
+    #[must_use]
+    pub const fn is_additive(self) -> bool {
+        matches!(self, Self::Sum | Self::Avg | Self::PremulSum(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_name_their_dtype_and_reduction() {
+        for (code, dtype) in Dtype::ALL.into_iter().enumerate() {
+            assert_eq!(dtype as usize, code);
+            assert_eq!(Dtype::from_code(code as u8), Some(dtype));
+        }
+        assert_eq!(Dtype::from_code(11), None);
+        for code in 0..9 {
+            assert_eq!(ReduceOp::from_code(code).map(ReduceOp::code), Some(code));
+        }
+        assert_eq!(ReduceOp::from_code(9), None);
+    }
 }

@@ -1,6 +1,7 @@
 //! How a collective fails. Every variant names the rank and what disagreed.
 
 use crate::{Dtype, ReduceOp};
+use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -21,6 +22,19 @@ pub struct Position {
     pub root: Option<u32>,
 }
 
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} x {:?}", self.collective, self.elems, self.dtype)?;
+        if let Some(reduce) = self.reduce {
+            write!(f, ", {reduce:?}")?;
+        }
+        match self.root {
+            Some(root) => write!(f, ", root {root}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Two ranks called different things at the same place of their sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mismatch {
@@ -34,16 +48,17 @@ pub struct Mismatch {
     pub b: Position,
 }
 
-/// Why a collective did not complete. After any of these the group is poisoned: every later call fails with the
-/// same cause, because ranks may disagree about what has been done.
+/// Why a collective did not complete. After any of these but [`OpError::Invalid`] the group is poisoned: every
+/// later call fails with the same cause, because ranks may disagree about what has been done.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// The request itself is wrong. Nothing was sent, the group goes on.
+    /// The request itself is wrong. Nothing was sent, and the group goes on: the call does not count in this rank's
+    /// sequence. Ranks whose own call was right have counted it, and will find the mismatch or time out.
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Ranks called different things.
-    #[error("ranks {} and {} disagree at collective {}: rank {} called {:?}, rank {} called {:?}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b)]
+    #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b)]
     Mismatch(Box<Mismatch>),
     /// A rank fell silent.
     #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
@@ -78,6 +93,16 @@ pub enum OpError {
         waited: Duration,
         /// For each peer that is behind: what had arrived of what, and where that rank last said it was.
         detail: String,
+    },
+    /// A rank of the group runs with other settings.
+    #[error("rank {rank} ({host}) runs with other settings of the group: fingerprint {theirs:016x} there")]
+    Settings {
+        /// The rank.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// Its fingerprint.
+        theirs: u64,
     },
     /// Another rank's group failed for a reason of its own.
     #[error("rank {rank} aborted the group: {cause}")]

@@ -1,7 +1,24 @@
 //! One rank of one process group, as one machine without IO.
+//!
+//! Holds a connection to each peer and the collectives in flight, and carries what the connections report to the
+//! collectives and the transfers that those want to the connections. Driven by the engine or the simulator. Its
+//! parts: `drive` (starting, events, ending), `point_to_point`, `failure` (the one verdict), `transmit`.
 
-use crate::{DeliveryReport, OpError, OpId, Request};
-use gradwire_core::{ConnectionConfig, ConnectionStats, Timeout, Timestamp};
+mod drive;
+mod failure;
+mod point_to_point;
+mod transmit;
+
+use crate::memory::Pool;
+use crate::ops::{Key, Ops};
+use crate::peer::Peer;
+use crate::position::{History, PositionRecord};
+use crate::schedules::{Place, Post};
+use crate::verdict::{AbortRecord, Cause};
+use crate::{Collective, DeliveryReport, OpError, OpId, Request};
+use gradwire_core::wire::chunk_bytes_for;
+use gradwire_core::{ConnectionConfig, ConnectionStats, Timeout, TimeoutReason, Timestamp};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 /// A peer, as the group needs to know it.
@@ -42,6 +59,8 @@ pub trait TransmitSink {
 pub enum GroupEvent {
     /// Every peer has answered.
     Connected,
+    /// The group failed: this is the verdict that every collective in flight, and every later one, ends with.
+    Failed(OpError),
     /// A collective ended; its memory is the caller's again.
     Done {
         /// Which.
@@ -53,67 +72,237 @@ pub enum GroupEvent {
 
 /// One rank of one process group. The drain contract is that of [`gradwire_core::Connection`].
 #[derive(Debug)]
-pub struct Group;
+pub struct Group {
+    rank: u32,
+    world_size: u32,
+    chunk_bytes: usize,
+    /// Every other rank, in rank order.
+    peers: Vec<Peer>,
+    ops: Ops,
+    /// Collectives that wait for room in flight.
+    queue: VecDeque<Queued>,
+    /// Receives that nothing was offered for yet.
+    receives: VecDeque<Queued>,
+    next_op: u64,
+    /// Number of the next collective to be submitted, and to be started.
+    next_sequence: u64,
+    next_start: u64,
+    /// Every collective before this one is over.
+    oldest: u64,
+    next_point_to_point: u64,
+    offers: u64,
+    history: History,
+    position: Option<PositionRecord>,
+    events: VecDeque<GroupEvent>,
+    failed: Option<OpError>,
+    is_leaving: bool,
+    /// No operation times out before this.
+    next_deadline: Option<Timestamp>,
+    pool: Pool,
+    /// Peers whose connection may have something to say.
+    dirty: Vec<usize>,
+    /// Transfers to post, kept for its memory.
+    posts: Vec<Post>,
+    /// Peer whose turn it is to send.
+    turn: usize,
+    scratch: Vec<u8>,
+}
+
+/// A request that has not been started.
+#[derive(Debug)]
+struct Queued {
+    id: OpId,
+    request: Request,
+    submitted: Timestamp,
+    sequence: u64,
+}
+
+impl Queued {
+    fn deadline(&self) -> Timestamp {
+        self.submitted + self.request.timeout
+    }
+}
 
 impl Group {
     /// Starts to connect to every peer.
+    ///
+    /// # Panics
+    /// When the peers are not the other ranks of the group, or the datagram sizes of their connections differ: the
+    /// counts of contributions need one packet grid.
     #[must_use]
-    pub fn new(_config: GroupConfig, _now: Timestamp) -> Self {
-        todo!()
+    pub fn new(config: GroupConfig, now: Timestamp) -> Self {
+        let GroupConfig { rank, world_size, mut peers } = config;
+        peers.sort_by_key(|peer| peer.rank);
+        assert!(
+            peers.iter().map(|peer| peer.rank).eq((0..world_size).filter(|other| *other != rank)),
+            "the peers of rank {rank} are every other rank below {world_size}"
+        );
+        let datagram_bytes =
+            peers.first().map_or(DATAGRAM_BYTES_ALONE, |peer| peer.connection.datagram_bytes);
+        assert!(
+            peers.iter().all(|peer| peer.connection.datagram_bytes == datagram_bytes),
+            "one packet grid in a group"
+        );
+        let mut group = Self {
+            rank,
+            world_size,
+            chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
+            peers: peers.into_iter().map(|peer| Peer::new(peer, now)).collect(),
+            ops: Ops::new(),
+            queue: VecDeque::new(),
+            receives: VecDeque::new(),
+            next_op: 0,
+            next_sequence: 0,
+            next_start: 0,
+            oldest: 0,
+            next_point_to_point: 0,
+            offers: 0,
+            history: History::new(),
+            position: None,
+            events: VecDeque::new(),
+            failed: None,
+            is_leaving: false,
+            next_deadline: None,
+            pool: Pool::default(),
+            dirty: Vec::new(),
+            posts: Vec::new(),
+            // The next rank first, so that not everybody begins with rank 0.
+            turn: if rank + 1 < world_size { rank as usize } else { 0 },
+            scratch: vec![0; datagram_bytes],
+        };
+        if world_size == 1 {
+            group.events.push_back(GroupEvent::Connected);
+        }
+        group.update_position(now);
+        group
     }
 
     /// Starts a collective. Collectives of one group must be submitted in the same order on every rank. Every error,
     /// an invalid request too, arrives as [`GroupEvent::Done`].
-    pub fn submit(&mut self, _now: Timestamp, _request: Request) -> OpId {
-        todo!()
+    pub fn submit(&mut self, now: Timestamp, request: Request) -> OpId {
+        let id = OpId(self.next_op);
+        self.next_op += 1;
+        if let Some(error) = self.refusal(&request) {
+            self.events.push_back(GroupEvent::Done { op: id, outcome: Err(error) });
+            return id;
+        }
+        let deadline = now + request.timeout;
+        self.next_deadline = Some(self.next_deadline.map_or(deadline, |next| next.min(deadline)));
+        match request.collective {
+            Collective::Send { to, .. } => self.start_send(now, id, to, request),
+            Collective::Receive { .. } => {
+                let sequence = self.next_point_to_point;
+                self.next_point_to_point += 1;
+                self.receives.push_back(Queued { id, request, submitted: now, sequence });
+                self.match_receives(now);
+            }
+            _ => {
+                let sequence = self.next_sequence;
+                self.next_sequence += 1;
+                self.queue.push_back(Queued { id, request, submitted: now, sequence });
+                self.start_queued(now);
+            }
+        }
+        self.drain(now);
+        id
     }
 
     /// Takes a datagram from `peer` (found by its connection id). Whatever is wrong with it is only counted.
-    pub fn handle_datagram(&mut self, _now: Timestamp, _peer: u32, _datagram: &[u8]) {
-        todo!()
+    pub fn handle_datagram(&mut self, now: Timestamp, peer: u32, datagram: &[u8]) {
+        let Some(slot) = self.slot_of(peer) else { return };
+        let Self { peers, ops, .. } = self;
+        let from = &mut peers[slot];
+        if let Ok(Some(payload)) = from.connection.handle_datagram(now, datagram) {
+            drive::deliver(from.rank, &from.traffic, ops, &payload);
+        }
+        self.dirty.push(slot);
+        self.drain(now);
     }
 
     /// Does what is due.
-    pub fn handle_timeout(&mut self, _now: Timestamp) {
-        todo!()
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        for slot in 0..self.peers.len() {
+            let connection = &mut self.peers[slot].connection;
+            if connection.poll_timeout().is_some_and(|timeout| timeout.at <= now) {
+                connection.handle_timeout(now);
+                self.dirty.push(slot);
+            }
+        }
+        self.drain(now);
+        if self.next_deadline.is_some_and(|deadline| deadline <= now) {
+            self.check_deadlines(now);
+        }
     }
 
     /// When `handle_timeout` is due (then also call `poll_transmit`).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timeout> {
-        todo!()
+        let operation = self.next_deadline.map(|at| Timeout { at, reason: TimeoutReason::Operation });
+        let connections = self.peers.iter().filter_map(|peer| peer.connection.poll_timeout());
+        connections.chain(operation).min_by_key(|timeout| timeout.at)
     }
 
     /// Gives every datagram that may leave now, until the sink is full. Peers take turns, a burst at a time.
-    pub fn poll_transmit(&mut self, _now: Timestamp, _sink: &mut dyn TransmitSink) {
-        todo!()
+    pub fn poll_transmit(&mut self, now: Timestamp, sink: &mut dyn TransmitSink) {
+        self.transmit(now, sink);
     }
 
     /// The next event.
     pub fn poll_event(&mut self) -> Option<GroupEvent> {
-        todo!()
+        self.events.pop_front()
     }
 
-    /// Ends everything in flight with [`OpError::ShutDown`] if it cannot be drained, and says goodbye to the peers.
-    pub fn leave(&mut self, _now: Timestamp) {
-        todo!()
+    /// Ends everything in flight with [`OpError::ShutDown`] and says goodbye to the peers. Callers who want what is
+    /// in flight to end well wait for it first. Peers who still needed this rank get [`OpError::PeerLeft`].
+    pub fn leave(&mut self, now: Timestamp) {
+        if self.is_leaving {
+            return;
+        }
+        self.is_leaving = true;
+        if self.failed.is_some() {
+            return;
+        }
+        if let Some(during) = self.during_any() {
+            let record = AbortRecord::about(Cause::ShutDown, self.rank, self.rank);
+            return self.fail(now, OpError::ShutDown(during), &record);
+        }
+        for slot in 0..self.peers.len() {
+            self.peers[slot].connection.leave(now);
+            self.dirty.push(slot);
+        }
+        self.drain(now);
     }
 
     /// Whether nothing more has to be said after [`Group::leave`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        todo!()
+        self.peers.iter().all(|peer| peer.connection.is_drained())
     }
 
     /// Counters of the connection to each peer.
     #[must_use]
     pub fn stats(&self) -> Vec<(u32, ConnectionStats)> {
-        todo!()
+        self.peers.iter().map(|peer| (peer.rank, peer.connection.stats())).collect()
     }
 
-    /// For a timeout while connecting: peers that have not answered, with how long ago they were last heard.
+    /// For a timeout while connecting: peers that have not answered, with how long ago they were last heard (never,
+    /// so far: a peer that was heard has answered).
     #[must_use]
     pub fn unreachable_peers(&self) -> Vec<(u32, Option<Duration>)> {
-        todo!()
+        self.peers.iter().filter(|peer| !peer.is_connected).map(|peer| (peer.rank, None)).collect()
+    }
+
+    /// Index of `rank` in `peers`.
+    fn slot_of(&self, rank: u32) -> Option<usize> {
+        let slot = rank as usize - usize::from(rank > self.rank);
+        (rank != self.rank && slot < self.peers.len()).then_some(slot)
+    }
+
+    fn place(&self, sequence: u64) -> Place {
+        let Self { rank, world_size, chunk_bytes, .. } = *self;
+        Place { rank, world_size, sequence, chunk_bytes }
     }
 }
+
+/// A group of one rank sends nothing; its grid only divides its counts.
+const DATAGRAM_BYTES_ALONE: usize = 1472;

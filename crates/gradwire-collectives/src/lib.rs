@@ -3,12 +3,23 @@
 //! A [`Group`] is one rank of one process group: a connection to each peer and the collectives in flight. The
 //! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
 
+mod call;
 mod dtype;
 mod error;
 mod group;
+mod kernels;
+mod layout;
+mod memory;
+mod op;
+mod ops;
+mod peer;
 mod policy;
+mod position;
 mod report;
 mod request;
+mod schedules;
+mod validate;
+mod verdict;
 mod view;
 
 pub use dtype::{Dtype, ReduceOp};

@@ -1,5 +1,6 @@
 //! What a collective delivered.
 
+use gradwire_core::CloseReason;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ pub struct PeerDelivery {
     pub elems_expected: u64,
     /// Why the last of its transfers closed: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout`, `deadline`.
     pub closed_by: &'static str,
-    /// How long its first packet was waited for: the peer was late to the call.
+    /// How long its first packet was waited for: the peer was late to the call. In a ring, over all steps.
     pub waited_for_peer: Duration,
-    /// From its first packet to the end: the network.
+    /// From its first packet to the end: the network. In a ring, over all steps.
     pub network_time: Duration,
 }
 
@@ -31,27 +32,95 @@ pub struct DeliveryReport {
     pub elems: u64,
     /// From submission to the end.
     pub elapsed: Duration,
-    /// Payload bytes received, duplicates left out.
+    /// Payload bytes received in all stages, duplicates left out.
     pub bytes_received: u64,
-    /// Payload bytes expected.
+    /// Payload bytes expected in all stages.
     pub bytes_expected: u64,
     /// Payload bytes sent, retransmissions included.
     pub bytes_sent: u64,
     /// Payload bytes sent again.
     pub bytes_retransmitted: u64,
-    /// Elements of this rank's contribution that did not count somewhere, as ranges of the bucket.
+    /// Elements of this rank's contribution that did not count somewhere, as ranges of the bucket, in order. In a
+    /// ring they stand for the partial sum that this rank sent on.
     pub uncounted: Vec<Range<u64>>,
     /// For each peer that sent in the reduce stage.
     pub peers: Vec<PeerDelivery>,
 }
 
 impl DeliveryReport {
-    /// Share of the expected payload bytes that did not arrive, 0 to 1.
+    /// Share of the elements that were expected in the reduce stage and did not arrive, 0 to 1. The other stages
+    /// lose nothing, so this is the share of gradient bytes lost on their way to this rank.
     #[must_use]
     pub fn lost_share(&self) -> f64 {
-        if self.bytes_expected == 0 {
+        let expected: u64 = self.peers.iter().map(|peer| peer.elems_expected).sum();
+        let received: u64 = self.peers.iter().map(|peer| peer.elems_received).sum();
+        if expected == 0 {
             return 0.0;
         }
-        1.0 - self.bytes_received as f64 / self.bytes_expected as f64
+        1.0 - received as f64 / expected as f64
+    }
+
+    /// The entry of `rank`, made when it is its first transfer.
+    pub(crate) fn peer(&mut self, rank: u32) -> &mut PeerDelivery {
+        let index = self.peers.iter().position(|peer| peer.rank == rank).unwrap_or_else(|| {
+            self.peers.push(PeerDelivery {
+                rank,
+                elems_received: 0,
+                elems_expected: 0,
+                closed_by: "all_arrived",
+                waited_for_peer: Duration::ZERO,
+                network_time: Duration::ZERO,
+            });
+            self.peers.len() - 1
+        });
+        &mut self.peers[index]
+    }
+
+    /// Puts `uncounted` in order and joins neighbours.
+    pub(crate) fn tidy(&mut self) {
+        self.uncounted.sort_by_key(|range| range.start);
+        self.uncounted.dedup_by(|next, previous| {
+            let joined = next.start <= previous.end;
+            if joined {
+                previous.end = previous.end.max(next.end);
+            }
+            joined
+        });
+        self.peers.sort_by_key(|peer| peer.rank);
+    }
+}
+
+/// The name of `reason` in reports.
+pub(crate) const fn closed_by(reason: CloseReason) -> &'static str {
+    match reason {
+        CloseReason::AllArrived => "all_arrived",
+        CloseReason::BoundMet => "bound_met",
+        CloseReason::SoftThreshold => "soft_threshold",
+        CloseReason::EarlyTimeout => "early_timeout",
+        CloseReason::Deadline => "deadline",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_did_not_count_are_in_order_and_joined() {
+        let mut report =
+            DeliveryReport { uncounted: vec![8..9, 0..2, 2..4, 3..5, 7..8], ..Default::default() };
+        report.tidy();
+        assert_eq!(report.uncounted, vec![0..5, 7..9]);
+    }
+
+    #[test]
+    fn the_lost_share_is_about_the_reduce_stage() {
+        let mut report = DeliveryReport { bytes_expected: 1000, bytes_received: 990, ..Default::default() };
+        assert_eq!(report.lost_share(), 0.0);
+        report.peer(1).elems_expected = 75;
+        report.peer(1).elems_received = 50;
+        report.peer(2).elems_expected = 25;
+        report.peer(2).elems_received = 25;
+        assert_eq!(report.lost_share(), 0.25);
     }
 }

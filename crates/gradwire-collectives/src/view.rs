@@ -1,5 +1,7 @@
 //! Memory of the caller's tensor. All unsafe access to it is in this file.
 
+use std::ops::Range;
+
 /// A flat, contiguous piece of memory that the caller lends for the duration of one collective.
 ///
 /// The memory must stay valid, and must not be read or written by anybody else, until the collective's
@@ -52,5 +54,54 @@ impl View {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `View::new` promises validity and exclusive use.
         unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+
+    /// The part `range` of it.
+    ///
+    /// # Panics
+    /// When `range` is not inside: the caller has checked sizes at submission.
+    pub(crate) fn part(&self, range: &Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.bytes, "{range:?} of {} bytes", self.bytes);
+        Self { pointer: self.pointer.wrapping_add(range.start), bytes: range.len() }
+    }
+
+    /// Whether both are the same memory.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.pointer == other.pointer && self.bytes == other.bytes
+    }
+
+    /// Whether they share at least one byte.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.pointer as usize, other.pointer as usize);
+        !self.is_empty() && !other.is_empty() && a < b + other.bytes && b < a + self.bytes
+    }
+
+    /// Copies `source`, which has the same length and may be the same memory: then nothing happens.
+    ///
+    /// # Panics
+    /// When lengths differ: the caller has checked sizes at submission.
+    pub(crate) fn copy_from(&mut self, source: &Self) {
+        assert_eq!(self.bytes, source.bytes, "copy between views of different sizes");
+        if !self.is(source) {
+            // SAFETY: `View::new` promises validity of both; `copy` allows them to overlap, and no reference to
+            // either exists here.
+            unsafe { std::ptr::copy(source.pointer, self.pointer, self.bytes) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_know_whether_they_share_memory() {
+        let mut memory = vec![0_u8; 10];
+        // SAFETY: `memory` outlives every view of it here.
+        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+        let (front, back) = (view.part(&(0..5)), view.part(&(5..10)));
+        assert!(!front.overlaps(&back) && view.overlaps(&front) && front.is(&view.part(&(0..5))));
+        assert!(!view.part(&(3..3)).overlaps(&view));
+        assert!(!View::EMPTY.overlaps(&view));
     }
 }

@@ -32,3 +32,39 @@ pub struct ConnectionConfig {
     /// Silence after which a peer is lost.
     pub peer_timeout: Duration,
 }
+
+impl ConnectionConfig {
+    /// Payload bytes of one data packet.
+    #[must_use]
+    pub const fn chunk_bytes(&self) -> u32 {
+        gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
+    }
+
+    /// Chunks that may be sent before a grant; also the slots of the early buffer.
+    #[must_use]
+    pub fn eager_chunks(&self) -> u32 {
+        u32::try_from(self.eager_bytes / u64::from(self.chunk_bytes())).unwrap_or(u32::MAX).max(8)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Settings that unit tests share.
+    pub(crate) fn config() -> ConnectionConfig {
+        ConnectionConfig {
+            local: ConnectionId::new(1).expect("fits"),
+            remote: ConnectionId::new(2).expect("fits"),
+            datagram_bytes: 1472,
+            fingerprint: 7,
+            eager_bytes: 64 << 10,
+            ack_every: 10,
+            ack_delay_max: Duration::from_micros(500),
+            initial_rate: 125_000_000,
+            incast: 1,
+            receive_buffer_bytes: 1 << 20,
+            peer_timeout: Duration::from_secs(5),
+        }
+    }
+}

@@ -142,6 +142,7 @@ impl Contract {
         progress.received_bytes >= Self::needed(progress.total_bytes, fraction)
     }
 
+    // claim: mlt/bounded-loss, auto/nothing-lost-without-loss
     fn bound(&self, progress: &Progress) -> Verdict {
         if self.loss_bound <= 0.0 || !Self::has(progress, 1.0 - self.loss_bound) {
             return Verdict::Wait(None);
@@ -195,6 +196,150 @@ impl Contract {
             Verdict::Close(reason)
         } else {
             Verdict::Wait(Some(limit - elapsed))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MLT: Contract = Contract { loss_bound: 0.1, after_first_pass: false, ..Contract::EXACT };
+    const AUTO: Contract = Contract {
+        loss_bound: 0.05,
+        deadline: Some(Duration::from_millis(100)),
+        floor: 0.5,
+        reorder_slack: Duration::from_millis(1),
+        ..Contract::EXACT
+    };
+
+    /// A transfer of 1000 bytes of which `received_bytes` are in and which has been going on for `ms`.
+    fn progress(received_bytes: u64, ms: u64) -> Progress {
+        Progress {
+            elapsed: Duration::from_millis(ms),
+            quiet: Duration::ZERO,
+            received_bytes,
+            total_bytes: 1000,
+            critical_missing: 0,
+            last_percentile_seen: false,
+            first_pass_over: false,
+        }
+    }
+
+    #[test]
+    fn needed_rounds_up_but_not_because_of_binary_fractions() {
+        for (total, fraction, needed) in
+            [(10, 0.9, 9), (1000, 0.95, 950), (3, 0.9, 3), (7, 0.5, 4), (0, 0.9, 0), (5, 0.0, 0), (5, 1.0, 5)]
+        {
+            assert_eq!(Contract::needed(total, fraction), needed, "{fraction} of {total}");
+        }
+    }
+
+    #[test]
+    fn an_exact_transfer_waits_for_its_last_byte_however_long_it_takes() {
+        let mut late = progress(999, 1_000_000);
+        (late.quiet, late.first_pass_over, late.last_percentile_seen) = (late.elapsed, true, true);
+        assert_eq!(Contract::EXACT.verdict(&late), Verdict::Wait(None));
+        assert_eq!(Contract::EXACT.verdict(&progress(1000, 0)), Verdict::Close(CloseReason::AllArrived));
+    }
+
+    // test of: mlt/bounded-loss
+    #[test]
+    fn mlt_closes_with_the_byte_that_meets_its_bound_though_data_still_flows() {
+        assert_eq!(MLT.verdict(&progress(899, 50)), Verdict::Wait(None));
+        assert_eq!(MLT.verdict(&progress(900, 0)), Verdict::Close(CloseReason::BoundMet));
+    }
+
+    #[test]
+    fn auto_waits_for_packets_that_were_overtaken_before_it_counts_them_as_missing() {
+        let mut over = progress(960, 10);
+        over.first_pass_over = true;
+        assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(AUTO.reorder_slack)));
+        over.quiet = AUTO.reorder_slack;
+        assert_eq!(AUTO.verdict(&over), Verdict::Close(CloseReason::BoundMet));
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait_for_retransmissions_once_the_floor_is_in() {
+        let mut over = progress(499, 100);
+        over.first_pass_over = true;
+        assert_eq!(AUTO.verdict(&over), Verdict::Wait(None), "less than the floor");
+        over.received_bytes = 500;
+        assert_eq!(AUTO.verdict(&over), Verdict::Close(CloseReason::Deadline));
+        over.elapsed = Duration::from_millis(30);
+        assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(Duration::from_millis(70))));
+    }
+
+    #[test]
+    fn a_sender_that_falls_silent_in_its_first_pass_is_not_waited_for_beyond_the_deadline() {
+        let mut silent = progress(600, 200);
+        silent.quiet = Duration::from_millis(24);
+        assert_eq!(AUTO.verdict(&silent), Verdict::Wait(Some(Duration::from_millis(1))));
+        silent.quiet = Duration::from_millis(25);
+        assert_eq!(AUTO.verdict(&silent), Verdict::Close(CloseReason::Deadline));
+    }
+
+    #[test]
+    fn the_soft_threshold_takes_its_fraction_only_after_its_time() {
+        let soft = Soft { after: Duration::from_millis(40), min_fraction: 0.8 };
+        let ltp = Contract { soft: Some(soft), ..Contract::EXACT };
+        assert_eq!(ltp.verdict(&progress(900, 39)), Verdict::Wait(Some(Duration::from_millis(1))));
+        assert_eq!(ltp.verdict(&progress(900, 40)), Verdict::Close(CloseReason::SoftThreshold));
+        assert_eq!(ltp.verdict(&progress(799, 90)), Verdict::Wait(None));
+    }
+
+    #[test]
+    fn the_early_timeout_needs_the_last_percentile_and_silence() {
+        let early = Early { quiet: Duration::from_millis(2) };
+        let ultima = Contract { early: Some(early), floor: 0.0, ..Contract::EXACT };
+        let mut seen = progress(100, 50);
+        seen.quiet = early.quiet;
+        assert_eq!(ultima.verdict(&seen), Verdict::Wait(None));
+        seen.last_percentile_seen = true;
+        assert_eq!(ultima.verdict(&seen), Verdict::Close(CloseReason::EarlyTimeout));
+        seen.quiet = Duration::ZERO;
+        assert_eq!(ultima.verdict(&seen), Verdict::Wait(Some(early.quiet)));
+    }
+
+    #[test]
+    fn a_critical_packet_that_is_missing_holds_up_every_rule() {
+        let mut critical = progress(999, 1000);
+        (critical.quiet, critical.first_pass_over, critical.critical_missing) = (critical.elapsed, true, 1);
+        assert_eq!(AUTO.verdict(&critical), Verdict::Wait(None));
+        assert_eq!(MLT.verdict(&critical), Verdict::Wait(None));
+    }
+
+    proptest! {
+        // test of: auto/nothing-lost-without-loss
+        #[test]
+        fn auto_never_cuts_a_first_pass_that_still_flows(received in 0u64..1000, ms in 0u64..10_000, quiet_us in 0u64..1000) {
+            let mut flowing = progress(received, ms);
+            flowing.quiet = Duration::from_micros(quiet_us);
+            prop_assert!(matches!(AUTO.verdict(&flowing), Verdict::Wait(_)));
+        }
+
+        #[test]
+        fn no_rule_closes_with_less_than_it_promises(
+            received in 0u64..=1000, ms in 0u64..200, quiet_ms in 0u64..200, over: bool, seen: bool,
+            after_first_pass: bool, bound in 0f32..0.5, floor in 0f32..1.0, min_fraction in 0f32..1.0,
+        ) {
+            let soft = Some(Soft { after: Duration::from_millis(50), min_fraction });
+            let early = Some(Early { quiet: Duration::from_millis(20) });
+            let contract = Contract { loss_bound: bound, after_first_pass, soft, early, floor, ..AUTO };
+            let mut at = progress(received, ms);
+            (at.quiet, at.first_pass_over, at.last_percentile_seen) = (Duration::from_millis(quiet_ms), over, seen);
+            let least = match contract.verdict(&at) {
+                Verdict::Wait(left) => {
+                    prop_assert!(left.is_none_or(|left| left > Duration::ZERO));
+                    return Ok(());
+                }
+                Verdict::Close(CloseReason::AllArrived) => 1.0,
+                Verdict::Close(CloseReason::BoundMet) => 1.0 - bound,
+                Verdict::Close(CloseReason::SoftThreshold) => min_fraction,
+                Verdict::Close(CloseReason::EarlyTimeout | CloseReason::Deadline) => floor,
+            };
+            prop_assert!(received as f32 >= 1000.0 * least - 0.01, "{received} of 1000, {least} promised");
         }
     }
 }

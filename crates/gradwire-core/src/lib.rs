@@ -14,11 +14,13 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod arrivals;
 mod config;
 mod connection;
 mod contract;
 mod error;
 mod event;
+mod path;
 pub mod recovery;
 mod stats;
 mod time;

@@ -1,45 +1,108 @@
 //! One UDP port and one network thread for each process.
 
-use crate::{Completions, EngineConfig, EngineError, EngineStats, Features, PendingGroup};
+use crate::driver::Driver;
+use crate::rendezvous::{Local, Place};
+use crate::shared::{Command, Shared};
+use crate::socket::{bind, BindOptions, DATAGRAM_BYTES_MAX};
+use crate::{
+    interfaces, Completions, EngineConfig, EngineError, EngineStats, Features, OsError, PendingGroup,
+};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// IP packet between ranks of one network namespace, unless the user asks for another. Measured: larger ones do not gain
+/// any more, because offload carries 64 KB through loopback at once either way.
+const MTU_LOCAL: usize = 9_000;
+/// Longest wait for counters; see `GroupHandle::stats`.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// One process's part of all its groups. Clones refer to the same engine; it stops when [`Engine::stop`] is called or
 /// the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Engine {}
+pub struct Engine(Arc<Running>);
+
+struct Running {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("features", &self.shared.features).finish_non_exhaustive()
+    }
+}
 
 impl Engine {
     /// Binds the port, probes the kernel's features and starts the network thread.
     ///
     /// # Errors
     /// [`EngineError`]: invalid settings, port in use, no usable interface.
-    pub fn start(_config: EngineConfig) -> Result<Self, EngineError> {
-        todo!()
+    pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
+        config.validate()?;
+        let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
+        let (port, dscp, offload) = (config.port, config.dscp, config.offload);
+        let bound = bind(&BindOptions { address: selection.bind, port, dscp, offload })?;
+        let overhead = if selection.bind.is_ipv6() { 40 + 8 } else { 20 + 8 };
+        let payload = |mtu: usize| mtu.saturating_sub(overhead).min(DATAGRAM_BYTES_MAX);
+        let local = Local {
+            place: Place::here(),
+            port: bound.port,
+            bind: selection.bind,
+            addresses: selection.addresses.clone(),
+            loopback: selection.loopback,
+            datagram_bytes: payload(config.mtu.unwrap_or(selection.mtu)),
+            datagram_bytes_local: payload(config.mtu.unwrap_or(MTU_LOCAL)),
+            receive_buffer_bytes: bound.receive_buffer_bytes as u64,
+            config,
+        };
+        let features = Features {
+            gso: bound.gso,
+            gro: bound.gro,
+            batched_calls: bound.batched_calls,
+            receive_buffer_bytes: bound.receive_buffer_bytes,
+            send_buffer_bytes: bound.send_buffer_bytes,
+            datagram_bytes: local.datagram_bytes,
+            datagram_bytes_local: local.datagram_bytes_local,
+            addresses: selection.addresses.iter().map(ToString::to_string).collect(),
+        };
+        let shared = Arc::new(Shared::new(local, features)?);
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("gradwire-net".to_owned())
+            .spawn(move || Driver::run_thread(for_thread, bound.socket))
+            .map_err(|error| EngineError::Io {
+                what: "starting the network thread",
+                source: OsError(error.raw_os_error().unwrap_or(0)),
+            })?;
+        Ok(Self(Arc::new(Running { shared, thread: Mutex::new(Some(thread)) })))
     }
 
     /// Prepares this process's part of a group: connection ids and the record that its peers need.
     ///
     /// # Errors
-    /// [`EngineError::RankInvalid`], [`EngineError::Stopped`], [`EngineError::Forked`].
-    pub fn new_group(&self, _rank: u32, _world_size: u32, _name: &str) -> Result<PendingGroup, EngineError> {
-        todo!()
+    /// [`EngineError::RankInvalid`], [`EngineError::Forked`].
+    pub fn new_group(&self, rank: u32, world_size: u32, name: &str) -> Result<PendingGroup, EngineError> {
+        PendingGroup::new(&self.0.shared, rank, world_size, name)
     }
 
     /// The queue of ended operations.
     #[must_use]
     pub fn completions(&self) -> Completions {
-        todo!()
+        self.0.shared.completions.clone()
     }
 
     /// The bound port.
     #[must_use]
     pub fn local_port(&self) -> u16 {
-        todo!()
+        self.0.shared.local.port
     }
 
     /// What the kernel granted.
     #[must_use]
     pub fn features(&self) -> Features {
-        todo!()
+        self.0.shared.features.clone()
     }
 
     /// Counters of the socket and the network thread.
@@ -47,13 +110,43 @@ impl Engine {
     /// # Errors
     /// [`EngineError::Stopped`], [`EngineError::Forked`].
     pub fn stats(&self) -> Result<EngineStats, EngineError> {
-        todo!()
+        let (stats, wait) = channel();
+        self.0.shared.send(Command::EngineStats { stats })?;
+        wait.recv_timeout(ANSWER_MAX).map_err(|_| self.0.shared.stopped_error())
     }
 
     /// Leaves every group (at most about half a second), ends what is in flight with
     /// [`gradwire_collectives::OpError::ShutDown`] and joins the network thread. Later calls do nothing; in a forked child
     /// it does nothing.
     pub fn stop(&self) {
-        todo!()
+        self.0.end(Command::Stop);
+    }
+
+    /// Ends the network thread without a word to the peers, as a killed process would. For tests of failure handling.
+    #[doc(hidden)]
+    pub fn crash(&self) {
+        self.0.end(Command::Crash);
+    }
+}
+
+impl Running {
+    fn end(&self, command: Command) {
+        if self.shared.check_process().is_err() {
+            return;
+        }
+        let thread = crate::handle::lock(&self.thread).take();
+        // It may have ended by itself; joining is right in any case.
+        let _ = self.shared.send(command);
+        // The last handle may be dropped by the network thread itself, with the memory of an operation.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            // The thread catches its own panics and reports them as the cause of `Stopped`.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end(Command::Stop);
     }
 }

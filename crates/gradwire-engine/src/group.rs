@@ -1,19 +1,100 @@
 //! One rank of one process group, as its caller sees it: before and after its peers are known.
 
-use crate::{EngineError, GroupStats, JoinError, OpHandle};
-use gradwire_collectives::Request;
+use crate::handle::lock;
+use crate::rendezvous::{Record, Roster};
+use crate::shared::{Command, GroupKey, Shared};
+use crate::{EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
+use gradwire_collectives::{GroupConfig, PeerConfig, Request};
+use gradwire_core::{ConnectionConfig, ConnectionId};
+use std::net::SocketAddr;
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::Arc;
 use std::time::Duration;
 
+/// Longest wait for an answer of the network thread, which never blocks: only a bug or a stopped process exceeds it.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Everything that the network thread needs to run a group.
+pub(crate) struct GroupSetup {
+    /// Its name in the engine.
+    pub(crate) key: GroupKey,
+    /// Its name for people.
+    pub(crate) name: String,
+    /// Its settings.
+    pub(crate) config: GroupConfig,
+    /// Addresses to try for each entry of `config.peers`.
+    pub(crate) candidates: Vec<Vec<SocketAddr>>,
+    /// UDP payload bytes of a full datagram.
+    pub(crate) datagram_bytes: usize,
+    /// Given back when the group is gone.
+    pub(crate) ids: ReservedIds,
+}
+
+/// Connection ids that return to the engine when dropped.
+pub(crate) struct ReservedIds {
+    shared: Arc<Shared>,
+    /// By rank; `None` for the own.
+    pub(crate) by_rank: Vec<Option<ConnectionId>>,
+}
+
+impl ReservedIds {
+    fn draw(shared: &Arc<Shared>, rank: u32, world_size: u32) -> Option<Self> {
+        let mut reserved = Self { shared: Arc::clone(shared), by_rank: Vec::new() };
+        let mut ids = lock(&shared.ids);
+        for peer in 0..world_size {
+            let id = if peer == rank { None } else { Some(ids.draw()?) };
+            reserved.by_rank.push(id);
+        }
+        drop(ids);
+        Some(reserved)
+    }
+}
+
+impl Drop for ReservedIds {
+    fn drop(&mut self) {
+        if self.shared.check_process().is_ok() {
+            let mut ids = lock(&self.shared.ids);
+            self.by_rank.iter().flatten().for_each(|id| ids.release(*id));
+        }
+    }
+}
+
 /// A group whose peers are not known yet.
-#[derive(Debug)]
-pub struct PendingGroup {}
+pub struct PendingGroup {
+    shared: Arc<Shared>,
+    record: Record,
+    ids: ReservedIds,
+}
+
+impl std::fmt::Debug for PendingGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingGroup").field("record", &self.record).finish_non_exhaustive()
+    }
+}
 
 impl PendingGroup {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        rank: u32,
+        world_size: u32,
+        name: &str,
+    ) -> Result<Self, EngineError> {
+        shared.check_process()?;
+        let invalid = EngineError::RankInvalid { rank, world_size };
+        if rank >= world_size || world_size > WORLD_SIZE_MAX {
+            return Err(invalid);
+        }
+        let ids = ReservedIds::draw(shared, rank, world_size).ok_or(invalid)?;
+        let connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
+        let record = shared.local.record(name, rank, connections);
+        Ok(Self { shared: Arc::clone(shared), record, ids })
+    }
+
     /// This rank's record, JSON of a few hundred bytes: format, version, rank, world size, host, addresses, settings.
     /// Publish it in the store that all ranks can read.
     #[must_use]
     pub fn record(&self) -> String {
-        todo!()
+        self.record.to_json()
     }
 
     /// Compares every rank's record with our own (which may be among them), connects to all peers and returns when all
@@ -21,26 +102,105 @@ impl PendingGroup {
     ///
     /// # Errors
     /// [`JoinError`]: what disagreed on which rank, or who did not answer at which addresses.
-    pub fn join(self, _records: &[String], _timeout: Option<Duration>) -> Result<GroupHandle, JoinError> {
-        todo!()
+    pub fn join(self, records: &[String], timeout: Option<Duration>) -> Result<GroupHandle, JoinError> {
+        let roster = Roster::new(&self.record, records)?;
+        let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
+        let key = GroupKey(self.shared.next_id());
+        let shared = Arc::clone(&self.shared);
+        let (rank, world_size) = (self.record.rank, self.record.world_size);
+        let setup = Box::new(self.into_setup(key, &roster)?);
+        let (connected, wait) = channel();
+        shared.send(Command::Join { setup, connected })?;
+        let handle = GroupHandle { shared, key, rank, world_size };
+        match wait.recv_timeout(timeout) {
+            Ok(()) => Ok(handle),
+            Err(RecvTimeoutError::Disconnected) => Err(handle.shared.stopped_error().into()),
+            Err(RecvTimeoutError::Timeout) => Err(handle.unreachable(&roster, timeout)),
+        }
+    }
+
+    fn into_setup(self, key: GroupKey, roster: &Roster) -> Result<GroupSetup, JoinError> {
+        let mut peers = Vec::new();
+        let mut candidates = Vec::new();
+        let fingerprint = roster.fingerprint();
+        for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
+            let connection = self.connection(theirs, roster.datagram_bytes, fingerprint)?;
+            peers.push(PeerConfig { rank: theirs.rank, host: theirs.host.clone(), connection });
+            candidates.push(self.record.candidates(theirs));
+        }
+        let (rank, world_size) = (self.record.rank, self.record.world_size);
+        Ok(GroupSetup {
+            key,
+            name: self.record.group.clone(),
+            config: GroupConfig { rank, world_size, peers },
+            candidates,
+            datagram_bytes: roster.datagram_bytes,
+            ids: self.ids,
+        })
+    }
+
+    fn connection(
+        &self,
+        theirs: &Record,
+        datagram_bytes: usize,
+        fingerprint: u64,
+    ) -> Result<ConnectionConfig, JoinError> {
+        let ids = self.ids.by_rank[theirs.rank as usize]
+            .zip(ConnectionId::new(theirs.connections[self.record.rank as usize]));
+        let Some((local, remote)) = ids else {
+            let problem = "a connection id does not fit in 24 bits".to_owned();
+            return Err(JoinError::RecordInvalid { position: theirs.rank as usize, problem });
+        };
+        let config = &self.shared.local.config;
+        let senders = u64::from(self.record.world_size - 1).max(1);
+        Ok(ConnectionConfig {
+            local,
+            remote,
+            datagram_bytes,
+            fingerprint,
+            eager_bytes: config.eager_bytes,
+            ack_every: config.ack_every,
+            ack_delay_max: config.ack_delay_max,
+            initial_rate: config.initial_rate,
+            incast: self.record.world_size - 1,
+            // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
+            receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
+            peer_timeout: config.peer_timeout,
+        })
     }
 }
 
+/// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
+const WORLD_SIZE_MAX: u32 = 16_384;
+
 /// One rank of a connected process group. Dropping it leaves the group in the background.
-#[derive(Debug)]
-pub struct GroupHandle {}
+pub struct GroupHandle {
+    shared: Arc<Shared>,
+    key: GroupKey,
+    rank: u32,
+    world_size: u32,
+}
+
+impl std::fmt::Debug for GroupHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupHandle")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .finish_non_exhaustive()
+    }
+}
 
 impl GroupHandle {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        todo!()
+        self.rank
     }
 
     /// Ranks in the group.
     #[must_use]
     pub fn world_size(&self) -> u32 {
-        todo!()
+        self.world_size
     }
 
     /// Hands a collective to the network thread; the same calls in the same order on every rank. `keep_alive` owns the
@@ -50,27 +210,62 @@ impl GroupHandle {
     /// # Errors
     /// [`EngineError::Stopped`], [`EngineError::Forked`]. What is wrong with the request itself, or with the group, comes
     /// out of the handle.
-    pub fn submit(&self, _request: Request, _keep_alive: Box<dyn Send>) -> Result<OpHandle, EngineError> {
-        todo!()
+    pub fn submit(&self, request: Request, keep_alive: Box<dyn Send>) -> Result<OpHandle, EngineError> {
+        self.shared.check_process()?;
+        let op = OpHandle::new(self.shared.next_id(), self.shared.completions.clone());
+        let (request, handle) = (Box::new(request), op.clone());
+        self.shared.send(Command::Submit { group: self.key, request, op, keep_alive })?;
+        Ok(handle)
     }
 
     /// Ends everything in flight with [`gradwire_collectives::OpError::ShutDown`], at once; peers are told in the
     /// background. Safe to call at any time and twice.
     pub fn abort(&self) {
-        todo!()
+        // A stopped engine has ended everything already.
+        let _ = self.shared.send(Command::Leave { group: self.key, left: None });
     }
 
-    /// Says goodbye to the peers and waits until they have confirmed, or `timeout`. Operations that are still in flight
-    /// end with [`gradwire_collectives::OpError::ShutDown`]. `true` when every peer confirmed.
-    pub fn leave(&self, _timeout: Duration) -> bool {
-        todo!()
+    /// Says goodbye to the peers and waits until they have confirmed or the transport has given up on them (half a
+    /// second), or `timeout`. Operations that are still in flight end with
+    /// [`gradwire_collectives::OpError::ShutDown`]. `false` when `timeout` passed first.
+    pub fn leave(&self, timeout: Duration) -> bool {
+        let (left, wait) = channel();
+        if self.shared.send(Command::Leave { group: self.key, left: Some(left) }).is_err() {
+            return true;
+        }
+        !matches!(wait.recv_timeout(timeout), Err(RecvTimeoutError::Timeout))
     }
 
     /// Counters of the connection to each peer.
     ///
     /// # Errors
-    /// [`EngineError::Stopped`], [`EngineError::Forked`].
+    /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
     pub fn stats(&self) -> Result<GroupStats, EngineError> {
-        todo!()
+        let (stats, wait) = channel();
+        self.shared.send(Command::GroupStats { group: self.key, stats })?;
+        match wait.recv_timeout(ANSWER_MAX) {
+            Ok(Some(stats)) => Ok(stats),
+            _ => Err(self.shared.stopped_error()),
+        }
+    }
+
+    fn unreachable(&self, roster: &Roster, waited: Duration) -> JoinError {
+        let (missing, wait) = channel();
+        if let Err(error) = self.shared.send(Command::Abandon { group: self.key, missing }) {
+            return error.into();
+        }
+        let Ok(missing) = wait.recv_timeout(ANSWER_MAX) else { return self.shared.stopped_error().into() };
+        let host = |rank: u32| roster.records.get(rank as usize).map_or(String::new(), |r| r.host.clone());
+        let peers = missing
+            .into_iter()
+            .map(|(rank, tried)| UnreachablePeer { rank, host: host(rank), tried })
+            .collect();
+        JoinError::Unreachable { peers, datagram_bytes: roster.datagram_bytes, waited }
+    }
+}
+
+impl Drop for GroupHandle {
+    fn drop(&mut self) {
+        self.abort();
     }
 }

@@ -7,12 +7,18 @@
 //! The way in: [`Engine::start`], [`Engine::new_group`], exchange of [`PendingGroup::record`]s through any store,
 //! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
 
+mod active;
 mod config;
+mod driver;
 mod engine;
 mod error;
 mod group;
 mod handle;
+mod interfaces;
 mod rendezvous;
+mod routes;
+mod shared;
+mod socket;
 mod stats;
 
 pub use config::{EngineConfig, Offload};

@@ -1,1 +1,401 @@
-//! What ranks tell each other before they connect.
+//! What ranks tell each other through a store before they connect, and what must agree.
+//!
+//! Everything that can be compared is compared here, before the first packet: a difference becomes an error that names
+//! the rank and both values, on every rank, because every rank reads every record.
+
+use crate::{EngineConfig, JoinError};
+use gradwire_core::wire::VERSION;
+use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// Version of the record's own form.
+const FORMAT: u32 = 1;
+
+/// One rank's record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) format: u32,
+    pub(crate) gradwire: String,
+    pub(crate) protocol: u8,
+    pub(crate) group: String,
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    /// Tells hosts apart: names and addresses can repeat.
+    pub(crate) boot_id: String,
+    /// Tells network namespaces of one host apart: loopback does not cross them.
+    pub(crate) network_namespace: u64,
+    pub(crate) port: u16,
+    /// Addresses for other hosts and namespaces.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Whether the loopback address reaches this rank from its own namespace.
+    pub(crate) loopback: bool,
+    /// IPv6 socket: the two families do not mix.
+    pub(crate) ipv6: bool,
+    pub(crate) datagram_bytes: usize,
+    pub(crate) datagram_bytes_local: usize,
+    pub(crate) receive_buffer_bytes: u64,
+    pub(crate) eager_bytes: u64,
+    pub(crate) ack_every: u32,
+    pub(crate) ack_delay_max_us: u64,
+    pub(crate) peer_timeout_us: u64,
+    /// Hexadecimal: JSON numbers lose bits in some readers.
+    pub(crate) fingerprint: String,
+    /// Connection id for each peer to write into its packets, by rank (the own place is 0).
+    pub(crate) connections: Vec<u32>,
+}
+
+/// Where a process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) host: String,
+    pub(crate) boot_id: String,
+    pub(crate) network_namespace: u64,
+}
+
+impl Place {
+    /// This process's.
+    pub(crate) fn here() -> Self {
+        let read = |path| std::fs::read_to_string(path).map(|s: String| s.trim().to_owned());
+        let host = read("/proc/sys/kernel/hostname").unwrap_or_else(|_| "unknown".to_owned());
+        // Without a boot id nobody counts as local: the safe direction.
+        let boot_id =
+            read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("pid-{}", std::process::id()));
+        let network_namespace = std::fs::metadata("/proc/self/ns/net")
+            .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
+        Self { host, boot_id, network_namespace }
+    }
+}
+
+/// What an engine contributes to the records of all its groups.
+#[derive(Clone, Debug)]
+pub(crate) struct Local {
+    pub(crate) place: Place,
+    pub(crate) port: u16,
+    pub(crate) bind: IpAddr,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) loopback: bool,
+    pub(crate) datagram_bytes: usize,
+    pub(crate) datagram_bytes_local: usize,
+    pub(crate) receive_buffer_bytes: u64,
+    pub(crate) config: EngineConfig,
+}
+
+impl Local {
+    /// This rank's record.
+    pub(crate) fn record(&self, group: &str, rank: u32, connections: Vec<u32>) -> Record {
+        Record {
+            format: FORMAT,
+            gradwire: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: VERSION,
+            group: group.to_owned(),
+            rank,
+            world_size: connections.len() as u32,
+            host: self.place.host.clone(),
+            pid: std::process::id(),
+            boot_id: self.place.boot_id.clone(),
+            network_namespace: self.place.network_namespace,
+            port: self.port,
+            addresses: self.addresses.clone(),
+            loopback: self.loopback,
+            ipv6: self.bind.is_ipv6(),
+            datagram_bytes: self.datagram_bytes,
+            datagram_bytes_local: self.datagram_bytes_local,
+            receive_buffer_bytes: self.receive_buffer_bytes,
+            eager_bytes: self.config.eager_bytes,
+            ack_every: self.config.ack_every,
+            ack_delay_max_us: self.config.ack_delay_max.as_micros() as u64,
+            peer_timeout_us: self.config.peer_timeout.as_micros() as u64,
+            fingerprint: format!("{:016x}", self.config.fingerprint),
+            connections,
+        }
+    }
+}
+
+impl Record {
+    /// Its published form.
+    pub(crate) fn to_json(&self) -> String {
+        // A struct of numbers, strings and lists always serialises.
+        serde_json::to_string(self).expect("a record is plain data")
+    }
+
+    fn is_local_to(&self, other: &Self) -> bool {
+        self.boot_id == other.boot_id && self.network_namespace == other.network_namespace
+    }
+
+    fn who(&self) -> String {
+        format!("process {} on {}", self.pid, self.host)
+    }
+
+    /// Addresses at which `peer` may be reached from here, best first.
+    pub(crate) fn candidates(&self, peer: &Self) -> Vec<SocketAddr> {
+        if self.ipv6 != peer.ipv6 {
+            return Vec::new();
+        }
+        let loopback: IpAddr =
+            if peer.ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let local = self.is_local_to(peer) && self.loopback && peer.loopback;
+        let first = local.then_some(loopback);
+        let others = peer.addresses.iter().copied().filter(|address| !address.is_loopback());
+        first.into_iter().chain(others).map(|address| SocketAddr::new(address, peer.port)).collect()
+    }
+}
+
+/// Records of all ranks, compared with ours.
+#[derive(Debug)]
+pub(crate) struct Roster {
+    /// By rank.
+    pub(crate) records: Vec<Record>,
+    /// UDP payload bytes of a full datagram, the same for all pairs: contributions are counted by chunk, so every peer's
+    /// chunks of a shard must be the same.
+    pub(crate) datagram_bytes: usize,
+}
+
+impl Roster {
+    /// Reads and compares records (`ours` may be among them, and is used in any case).
+    ///
+    /// # Errors
+    /// The first disagreement; a wrong world size comes before missing ranks, because it explains them.
+    pub(crate) fn new(ours: &Record, published: &[String]) -> Result<Self, JoinError> {
+        let mut slots: Vec<Option<Record>> = vec![None; ours.world_size as usize];
+        for (position, text) in published.iter().enumerate() {
+            let theirs = parse(position, text)?;
+            compare(&theirs, ours)?;
+            place(&mut slots, theirs)?;
+        }
+        let own = &mut slots[ours.rank as usize];
+        if own.as_ref().is_some_and(|record| record != ours) {
+            let first = own.as_ref().map_or(String::new(), Record::who);
+            return Err(JoinError::DuplicateRank { rank: ours.rank, first, second: ours.who() });
+        }
+        *own = Some(ours.clone());
+        let missing: Vec<u32> = (0..ours.world_size).filter(|r| slots[*r as usize].is_none()).collect();
+        if !missing.is_empty() {
+            return Err(JoinError::MissingRanks { ranks: missing, world_size: ours.world_size });
+        }
+        let records: Vec<Record> = slots.into_iter().flatten().collect();
+        let datagram_bytes = common_datagram_bytes(&records);
+        Ok(Self { records, datagram_bytes })
+    }
+
+    /// Digest of what must be equal, for the hellos: a stale record of an earlier run cannot pass for a current one.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        let mut digest = Fnv::new();
+        for record in &self.records {
+            digest.add(record.group.as_bytes());
+            digest.add(record.fingerprint.as_bytes());
+            digest.add(&record.rank.to_le_bytes());
+            digest.add(&record.pid.to_le_bytes());
+            digest.add(record.boot_id.as_bytes());
+            for connection in &record.connections {
+                digest.add(&connection.to_le_bytes());
+            }
+        }
+        digest.0
+    }
+}
+
+fn parse(position: usize, text: &str) -> Result<Record, JoinError> {
+    /// Read first, so that a record of another version is called that.
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+    }
+    let invalid =
+        |error: serde_json::Error| JoinError::RecordInvalid { position, problem: error.to_string() };
+    let version: Version = serde_json::from_str(text).map_err(invalid)?;
+    if version.format != FORMAT {
+        let problem = format!("it has format {}, this version of gradwire reads {FORMAT}", version.format);
+        return Err(JoinError::RecordInvalid { position, problem });
+    }
+    serde_json::from_str(text).map_err(invalid)
+}
+
+fn compare(theirs: &Record, ours: &Record) -> Result<(), JoinError> {
+    let rank = theirs.rank;
+    same(rank, "gradwire version", &theirs.gradwire, &ours.gradwire)?;
+    same(rank, "protocol version", &theirs.protocol, &ours.protocol)?;
+    same(rank, "group", &theirs.group, &ours.group)?;
+    if theirs.world_size != ours.world_size {
+        let (theirs, ours) = (theirs.world_size, ours.world_size);
+        return Err(JoinError::WorldSizeMismatch { rank, theirs, ours });
+    }
+    same(rank, "eager_bytes", &theirs.eager_bytes, &ours.eager_bytes)?;
+    same(rank, "ack_every", &theirs.ack_every, &ours.ack_every)?;
+    same(rank, "ack_delay_max in microseconds", &theirs.ack_delay_max_us, &ours.ack_delay_max_us)?;
+    same(rank, "peer_timeout in microseconds", &theirs.peer_timeout_us, &ours.peer_timeout_us)?;
+    same(rank, "fingerprint of the group's settings", &theirs.fingerprint, &ours.fingerprint)
+}
+
+fn same<T: PartialEq + ToString>(
+    rank: u32,
+    field: &'static str,
+    theirs: &T,
+    ours: &T,
+) -> Result<(), JoinError> {
+    if theirs == ours {
+        return Ok(());
+    }
+    Err(JoinError::SettingsMismatch { rank, field, theirs: theirs.to_string(), ours: ours.to_string() })
+}
+
+fn place(slots: &mut [Option<Record>], record: Record) -> Result<(), JoinError> {
+    let world_size = slots.len();
+    let fits = record.connections.len() == world_size;
+    let Some(slot) = slots.get_mut(record.rank as usize).filter(|_| fits) else {
+        let problem = format!("rank {} with {} connections", record.rank, record.connections.len());
+        return Err(JoinError::RecordInvalid { position: record.rank as usize, problem });
+    };
+    match slot {
+        Some(first) if *first != record => {
+            Err(JoinError::DuplicateRank { rank: record.rank, first: first.who(), second: record.who() })
+        }
+        _ => {
+            *slot = Some(record);
+            Ok(())
+        }
+    }
+}
+
+fn common_datagram_bytes(records: &[Record]) -> usize {
+    let local = records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback);
+    let bytes = |r: &Record| if local { r.datagram_bytes_local } else { r.datagram_bytes };
+    records.iter().map(bytes).min().unwrap_or(0)
+}
+
+/// FNV-1a, 64 bit.
+struct Fnv(u64);
+
+impl Fnv {
+    const fn new() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        // The length first, so that neighbouring fields cannot run into each other.
+        for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(pid_offset: u16) -> Local {
+        Local {
+            place: Place { host: "a".into(), boot_id: "b".into(), network_namespace: 1 },
+            port: 47_400 + pid_offset,
+            bind: Ipv4Addr::UNSPECIFIED.into(),
+            addresses: vec!["10.0.0.1".parse().unwrap()],
+            loopback: true,
+            datagram_bytes: 1_472,
+            datagram_bytes_local: 8_972,
+            receive_buffer_bytes: 1 << 20,
+            config: EngineConfig::default(),
+        }
+    }
+
+    fn records(world_size: u32) -> Vec<Record> {
+        (0..world_size).map(|r| local(r as u16).record("g", r, vec![r; world_size as usize])).collect()
+    }
+
+    fn published(records: &[Record]) -> Vec<String> {
+        records.iter().map(Record::to_json).collect()
+    }
+
+    #[test]
+    fn agreeing_records_form_a_roster_with_or_without_our_own() {
+        let all = records(3);
+        let roster = Roster::new(&all[1], &published(&all)).unwrap();
+        assert_eq!(roster.records, all);
+        let without = [all[0].to_json(), all[2].to_json()];
+        assert_eq!(Roster::new(&all[1], &without).unwrap().records, all);
+    }
+
+    #[test]
+    fn every_disagreement_names_the_rank_and_both_values() {
+        let mut all = records(3);
+        all[2].world_size = 4;
+        let error = Roster::new(&all[0], &published(&all)).unwrap_err();
+        assert_eq!(error, JoinError::WorldSizeMismatch { rank: 2, theirs: 4, ours: 3 });
+        let mut all = records(3);
+        all[1].eager_bytes = 7;
+        let error = Roster::new(&all[0], &published(&all)).unwrap_err();
+        assert_eq!(error.to_string(), "rank 1 has eager_bytes = 7, this rank has 262144");
+        let mut all = records(3);
+        all[1].fingerprint = "ff".into();
+        assert!(matches!(
+            Roster::new(&all[0], &published(&all)).unwrap_err(),
+            JoinError::SettingsMismatch { rank: 1, .. }
+        ));
+    }
+
+    #[test]
+    fn missing_and_doubled_ranks_are_named() {
+        let all = records(4);
+        let error = Roster::new(&all[0], &published(&all[..2])).unwrap_err();
+        assert_eq!(error, JoinError::MissingRanks { ranks: vec![2, 3], world_size: 4 });
+        let mut twin = all[1].clone();
+        twin.pid += 1;
+        let error = Roster::new(&all[0], &[all[1].to_json(), twin.to_json()]).unwrap_err();
+        assert!(matches!(error, JoinError::DuplicateRank { rank: 1, .. }), "{error}");
+        let mut twin = all[0].clone();
+        twin.pid += 1;
+        let error = Roster::new(&all[0], &[twin.to_json()]).unwrap_err();
+        assert!(matches!(error, JoinError::DuplicateRank { rank: 0, .. }), "{error}");
+    }
+
+    #[test]
+    fn nonsense_is_an_error_that_says_where() {
+        let all = records(2);
+        for text in ["", "{}", "[1]", "{\"format\": 1}", "{\"format\": 99}"] {
+            let error = Roster::new(&all[0], &[all[0].to_json(), text.to_owned()]).unwrap_err();
+            assert!(matches!(error, JoinError::RecordInvalid { position: 1, .. }), "{text}: {error}");
+        }
+        let mut wrong = all[1].clone();
+        wrong.connections.pop();
+        let error = Roster::new(&all[0], &[wrong.to_json()]).unwrap_err();
+        assert!(matches!(error, JoinError::RecordInvalid { .. }), "{error}");
+        let mut wrong = all[1].clone();
+        wrong.rank = 9;
+        assert!(Roster::new(&all[0], &[wrong.to_json()]).is_err());
+    }
+
+    #[test]
+    fn loopback_is_offered_only_inside_one_network_namespace() {
+        let mut all = records(2);
+        let text = |records: &[Record]| -> Vec<String> {
+            records[0].candidates(&records[1]).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(text(&all), ["127.0.0.1:47401", "10.0.0.1:47401"]);
+        all[1].network_namespace = 2;
+        assert_eq!(text(&all), ["10.0.0.1:47401"]);
+        all[1].network_namespace = 1;
+        all[1].boot_id = "c".into();
+        all[1].addresses.push("127.0.0.1".parse().unwrap());
+        assert_eq!(text(&all), ["10.0.0.1:47401"]);
+        all[1].ipv6 = true;
+        assert!(text(&all).is_empty());
+    }
+
+    #[test]
+    fn the_datagram_size_is_the_least_and_local_only_when_all_are() {
+        let mut all = records(3);
+        assert_eq!(Roster::new(&all[0], &published(&all)).unwrap().datagram_bytes, 8_972);
+        all[2].network_namespace = 9;
+        all[2].datagram_bytes = 1_400;
+        assert_eq!(Roster::new(&all[0], &published(&all)).unwrap().datagram_bytes, 1_400);
+    }
+
+    #[test]
+    fn the_fingerprint_tells_runs_apart() {
+        let all = records(2);
+        let mut again = all.clone();
+        again[1].pid += 1;
+        let of = |records: &[Record]| Roster::new(&records[0], &published(records)).unwrap().fingerprint();
+        assert_ne!(of(&all), of(&again));
+    }
+}

@@ -1,1 +1,36 @@
-//! Skeleton; see docs/architecture.md.
+//! The other driver of the protocol: real groups in virtual time over a modelled network, from one seed.
+//!
+//! ```text
+//! Scenario (seed) -> World { N x Group, Network, EventQueue } -> Summary | Violation
+//! ```
+//!
+//! Nothing here knows how the protocol works; it hands in datagrams and time like `gradwire-engine`, and checks
+//! from outside what came out ([`Violation`]). Equal seeds give equal runs, event by event, so a seed and a
+//! commit are a complete bug report.
+
+pub mod measure;
+mod memory;
+mod network;
+mod oracle;
+mod plan;
+mod queue;
+mod rank;
+mod record;
+mod rng;
+mod runner;
+mod sabotage;
+mod scenario;
+mod trace;
+mod values;
+mod violation;
+mod world;
+
+pub use memory::Tensor;
+pub use network::{Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats};
+pub use plan::{Fault, OpKind, OpPlan};
+pub use queue::EventQueue;
+pub use rng::{mix, Rng};
+pub use runner::{run, run_seeds, Failure, Tally};
+pub use scenario::{HostOptions, Sabotage, Scenario};
+pub use violation::Violation;
+pub use world::{Summary, World};

@@ -1,1 +1,15 @@
-//! One shard to one peer: the sending half, the receiving half, and the packet grid they share.
+//! One shard to one peer: the sending half, the receiving half, and what they share.
+
+mod bitmap;
+mod closed;
+mod early;
+mod grid;
+mod receive;
+mod send;
+
+pub(crate) use bitmap::Bitmap;
+pub(crate) use closed::{Closed, ClosedTransfers};
+pub(crate) use early::{EarlyBuffer, EarlyChunk, Stored};
+pub(crate) use grid::Grid;
+pub(crate) use receive::ReceiveHalf;
+pub(crate) use send::{SendHalf, StatusEffect, ALL_CHUNKS};

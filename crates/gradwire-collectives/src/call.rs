@@ -1,0 +1,294 @@
+//! What a rank calls, in the 16 bytes that travel with its transfers and heartbeats.
+//!
+//! | byte | field |
+//! | --- | --- |
+//! | 0 | collective |
+//! | 1 | dtype |
+//! | 2 | reduction, 255 for none |
+//! | 3 | schedule of an all-reduce |
+//! | 4..8 | root, or tag of a point-to-point transfer; 2^32 - 1 for none |
+//! | 8..14 | elements |
+//! | 14..16 | fingerprint of what must agree besides: policy, factor of a scaled sum |
+//!
+//! Two ranks whose descriptors differ at the same place of their sequence have called different things. Elements of
+//! an all-to-all differ between pairs by right: its position says none, its transfers say those of the pair.
+
+use crate::error::{Mismatch, Position};
+use crate::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
+use gradwire_core::Descriptor;
+
+/// One call, as far as ranks must agree about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Call {
+    kind: Kind,
+    dtype: Dtype,
+    reduce: Option<u8>,
+    algorithm: u8,
+    root: u32,
+    elems: u64,
+    fingerprint: u16,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+enum Kind {
+    AllReduce = 1,
+    Broadcast = 2,
+    AllGather = 3,
+    ReduceScatter = 4,
+    Reduce = 5,
+    Gather = 6,
+    Scatter = 7,
+    AllToAll = 8,
+    Barrier = 9,
+    PointToPoint = 10,
+}
+
+impl Call {
+    /// The call that `request` is, with the schedule that was chosen for it.
+    pub(crate) fn of(request: &Request, algorithm: Algorithm) -> Self {
+        let (kind, root, bytes) = Self::kind_of(request);
+        let reduces = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+        Self {
+            kind,
+            dtype: request.dtype,
+            reduce: reduces.then(|| request.reduce.code()),
+            algorithm: if kind == Kind::AllReduce { algorithm as u8 } else { 0 },
+            root,
+            elems: (bytes / request.dtype.bytes()) as u64 & ELEMS_MASK,
+            fingerprint: if reduces { fingerprint(&request.policy, request.reduce) } else { 0 },
+        }
+    }
+
+    /// Kind, root or tag, and the bytes that every rank has of it.
+    fn kind_of(request: &Request) -> (Kind, u32, usize) {
+        let (input, output) = (request.input.len(), request.output.len());
+        match request.collective {
+            Collective::AllReduce { .. } => (Kind::AllReduce, NONE, output),
+            Collective::Broadcast { root } => (Kind::Broadcast, root, output),
+            Collective::AllGather => (Kind::AllGather, NONE, input),
+            Collective::ReduceScatter => (Kind::ReduceScatter, NONE, output),
+            Collective::Reduce { root } => (Kind::Reduce, root, input),
+            Collective::Gather { root } => (Kind::Gather, root, input),
+            Collective::Scatter { root } => (Kind::Scatter, root, output),
+            Collective::AllToAll { .. } => (Kind::AllToAll, NONE, 0),
+            Collective::Barrier => (Kind::Barrier, NONE, 0),
+            Collective::Send { tag, .. } => (Kind::PointToPoint, tag, input),
+            Collective::Receive { tag, .. } => (Kind::PointToPoint, tag, output),
+        }
+    }
+
+    /// The same call as one pair of an all-to-all sees it; every other call is the same for every pair.
+    pub(crate) fn for_pair(mut self, bytes: usize) -> Self {
+        if self.kind == Kind::AllToAll {
+            self.elems = (bytes / self.dtype.bytes()) as u64 & ELEMS_MASK;
+        }
+        self
+    }
+
+    /// The wire form.
+    pub(crate) fn encode(&self) -> Descriptor {
+        let mut out = [0; 16];
+        out[0] = self.kind as u8;
+        out[1] = self.dtype as u8;
+        out[2] = self.reduce.unwrap_or(255);
+        out[3] = self.algorithm;
+        out[4..8].copy_from_slice(&self.root.to_le_bytes());
+        out[8..14].copy_from_slice(&self.elems.to_le_bytes()[..6]);
+        out[14..].copy_from_slice(&self.fingerprint.to_le_bytes());
+        out
+    }
+
+    /// `None` for bytes that no version of this code writes.
+    pub(crate) fn decode(bytes: &Descriptor) -> Option<Self> {
+        let [kind, dtype, reduce, algorithm, r0, r1, r2, r3, e0, e1, e2, e3, e4, e5, f0, f1] = *bytes;
+        let reduce = (reduce != 255).then_some(reduce);
+        if reduce.is_some_and(|code| ReduceOp::from_code(code).is_none()) {
+            return None;
+        }
+        Some(Self {
+            kind: Kind::ALL.into_iter().find(|k| *k as u8 == kind)?,
+            dtype: Dtype::from_code(dtype)?,
+            reduce,
+            algorithm,
+            root: u32::from_le_bytes([r0, r1, r2, r3]),
+            elems: u64::from_le_bytes([e0, e1, e2, e3, e4, e5, 0, 0]),
+            fingerprint: u16::from_le_bytes([f0, f1]),
+        })
+    }
+
+    /// Whether two ranks at the same place of their sequence have called the same thing.
+    pub(crate) fn agrees(&self, other: &Self) -> bool {
+        let elems = if self.kind == Kind::AllToAll { other.elems } else { self.elems };
+        Self { elems, ..*self } == *other
+    }
+
+    /// Its tag, if it is a point-to-point transfer.
+    pub(crate) fn tag(&self) -> Option<u32> {
+        (self.kind == Kind::PointToPoint).then_some(self.root)
+    }
+
+    /// Its name, with the schedule of an all-reduce.
+    pub(crate) fn name(&self) -> &'static str {
+        match (self.kind, self.algorithm) {
+            (Kind::AllReduce, RING) => "all_reduce/ring",
+            (Kind::AllReduce, _) => "all_reduce/transpose",
+            (Kind::Broadcast, _) => "broadcast",
+            (Kind::AllGather, _) => "all_gather",
+            (Kind::ReduceScatter, _) => "reduce_scatter",
+            (Kind::Reduce, _) => "reduce",
+            (Kind::Gather, _) => "gather",
+            (Kind::Scatter, _) => "scatter",
+            (Kind::AllToAll, _) => "all_to_all",
+            (Kind::Barrier, _) => "barrier",
+            (Kind::PointToPoint, _) => "send/receive",
+        }
+    }
+
+    /// Name, size and number, for messages.
+    pub(crate) fn during(&self, sequence: u64) -> String {
+        format!("{} #{sequence} ({} x {:?})", self.name(), self.elems, self.dtype)
+    }
+
+    fn position(&self, sequence: u64) -> Position {
+        let mut collective = self.name().to_owned();
+        if self.fingerprint != 0 {
+            collective += &format!(" with settings {:04x}", self.fingerprint);
+        }
+        Position {
+            sequence,
+            collective,
+            dtype: self.dtype,
+            reduce: self.reduce.and_then(ReduceOp::from_code),
+            elems: self.elems,
+            root: (self.root != NONE).then_some(self.root),
+        }
+    }
+}
+
+/// What two ranks called at `sequence`, the lower rank first, so that every rank words the error alike.
+pub(crate) fn mismatch(sequence: u64, one: (u32, &Descriptor), other: (u32, &Descriptor)) -> Mismatch {
+    let (first, second) = if one.0 <= other.0 { (one, other) } else { (other, one) };
+    let position = |descriptor| match Call::decode(descriptor) {
+        Some(call) => call.position(sequence),
+        None => Position {
+            sequence,
+            collective: format!("something unknown ({descriptor:02x?})"),
+            dtype: Dtype::Bytes,
+            reduce: None,
+            elems: 0,
+            root: None,
+        },
+    };
+    Mismatch { rank_a: first.0, a: position(first.1), rank_b: second.0, b: position(second.1) }
+}
+
+impl Kind {
+    const ALL: [Self; 10] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Barrier,
+        Self::PointToPoint,
+    ];
+}
+
+/// FNV-1a over the settings, folded to 16 bits; 0 for the default (exact, no factor).
+fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
+    let factor = match reduce {
+        ReduceOp::PremulSum(factor) => factor,
+        _ => 1.0,
+    };
+    if *policy == Policy::RELIABLE && factor.to_bits() == 1.0_f64.to_bits() {
+        return 0;
+    }
+    let (rule, value) = match policy.deadline {
+        DeadlineRule::Never => (0, 0),
+        DeadlineRule::Fixed(time) => (1, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        DeadlineRule::Measured { factor } => (2, u64::from(factor.to_bits())),
+    };
+    let words = [
+        u64::from(policy.loss_bound.to_bits()),
+        u64::from(policy.after_first_pass),
+        rule,
+        value,
+        u64::from(policy.floor.to_bits()),
+        factor.to_bits(),
+    ];
+    let hash =
+        words.iter().flat_map(|word| word.to_le_bytes()).fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+    ((hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16).max(1)
+}
+
+const NONE: u32 = u32::MAX;
+const ELEMS_MASK: u64 = (1 << 48) - 1;
+const RING: u8 = Algorithm::Ring as u8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::View;
+    use std::time::Duration;
+
+    fn request(collective: Collective, policy: Policy) -> Request {
+        Request {
+            collective,
+            dtype: Dtype::F32,
+            reduce: ReduceOp::Avg,
+            input: View::EMPTY,
+            output: View::EMPTY,
+            policy,
+            residual: View::EMPTY,
+            timeout: Duration::from_secs(1),
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn descriptors_survive_the_wire() {
+        let all_reduce = Collective::AllReduce { algorithm: Algorithm::Auto };
+        for (collective, policy) in [
+            (all_reduce, Policy::AUTO),
+            (Collective::Broadcast { root: 3 }, Policy::RELIABLE),
+            (Collective::Receive { from: None, tag: 77 }, Policy::RELIABLE),
+        ] {
+            let call = Call::of(&request(collective, policy), Algorithm::Ring);
+            assert_eq!(Call::decode(&call.encode()), Some(call));
+        }
+        assert_eq!(Call::decode(&[0; 16]), None);
+        assert_eq!(Call::decode(&[255; 16]), None);
+    }
+
+    #[test]
+    fn every_setting_that_must_agree_changes_the_descriptor() {
+        let of = |policy, reduce, algorithm| {
+            let request = Request { reduce, ..request(Collective::AllReduce { algorithm }, policy) };
+            Call::of(&request, algorithm).encode()
+        };
+        let mut seen = vec![];
+        for policy in [
+            Policy::RELIABLE,
+            Policy::MLT,
+            Policy::AUTO,
+            Policy { loss_bound: 0.06, ..Policy::AUTO },
+            Policy { floor: 0.6, ..Policy::AUTO },
+            Policy { deadline: DeadlineRule::Fixed(Duration::from_millis(5)), ..Policy::AUTO },
+        ] {
+            for reduce in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::PremulSum(0.25)]
+            {
+                for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+                    let descriptor = of(policy, reduce, algorithm);
+                    assert!(!seen.contains(&descriptor));
+                    seen.push(descriptor);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Starting collectives, carrying events to them, ending them.
+
+use super::{Group, GroupEvent, Key, Queued};
+use crate::op::{Name, Op};
+use crate::ops::Ops;
+use crate::peer::PointToPoint;
+use crate::position::PositionRecord;
+use crate::schedules::{resolve, Loss, Post};
+use crate::validate::validate;
+use crate::{Algorithm, Collective, OpError, Request};
+use gradwire_core::{
+    Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
+    TransferId,
+};
+
+/// Hands payload to the collective that it belongs to.
+pub(super) fn deliver(rank: u32, traffic: &PointToPoint, ops: &mut Ops, payload: &Payload<'_>) {
+    let key = key_of(ops, &traffic.receiving, payload.transfer);
+    if let Some(op) = key.and_then(|key| ops.at(key)) {
+        op.on_payload(rank, payload.transfer, payload.offset as usize, payload.weight, payload.bytes);
+    }
+}
+
+/// Where the operation of `transfer` is kept; `listed` are the point-to-point transfers in its direction.
+pub(super) fn key_of(ops: &Ops, listed: &[(TransferId, Key)], transfer: TransferId) -> Option<Key> {
+    if !transfer.is_point_to_point() {
+        return ops.key_of(transfer.op());
+    }
+    listed.iter().find(|(id, _)| *id == transfer).map(|(_, key)| *key)
+}
+
+impl Group {
+    /// Why `request` cannot be started at all.
+    pub(super) fn refusal(&self, request: &Request) -> Option<OpError> {
+        if let Some(error) = &self.failed {
+            return Some(error.clone());
+        }
+        if self.is_leaving {
+            return Some(OpError::ShutDown("nothing: it was called after the group was left".to_owned()));
+        }
+        validate(request, self.rank, self.world_size).err().map(OpError::Invalid)
+    }
+
+    /// Starts queued collectives while there is room in flight.
+    pub(super) fn start_queued(&mut self, now: Timestamp) {
+        while self.queue.front().is_some_and(|queued| self.ops.has_room(queued.sequence)) {
+            let Some(Queued { id, request, submitted, sequence }) = self.queue.pop_front() else { return };
+            let algorithm = match request.collective {
+                Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
+                _ => Algorithm::Auto,
+            };
+            let name = Name { id, submitted, point_to_point: None };
+            let op = Op::new(request, algorithm, self.place(sequence), name);
+            self.history.record(sequence, op.call.encode());
+            self.next_start = sequence + 1;
+            let key = self.ops.insert_collective(Box::new(op));
+            self.update_position(now);
+            for slot in 0..self.peers.len() {
+                self.check_position(now, slot);
+            }
+            self.begin(now, key);
+        }
+    }
+
+    /// Posts the first transfers of an operation.
+    pub(super) fn begin(&mut self, now: Timestamp, key: Key) {
+        let mut posts = std::mem::take(&mut self.posts);
+        if let Some(op) = self.ops.at(key) {
+            op.start(&mut self.pool, &mut posts);
+        }
+        self.carry_on(now, key, posts);
+    }
+
+    /// Posts what an operation wants next, and ends it when nothing is left.
+    fn carry_on(&mut self, now: Timestamp, key: Key, mut posts: Vec<Post>) {
+        for post in posts.drain(..) {
+            if self.failed.is_none() {
+                self.post(now, key, post);
+            }
+        }
+        self.posts = posts;
+        if self.ops.at(key).is_some_and(|op| op.is_complete()) {
+            self.end(now, key);
+        }
+    }
+
+    fn post(&mut self, now: Timestamp, key: Key, post: Post) {
+        let peer = match &post {
+            Post::Send { to: peer, .. } | Post::Receive { from: peer, .. } => *peer,
+        };
+        let Some(slot) = self.slot_of(peer) else { return };
+        let posted = match post {
+            Post::Send { index, range, loss, .. } => {
+                self.post_send(now, key, slot, (index, range.len(), loss))
+            }
+            Post::Receive { index, bytes, loss, .. } => {
+                self.post_receive(now, key, slot, (index, bytes, loss))
+            }
+        };
+        self.dirty.push(slot);
+        // A connection that closed because the peer is silent says so in its next event.
+        if posted == Err(TransferError::Closed) && self.peers[slot].has_left {
+            return self.fail_left(now, slot);
+        }
+        debug_assert!(matches!(posted, Ok(()) | Err(TransferError::Closed)), "{posted:?}");
+    }
+
+    fn post_send(
+        &mut self,
+        now: Timestamp,
+        key: Key,
+        slot: usize,
+        (index, bytes, loss): (u32, usize, Loss),
+    ) -> Result<(), TransferError> {
+        let Some(op) = self.ops.at(key) else { return Ok(()) };
+        let may_lose = loss == Loss::ByPolicy && !op.policy.is_exact();
+        let request = SendTransfer {
+            transfer: op.transfer(index),
+            bytes: bytes as u64,
+            descriptor: op.call.for_pair(bytes).encode(),
+            reliability: if may_lose { Reliability::Tolerant } else { Reliability::Exact },
+            priority: op.priority,
+        };
+        self.peers[slot].connection.send(now, request)
+    }
+
+    fn post_receive(
+        &mut self,
+        now: Timestamp,
+        key: Key,
+        slot: usize,
+        (index, bytes, loss): (u32, usize, Loss),
+    ) -> Result<(), TransferError> {
+        let Self { peers, ops, .. } = self;
+        let (Some(op), peer) = (ops.at(key), &mut peers[slot]) else { return Ok(()) };
+        let contract = match loss {
+            Loss::Never => Contract::EXACT,
+            Loss::ByPolicy => op.policy.contract(&peer.connection.stats(), bytes, peer.incast),
+        };
+        let request = ReceiveTransfer {
+            transfer: op.transfer(index),
+            bytes: bytes as u64,
+            descriptor: op.call.for_pair(bytes).encode(),
+            contract,
+        };
+        peer.connection.receive(now, request)?;
+        while let Some(payload) = peer.connection.poll_payload(now) {
+            deliver(peer.rank, &peer.traffic, ops, &payload);
+        }
+        Ok(())
+    }
+
+    /// Carries what the connections report to where it belongs, until they have nothing more to say.
+    pub(super) fn drain(&mut self, now: Timestamp) {
+        while let Some(slot) = self.dirty.pop() {
+            while let Some(event) = self.peers[slot].connection.poll_event() {
+                self.on_event(now, slot, event);
+            }
+        }
+    }
+
+    fn on_event(&mut self, now: Timestamp, slot: usize, event: Event) {
+        let rank = self.peers[slot].rank;
+        match event {
+            Event::Connected { .. } => self.on_connected(slot),
+            Event::Offered { transfer, opening } => self.on_offered(now, slot, transfer, &opening),
+            Event::Received(receipt) => {
+                let key = key_of(&self.ops, &self.peers[slot].traffic.receiving, receipt.transfer);
+                self.advance(now, key, |op, posts| op.on_received(rank, &receipt, posts));
+            }
+            Event::Sent(receipt) => {
+                let key = key_of(&self.ops, &self.peers[slot].traffic.sending, receipt.transfer);
+                self.advance(now, key, |op, posts| op.on_sent(rank, &receipt, posts));
+            }
+            Event::Mismatch { transfer, ours, theirs } => {
+                let sequence = self.sequence_of(slot, transfer);
+                self.fail_mismatch(now, slot, sequence, (ours.descriptor, theirs.descriptor));
+            }
+            Event::FingerprintMismatch { theirs } => self.fail_settings(now, slot, theirs),
+            Event::Position(record) => {
+                self.peers[slot].position = PositionRecord::decode(&record);
+                self.check_position(now, slot);
+            }
+            Event::PeerSilent { silent } => self.fail_silent(now, slot, silent),
+            Event::PeerLeft => self.on_left(now, slot),
+            Event::Aborted(record) => self.fail_told(now, slot, &record),
+            _ => {}
+        }
+    }
+
+    fn advance(&mut self, now: Timestamp, key: Option<Key>, step: impl FnOnce(&mut Op, &mut Vec<Post>)) {
+        let Some(key) = key else { return };
+        let mut posts = std::mem::take(&mut self.posts);
+        if let Some(op) = self.ops.at(key) {
+            step(op, &mut posts);
+        }
+        self.carry_on(now, key, posts);
+    }
+
+    fn on_connected(&mut self, slot: usize) {
+        let was_connected = std::mem::replace(&mut self.peers[slot].is_connected, true);
+        if !was_connected && self.peers.iter().all(|peer| peer.is_connected) {
+            self.events.push_back(GroupEvent::Connected);
+        }
+    }
+
+    /// Ends an operation well.
+    fn end(&mut self, now: Timestamp, key: Key) {
+        let Some(op) = self.ops.take(key) else { return };
+        let id = op.id;
+        let was_collective = op.is_collective();
+        let report = op.end(now, &mut self.pool);
+        self.events.push_back(GroupEvent::Done { op: id, outcome: Ok(report) });
+        if was_collective {
+            self.retire_collectives(now);
+            self.start_queued(now);
+        } else {
+            self.retire_point_to_point(key);
+        }
+    }
+
+    /// Tells the connections which collectives are over. A late one in the middle holds back those behind it.
+    fn retire_collectives(&mut self, now: Timestamp) {
+        let before = self.oldest;
+        while self.oldest < self.next_start && self.ops.key_of(self.oldest as u32 & 0xFFFF).is_none() {
+            self.oldest += 1;
+        }
+        if self.oldest != before {
+            let below = TransferId::collective(self.oldest as u32, 0);
+            self.peers.iter_mut().for_each(|peer| peer.connection.retire(below));
+            self.update_position(now);
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The one verdict: the first fatal error ends everything on this rank and is told to every peer.
+
+use super::{Group, GroupEvent, Queued};
+use crate::call::{mismatch, Call};
+use crate::op::Op;
+use crate::peer::Peer;
+use crate::position::PositionRecord;
+use crate::verdict::{AbortRecord, Cause};
+use crate::{Algorithm, Collective, OpError, OpId, Request};
+use gradwire_core::wire::ABORT_RECORD_BYTES;
+use gradwire_core::{Descriptor, Timestamp, TransferId};
+use std::time::Duration;
+
+impl Group {
+    /// Ends everything with `error` and tells the peers. Only the first failure counts.
+    pub(super) fn fail(&mut self, now: Timestamp, error: OpError, record: &AbortRecord) {
+        if self.failed.is_some() {
+            return;
+        }
+        let record = record.encode();
+        for slot in 0..self.peers.len() {
+            self.peers[slot].connection.abort(now, record);
+            self.dirty.push(slot);
+        }
+        let mut ended: Vec<OpId> = self.ops.iter().map(|op| op.id).collect();
+        for op in self.ops.drain() {
+            op.end(now, &mut self.pool);
+        }
+        ended.extend(self.queue.drain(..).chain(self.receives.drain(..)).map(|queued| queued.id));
+        ended.sort_unstable();
+        self.next_deadline = None;
+        self.events.push_back(GroupEvent::Failed(error.clone()));
+        for op in ended {
+            self.events.push_back(GroupEvent::Done { op, outcome: Err(error.clone()) });
+        }
+        self.failed = Some(error);
+    }
+
+    /// A descriptor of ours against the peer's at the same place; they must agree.
+    pub(super) fn compare(
+        &mut self,
+        now: Timestamp,
+        slot: usize,
+        sequence: u64,
+        (ours, theirs): (Descriptor, Descriptor),
+    ) {
+        let agree = match (Call::decode(&ours), Call::decode(&theirs)) {
+            (Some(ours), Some(theirs)) => ours.agrees(&theirs),
+            _ => false,
+        };
+        if !agree {
+            self.fail_mismatch(now, slot, sequence, (ours, theirs));
+        }
+    }
+
+    pub(super) fn fail_mismatch(
+        &mut self,
+        now: Timestamp,
+        slot: usize,
+        sequence: u64,
+        (ours, theirs): (Descriptor, Descriptor),
+    ) {
+        let peer = self.peers[slot].rank;
+        let record = AbortRecord {
+            ranks: [self.rank, peer],
+            calls: [ours, theirs],
+            sequence,
+            ..AbortRecord::about(Cause::Mismatch, self.rank, peer)
+        };
+        let error = mismatch(sequence, (self.rank, &ours), (peer, &theirs));
+        self.fail(now, OpError::Mismatch(Box::new(error)), &record);
+    }
+
+    pub(super) fn fail_settings(&mut self, now: Timestamp, slot: usize, theirs: u64) {
+        let peer = &self.peers[slot];
+        let record = AbortRecord::about(Cause::Settings, self.rank, peer.rank);
+        self.fail(now, OpError::Settings { rank: peer.rank, host: peer.host.clone(), theirs }, &record);
+    }
+
+    pub(super) fn fail_silent(&mut self, now: Timestamp, slot: usize, silent: Duration) {
+        let peer = &self.peers[slot];
+        let record =
+            AbortRecord { waited: silent, ..AbortRecord::about(Cause::PeerLost, self.rank, peer.rank) };
+        let (rank, host, during) = (peer.rank, peer.host.clone(), self.during());
+        self.fail(now, OpError::PeerLost { rank, host, silent, during, reported_by: None }, &record);
+    }
+
+    /// A peer left in good order. That is fatal only if something from it is still needed.
+    pub(super) fn on_left(&mut self, now: Timestamp, slot: usize) {
+        self.peers[slot].has_left = true;
+        let rank = Some(self.peers[slot].rank);
+        let awaited = self.ops.iter().any(|op| rank.is_some_and(|rank| op.expects_from(rank)));
+        let is_from = |request: &Request| match request.collective {
+            Collective::Receive { from, .. } => from == rank,
+            _ => false,
+        };
+        if awaited || self.receives.iter().any(|receive| is_from(&receive.request)) {
+            self.fail_left(now, slot);
+        }
+    }
+
+    pub(super) fn fail_left(&mut self, now: Timestamp, slot: usize) {
+        let peer = &self.peers[slot];
+        let record = AbortRecord::about(Cause::PeerLeft, self.rank, peer.rank);
+        let (rank, host, during) = (peer.rank, peer.host.clone(), self.during());
+        self.fail(now, OpError::PeerLeft { rank, host, during }, &record);
+    }
+
+    /// A peer's group failed: the same verdict here, and on to everybody else.
+    pub(super) fn fail_told(&mut self, now: Timestamp, slot: usize, record: &[u8; ABORT_RECORD_BYTES]) {
+        let teller = self.peers[slot].rank;
+        let Some(record) = AbortRecord::decode(record) else {
+            let cause = "for a reason that this version does not know".to_owned();
+            let about = AbortRecord::about(Cause::TimedOut, teller, teller);
+            return self.fail(now, OpError::Aborted { rank: teller, cause }, &about);
+        };
+        let hosts = |rank| match self.slot_of(rank) {
+            Some(slot) => self.peers[slot].host.clone(),
+            None => "this rank".to_owned(),
+        };
+        let error = record.to_error(hosts, self.during());
+        self.fail(now, error, &record);
+    }
+
+    /// Ends everything if an operation ran out of time; else finds the next one that may.
+    pub(super) fn check_deadlines(&mut self, now: Timestamp) {
+        let queued = || self.queue.iter().chain(&self.receives);
+        let late_op = self.ops.iter().filter(|op| op.deadline() <= now).min_by_key(|op| op.id);
+        let late = match late_op {
+            Some(op) => Some((op.call.encode(), op.sequence(), op.submitted)),
+            None => queued().find(|queued| queued.deadline() <= now).map(|queued| {
+                let call = Call::of(&queued.request, Algorithm::Auto);
+                (call.encode(), queued.sequence, queued.submitted)
+            }),
+        };
+        let Some((call, sequence, submitted)) = late else {
+            let deadlines = self.ops.iter().map(Op::deadline).chain(queued().map(Queued::deadline));
+            self.next_deadline = deadlines.min();
+            return;
+        };
+        let waited = now - submitted;
+        let during = Call::decode(&call).map_or_else(String::new, |call| call.during(sequence));
+        let detail = self.lag();
+        let record = AbortRecord {
+            calls: [call, Descriptor::default()],
+            sequence,
+            waited,
+            ..AbortRecord::about(Cause::TimedOut, self.rank, self.rank)
+        };
+        self.fail(now, OpError::TimedOut { during, waited, detail }, &record);
+    }
+
+    /// For each peer that is behind, what is outstanding in the oldest operation that needs it, and where the peer
+    /// last said it was.
+    fn lag(&self) -> String {
+        let mut ops: Vec<&Op> = self.ops.iter().collect();
+        ops.sort_by_key(|op| op.id);
+        let lag = |peer: &Peer| {
+            let (op, lag) = ops.iter().find_map(|op| Some((op, op.lag_of(peer.rank)?)))?;
+            let (Peer { rank, host, .. }, during) = (peer, op.during());
+            Some(format!("rank {rank} ({host}): {lag} in {during}; {}", peer.whereabouts()))
+        };
+        let lines: Vec<String> = self.peers.iter().filter_map(lag).collect();
+        if lines.is_empty() {
+            return "no peer has offered what is waited for".to_owned();
+        }
+        lines.join("; ")
+    }
+
+    /// What is in progress, for messages.
+    fn during(&self) -> String {
+        self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned())
+    }
+
+    /// The oldest operation that is not over.
+    pub(super) fn during_any(&self) -> Option<String> {
+        let in_flight = self.ops.iter().min_by_key(|op| op.id).map(Op::during);
+        let queued = || self.queue.iter().chain(&self.receives).next();
+        in_flight.or_else(|| {
+            queued().map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
+        })
+    }
+
+    /// Says to the peers where this rank is, when that has changed.
+    pub(super) fn update_position(&mut self, now: Timestamp) {
+        let sequence = self.oldest;
+        let call = if sequence < self.next_start { self.history.at(sequence) } else { None };
+        let position = PositionRecord { sequence, call };
+        if self.position == Some(position) {
+            return;
+        }
+        self.position = Some(position);
+        let record = position.encode();
+        self.peers.iter_mut().for_each(|peer| peer.connection.set_position(now, record));
+    }
+
+    /// Compares where a peer last said it was with what this rank called there. Finds what no transfer can show: two
+    /// ranks that both wait for the other.
+    pub(super) fn check_position(&mut self, now: Timestamp, slot: usize) {
+        let Some(PositionRecord { sequence, call: Some(theirs) }) = self.peers[slot].position else { return };
+        if let Some(ours) = self.history.at(sequence) {
+            self.compare(now, slot, sequence, (ours, theirs));
+        }
+    }
+
+    /// The sequence number that a transfer belongs to, for messages.
+    pub(super) fn sequence_of(&self, slot: usize, transfer: TransferId) -> u64 {
+        if transfer.is_point_to_point() {
+            let number = u64::from(transfer.0 & (TransferId::POINT_TO_POINT - 1));
+            debug_assert!(slot < self.peers.len());
+            return number;
+        }
+        self.history.at_op(transfer.op()).map_or(u64::from(transfer.op()), |(sequence, _)| sequence)
+    }
+}

@@ -1,0 +1,94 @@
+//! Sends and receives between two ranks. They are not part of the group's sequence: only two ranks know of them.
+
+use super::{Group, Key, Queued};
+use crate::call::Call;
+use crate::op::{Name, Op};
+use crate::peer::Offer;
+use crate::{Algorithm, Collective, OpId, Request};
+use gradwire_core::wire::Opening;
+use gradwire_core::{Timestamp, TransferId};
+
+impl Group {
+    pub(super) fn start_send(&mut self, now: Timestamp, id: OpId, to: u32, request: Request) {
+        let Some(slot) = self.slot_of(to) else { return };
+        let transfer = self.peers[slot].traffic.next_transfer();
+        let name = Name { id, submitted: now, point_to_point: Some(transfer) };
+        let op = Op::new(request, Algorithm::Auto, self.place(self.next_point_to_point), name);
+        self.next_point_to_point += 1;
+        let key = self.ops.insert_point_to_point(Box::new(op));
+        self.peers[slot].traffic.sending.push((transfer, key));
+        self.begin(now, key);
+    }
+
+    /// A peer sends something that this rank has not asked for yet.
+    pub(super) fn on_offered(
+        &mut self,
+        now: Timestamp,
+        slot: usize,
+        transfer: TransferId,
+        opening: &Opening,
+    ) {
+        if transfer.is_point_to_point() {
+            self.offers += 1;
+            self.peers[slot].traffic.on_offer(transfer, *opening, self.offers);
+            return self.match_receives(now);
+        }
+        // Something that this rank will never ask for, if it has called something else there.
+        let Some((sequence, ours)) = self.history.at_op(transfer.op()) else { return };
+        self.compare(now, slot, sequence, (ours, opening.descriptor));
+    }
+
+    /// Starts the receives that something was offered for, in the order in which they were called.
+    pub(super) fn match_receives(&mut self, now: Timestamp) {
+        let mut at = 0;
+        while at < self.receives.len() && self.failed.is_none() {
+            match self.offer_for(&self.receives[at].request) {
+                Some((slot, offer)) => {
+                    if let Some(receive) = self.receives.remove(at) {
+                        self.start_receive(now, receive, slot, &offer);
+                    }
+                }
+                None => at += 1,
+            }
+        }
+    }
+
+    /// The earliest offer that fits, with its peer.
+    fn offer_for(&self, request: &Request) -> Option<(usize, Offer)> {
+        let Collective::Receive { from, tag } = request.collective else { return None };
+        let peers =
+            self.peers.iter().enumerate().filter(|(_, peer)| from.is_none_or(|from| from == peer.rank));
+        let offers = peers.filter_map(|(slot, peer)| Some((slot, peer.traffic.first_with(tag)?)));
+        offers.min_by_key(|(_, offer)| offer.arrival)
+    }
+
+    fn start_receive(&mut self, now: Timestamp, receive: Queued, slot: usize, offer: &Offer) {
+        let Queued { id, mut request, submitted, sequence } = receive;
+        if let Collective::Receive { from, .. } = &mut request.collective {
+            *from = Some(self.peers[slot].rank);
+        }
+        let ours = Call::of(&request, Algorithm::Auto).encode();
+        self.peers[slot].traffic.take(offer);
+        let name = Name { id, submitted, point_to_point: Some(offer.transfer) };
+        let op = Op::new(request, Algorithm::Auto, self.place(sequence), name);
+        let key = self.ops.insert_point_to_point(Box::new(op));
+        self.peers[slot].traffic.receiving.push((offer.transfer, key));
+        if ours != offer.opening.descriptor {
+            let sequence = self.sequence_of(slot, offer.transfer);
+            return self.fail_mismatch(now, slot, sequence, (ours, offer.opening.descriptor));
+        }
+        self.begin(now, key);
+    }
+
+    /// Forgets an ended transfer, and tells its connection which ones are over.
+    pub(super) fn retire_point_to_point(&mut self, key: Key) {
+        for peer in &mut self.peers {
+            peer.traffic.sending.retain(|(_, of)| *of != key);
+            let Some(at) = peer.traffic.receiving.iter().position(|(_, of)| *of == key) else { continue };
+            let (transfer, _) = peer.traffic.receiving.swap_remove(at);
+            if let Some(below) = peer.traffic.on_over(transfer) {
+                peer.connection.retire(below);
+            }
+        }
+    }
+}

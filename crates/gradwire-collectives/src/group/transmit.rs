@@ -1,0 +1,77 @@
+//! Datagrams out: header and opening from a small stack buffer, payload straight from the tensor.
+
+use super::{drive, Group, TransmitSink};
+use crate::ops::Ops;
+use crate::peer::Peer;
+use gradwire_core::wire::{Writer, HEADER_BYTES, OPENING_BYTES};
+use gradwire_core::{Body, Flags, Timestamp, Transmit};
+
+impl Group {
+    /// Gives datagrams to the sink until it is full or no connection may send. Peers take turns, so that a fast
+    /// one does not starve the others; a turn is a burst, because the kernel takes a burst to one peer at once.
+    pub(super) fn transmit(&mut self, now: Timestamp, sink: &mut dyn TransmitSink) {
+        let mut idle = 0;
+        while idle < self.peers.len() && sink.has_room() {
+            let Self { peers, ops, scratch, .. } = self;
+            let sent = burst(&mut peers[self.turn], ops, scratch, now, sink);
+            idle = if sent { 0 } else { idle + 1 };
+            self.turn = (self.turn + 1) % self.peers.len();
+        }
+    }
+}
+
+/// One turn of one peer. Whether anything was sent.
+fn burst(
+    peer: &mut Peer,
+    ops: &mut Ops,
+    scratch: &mut [u8],
+    now: Timestamp,
+    sink: &mut dyn TransmitSink,
+) -> bool {
+    let mut sent = false;
+    for _ in 0..BURST_DATAGRAMS {
+        if !sink.has_room() {
+            break;
+        }
+        let Some(transmit) = peer.connection.poll_transmit(now, scratch) else { break };
+        match transmit.body {
+            Body::Control { bytes } => sink.push(peer.rank, &transmit.header.encode(), &scratch[..bytes]),
+            Body::Payload { offset, bytes } => {
+                push_payload(peer, ops, transmit, offset as usize, bytes, sink)
+            }
+        }
+        sent = true;
+    }
+    sent
+}
+
+fn push_payload(
+    peer: &Peer,
+    ops: &mut Ops,
+    transmit: Transmit,
+    offset: usize,
+    bytes: usize,
+    sink: &mut dyn TransmitSink,
+) {
+    let Transmit { mut header, opening, .. } = transmit;
+    let key = drive::key_of(ops, &peer.traffic.sending, header.transfer);
+    let Some(op) = key.and_then(|key| ops.at(key)) else {
+        return debug_assert!(false, "{:?} is sent to {} after its end", header.transfer, peer.rank);
+    };
+    op.count_sent(bytes, header.flags.contains(Flags::RETRANSMITTED));
+    let Some((payload, weight)) = op.payload(peer.rank, header.transfer, offset..offset + bytes) else {
+        return debug_assert!(false, "{:?} has no bytes at {offset}", header.transfer);
+    };
+    header.weight = weight;
+    let mut head = [0; HEADER_BYTES + OPENING_BYTES];
+    let mut writer = Writer::new(&mut head);
+    writer.put(&header.encode());
+    if let Some(opening) = opening {
+        opening.encode(&mut writer);
+    }
+    let length = writer.finish().unwrap_or(HEADER_BYTES);
+    sink.push(peer.rank, &head[..length], payload);
+}
+
+/// Datagrams of one turn: 40 of the common size fill one segmentation-offload call (64 KiB).
+const BURST_DATAGRAMS: usize = 40;

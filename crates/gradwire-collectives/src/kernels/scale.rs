@@ -1,0 +1,59 @@
+//! The last step of a reduction: a mean divides, a scaled sum multiplies.
+
+use super::element::{map, Element};
+use super::half::{narrow, widen};
+use crate::Dtype;
+
+/// Elements of a half that are scaled at once, on the stack.
+const BLOCK: usize = 64;
+
+/// `values[i] /= count` over elements of `dtype`. Floats are divided, not multiplied by a reciprocal, so that a
+/// mean of equal values is that value; integers truncate towards zero.
+pub(crate) fn divide(dtype: Dtype, values: &mut [u8], count: u16) {
+    match dtype {
+        Dtype::F32 => map::<f32>(values, |v| v / f32::from(count)),
+        Dtype::F64 => map::<f64>(values, |v| v / f64::from(count)),
+        Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| divide_f32(wide, count)),
+        Dtype::U8 => integers::<u8>(values, count),
+        Dtype::I8 => integers::<i8>(values, count),
+        Dtype::I16 => integers::<i16>(values, count),
+        Dtype::I32 => integers::<i32>(values, count),
+        Dtype::I64 => integers::<i64>(values, count),
+        Dtype::Bool | Dtype::Bytes => debug_assert!(false, "requests for such means are refused"),
+    }
+}
+
+/// `values[i] *= factor` over elements of a float dtype, in that dtype's own precision (halves in float32).
+pub(crate) fn scale(dtype: Dtype, values: &mut [u8], factor: f64) {
+    match dtype {
+        Dtype::F32 => map::<f32>(values, |v| v * factor as f32),
+        Dtype::F64 => map::<f64>(values, |v| v * factor),
+        Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| scale_f32(wide, factor)),
+        _ => debug_assert!(false, "requests for scaled integers are refused"),
+    }
+}
+
+/// `values[i] /= count`.
+pub(crate) fn divide_f32(values: &mut [f32], count: u16) {
+    values.iter_mut().for_each(|v| *v /= f32::from(count));
+}
+
+/// `values[i] *= factor`.
+pub(crate) fn scale_f32(values: &mut [f32], factor: f64) {
+    values.iter_mut().for_each(|v| *v *= factor as f32);
+}
+
+fn in_float32(dtype: Dtype, values: &mut [u8], change: impl Fn(&mut [f32])) {
+    let mut wide = [0.0; BLOCK];
+    for block in values.chunks_mut(2 * BLOCK) {
+        let wide = &mut wide[..block.len() / 2];
+        widen(dtype, block, wide);
+        change(wide);
+        narrow(dtype, wide, block);
+    }
+}
+
+/// Through `i128`, which holds every integer dtype and every count: a mean happens once for each element.
+fn integers<T: Element + Into<i128> + TryFrom<i128>>(values: &mut [u8], count: u16) {
+    map::<T>(values, |v| T::try_from(v.into() / i128::from(count.max(1))).unwrap_or(v));
+}

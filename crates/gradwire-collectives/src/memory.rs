@@ -1,0 +1,191 @@
+//! The memory of one collective: the caller's views, and the accumulator that payloads are added to.
+//!
+//! Payload is added where it lands, straight from the receive buffer. Sums of float32, float64 and integers live in
+//! the output itself; a sum of halves at the owner of a shard lives in a float32 scratch, so that it is rounded
+//! once. For each chunk the number of contributions is counted, and a mean divides by it.
+//!
+//! No reference to the input is held while the output is written: they may be the same memory.
+
+use crate::{kernels, Dtype, ReduceOp, View};
+use std::ops::Range;
+
+/// Scratch of finished collectives, for the next ones: in steady state nothing is allocated for each bucket.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    counts: Vec<Vec<u16>>,
+    wide: Vec<Vec<f32>>,
+}
+
+/// Which of the caller's views a send reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Side {
+    Input,
+    Output,
+}
+
+/// How contributions are summed, and what is done with the sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reduction {
+    pub(crate) dtype: Dtype,
+    pub(crate) reduce: ReduceOp,
+    pub(crate) world_size: u16,
+}
+
+/// The memory of one collective.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub(crate) input: View,
+    pub(crate) output: View,
+    pub(crate) residual: View,
+    reduction: Reduction,
+    chunk_bytes: usize,
+    /// Where the accumulator begins in the output, bytes.
+    base: usize,
+    /// The accumulator of halves; empty when the output itself is the accumulator.
+    wide: Vec<f32>,
+    /// Contributions for each chunk of the accumulator.
+    counts: Vec<u16>,
+}
+
+impl Memory {
+    /// Memory that is only copied until [`Memory::accumulate_in`] is called.
+    pub(crate) fn new(views: (View, View, View), reduction: Reduction, chunk_bytes: usize) -> Self {
+        let (input, output, residual) = views;
+        let (wide, counts) = (Vec::new(), Vec::new());
+        Self { input, output, residual, reduction, chunk_bytes, base: 0, wide, counts }
+    }
+
+    /// Makes `area` of the output the accumulator, with this rank's contribution in it, taken from `own` of the
+    /// input. `chunks` is the number of chunks that it is counted in. `in_float32`: halves are summed in a scratch.
+    pub(crate) fn accumulate_in(
+        &mut self,
+        area: Range<usize>,
+        own: &Range<usize>,
+        chunks: usize,
+        in_float32: bool,
+        pool: &mut Pool,
+    ) {
+        self.base = area.start;
+        self.counts = pool.counts.pop().unwrap_or_default();
+        self.counts.clear();
+        self.counts.resize(chunks, 1);
+        if in_float32 && self.reduction.dtype.is_half() {
+            self.wide = pool.wide.pop().unwrap_or_default();
+            self.wide.resize(area.len() / 2, 0.0);
+            kernels::widen(self.reduction.dtype, self.input.part(own).as_slice(), &mut self.wide);
+        } else {
+            self.output.part(&area).copy_from(&self.input.part(own));
+        }
+    }
+
+    /// Bytes of one element.
+    pub(crate) fn elem_bytes(&self) -> usize {
+        self.reduction.dtype.bytes()
+    }
+
+    /// Copies `from` of the input to `to` of the output.
+    pub(crate) fn copy(&mut self, from: &Range<usize>, to: &Range<usize>) {
+        self.output.part(to).copy_from(&self.input.part(from));
+    }
+
+    /// Adds a payload of `weight` contributions at byte `at` of the accumulator, in its chunk `chunk`.
+    pub(crate) fn add(&mut self, at: usize, chunk: usize, weight: u16, payload: &[u8]) {
+        let Reduction { dtype, reduce, .. } = self.reduction;
+        if let Some(count) = self.counts.get_mut(chunk) {
+            *count = count.saturating_add(weight.max(1));
+        }
+        if self.wide.is_empty() {
+            let start = self.base + at;
+            let mut target = self.output.part(&(start..start + payload.len()));
+            kernels::combine(dtype, reduce, target.as_mut_slice(), payload);
+        } else {
+            let target = &mut self.wide[at / 2..][..payload.len() / 2];
+            kernels::accumulate(dtype, reduce, target, payload);
+        }
+    }
+
+    /// Puts `payload` at byte `at` of the output.
+    pub(crate) fn place(&mut self, at: usize, payload: &[u8]) {
+        self.output.part(&(at..at + payload.len())).as_mut_slice().copy_from_slice(payload);
+    }
+
+    /// Contributions in a chunk of the accumulator.
+    pub(crate) fn count(&self, chunk: usize) -> u16 {
+        self.counts.get(chunk).copied().unwrap_or(1)
+    }
+
+    /// Bytes that a send reads.
+    pub(crate) fn view(&self, side: Side) -> &View {
+        match side {
+            Side::Input => &self.input,
+            Side::Output => &self.output,
+        }
+    }
+
+    /// Copies `range`, this rank's values that did not count, to the same place of the residual.
+    pub(crate) fn keep_residual(&mut self, side: Side, range: &Range<usize>) {
+        if !self.residual.is_empty() {
+            self.residual.part(range).copy_from(&self.view(side).part(range));
+        }
+    }
+
+    /// Turns the sums in `area` (bytes of the accumulator, `first_chunk` the chunk at its start) into the result:
+    /// a mean over the contributions of each chunk, or a sum scaled by the share of ranks that are in it, which
+    /// expects the same value as if all were. Then halves are rounded into the output.
+    ///
+    /// # Loss
+    /// A contribution that did not arrive is left out of the mean.
+    pub(crate) fn finish(&mut self, area: &Range<usize>, first_chunk: usize) {
+        let mut start = area.start;
+        while start < area.end {
+            let chunk = first_chunk + (start - area.start) / self.chunk_bytes;
+            let mut end = (start + self.chunk_bytes).min(area.end);
+            let count = self.count(chunk);
+            // Neighbours with the same count are one run: without loss, the whole area.
+            while end < area.end && self.count(first_chunk + (end - area.start) / self.chunk_bytes) == count {
+                end = (end + self.chunk_bytes).min(area.end);
+            }
+            self.finish_run(start..end, count);
+            start = end;
+        }
+    }
+
+    fn finish_run(&mut self, run: Range<usize>, count: u16) {
+        let Reduction { dtype, reduce, world_size } = self.reduction;
+        let factor = match reduce {
+            ReduceOp::PremulSum(factor) => factor,
+            _ => 1.0,
+        };
+        let factor =
+            if count == world_size { factor } else { factor * f64::from(world_size) / f64::from(count) };
+        let is_mean = reduce == ReduceOp::Avg;
+        let is_scaled = reduce.is_additive() && dtype.is_float() && (factor - 1.0).abs() > 0.0;
+        if self.wide.is_empty() {
+            let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
+            match (is_mean, is_scaled) {
+                (true, _) => kernels::divide(dtype, part.as_mut_slice(), count),
+                (false, true) => kernels::scale(dtype, part.as_mut_slice(), factor),
+                (false, false) => {}
+            }
+            return;
+        }
+        let wide = &mut self.wide[run.start / 2..run.end / 2];
+        match (is_mean, is_scaled) {
+            (true, _) => kernels::divide_f32(wide, count),
+            (false, true) => kernels::scale_f32(wide, factor),
+            (false, false) => {}
+        }
+        let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
+        kernels::narrow(dtype, wide, part.as_mut_slice());
+    }
+
+    /// Gives the scratch back.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        if self.counts.capacity() > 0 {
+            pool.counts.push(std::mem::take(&mut self.counts));
+        }
+        if self.wide.capacity() > 0 {
+            pool.wide.push(std::mem::take(&mut self.wide));
+        }
+    }
+}

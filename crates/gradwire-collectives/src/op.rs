@@ -1,0 +1,322 @@
+//! One collective in flight on this rank: its transfers, its memory, its report.
+//!
+//! Sits between the group, which owns the connections, and the schedule, which decides. Payload goes through here
+//! to the memory and datagrams take their bytes from here; both only look up a small table.
+
+use crate::call::Call;
+use crate::memory::{Memory, Pool, Reduction, Side};
+use crate::report::closed_by;
+use crate::schedules::{schedule_for, Loss, Place, Post, Schedule, Target};
+use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request};
+use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId};
+use std::ops::Range;
+use std::time::Duration;
+
+/// A collective in flight.
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) id: OpId,
+    pub(crate) call: Call,
+    pub(crate) policy: Policy,
+    pub(crate) priority: u8,
+    pub(crate) submitted: Timestamp,
+    pub(crate) timeout: Duration,
+    sequence: u64,
+    /// The only transfer of a point-to-point call.
+    point_to_point: Option<TransferId>,
+    schedule: Box<dyn Schedule>,
+    memory: Memory,
+    chunk_bytes: usize,
+    sends: Table<Send>,
+    receives: Table<Receive>,
+    open: usize,
+    report: DeliveryReport,
+}
+
+/// A posted send.
+#[derive(Clone, Debug)]
+struct Send {
+    side: Side,
+    range: Range<usize>,
+    weights: Option<usize>,
+    loss: Loss,
+    is_open: bool,
+}
+
+/// A posted receive.
+#[derive(Clone, Debug)]
+struct Receive {
+    target: Target,
+    bytes: usize,
+    received: usize,
+    is_open: bool,
+}
+
+/// What names a new collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Name {
+    pub(crate) id: OpId,
+    pub(crate) submitted: Timestamp,
+    pub(crate) point_to_point: Option<TransferId>,
+}
+
+impl Op {
+    /// A valid request on its way; nothing happens before [`Op::start`].
+    pub(crate) fn new(request: Request, algorithm: Algorithm, place: Place, name: Name) -> Self {
+        let call = Call::of(&request, algorithm);
+        let reduction = Reduction {
+            dtype: request.dtype,
+            reduce: request.reduce,
+            world_size: u16::try_from(place.world_size).unwrap_or(u16::MAX),
+        };
+        let views = (request.input, request.output, request.residual);
+        let indices = match request.collective {
+            Collective::AllReduce { .. } => 2 * place.world_size.max(2) as usize,
+            _ => 1,
+        };
+        let report = DeliveryReport {
+            collective: call.name().to_owned(),
+            sequence: place.sequence,
+            elems: (request.output.len() / request.dtype.bytes()) as u64,
+            ..DeliveryReport::default()
+        };
+        Self {
+            id: name.id,
+            call,
+            policy: request.policy,
+            priority: request.priority,
+            submitted: name.submitted,
+            timeout: request.timeout,
+            sequence: place.sequence,
+            point_to_point: name.point_to_point,
+            schedule: schedule_for(&request, algorithm, place),
+            memory: Memory::new(views, reduction, place.chunk_bytes),
+            chunk_bytes: place.chunk_bytes,
+            sends: Table::new(place.world_size as usize, indices),
+            receives: Table::new(place.world_size as usize, indices),
+            open: 0,
+            report,
+        }
+    }
+
+    /// Prepares the memory and gives the first transfers to post.
+    pub(crate) fn start(&mut self, pool: &mut Pool, posts: &mut Vec<Post>) {
+        self.schedule.start(&mut self.memory, pool, posts);
+        self.note(posts);
+    }
+
+    /// Number in the group's sequence, or of the point-to-point call.
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// Whether it is part of the group's sequence.
+    pub(crate) fn is_collective(&self) -> bool {
+        self.point_to_point.is_none()
+    }
+
+    /// Name, size and number, for messages.
+    pub(crate) fn during(&self) -> String {
+        self.call.during(self.sequence)
+    }
+
+    /// When it times out.
+    pub(crate) fn deadline(&self) -> Timestamp {
+        self.submitted + self.timeout
+    }
+
+    /// The id of its transfer `index`.
+    pub(crate) fn transfer(&self, index: u32) -> TransferId {
+        self.point_to_point.unwrap_or(TransferId::collective(self.sequence as u32, index))
+    }
+
+    /// The inverse of [`Op::transfer`].
+    fn index(&self, transfer: TransferId) -> u32 {
+        if self.point_to_point.is_some() {
+            0
+        } else {
+            transfer.index()
+        }
+    }
+
+    /// Whether every transfer is over.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Adds or places new payload from `from`.
+    pub(crate) fn on_payload(
+        &mut self,
+        from: u32,
+        transfer: TransferId,
+        offset: usize,
+        weight: u16,
+        payload: &[u8],
+    ) {
+        let index = self.index(transfer);
+        let Some(receive) = self.receives.at(from, index) else {
+            return debug_assert!(false, "payload of {transfer:?} from {from}, which was never posted");
+        };
+        receive.received += payload.len();
+        match receive.target {
+            Target::Place(at) => self.memory.place(at + offset, payload),
+            Target::Add { at, chunk } => {
+                self.memory.add(at + offset, chunk + offset / self.chunk_bytes, weight, payload);
+            }
+        }
+    }
+
+    /// Bytes `offset..offset + bytes` of a transfer to `to`, straight from the tensor, and the ranks in them.
+    pub(crate) fn payload(
+        &mut self,
+        to: u32,
+        transfer: TransferId,
+        part: Range<usize>,
+    ) -> Option<(&[u8], u16)> {
+        let index = self.index(transfer);
+        let send = self.sends.at(to, index).filter(|send| send.is_open)?;
+        let (side, weights) = (send.side, send.weights);
+        let range = send.range.start + part.start..send.range.start + part.end;
+        let weight = weights.map_or(1, |first| self.memory.count(first + part.start / self.chunk_bytes));
+        Some((self.memory.view(side).as_slice().get(range)?, weight))
+    }
+
+    /// Counts payload that leaves.
+    pub(crate) fn count_sent(&mut self, bytes: usize, again: bool) {
+        self.report.bytes_sent += bytes as u64;
+        self.report.bytes_retransmitted += if again { bytes as u64 } else { 0 };
+    }
+
+    /// A receive is over. Gives the transfers to post next.
+    pub(crate) fn on_received(&mut self, from: u32, receipt: &Receipt, posts: &mut Vec<Post>) {
+        let index = self.index(receipt.transfer);
+        let Some(receive) = self.receives.at(from, index).filter(|receive| receive.is_open) else { return };
+        receive.is_open = false;
+        let is_contribution = matches!(receive.target, Target::Add { .. });
+        self.open -= 1;
+        self.report.bytes_received += receipt.received_bytes;
+        if is_contribution {
+            let elem_bytes = self.memory.elem_bytes() as u64;
+            let peer = self.report.peer(from);
+            peer.elems_expected += receipt.total_bytes / elem_bytes;
+            peer.elems_received += receipt.received_bytes / elem_bytes;
+            peer.closed_by = closed_by(receipt.reason);
+            peer.waited_for_peer += receipt.waited_for_peer;
+            peer.network_time += receipt.elapsed;
+        }
+        self.schedule.on_received(from, index, &mut self.memory, posts);
+        self.note(posts);
+    }
+
+    /// A send is over: what did not count goes to the residual before the memory is written again. Gives the
+    /// transfers to post next.
+    pub(crate) fn on_sent(&mut self, to: u32, receipt: &SendReceipt, posts: &mut Vec<Post>) {
+        let index = self.index(receipt.transfer);
+        let Some(send) = self.sends.at(to, index).filter(|send| send.is_open) else { return };
+        send.is_open = false;
+        let send = send.clone();
+        self.open -= 1;
+        if send.loss == Loss::ByPolicy {
+            for missing in &receipt.missing {
+                self.keep_uncounted(&send, missing);
+            }
+        }
+        self.schedule.on_sent(to, index, posts);
+        self.note(posts);
+    }
+
+    fn keep_uncounted(&mut self, send: &Send, missing: &Range<u64>) {
+        let start = send.range.start + missing.start as usize;
+        let end = (send.range.start + missing.end as usize).min(send.range.end);
+        if start >= end {
+            return;
+        }
+        self.memory.keep_residual(send.side, &(start..end));
+        let elem_bytes = self.memory.elem_bytes();
+        self.report.uncounted.push((start / elem_bytes) as u64..(end / elem_bytes) as u64);
+    }
+
+    /// Enters new transfers in the tables.
+    fn note(&mut self, posts: &[Post]) {
+        for post in posts {
+            self.open += 1;
+            match post {
+                Post::Send { to, index, side, range, weights, loss } => {
+                    let (range, weights) = (range.clone(), *weights);
+                    let send = Send { side: *side, range, weights, loss: *loss, is_open: true };
+                    self.sends.insert(*to, *index, send);
+                }
+                Post::Receive { from, index, target, bytes, .. } => {
+                    self.report.bytes_expected += *bytes as u64;
+                    let receive = Receive { target: *target, bytes: *bytes, received: 0, is_open: true };
+                    self.receives.insert(*from, *index, receive);
+                }
+            }
+        }
+    }
+
+    /// Whether something from `rank` is still expected.
+    pub(crate) fn expects_from(&self, rank: u32) -> bool {
+        self.receives.of(rank).any(|receive| receive.is_open)
+    }
+
+    /// For a timeout: what is outstanding with `rank`, or `None` when nothing is.
+    pub(crate) fn lag_of(&self, rank: u32) -> Option<String> {
+        let open = |receive: &&Receive| receive.is_open;
+        if self.expects_from(rank) {
+            let received: usize = self.receives.of(rank).filter(open).map(|receive| receive.received).sum();
+            let bytes: usize = self.receives.of(rank).filter(open).map(|receive| receive.bytes).sum();
+            return Some(format!("{received} of {bytes} bytes from it arrived"));
+        }
+        let unconfirmed: usize =
+            self.sends.of(rank).filter(|send| send.is_open).map(|send| send.range.len()).sum();
+        let waits = self.sends.of(rank).any(|send| send.is_open);
+        waits.then(|| format!("it has not taken {unconfirmed} bytes sent to it"))
+    }
+
+    /// Ends it: gives the scratch back and the report out.
+    pub(crate) fn end(mut self, now: Timestamp, pool: &mut Pool) -> DeliveryReport {
+        self.memory.release(pool);
+        self.report.elapsed = now - self.submitted;
+        self.report.tidy();
+        self.report
+    }
+}
+
+/// Transfers by peer and index, found without a search: each datagram looks one up.
+#[derive(Debug)]
+struct Table<T> {
+    indices: usize,
+    /// Place in `entries`, by peer and index; `ABSENT` where there is none.
+    places: Vec<u16>,
+    entries: Vec<T>,
+}
+
+impl<T> Table<T> {
+    fn new(ranks: usize, indices: usize) -> Self {
+        Self { indices, places: vec![Self::ABSENT; ranks * indices], entries: Vec::new() }
+    }
+
+    fn insert(&mut self, rank: u32, index: u32, entry: T) {
+        let place = rank as usize * self.indices + index as usize;
+        debug_assert_eq!(self.places[place], Self::ABSENT, "an index is unique for a pair of ranks");
+        self.places[place] = self.entries.len() as u16;
+        self.entries.push(entry);
+    }
+
+    fn at(&mut self, rank: u32, index: u32) -> Option<&mut T> {
+        if index as usize >= self.indices {
+            return None;
+        }
+        let place = *self.places.get(rank as usize * self.indices + index as usize)?;
+        self.entries.get_mut(usize::from(place))
+    }
+
+    fn of(&self, rank: u32) -> impl Iterator<Item = &T> {
+        let row = rank as usize * self.indices..(rank as usize + 1) * self.indices;
+        self.places[row].iter().filter_map(|place| self.entries.get(usize::from(*place)))
+    }
+
+    /// Larger than any table: ranks times indices stay below it.
+    const ABSENT: u16 = u16::MAX;
+}

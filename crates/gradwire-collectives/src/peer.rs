@@ -1,0 +1,184 @@
+//! What a group knows about one peer: the connection, where it is, and the point-to-point traffic with it.
+
+use crate::call::Call;
+use crate::group::PeerConfig;
+use crate::ops::Key;
+use crate::position::PositionRecord;
+use gradwire_core::wire::Opening;
+use gradwire_core::{Connection, Timestamp, TransferId};
+use std::collections::{BTreeSet, VecDeque};
+
+/// One peer.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) rank: u32,
+    pub(crate) host: String,
+    pub(crate) connection: Connection,
+    pub(crate) incast: u32,
+    pub(crate) is_connected: bool,
+    pub(crate) has_left: bool,
+    /// Where it last said it was.
+    pub(crate) position: Option<PositionRecord>,
+    pub(crate) traffic: PointToPoint,
+}
+
+impl Peer {
+    pub(crate) fn new(config: PeerConfig, now: Timestamp) -> Self {
+        Self {
+            rank: config.rank,
+            host: config.host,
+            incast: config.connection.incast,
+            connection: Connection::new(config.connection, now),
+            is_connected: false,
+            has_left: false,
+            position: None,
+            traffic: PointToPoint::default(),
+        }
+    }
+
+    /// Where it last said it was, for people.
+    pub(crate) fn whereabouts(&self) -> String {
+        match self.position {
+            None => "it has said nothing about where it is".to_owned(),
+            Some(PositionRecord { sequence, call: None }) => {
+                format!("it last said that it was idle before collective {sequence}")
+            }
+            Some(PositionRecord { sequence, call: Some(call) }) => {
+                let name =
+                    Call::decode(&call).map_or("something unknown".to_owned(), |call| call.during(sequence));
+                format!("it last said that it was in {name}")
+            }
+        }
+    }
+}
+
+/// Point-to-point transfers with one peer. Each direction is numbered; the receiver takes those with a tag in the
+/// order of their numbers, so that messages of one tag do not overtake each other whatever the network does.
+#[derive(Debug, Default)]
+pub(crate) struct PointToPoint {
+    next_send: u32,
+    pub(crate) sending: Vec<(TransferId, Key)>,
+    pub(crate) receiving: Vec<(TransferId, Key)>,
+    /// Number of the first transfer that has not been offered yet, and what was offered from there on.
+    next_offer: u32,
+    offered: VecDeque<Option<Opening>>,
+    /// Offered without a gap before them, not yet received.
+    waiting: VecDeque<Offer>,
+    /// Received out of order, from the first that is not over yet.
+    first_open: u32,
+    over: BTreeSet<u32>,
+}
+
+/// A transfer that the peer wants to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) transfer: TransferId,
+    pub(crate) opening: Opening,
+    /// Place in the order of all offers to this rank.
+    pub(crate) arrival: u64,
+}
+
+impl PointToPoint {
+    /// The id of the next transfer to this peer.
+    pub(crate) fn next_transfer(&mut self) -> TransferId {
+        let transfer = TransferId::point_to_point(self.next_send);
+        self.next_send = self.next_send.wrapping_add(1);
+        transfer
+    }
+
+    /// Takes an offer.
+    pub(crate) fn on_offer(&mut self, transfer: TransferId, opening: Opening, arrival: u64) {
+        let ahead = transfer.0.wrapping_sub(self.next_offer) & NUMBER_MASK;
+        if ahead as usize >= OFFERS_AHEAD_MAX {
+            return;
+        }
+        if self.offered.len() <= ahead as usize {
+            self.offered.resize(ahead as usize + 1, None);
+        }
+        self.offered[ahead as usize] = Some(opening);
+        while let Some(Some(opening)) = self.offered.front().copied() {
+            self.offered.pop_front();
+            let transfer = TransferId::point_to_point(self.next_offer);
+            self.waiting.push_back(Offer { transfer, opening, arrival });
+            self.next_offer = self.next_offer.wrapping_add(1) & NUMBER_MASK;
+        }
+    }
+
+    /// The first offer with `tag`.
+    pub(crate) fn first_with(&self, tag: u32) -> Option<Offer> {
+        self.waiting.iter().find(|offer| Self::tag_of(offer) == Some(tag)).copied()
+    }
+
+    /// Takes `offer` out of those waiting.
+    pub(crate) fn take(&mut self, offer: &Offer) {
+        self.waiting.retain(|waiting| waiting.transfer != offer.transfer);
+    }
+
+    /// A receive is over. Returns the first transfer that is not, when that has moved.
+    pub(crate) fn on_over(&mut self, transfer: TransferId) -> Option<TransferId> {
+        self.over.insert(transfer.0 & NUMBER_MASK);
+        let before = self.first_open;
+        while self.over.remove(&self.first_open) {
+            self.first_open = self.first_open.wrapping_add(1) & NUMBER_MASK;
+        }
+        (self.first_open != before).then(|| TransferId::point_to_point(self.first_open))
+    }
+
+    fn tag_of(offer: &Offer) -> Option<u32> {
+        Call::decode(&offer.opening.descriptor)?.tag()
+    }
+}
+
+const NUMBER_MASK: u32 = TransferId::POINT_TO_POINT - 1;
+/// Transfers that one peer may have on offer at once: beyond it their numbers are not believed.
+const OFFERS_AHEAD_MAX: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+    use std::time::Duration;
+
+    fn opening(tag: u32) -> Opening {
+        let request = Request {
+            collective: Collective::Send { to: 1, tag },
+            dtype: Dtype::Bytes,
+            reduce: ReduceOp::Sum,
+            input: View::EMPTY,
+            output: View::EMPTY,
+            policy: Policy::RELIABLE,
+            residual: View::EMPTY,
+            timeout: Duration::from_secs(1),
+            priority: 0,
+        };
+        Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode() }
+    }
+
+    #[test]
+    fn offers_are_taken_in_the_order_of_their_numbers_for_each_tag() {
+        let mut traffic = PointToPoint::default();
+        let id = TransferId::point_to_point;
+        traffic.on_offer(id(1), opening(7), 0);
+        assert!(traffic.first_with(7).is_none(), "the number before it has not come");
+        traffic.on_offer(id(0), opening(7), 1);
+        traffic.on_offer(id(2), opening(8), 2);
+        assert_eq!(traffic.first_with(8).map(|offer| offer.transfer), Some(id(2)));
+        for number in [0, 1] {
+            let offer = traffic.first_with(7).expect("two offers with this tag");
+            assert_eq!(offer.transfer, id(number));
+            traffic.take(&offer);
+        }
+        assert!(traffic.first_with(7).is_none());
+        traffic.on_offer(id(0), opening(7), 3);
+        assert!(traffic.first_with(7).is_none(), "an old number is no new offer");
+    }
+
+    #[test]
+    fn transfers_are_retired_up_to_the_first_open_one() {
+        let mut traffic = PointToPoint::default();
+        let id = TransferId::point_to_point;
+        assert_eq!(traffic.on_over(id(1)), None);
+        assert_eq!(traffic.on_over(id(0)), Some(id(2)));
+        assert_eq!(traffic.on_over(id(2)), Some(id(3)));
+    }
+}

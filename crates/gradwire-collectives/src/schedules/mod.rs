@@ -1,0 +1,123 @@
+//! Schedules: who sends what to whom, and when. Each is a small state machine that posts transfers and reacts to
+//! their ends; it sees neither packets nor connections.
+//!
+//! Called by [`crate::op::Op`], which keeps the transfers and moves their bytes. The invariant of every schedule:
+//! while a collective is not over, at least one of its transfers is open; it is over when none is.
+
+mod broadcast;
+mod direct;
+mod ring;
+mod transpose;
+
+use crate::layout::Layout;
+use crate::memory::{Memory, Pool, Side};
+use crate::{Algorithm, Collective, Request};
+use std::ops::Range;
+
+/// This rank's place in the collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) sequence: u64,
+    pub(crate) chunk_bytes: usize,
+}
+
+impl Place {
+    /// The rank `distance` places after this one. Everybody sends to its neighbour first, so that no rank is hit by
+    /// all at once.
+    fn after(&self, distance: u32) -> u32 {
+        (self.rank + distance) % self.world_size
+    }
+
+    /// Every other rank, the next one first.
+    fn others(self) -> impl Iterator<Item = u32> {
+        (1..self.world_size).map(move |distance| self.after(distance))
+    }
+}
+
+/// Whether holes may be left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Loss {
+    /// Everything arrives.
+    Never,
+    /// What the request's policy allows.
+    ByPolicy,
+}
+
+/// Where received bytes go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Target {
+    /// To this byte of the output.
+    Place(usize),
+    /// Added at this byte of the accumulator, which is in its chunk `chunk`.
+    Add { at: usize, chunk: usize },
+}
+
+/// A transfer to post.
+#[derive(Clone, Debug)]
+pub(crate) enum Post {
+    /// `range` of `side` to `to`. Its weights are the counts from `weights` on; without them every weight is 1.
+    Send { to: u32, index: u32, side: Side, range: Range<usize>, weights: Option<usize>, loss: Loss },
+    /// `bytes` bytes from `from`.
+    Receive { from: u32, index: u32, target: Target, bytes: usize, loss: Loss },
+}
+
+/// One collective's plan on this rank.
+pub(crate) trait Schedule: std::fmt::Debug + Send {
+    /// Prepares the memory and posts what can start at once.
+    fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>);
+
+    /// The receive `index` from `from` is over, its payload is in the memory.
+    fn on_received(&mut self, from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>);
+
+    /// The send `index` to `to` is over: its memory is no longer read.
+    fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>);
+}
+
+/// The schedule of a valid request.
+pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn Schedule> {
+    match request.collective {
+        Collective::AllReduce { .. } => {
+            let layout = Layout::new(request.output.len(), place.world_size as usize, place.chunk_bytes);
+            let in_place = request.input.overlaps(&request.output);
+            if algorithm == Algorithm::Ring {
+                Box::new(ring::Ring::new(place, layout))
+            } else {
+                Box::new(transpose::Transpose::new(place, layout, in_place))
+            }
+        }
+        Collective::Broadcast { root } => {
+            Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
+        }
+        _ => Box::new(direct::Direct::new(request, place)),
+    }
+}
+
+/// What [`Algorithm::Auto`] is for this request: transpose, which takes two stages whatever the world size. A ring
+/// has more steps, but never more than one sender for each receiver; that pays for large exact reductions among
+/// many ranks. A ring rounds halves at each step, so it is not chosen for them; and it hands on partial sums, so
+/// that one lost packet takes several ranks' values with it, so it is not chosen where loss is tolerated. Two ranks
+/// do the same in both.
+pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) -> Algorithm {
+    match algorithm {
+        Algorithm::Auto => {
+            let large = request.output.len() / world_size as usize >= RING_SHARD_BYTES_MIN;
+            let ring = request.policy.is_exact()
+                && !request.dtype.is_half()
+                && world_size >= RING_RANKS_MIN
+                && large;
+            if ring {
+                Algorithm::Ring
+            } else {
+                Algorithm::Transpose
+            }
+        }
+        chosen => chosen,
+    }
+}
+
+/// Seven senders at one receiver is where an incast begins to overrun shallow switch buffers.
+const RING_RANKS_MIN: u32 = 8;
+/// Below this the latency of the ring's steps outweighs what an incast costs.
+const RING_SHARD_BYTES_MIN: usize = 1 << 20;

@@ -1,0 +1,231 @@
+//! Which packet numbers arrived on a path, and when to say so.
+//!
+//! claim: mlt/one-ack-for-ten (section 4.2.3). An acknowledgement also goes out at once when a gap opens, because
+//! that is when the sender can use it most.
+
+use crate::{ConnectionConfig, Timestamp};
+use core::time::Duration;
+use gradwire_wire::{AckPath, PacketNumber, PathId, ACK_WORDS_MAX};
+
+/// Numbers further ahead than this cannot be: no window holds so many packets.
+const AHEAD_MAX: i32 = 1 << 20;
+
+/// What a packet number told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Arrival {
+    /// Not seen before.
+    New,
+    /// Seen before: the network duplicated it.
+    Duplicate,
+    /// Too far ahead or behind to judge.
+    Implausible,
+}
+
+/// The receiving side of one path.
+#[derive(Debug)]
+pub(crate) struct Arrivals {
+    path: PathId,
+    any: bool,
+    largest: PacketNumber,
+    /// Bit `i` is packet `largest - i`.
+    bitmap: [u64; ACK_WORDS_MAX],
+    /// Packets since the last acknowledgement, and the largest then.
+    unacked: u32,
+    acked_largest: PacketNumber,
+    oldest_unacked_at: Option<Timestamp>,
+    /// Newest data packet: its time stamp and when it came.
+    newest_sent_us: u32,
+    newest_at: Timestamp,
+    gap_opened: bool,
+    every: u32,
+    delay_max: Duration,
+}
+
+impl Arrivals {
+    pub(crate) fn new(path: PathId, config: &ConnectionConfig) -> Self {
+        Self {
+            path,
+            any: false,
+            largest: PacketNumber(0),
+            bitmap: [0; ACK_WORDS_MAX],
+            unacked: 0,
+            acked_largest: PacketNumber(0),
+            oldest_unacked_at: None,
+            newest_sent_us: 0,
+            newest_at: Timestamp::ZERO,
+            gap_opened: false,
+            every: config.ack_every.max(1),
+            delay_max: config.ack_delay_max,
+        }
+    }
+
+    /// What this number is, without recording it.
+    pub(crate) fn check(&self, number: PacketNumber) -> Arrival {
+        if !self.any {
+            return Arrival::New;
+        }
+        let ahead = number.since(self.largest);
+        if ahead > AHEAD_MAX {
+            return Arrival::Implausible;
+        }
+        if ahead > 0 {
+            return Arrival::New;
+        }
+        let back = ahead.unsigned_abs() as usize;
+        match self.bitmap.get(back / 64) {
+            Some(word) if word >> (back % 64) & 1 == 1 => Arrival::Duplicate,
+            Some(_) => Arrival::New,
+            // Older than the window: its chunk decides whether it is new.
+            None => Arrival::New,
+        }
+    }
+
+    /// Records an arrival that [`Arrivals::check`] called new.
+    pub(crate) fn record(&mut self, now: Timestamp, number: PacketNumber, sent_at_us: u32) {
+        if !self.any {
+            self.any = true;
+            self.largest = number;
+            self.acked_largest = PacketNumber(number.0.wrapping_sub(1));
+            self.bitmap[0] = 1;
+        } else {
+            let ahead = number.since(self.largest);
+            if ahead > 0 {
+                self.gap_opened |= ahead > 1;
+                self.shift(ahead.unsigned_abs() as usize);
+                self.largest = number;
+            }
+            let back = self.largest.since(number).unsigned_abs() as usize;
+            if let Some(word) = self.bitmap.get_mut(back / 64) {
+                *word |= 1 << (back % 64);
+            }
+        }
+        if number == self.largest {
+            self.newest_sent_us = sent_at_us;
+            self.newest_at = now;
+        }
+        self.unacked += 1;
+        self.oldest_unacked_at.get_or_insert(now);
+    }
+
+    /// A duplicate says that the sender does not know what we have: tell it with the next chance.
+    pub(crate) fn on_duplicate(&mut self, now: Timestamp) {
+        self.oldest_unacked_at.get_or_insert(now);
+    }
+
+    fn shift(&mut self, by: usize) {
+        if by == 1 {
+            let mut carry = 1;
+            for word in &mut self.bitmap {
+                let next = *word >> 63;
+                *word = *word << 1 | carry;
+                carry = next;
+            }
+            return;
+        }
+        let (words, bits) = (by / 64, by % 64);
+        for index in (0..ACK_WORDS_MAX).rev() {
+            let low = index.checked_sub(words).map_or(0, |from| self.bitmap[from]);
+            let high = index.checked_sub(words + 1).map_or(0, |from| self.bitmap[from]);
+            self.bitmap[index] = if bits == 0 { low } else { low << bits | high >> (64 - bits) };
+        }
+        self.bitmap[0] |= 1;
+    }
+
+    /// Whether an acknowledgement is due.
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        self.unacked >= self.every
+            || self.gap_opened && self.unacked > 0
+            || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
+    }
+
+    /// When one will be due though nothing arrives.
+    pub(crate) fn due_at(&self) -> Option<Timestamp> {
+        self.oldest_unacked_at.map(|oldest| oldest + self.delay_max)
+    }
+
+    /// The acknowledgement: `(echo_us, delay_us, bitmap)`; `None` when nothing ever arrived.
+    pub(crate) fn acknowledge(&mut self, now: Timestamp) -> Option<(u32, u32, AckPath)> {
+        if !self.any {
+            return None;
+        }
+        // Cover twice what is new, so that one lost acknowledgement costs nothing, and at least 256 packets.
+        let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
+        let words = (2 * news).div_ceil(64).clamp(4, ACK_WORDS_MAX);
+        self.unacked = 0;
+        self.gap_opened = false;
+        self.oldest_unacked_at = None;
+        self.acked_largest = self.largest;
+        let delay = u32::try_from(now.since(self.newest_at).as_micros()).unwrap_or(u32::MAX);
+        let path =
+            AckPath { path: self.path, largest: self.largest, words: words as u8, bitmap: self.bitmap };
+        Some((self.newest_sent_us, delay, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    fn arrivals() -> Arrivals {
+        Arrivals::new(PathId(0), &crate::config::tests::config())
+    }
+
+    proptest! {
+        #[test]
+        fn the_bitmap_lists_exactly_what_arrived(steps in prop::collection::vec(1u32..90, 1..60), late in prop::collection::vec(any::<prop::sample::Index>(), 0..20)) {
+            let mut arrivals = arrivals();
+            let mut model = BTreeSet::new();
+            let mut skipped = Vec::new();
+            let mut number = u32::MAX - 500;
+            for step in steps {
+                skipped.extend((1..step).map(|i| number.wrapping_add(i)));
+                number = number.wrapping_add(step);
+                arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+                model.insert(number);
+            }
+            for index in late {
+                if !skipped.is_empty() {
+                    let number = skipped[index.index(skipped.len())];
+                    if arrivals.check(PacketNumber(number)) == Arrival::New {
+                        arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+                        model.insert(number);
+                    }
+                }
+            }
+            let (_, _, path) = arrivals.acknowledge(Timestamp::ZERO).expect("something arrived");
+            prop_assert_eq!(path.largest, PacketNumber(number));
+            for back in 0..(64 * ACK_WORDS_MAX as u32) {
+                let bit = path.bitmap[(back / 64) as usize] >> (back % 64) & 1 == 1;
+                prop_assert_eq!(bit, model.contains(&number.wrapping_sub(back)), "packet {} back", back);
+            }
+        }
+    }
+
+    // test of: mlt/one-ack-for-ten
+    #[test]
+    fn an_acknowledgement_is_due_after_ten_packets_a_gap_or_the_delay() {
+        let mut arrivals = arrivals();
+        for number in 0..9 {
+            arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+            assert!(!arrivals.is_due(Timestamp::ZERO));
+        }
+        assert!(arrivals.is_due(Timestamp::ZERO + arrivals.delay_max));
+        arrivals.record(Timestamp::ZERO, PacketNumber(9), 0);
+        assert!(arrivals.is_due(Timestamp::ZERO));
+        arrivals.acknowledge(Timestamp::ZERO);
+        assert!(!arrivals.is_due(Timestamp::ZERO));
+        arrivals.record(Timestamp::ZERO, PacketNumber(12), 0);
+        assert!(arrivals.is_due(Timestamp::ZERO), "10 and 11 are missing");
+    }
+
+    #[test]
+    fn a_number_from_nowhere_is_implausible() {
+        let mut arrivals = arrivals();
+        arrivals.record(Timestamp::ZERO, PacketNumber(5), 0);
+        assert_eq!(arrivals.check(PacketNumber(5)), Arrival::Duplicate);
+        assert_eq!(arrivals.check(PacketNumber(5 + (1 << 21))), Arrival::Implausible);
+    }
+}

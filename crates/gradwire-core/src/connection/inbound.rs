@@ -1,0 +1,363 @@
+//! The way in: from a datagram to payload, acknowledgement, status or farewell.
+
+use super::{Connection, PREGRANTS_MAX};
+use crate::arrivals::Arrival;
+use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
+use crate::{DropReason, Event, Payload, Timestamp};
+use core::time::Duration;
+use gradwire_wire::{
+    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, Reader, StatusBody, TransferId, TransferState,
+};
+
+/// Late data is answered at most this often for each transfer.
+const LATE_ANSWER_PAUSE: Duration = Duration::from_micros(200);
+
+impl Connection {
+    /// Takes one datagram. Returns new payload, if it holds any, for the caller to place.
+    ///
+    /// # Errors
+    /// [`DropReason`]: the datagram changed nothing but a counter.
+    pub fn handle_datagram<'d>(
+        &mut self,
+        now: Timestamp,
+        datagram: &'d [u8],
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let result = self.dispatch(now, datagram);
+        match result {
+            Err(DropReason::Duplicate) => self.stats.packets_duplicate += 1,
+            Err(_) => self.stats.packets_dropped += 1,
+            Ok(_) => {}
+        }
+        result
+    }
+
+    fn dispatch<'d>(
+        &mut self,
+        now: Timestamp,
+        datagram: &'d [u8],
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let (header, body) = Header::decode(datagram)?;
+        if header.connection != self.config.local {
+            return Err(DropReason::WrongConnection);
+        }
+        let mut reader = Reader::new(body);
+        if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
+            self.on_heard(now);
+            self.repeat_abort(now);
+            return Err(DropReason::Closed);
+        }
+        match header.kind {
+            Kind::Data => return self.on_data(now, &header, body),
+            Kind::Ack => self.on_ack(now, &header, &mut reader)?,
+            Kind::Status => self.on_status(now, &header, &mut reader)?,
+            Kind::Probe => self.on_probe(now, &header, &mut reader)?,
+            Kind::Hello => self.on_hello(now, &header, &mut reader)?,
+            Kind::Ping => {
+                let record = reader.array()?;
+                if header.flags.contains(Flags::REPLY) {
+                    self.path.sample_rtt(now, header.offset, 0);
+                    self.on_position(record);
+                } else {
+                    self.on_ping(header.sent_at_us, record);
+                }
+            }
+            Kind::Goodbye => self.on_goodbye(header.flags.contains(Flags::REPLY)),
+            Kind::Abort => self.on_abort(header.flags.contains(Flags::REPLY), reader.array()?),
+        }
+        self.on_heard(now);
+        Ok(None)
+    }
+
+    fn on_hello(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), DropReason> {
+        let hello = HelloBody::decode(reader)?;
+        if hello.fingerprint != self.config.fingerprint {
+            self.events.push_back(Event::FingerprintMismatch { theirs: hello.fingerprint });
+            return Err(DropReason::WrongConnection);
+        }
+        if header.flags.contains(Flags::REPLY) {
+            let rtt = self.path.sample_rtt(now, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
+            self.on_connected(now, rtt);
+        } else {
+            self.liveness.on_hello(header.sent_at_us);
+        }
+        Ok(())
+    }
+
+    fn on_data<'d>(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        body: &'d [u8],
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let mut reader = Reader::new(body);
+        let opening = match header.flags.contains(Flags::OPENING) {
+            true => Some(Opening::decode(&mut reader)?),
+            false => None,
+        };
+        let payload = reader.rest();
+        if header.path != self.path.id {
+            return Err(DropReason::Implausible);
+        }
+        match self.path.arrivals.check(header.packet_number) {
+            Arrival::New => {}
+            Arrival::Duplicate => {
+                self.path.arrivals.on_duplicate(now);
+                return Err(DropReason::Duplicate);
+            }
+            Arrival::Implausible => return Err(DropReason::Implausible),
+        }
+        self.on_heard(now);
+        let transfer = header.transfer;
+        if let Some(index) = self.receives.iter().position(|half| half.request.transfer == transfer) {
+            return self.on_expected(now, header, index, opening, payload);
+        }
+        if self.answer_if_over(now, transfer) {
+            self.record(now, header);
+            return Err(DropReason::Late);
+        }
+        self.on_early(now, header, opening.ok_or(DropReason::Implausible)?, payload)
+    }
+
+    fn record(&mut self, now: Timestamp, header: &Header) {
+        self.path.arrivals.record(now, header.packet_number, header.sent_at_us);
+    }
+
+    /// Data of a posted receive.
+    fn on_expected<'d>(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        index: usize,
+        opening: Option<Opening>,
+        payload: &'d [u8],
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let transfer = header.transfer;
+        if let Some(theirs) = opening {
+            self.check_opening(index, theirs)?;
+        }
+        let pause = self.probe_timeout();
+        let half = &mut self.receives[index];
+        let place = half.grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
+        self.path.arrivals.record(now, header.packet_number, header.sent_at_us);
+        if opening.is_none() {
+            half.grant_seen = true;
+        }
+        if header.flags.contains(Flags::LAST_PERCENTILE) {
+            half.on_last_percentile();
+        }
+        if header.flags.contains(Flags::ALL_SENT) {
+            half.on_all_sent(now);
+        }
+        let is_new = half.accept(now, place);
+        if is_new && half.is_first_pass_over() {
+            // What was asked for is coming: no need to ask again yet.
+            half.status_at = Some(now + pause);
+            half.status_backoff = 0;
+        }
+        // The sender may be blocked: it has not seen the grant, and this was not everything.
+        let blocked = opening.is_some() && !half.grant_seen && !half.missing.is_empty();
+        if blocked && half.request.bytes > self.config.eager_bytes / 2 {
+            self.queue_status(transfer, 0, 0);
+        }
+        self.close_if_satisfied(now, index);
+        if !is_new {
+            return Err(DropReason::Duplicate);
+        }
+        self.stats.packets_received += 1;
+        self.stats.bytes_received += payload.len() as u64;
+        let offset = u64::from(header.offset);
+        Ok(Some(Payload { transfer, offset, weight: header.weight, bytes: payload }))
+    }
+
+    /// Reports once that the two ends disagree; the packet is then useless.
+    fn check_opening(&mut self, index: usize, theirs: Opening) -> Result<(), DropReason> {
+        let half = &mut self.receives[index];
+        let ours = half.opening();
+        if ours == theirs {
+            return Ok(());
+        }
+        if !core::mem::replace(&mut half.mismatch_reported, true) {
+            let transfer = half.request.transfer;
+            self.events.push_back(Event::Mismatch { transfer, ours, theirs });
+        }
+        Err(DropReason::Grid)
+    }
+
+    /// Data of a transfer that is not posted yet.
+    fn on_early<'d>(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        opening: Opening,
+        payload: &[u8],
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let grid = crate::transfer::Grid::new(opening.total_bytes, self.config.chunk_bytes());
+        let offset = u64::from(header.offset);
+        grid.chunk_at(offset, payload.len()).ok_or(DropReason::Grid)?;
+        let mut chunk = EarlyBuffer::chunk(offset, header.weight, payload.len());
+        chunk.last_percentile = header.flags.contains(Flags::LAST_PERCENTILE);
+        chunk.all_sent = header.flags.contains(Flags::ALL_SENT);
+        let transfer = header.transfer;
+        match self.early.store(transfer, opening, chunk, payload) {
+            Stored::First => self.events.push_back(Event::Offered { transfer, opening }),
+            Stored::Kept => {}
+            Stored::Duplicate => {
+                self.record(now, header);
+                return Err(DropReason::Duplicate);
+            }
+            Stored::Full => return Err(DropReason::EarlyFull),
+        }
+        self.record(now, header);
+        Ok(None)
+    }
+
+    /// Whether the transfer is over here; if so its end is repeated to the sender, who seems not to know it.
+    fn answer_if_over(&mut self, now: Timestamp, transfer: TransferId) -> bool {
+        if let Some(closed) = self.closed.find_mut(transfer) {
+            if now.since(closed.answered_at) >= LATE_ANSWER_PAUSE {
+                closed.answered_at = now;
+                self.queue_status(transfer, 0, 0);
+            }
+            return true;
+        }
+        if self.closed.is_retired(transfer) {
+            self.queue_status(transfer, 0, 0);
+            return true;
+        }
+        false
+    }
+
+    fn on_ack(&mut self, now: Timestamp, header: &Header, reader: &mut Reader<'_>) -> Result<(), DropReason> {
+        let ack = AckBody::decode(reader)?;
+        // The echo of a probe is fresher than that of the last data packet, and not held back.
+        let rtt = if header.flags.contains(Flags::REPLY) {
+            self.path.sample_rtt(now, header.offset, 0)
+        } else {
+            self.path.sample_rtt(now, ack.echo_us, ack.delay_us)
+        };
+        let mut plausible = true;
+        for _ in 0..ack.paths {
+            let path = AckPath::decode(reader)?;
+            plausible &= self.on_ack_path(now, &path, rtt);
+        }
+        if header.flags.contains(Flags::REPLY) {
+            self.settle_probe(now, header.offset);
+        }
+        if plausible {
+            Ok(())
+        } else {
+            Err(DropReason::Implausible)
+        }
+    }
+
+    /// One path of an acknowledgement; `false` when it names what was never sent.
+    fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, rtt: Option<Duration>) -> bool {
+        if ack.path != self.path.id {
+            return false;
+        }
+        let mut outcome = core::mem::take(&mut self.outcome);
+        let plausible = self.path.on_ack(now, ack, rtt, &mut outcome);
+        if !outcome.acked.is_empty() {
+            self.note_progress(now);
+        }
+        self.outcome = outcome;
+        self.apply_outcome();
+        plausible
+    }
+
+    /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost.
+    fn settle_probe(&mut self, now: Timestamp, echo_us: u32) {
+        let Some((stamp, sent_at)) = self.last_probe else { return };
+        if stamp != echo_us {
+            return;
+        }
+        self.last_probe = None;
+        let mut outcome = core::mem::take(&mut self.outcome);
+        outcome.acked.clear();
+        outcome.lost.clear();
+        self.path.ledger.lose_before(sent_at, &mut outcome);
+        outcome.delivery_rate = None;
+        outcome.round_ended = false;
+        self.path.inform_controller(now, None, &outcome);
+        self.outcome = outcome;
+        self.apply_outcome();
+    }
+
+    fn on_status(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), DropReason> {
+        let status = StatusBody::decode(reader)?;
+        let transfer = header.transfer;
+        let Some(index) = self.sends.iter().position(|send| send.request.transfer == transfer) else {
+            self.remember_grant(transfer, status.state);
+            return Ok(());
+        };
+        let send = &mut self.sends[index];
+        let was_granted = send.granted;
+        match send.on_status(&status) {
+            StatusEffect::Nothing => {}
+            StatusEffect::Progress => {
+                if !was_granted {
+                    self.eager_used -= self.sends[index].first_pass_chunks();
+                }
+                self.note_progress(now);
+            }
+            StatusEffect::AskFrom(chunk) => {
+                self.note_progress(now);
+                self.queue_probe(transfer, chunk);
+            }
+            StatusEffect::Done(receipt) => {
+                self.note_progress(now);
+                self.conclude(index, receipt);
+            }
+            StatusEffect::Implausible => return Err(DropReason::Implausible),
+        }
+        Ok(())
+    }
+
+    /// A grant may overtake the posting of its send.
+    fn remember_grant(&mut self, transfer: TransferId, state: TransferState) {
+        if state != TransferState::Open || self.pregrants.contains(&transfer) {
+            return;
+        }
+        if self.pregrants.len() == PREGRANTS_MAX {
+            self.pregrants.pop_front();
+        }
+        self.pregrants.push_back(transfer);
+    }
+
+    /// The sender asks: it is told what has arrived on the path and what the transfer misses.
+    // claim: mlt/probe
+    fn on_probe(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), DropReason> {
+        let theirs = Opening::decode(reader)?;
+        let transfer = header.transfer;
+        if let Some(index) = self.receives.iter().position(|half| half.request.transfer == transfer) {
+            self.check_opening(index, theirs)?;
+            if header.flags.contains(Flags::ALL_SENT) {
+                self.receives[index].on_all_sent(now);
+            }
+            self.close_if_satisfied(now, index);
+        } else if self.closed.find(transfer).is_none()
+            && !self.closed.is_retired(transfer)
+            && self.early.announce(transfer, theirs)
+        {
+            self.events.push_back(Event::Offered { transfer, opening: theirs });
+        }
+        self.ack_requested = Some(header.sent_at_us);
+        self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
+        Ok(())
+    }
+}

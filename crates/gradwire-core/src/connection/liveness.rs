@@ -1,0 +1,323 @@
+//! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
+
+use super::Connection;
+use crate::{Event, SendReceipt, Timestamp};
+use alloc::vec::Vec;
+use core::time::Duration;
+use gradwire_wire::{ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
+
+/// First and longest pause between hellos.
+const HELLO_FIRST: Duration = Duration::from_millis(20);
+const HELLO_MAX: Duration = Duration::from_millis(200);
+/// Shortest pause between repeated goodbyes and aborts.
+const FAREWELL_MIN: Duration = Duration::from_millis(10);
+/// How long a goodbye is repeated: the peer may be gone already.
+const GOODBYE_MAX: Duration = Duration::from_millis(500);
+
+/// What is said at the end, again and again until it is confirmed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Farewell {
+    Goodbye,
+    Abort([u8; ABORT_RECORD_BYTES]),
+}
+
+/// A small control packet that is due.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Due {
+    Hello,
+    HelloReply,
+    Ping,
+    PingReply(u32),
+    Goodbye,
+    GoodbyeReply,
+    Abort([u8; ABORT_RECORD_BYTES]),
+    AbortReply,
+}
+
+/// State of the association.
+#[derive(Debug)]
+pub(super) struct Liveness {
+    connected: bool,
+    hello_at: Timestamp,
+    hello_pause: Duration,
+    /// Time stamp of the peer's hello that waits for an answer.
+    hello_reply: Option<u32>,
+    ping_at: Option<Timestamp>,
+    ping_reply: Option<u32>,
+    position: [u8; POSITION_RECORD_BYTES],
+    peer_position: [u8; POSITION_RECORD_BYTES],
+    heard_at: Timestamp,
+    farewell: Option<Farewell>,
+    farewell_at: Timestamp,
+    farewell_until: Timestamp,
+    confirmed: bool,
+    peer_left: bool,
+    peer_aborted: bool,
+    goodbye_reply: bool,
+    abort_reply: bool,
+    /// Silent for too long.
+    lost: bool,
+}
+
+impl Liveness {
+    pub(super) fn new(now: Timestamp) -> Self {
+        Self {
+            connected: false,
+            hello_at: now,
+            hello_pause: HELLO_FIRST,
+            hello_reply: None,
+            ping_at: None,
+            ping_reply: None,
+            position: [0; POSITION_RECORD_BYTES],
+            peer_position: [0; POSITION_RECORD_BYTES],
+            heard_at: now,
+            farewell: None,
+            farewell_at: now,
+            farewell_until: now,
+            confirmed: false,
+            peer_left: false,
+            peer_aborted: false,
+            goodbye_reply: false,
+            abort_reply: false,
+            lost: false,
+        }
+    }
+
+    pub(super) fn peer_has_left(&self) -> bool {
+        self.peer_left
+    }
+
+    /// No transfer can be posted any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.lost || self.farewell.is_some()
+    }
+
+    /// Data may flow.
+    pub(super) fn is_open(&self) -> bool {
+        self.connected && !self.is_over() && !self.peer_left && !self.peer_aborted
+    }
+
+    pub(super) fn is_aborting(&self) -> bool {
+        matches!(self.farewell, Some(Farewell::Abort(_)))
+    }
+
+    pub(super) fn position(&self) -> &[u8; POSITION_RECORD_BYTES] {
+        &self.position
+    }
+
+    /// The time stamp that a hello reply must echo.
+    pub(super) fn take_hello_reply(&mut self) -> u32 {
+        self.hello_reply.take().unwrap_or(0)
+    }
+
+    pub(super) fn on_hello(&mut self, sent_at_us: u32) {
+        self.hello_reply = Some(sent_at_us);
+    }
+
+    /// What is due now, taken off the list.
+    pub(super) fn next_due(
+        &mut self,
+        now: Timestamp,
+        peer_timeout: Duration,
+        pause: Duration,
+    ) -> Option<Due> {
+        if self.hello_reply.is_some() {
+            return Some(Due::HelloReply);
+        }
+        if core::mem::take(&mut self.goodbye_reply) {
+            return Some(Due::GoodbyeReply);
+        }
+        if core::mem::take(&mut self.abort_reply) {
+            return Some(Due::AbortReply);
+        }
+        if let Some(farewell) = self.farewell {
+            return self.next_farewell(now, farewell, pause);
+        }
+        if self.lost || self.peer_left {
+            return None;
+        }
+        if let Some(sent_at_us) = self.ping_reply.take() {
+            return Some(Due::PingReply(sent_at_us));
+        }
+        if !self.connected && now >= self.hello_at {
+            self.hello_at = now + self.hello_pause;
+            self.hello_pause = (self.hello_pause * 2).min(HELLO_MAX);
+            return Some(Due::Hello);
+        }
+        if self.ping_at.is_some_and(|at| now >= at) {
+            self.ping_at = Some(now + peer_timeout / 5);
+            return Some(Due::Ping);
+        }
+        None
+    }
+
+    fn next_farewell(&mut self, now: Timestamp, farewell: Farewell, pause: Duration) -> Option<Due> {
+        if self.confirmed || self.lost || now < self.farewell_at || now >= self.farewell_until {
+            return None;
+        }
+        self.farewell_at = now + pause.max(FAREWELL_MIN);
+        Some(match farewell {
+            Farewell::Goodbye => Due::Goodbye,
+            Farewell::Abort(record) => Due::Abort(record),
+        })
+    }
+
+    /// When something will be due.
+    pub(super) fn due_at(&self) -> Option<Timestamp> {
+        if self.farewell.is_some() {
+            let waiting = !self.confirmed && !self.lost;
+            return waiting.then_some(self.farewell_at.min(self.farewell_until));
+        }
+        if self.lost || self.peer_left {
+            None
+        } else if self.connected {
+            self.ping_at
+        } else {
+            Some(self.hello_at)
+        }
+    }
+
+    /// When the peer counts as lost, unless it is heard.
+    pub(super) fn lost_at(&self, peer_timeout: Duration) -> Option<Timestamp> {
+        let watched = self.connected && !self.lost && !self.peer_left && self.farewell.is_none();
+        watched.then_some(self.heard_at + peer_timeout)
+    }
+}
+
+impl Connection {
+    /// What the heartbeats say about where this rank is.
+    pub fn set_position(&mut self, _now: Timestamp, record: [u8; POSITION_RECORD_BYTES]) {
+        self.liveness.position = record;
+    }
+
+    /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped.
+    pub fn abort(&mut self, now: Timestamp, record: [u8; ABORT_RECORD_BYTES]) {
+        if self.liveness.is_aborting() {
+            return;
+        }
+        self.say_farewell(now, Farewell::Abort(record), self.config.peer_timeout);
+        self.liveness.confirmed = self.liveness.peer_left || self.liveness.lost;
+    }
+
+    /// Says goodbye, until the peer confirms or half a second is over. See [`Connection::is_drained`].
+    pub fn leave(&mut self, now: Timestamp) {
+        if self.liveness.farewell.is_some() {
+            return;
+        }
+        self.say_farewell(now, Farewell::Goodbye, GOODBYE_MAX);
+        // Who left, failed or never came needs no goodbye; who left had to hear ours only to stop waiting for it.
+        self.liveness.confirmed = self.liveness.lost || self.liveness.peer_left || !self.liveness.connected;
+    }
+
+    fn say_farewell(&mut self, now: Timestamp, farewell: Farewell, patience: Duration) {
+        self.liveness.farewell = Some(farewell);
+        self.liveness.farewell_at = now;
+        self.liveness.farewell_until = now + patience;
+        self.drop_transfers();
+    }
+
+    fn drop_transfers(&mut self) {
+        for send in self.sends.drain(..) {
+            self.path.ledger.forget(send.request.transfer);
+        }
+        self.receives.clear();
+        self.status_due.clear();
+        self.probe_due.clear();
+        self.eager_used = 0;
+    }
+
+    /// Whether nothing more has to be said to the peer (after `leave` or `abort`).
+    #[must_use]
+    pub fn is_drained(&self) -> bool {
+        let said = self.liveness.confirmed || self.liveness.lost;
+        self.liveness.farewell.is_some() && said && !self.liveness.goodbye_reply && !self.liveness.abort_reply
+    }
+
+    /// Whether the peer has answered.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.liveness.connected
+    }
+
+    /// An authentic packet came: the peer lives.
+    pub(super) fn on_heard(&mut self, now: Timestamp) {
+        self.liveness.heard_at = now;
+    }
+
+    /// The peer answered: full datagrams pass in both directions.
+    pub(super) fn on_connected(&mut self, now: Timestamp, rtt: Duration) {
+        if self.liveness.connected {
+            return;
+        }
+        self.liveness.connected = true;
+        self.liveness.ping_at = Some(now + self.config.peer_timeout / 5);
+        self.note_progress(now);
+        self.events.push_back(Event::Connected { rtt });
+    }
+
+    pub(super) fn on_ping(&mut self, sent_at_us: u32, record: [u8; POSITION_RECORD_BYTES]) {
+        self.liveness.ping_reply = Some(sent_at_us);
+        self.on_position(record);
+    }
+
+    pub(super) fn on_position(&mut self, record: [u8; POSITION_RECORD_BYTES]) {
+        if self.liveness.peer_position != record {
+            self.liveness.peer_position = record;
+            self.events.push_back(Event::Position(record));
+        }
+    }
+
+    pub(super) fn on_goodbye(&mut self, is_reply: bool) {
+        if is_reply {
+            self.liveness.confirmed |= self.liveness.farewell == Some(Farewell::Goodbye);
+            return;
+        }
+        self.liveness.goodbye_reply = true;
+        if core::mem::replace(&mut self.liveness.peer_left, true) {
+            return;
+        }
+        // Both leaving: each has heard the other, nobody needs a reply any more.
+        self.liveness.confirmed |= self.liveness.farewell == Some(Farewell::Goodbye);
+        for send in core::mem::take(&mut self.sends) {
+            self.path.ledger.forget(send.request.transfer);
+            let receipt = SendReceipt { transfer: send.request.transfer, missing: Vec::new() };
+            self.events.push_back(Event::Sent(receipt));
+        }
+        self.eager_used = 0;
+        self.probe_due.clear();
+        self.events.push_back(Event::PeerLeft);
+    }
+
+    pub(super) fn on_abort(&mut self, is_reply: bool, record: [u8; ABORT_RECORD_BYTES]) {
+        if is_reply {
+            self.liveness.confirmed |= self.liveness.is_aborting();
+            return;
+        }
+        self.liveness.abort_reply = true;
+        // Two ranks that abort at once have told each other.
+        self.liveness.confirmed |= self.liveness.is_aborting();
+        if !core::mem::replace(&mut self.liveness.peer_aborted, true) {
+            self.events.push_back(Event::Aborted(record));
+        }
+    }
+
+    /// Something arrived although this side has aborted: the peer has not heard it yet.
+    pub(super) fn repeat_abort(&mut self, now: Timestamp) {
+        if self.liveness.is_aborting() && !self.liveness.confirmed {
+            self.liveness.farewell_until = self.liveness.farewell_until.max(now + FAREWELL_MIN);
+        }
+    }
+
+    pub(super) fn check_silence(&mut self, now: Timestamp) {
+        if self.liveness.lost_at(self.config.peer_timeout).is_some_and(|at| now >= at) {
+            self.liveness.lost = true;
+            let silent = now.since(self.liveness.heard_at);
+            self.drop_transfers();
+            self.events.push_back(Event::PeerSilent { silent });
+        }
+        let waiting = self.liveness.farewell.is_some() && !self.liveness.confirmed;
+        if waiting && now >= self.liveness.farewell_until {
+            self.liveness.confirmed = true;
+        }
+    }
+}

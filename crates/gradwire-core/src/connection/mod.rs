@@ -1,0 +1,277 @@
+//! The state that two ranks share, as one machine without IO.
+//!
+//! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
+//! `liveness` keeps, ends and fails the association. This file holds the state and the commands.
+
+mod inbound;
+mod liveness;
+mod outbound;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+use crate::path::Path;
+use crate::recovery::AckOutcome;
+use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, SendHalf};
+use crate::{
+    CloseReason, ConnectionConfig, ConnectionStats, Event, Payload, ReceiveTransfer, SendReceipt,
+    SendTransfer, Timestamp, TransferError, CHUNKS_MAX,
+};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use gradwire_wire::{PathId, TransferId};
+use liveness::Liveness;
+
+/// Grants remembered that came before their send was posted.
+const PREGRANTS_MAX: usize = 64;
+
+/// All state that two ranks of a process group share. See the crate's documentation for the drain contract.
+#[derive(Debug)]
+pub struct Connection {
+    config: ConnectionConfig,
+    path: Path,
+    liveness: Liveness,
+    /// In the order in which they are served: by priority, then by age.
+    sends: Vec<SendHalf>,
+    receives: Vec<ReceiveHalf>,
+    closed: ClosedTransfers,
+    early: EarlyBuffer,
+    pregrants: VecDeque<TransferId>,
+    /// Chunks sent of transfers that have not been granted.
+    eager_used: u32,
+    /// Statuses to send: transfer, first chunk described, time stamp echoed.
+    status_due: VecDeque<(TransferId, u32, u32)>,
+    /// Probes to send: transfer, first chunk of interest.
+    probe_due: VecDeque<(TransferId, u32)>,
+    /// Last sign of progress for what we send, and how often we have asked since.
+    progress_at: Timestamp,
+    probe_backoff: u32,
+    /// When and with which stamp the latest probe left: its answer settles what was sent before it.
+    last_probe: Option<(u32, Timestamp)>,
+    /// A probe asked for an acknowledgement that echoes this stamp.
+    ack_requested: Option<u32>,
+    events: VecDeque<Event>,
+    outcome: AckOutcome,
+    stats: ConnectionStats,
+}
+
+impl Connection {
+    /// Starts to connect: the first [`Connection::poll_transmit`] gives a hello. Transfers may be posted at once.
+    #[must_use]
+    pub fn new(config: ConnectionConfig, now: Timestamp) -> Self {
+        Self {
+            path: Path::new(PathId(0), &config, now),
+            liveness: Liveness::new(now),
+            sends: Vec::new(),
+            receives: Vec::new(),
+            closed: ClosedTransfers::default(),
+            early: EarlyBuffer::new(config.chunk_bytes() as usize, config.eager_chunks()),
+            pregrants: VecDeque::new(),
+            eager_used: 0,
+            status_due: VecDeque::new(),
+            probe_due: VecDeque::new(),
+            progress_at: now,
+            probe_backoff: 0,
+            last_probe: None,
+            ack_requested: None,
+            events: VecDeque::new(),
+            outcome: AckOutcome::default(),
+            stats: ConnectionStats::default(),
+            config,
+        }
+    }
+
+    /// Posts a sending half. The bytes are asked for by [`crate::Body::Payload`] until [`Event::Sent`].
+    ///
+    /// # Errors
+    /// [`TransferError`]; nothing was changed.
+    pub fn send(&mut self, now: Timestamp, request: SendTransfer) -> Result<(), TransferError> {
+        self.check_request(request.bytes)?;
+        if self.sends.iter().any(|send| send.request.transfer == request.transfer) {
+            return Err(TransferError::Exists(request.transfer));
+        }
+        if self.liveness.peer_has_left() {
+            // Who left in good order needs nothing more.
+            self.events
+                .push_back(Event::Sent(SendReceipt { transfer: request.transfer, missing: Vec::new() }));
+            return Ok(());
+        }
+        let pregranted = self.pregrants.iter().position(|id| *id == request.transfer);
+        if let Some(index) = pregranted {
+            self.pregrants.remove(index);
+        }
+        if self.sends.is_empty() {
+            self.note_progress(now);
+        }
+        let at = self.sends.partition_point(|send| send.request.priority <= request.priority);
+        self.sends.insert(at, SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some()));
+        Ok(())
+    }
+
+    /// Posts a receiving half. Data that came early is handed out by [`Connection::poll_payload`].
+    ///
+    /// # Errors
+    /// [`TransferError`]; nothing was changed.
+    pub fn receive(&mut self, now: Timestamp, request: ReceiveTransfer) -> Result<(), TransferError> {
+        self.check_request(request.bytes)?;
+        let transfer = request.transfer;
+        let posted = self.receives.iter().any(|receive| receive.request.transfer == transfer);
+        if posted || self.closed.find(transfer).is_some() || self.closed.is_retired(transfer) {
+            return Err(TransferError::Exists(transfer));
+        }
+        let mut half = ReceiveHalf::new(request, self.config.chunk_bytes(), now);
+        if let Some(theirs) = self.early.post(transfer) {
+            let ours = half.opening();
+            if theirs != ours {
+                half.mismatch_reported = true;
+                self.events.push_back(Event::Mismatch { transfer, ours, theirs });
+            }
+        }
+        // A transfer that fits the eager window needs no grant; if the window is used up the sender will ask.
+        if request.bytes > self.config.eager_bytes / 2 {
+            self.queue_status(transfer, 0, 0);
+        }
+        half.status_at = Some(now + self.probe_timeout());
+        self.receives.push(half);
+        Ok(())
+    }
+
+    fn check_request(&self, bytes: u64) -> Result<(), TransferError> {
+        if self.liveness.is_over() {
+            return Err(TransferError::Closed);
+        }
+        let largest = u64::from(CHUNKS_MAX) * u64::from(self.config.chunk_bytes());
+        if bytes > largest.min(u64::from(u32::MAX)) {
+            return Err(TransferError::TooLarge(bytes));
+        }
+        Ok(())
+    }
+
+    /// Early data of the transfers posted since the last call; call until `None` after each `receive`.
+    pub fn poll_payload(&mut self, now: Timestamp) -> Option<Payload<'_>> {
+        // Chunks whose size contradicts the posted transfer belong to a mismatch that has been reported.
+        while let Some((transfer, chunk)) = self.early.peek_ready() {
+            let index = self.receives.iter().position(|half| half.request.transfer == transfer);
+            if index.is_some_and(|index| self.accept_early(now, index, &chunk)) {
+                break;
+            }
+            self.early.pop_ready();
+        }
+        let (transfer, chunk, bytes) = self.early.pop_ready()?;
+        Some(Payload { transfer, offset: chunk.offset, weight: chunk.weight, bytes })
+    }
+
+    fn accept_early(&mut self, now: Timestamp, index: usize, chunk: &crate::transfer::EarlyChunk) -> bool {
+        let half = &mut self.receives[index];
+        let place = half.grid.chunk_at(chunk.offset, chunk.len as usize);
+        if half.mismatch_reported || !place.is_some_and(|place| half.accept(now, place)) {
+            return false;
+        }
+        if chunk.last_percentile {
+            half.on_last_percentile();
+        }
+        if chunk.all_sent {
+            half.on_all_sent(now);
+        }
+        self.stats.packets_received += 1;
+        self.stats.bytes_received += u64::from(chunk.len);
+        self.close_if_satisfied(now, index);
+        true
+    }
+
+    /// Everything in the space of `below` that is before it is over for this rank: late packets are dropped,
+    /// probes are answered with "closed", buffered early data is freed.
+    pub fn retire(&mut self, below: TransferId) {
+        self.closed.retire(below);
+        let closed = &self.closed;
+        self.early.discard(|transfer| closed.is_retired(transfer));
+        self.pregrants.retain(|transfer| !closed.is_retired(*transfer));
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Counters and estimates.
+    #[must_use]
+    pub fn stats(&self) -> ConnectionStats {
+        use crate::recovery::RateController;
+        let mut stats = self.stats;
+        if self.path.rtt.has_sample() {
+            stats.rtt_smoothed = self.path.rtt.smoothed();
+            stats.rtt_min = self.path.rtt.min();
+        }
+        stats.bandwidth = self.path.controller.bandwidth();
+        stats.cwnd = self.path.controller.cwnd();
+        stats
+    }
+
+    /// Closes the receive at `index` if its contract is satisfied.
+    fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
+        if let Some(reason) = self.receives[index].verdict(now) {
+            self.close(now, index, reason);
+        }
+    }
+
+    /// Ends a receive. The status says so to the sender, which sends nothing more.
+    // claim: mlt/stop
+    fn close(&mut self, now: Timestamp, index: usize, reason: CloseReason) {
+        let half = self.receives.swap_remove(index);
+        let transfer = half.request.transfer;
+        self.events.push_back(Event::Received(half.receipt(now, reason)));
+        let chunks = half.grid.chunks();
+        let missing: Option<Bitmap> = (!half.missing.is_empty()).then_some(half.missing);
+        self.closed.push(Closed { transfer, chunks, missing, answered_at: now });
+        self.queue_status(transfer, 0, 0);
+    }
+
+    /// Queues a status unless one for the same part of the transfer waits already.
+    fn queue_status(&mut self, transfer: TransferId, first_chunk: u32, echo_us: u32) {
+        match self.status_due.iter_mut().find(|due| due.0 == transfer && due.1 == first_chunk) {
+            Some(due) => due.2 = if echo_us == 0 { due.2 } else { echo_us },
+            None => self.status_due.push_back((transfer, first_chunk, echo_us)),
+        }
+    }
+
+    fn queue_probe(&mut self, transfer: TransferId, first_chunk: u32) {
+        if !self.probe_due.contains(&(transfer, first_chunk)) {
+            self.probe_due.push_back((transfer, first_chunk));
+        }
+    }
+
+    fn note_progress(&mut self, now: Timestamp) {
+        self.progress_at = now;
+        self.probe_backoff = 0;
+    }
+
+    /// Concludes the send at `index`.
+    fn conclude(&mut self, index: usize, receipt: SendReceipt) {
+        let send = self.sends.remove(index);
+        self.path.ledger.forget(send.request.transfer);
+        if !send.granted {
+            self.eager_used -= send.first_pass_chunks();
+        }
+        self.probe_due.retain(|(transfer, _)| *transfer != receipt.transfer);
+        self.events.push_back(Event::Sent(receipt));
+    }
+
+    /// Packets that the path took for lost go back to their transfers.
+    fn apply_outcome(&mut self) {
+        let outcome = core::mem::take(&mut self.outcome);
+        for packet in &outcome.acked {
+            if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
+                send.on_acked(packet.chunk);
+            }
+        }
+        for packet in &outcome.lost {
+            self.stats.packets_lost += 1;
+            if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
+                send.on_lost(packet.chunk);
+            }
+        }
+        // Keeps the capacity of its lists for the next acknowledgement.
+        self.outcome = outcome;
+    }
+}

@@ -1,0 +1,260 @@
+//! The way out: what leaves next.
+//!
+//! Control goes first and is not paced: it is small, bounded and idempotent. Data follows in the order of LTP
+//! section IV-B: for exact transfers what was lost goes before what is new, for tolerant ones after it.
+
+use super::liveness::Due;
+use super::Connection;
+use crate::recovery::SentPacket;
+use crate::transfer::{SendHalf, ALL_CHUNKS};
+use crate::{Body, Reliability, Timestamp, Transmit};
+use gradwire_wire::{
+    AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
+    STATUS_WORDS_MAX,
+};
+
+/// The last percent of a transfer, at least one packet, is marked (ULTIMA section 3.2).
+const LAST_PERCENTILE_OF: u32 = 100;
+
+/// Transfers of fewer chunks do without the probe behind their end: three control packets would be a large part of
+/// them, and the probe timeout finds a lost tail too.
+const ANNOUNCED_CHUNKS: u32 = 16;
+
+/// A data packet that may leave.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    send: usize,
+    chunk: u32,
+    again: bool,
+}
+
+impl Connection {
+    /// The next datagram that may leave now; `scratch` has at least the configured datagram size.
+    pub fn poll_transmit(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
+        if let Some(transmit) = self.poll_control(now, scratch) {
+            self.stats.control_sent += 1;
+            return Some(transmit);
+        }
+        if !self.liveness.is_open() {
+            return None;
+        }
+        self.poll_data(now)
+    }
+
+    fn poll_control(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
+        let pause = self.probe_timeout();
+        if let Some(due) = self.liveness.next_due(now, self.config.peer_timeout, pause) {
+            return self.transmit_due(now, due, scratch);
+        }
+        if !self.liveness.is_open() {
+            return None;
+        }
+        if self.ack_requested.is_some() || self.path.arrivals.is_due(now) {
+            if let Some(transmit) = self.transmit_ack(now, scratch) {
+                return Some(transmit);
+            }
+        }
+        if let Some((transfer, first_chunk, echo_us)) = self.status_due.pop_front() {
+            return self.transmit_status(now, transfer, (first_chunk, echo_us), scratch);
+        }
+        while let Some((transfer, first_chunk)) = self.probe_due.pop_front() {
+            if let Some(transmit) = self.transmit_probe(now, transfer, first_chunk, scratch) {
+                return Some(transmit);
+            }
+        }
+        None
+    }
+
+    fn control(&self, now: Timestamp, kind: Kind, transfer: TransferId) -> Header {
+        let mut header = Header::control(kind, self.config.remote);
+        header.transfer = transfer;
+        header.sent_at_us = now.as_wire_us();
+        header
+    }
+
+    fn transmit_due(&mut self, now: Timestamp, due: Due, scratch: &mut [u8]) -> Option<Transmit> {
+        let (kind, reply) = match due {
+            Due::Hello => (Kind::Hello, false),
+            Due::HelloReply => (Kind::Hello, true),
+            Due::Ping => (Kind::Ping, false),
+            Due::PingReply(_) => (Kind::Ping, true),
+            Due::Goodbye => (Kind::Goodbye, false),
+            Due::GoodbyeReply => (Kind::Goodbye, true),
+            Due::Abort(_) => (Kind::Abort, false),
+            Due::AbortReply => (Kind::Abort, true),
+        };
+        let mut header = self.control(now, kind, TransferId(0));
+        if reply {
+            header.flags = Flags::REPLY;
+        }
+        let mut out = Writer::new(scratch);
+        match due {
+            Due::Hello | Due::HelloReply => {
+                let echo_us = if reply { self.liveness.take_hello_reply() } else { 0 };
+                HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
+            }
+            Due::Ping => _ = out.put(self.liveness.position()),
+            Due::PingReply(sent_at_us) => {
+                header.offset = sent_at_us;
+                out.put(self.liveness.position());
+            }
+            Due::Abort(record) => _ = out.put(&record),
+            Due::AbortReply => _ = out.put(&[0; gradwire_wire::ABORT_RECORD_BYTES]),
+            Due::Goodbye | Due::GoodbyeReply => {}
+        }
+        let mut bytes = out.finish()?;
+        if due == Due::Hello {
+            // A full-sized request: an answer proves that full datagrams pass.
+            let full = (self.config.datagram_bytes - HEADER_BYTES).min(scratch.len());
+            scratch.get_mut(bytes..full)?.fill(0);
+            bytes = full;
+        }
+        Some(Transmit { header, opening: None, body: Body::Control { bytes } })
+    }
+
+    fn transmit_ack(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
+        let mut header = self.control(now, Kind::Ack, TransferId(0));
+        let mut ack =
+            AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
+        if let Some(echo) = self.ack_requested.take() {
+            header.flags = Flags::REPLY;
+            header.offset = echo;
+        }
+        let mut out = Writer::new(scratch);
+        // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
+        match self.path.arrivals.acknowledge(now) {
+            Some((echo_us, delay_us, path)) => {
+                (ack.echo_us, ack.delay_us, ack.paths) = (echo_us, delay_us, 1);
+                ack.encode(&mut out);
+                path.encode(&mut out);
+            }
+            None => ack.encode(&mut out),
+        }
+        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+    }
+
+    fn transmit_status(
+        &mut self,
+        now: Timestamp,
+        transfer: TransferId,
+        (first_chunk, echo_us): (u32, u32),
+        scratch: &mut [u8],
+    ) -> Option<Transmit> {
+        let posted = self.receives.iter().find(|half| half.request.transfer == transfer);
+        let mut status = match posted {
+            Some(half) => half.status(first_chunk),
+            None => match self.closed.find(transfer) {
+                Some(closed) => closed.status(first_chunk),
+                None if self.closed.is_retired(transfer) => bare_status(TransferState::Closed, ALL_CHUNKS),
+                None => bare_status(TransferState::Unposted, 0),
+            },
+        };
+        status.echo_us = echo_us;
+        let mut out = Writer::new(scratch);
+        status.encode(&mut out);
+        let header = self.control(now, Kind::Status, transfer);
+        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+    }
+
+    fn transmit_probe(
+        &mut self,
+        now: Timestamp,
+        transfer: TransferId,
+        first_chunk: u32,
+        scratch: &mut [u8],
+    ) -> Option<Transmit> {
+        let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
+        let mut header = self.control(now, Kind::Probe, transfer);
+        header.offset = first_chunk;
+        if send.is_all_sent() {
+            header.flags = Flags::ALL_SENT;
+        }
+        let mut out = Writer::new(scratch);
+        send.opening().encode(&mut out);
+        self.last_probe = Some((header.sent_at_us, now));
+        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+    }
+
+    fn poll_data(&mut self, now: Timestamp) -> Option<Transmit> {
+        let Some(choice) = self.choose() else {
+            self.path.on_starved();
+            return None;
+        };
+        self.path.may_send(now).then(|| self.transmit_data(now, choice))
+    }
+
+    /// Whether there is data that only the window or the pacer holds back.
+    pub(super) fn has_data(&self) -> bool {
+        self.liveness.is_open() && self.choose().is_some()
+    }
+
+    /// The packet that goes next.
+    fn choose(&self) -> Option<Choice> {
+        let eager_left = self.config.eager_chunks().saturating_sub(self.eager_used);
+        let exact = |send: &SendHalf| send.request.reliability == Reliability::Exact;
+        let again = |exact_ones: bool| {
+            let mut sends = self.sends.iter().enumerate();
+            sends.find_map(|(index, send)| {
+                let chunk = if exact(send) == exact_ones { send.peek_resend() } else { None };
+                chunk.map(|chunk| Choice { send: index, chunk, again: true })
+            })
+        };
+        let new = || {
+            let mut sends = self.sends.iter().enumerate();
+            sends.find_map(|(index, send)| {
+                let chunk = if send.granted || eager_left > 0 { send.peek_new() } else { None };
+                chunk.map(|chunk| Choice { send: index, chunk, again: false })
+            })
+        };
+        again(true).or_else(new).or_else(|| again(false))
+    }
+
+    fn transmit_data(&mut self, now: Timestamp, choice: Choice) -> Transmit {
+        let number = self.path.ledger.next_number();
+        let send = &mut self.sends[choice.send];
+        send.on_sent(choice.chunk);
+        let (grid, transfer) = (send.grid, send.request.transfer);
+        let bytes = grid.len(choice.chunk);
+        let mut flags = Flags::NONE;
+        if choice.again {
+            flags = flags.with(Flags::RETRANSMITTED);
+        }
+        if send.is_all_sent() {
+            flags = flags.with(Flags::ALL_SENT);
+        }
+        if choice.chunk + grid.chunks().div_ceil(LAST_PERCENTILE_OF) >= grid.chunks() {
+            flags = flags.with(Flags::LAST_PERCENTILE);
+        }
+        let opening = (!send.granted).then(|| send.opening());
+        if opening.is_some() {
+            flags = flags.with(Flags::OPENING);
+            self.eager_used += u32::from(!choice.again);
+        }
+        if send.is_all_sent() && !send.end_announced {
+            send.end_announced = true;
+            if grid.chunks() >= ANNOUNCED_CHUNKS {
+                // Right behind the last packet: the receiver then knows the end although the tail may be lost.
+                self.queue_probe(transfer, 0);
+            }
+        }
+        let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
+        self.path.on_sent(now, packet);
+        self.stats.packets_sent += 1;
+        self.stats.bytes_sent += u64::from(bytes);
+        self.stats.packets_retransmitted += u64::from(choice.again);
+        let offset = grid.offset(choice.chunk);
+        let mut header = self.control(now, Kind::Data, transfer);
+        header.flags = flags;
+        header.weight = 1;
+        header.path = self.path.id;
+        header.packet_number = number;
+        header.offset = offset as u32;
+        Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } }
+    }
+}
+
+/// A status without a bitmap.
+fn bare_status(state: TransferState, received_chunks: u32) -> StatusBody {
+    let missing = [0; STATUS_WORDS_MAX];
+    StatusBody { state, received_chunks, wanted_chunks: 0, first_chunk: 0, echo_us: 0, words: 0, missing }
+}

@@ -1,0 +1,142 @@
+//! Time: what is due when.
+
+use super::Connection;
+use crate::{Timeout, TimeoutReason, Timestamp};
+use core::time::Duration;
+use gradwire_wire::TransferId;
+
+/// Longest pause between two probes, and between two grants, that bring no progress: the peer is busy elsewhere.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Shortest probe timeout: below it the scheduler's jitter is all that is measured.
+const PROBE_MIN: Duration = Duration::from_micros(500);
+/// Most transfers asked about at once.
+const PROBES_AT_ONCE: usize = 8;
+
+impl Connection {
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.check_silence(now);
+        if !self.liveness.is_open() {
+            return;
+        }
+        self.check_losses(now);
+        self.check_contracts(now);
+        self.check_statuses(now);
+        if self.probe_at().is_some_and(|at| now >= at) {
+            self.ask(now);
+        }
+    }
+
+    /// When `handle_timeout` (or, for [`TimeoutReason::Pacing`], `poll_transmit`) is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timeout> {
+        let mut next: Option<Timeout> = None;
+        let mut offer = |at: Option<Timestamp>, reason| {
+            if let Some(at) = at {
+                if next.is_none_or(|next: Timeout| at < next.at) {
+                    next = Some(Timeout { at, reason });
+                }
+            }
+        };
+        offer(self.liveness.due_at(), TimeoutReason::Heartbeat);
+        offer(self.liveness.lost_at(self.config.peer_timeout), TimeoutReason::PeerSilent);
+        if self.liveness.is_open() {
+            offer(self.path.arrivals.due_at(), TimeoutReason::AckDelay);
+            offer(self.path.ledger.loss_time(self.path.rtt.loss_delay()), TimeoutReason::Loss);
+            offer(self.probe_at(), TimeoutReason::Probe);
+            for half in &self.receives {
+                offer(half.contract_at, TimeoutReason::Contract);
+                offer(half.status_at, TimeoutReason::Status);
+            }
+            if self.has_data() {
+                offer(self.path.sends_at(), TimeoutReason::Pacing);
+            }
+        }
+        next
+    }
+
+    /// How long to wait for an answer.
+    pub(super) fn probe_timeout(&self) -> Duration {
+        self.path.rtt.probe_timeout(self.config.ack_delay_max).max(PROBE_MIN)
+    }
+
+    fn paused(&self, backoff: u32) -> Duration {
+        let pause = self.probe_timeout();
+        (pause * 2u32.saturating_pow(backoff.min(16))).min(PAUSE_MAX.max(pause))
+    }
+
+    /// When the receiver must be asked: something is outstanding, nothing can be sent, and nothing was heard.
+    fn probe_at(&self) -> Option<Timestamp> {
+        if self.sends.is_empty() {
+            return None;
+        }
+        Some(self.progress_at + self.paused(self.probe_backoff))
+    }
+
+    /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one.
+    fn ask(&mut self, now: Timestamp) {
+        self.progress_at = now;
+        self.probe_backoff += 1;
+        let eager_full = self.eager_used >= self.config.eager_chunks();
+        let waits = |send: &&crate::transfer::SendHalf| send.is_all_sent() || !send.granted && eager_full;
+        let mut ids = [TransferId(0); PROBES_AT_ONCE];
+        let mut count = 0;
+        for (slot, send) in ids.iter_mut().zip(self.sends.iter().filter(waits)) {
+            *slot = send.request.transfer;
+            count += 1;
+        }
+        if count == 0 {
+            ids[0] = self.sends[0].request.transfer;
+            count = 1;
+        }
+        for transfer in &ids[..count] {
+            self.queue_probe(*transfer, 0);
+        }
+        self.stats.probes_sent += count as u64;
+    }
+
+    fn check_losses(&mut self, now: Timestamp) {
+        let loss_delay = self.path.rtt.loss_delay();
+        if self.path.ledger.loss_time(loss_delay).is_none_or(|at| now < at) {
+            return;
+        }
+        let mut outcome = core::mem::take(&mut self.outcome);
+        outcome.acked.clear();
+        outcome.lost.clear();
+        outcome.delivery_rate = None;
+        outcome.round_ended = false;
+        self.path.ledger.on_timeout(now, loss_delay, &mut outcome);
+        self.path.inform_controller(now, None, &outcome);
+        self.outcome = outcome;
+        self.apply_outcome();
+    }
+
+    fn check_contracts(&mut self, now: Timestamp) {
+        // From the back, because closing removes by swapping with the last.
+        for index in (0..self.receives.len()).rev() {
+            if self.receives[index].contract_at.is_some_and(|at| now >= at) {
+                self.receives[index].contract_at = None;
+                self.close_if_satisfied(now, index);
+            }
+        }
+    }
+
+    /// Repeats grants that seem to be lost, and asks for what the contract still needs.
+    fn check_statuses(&mut self, now: Timestamp) {
+        for index in 0..self.receives.len() {
+            let half = &self.receives[index];
+            if half.status_at.is_none_or(|at| now < at) {
+                continue;
+            }
+            let (transfer, backoff) = (half.request.transfer, half.status_backoff);
+            let flows = half.grant_seen && !half.is_first_pass_over();
+            if !flows {
+                self.queue_status(transfer, 0, 0);
+            }
+            let pause = self.paused(backoff);
+            let half = &mut self.receives[index];
+            half.status_at = Some(now + pause);
+            half.status_backoff = if flows { 0 } else { backoff + 1 };
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! One way for packets between two ranks: its estimates, its flight, its rate.
+
+use crate::arrivals::Arrivals;
+use crate::recovery::{
+    AckOutcome, AckSample, BottleneckController, Ledger, Pacer, RateController, RttEstimator,
+};
+use crate::{ConnectionConfig, Timestamp};
+use core::time::Duration;
+use gradwire_wire::{AckPath, PathId};
+
+/// Round-trip time assumed before the first sample.
+const RTT_INITIAL: Duration = Duration::from_millis(20);
+/// A burst is what the rate allows in this time: long enough for offload to pay, short enough not to fill a switch buffer.
+const BURST_TIME: Duration = Duration::from_micros(250);
+/// Largest burst: what one segmentation-offload call takes.
+const BURST_MAX: u64 = 64 << 10;
+
+/// Sending and receiving state of one path.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) id: PathId,
+    pub(crate) ledger: Ledger,
+    pub(crate) rtt: RttEstimator,
+    pub(crate) controller: BottleneckController,
+    pub(crate) arrivals: Arrivals,
+    pacer: Pacer,
+    chunk_bytes: u64,
+    /// There was nothing to send though the window was open: delivery rates are lower bounds.
+    app_limited: bool,
+    last_sent_at: Timestamp,
+}
+
+impl Path {
+    pub(crate) fn new(id: PathId, config: &ConnectionConfig, now: Timestamp) -> Self {
+        let chunk_bytes = u64::from(config.chunk_bytes());
+        Self {
+            id,
+            ledger: Ledger::new(),
+            rtt: RttEstimator::new(RTT_INITIAL),
+            controller: BottleneckController::new(
+                config.initial_rate,
+                config.incast,
+                chunk_bytes,
+                config.receive_buffer_bytes,
+            ),
+            arrivals: Arrivals::new(id, config),
+            pacer: Pacer::new(now),
+            chunk_bytes,
+            app_limited: true,
+            last_sent_at: now,
+        }
+    }
+
+    fn burst(&self) -> u64 {
+        let rate = u128::from(self.controller.pacing_rate());
+        let bytes = (rate * BURST_TIME.as_nanos() / 1_000_000_000) as u64;
+        bytes.clamp(2 * self.chunk_bytes, BURST_MAX.max(2 * self.chunk_bytes))
+    }
+
+    fn is_window_full(&self) -> bool {
+        let in_flight = self.ledger.in_flight();
+        in_flight > 0 && in_flight + self.chunk_bytes > self.controller.cwnd()
+    }
+
+    /// Whether a data packet may leave now; called only when there is one.
+    pub(crate) fn may_send(&mut self, now: Timestamp) -> bool {
+        let (rate, burst) = (self.controller.pacing_rate(), self.burst());
+        let open = !self.is_window_full() && self.pacer.allows(now, rate, burst);
+        self.app_limited &= open;
+        open
+    }
+
+    /// When the pacer lets the next packet go; `None` when the window is full: an acknowledgement must come first.
+    pub(crate) fn sends_at(&self) -> Option<Timestamp> {
+        let (rate, burst) = (self.controller.pacing_rate(), self.burst());
+        (!self.is_window_full()).then(|| self.pacer.next_send(rate, burst))
+    }
+
+    /// There is nothing to send.
+    pub(crate) fn on_starved(&mut self) {
+        self.app_limited = true;
+    }
+
+    /// A data packet left.
+    pub(crate) fn on_sent(&mut self, now: Timestamp, packet: crate::recovery::SentPacket) {
+        if self.ledger.in_flight() == 0 && now.since(self.last_sent_at) > self.rtt.smoothed() {
+            self.controller.on_idle_restart(now);
+        }
+        self.last_sent_at = now;
+        let bytes = u64::from(packet.bytes);
+        self.ledger.on_sent(packet, self.app_limited);
+        self.pacer.on_sent(bytes);
+        self.controller.on_sent(now, bytes, self.ledger.in_flight());
+    }
+
+    /// Takes a round-trip sample from an echoed time stamp; `None` when it cannot be.
+    pub(crate) fn sample_rtt(&mut self, now: Timestamp, echo_us: u32, delay_us: u32) -> Option<Duration> {
+        let elapsed = now.as_wire_us().wrapping_sub(echo_us);
+        let rtt = elapsed.checked_sub(delay_us).unwrap_or(elapsed);
+        // More than a minute: the echo is garbage.
+        if rtt > 60_000_000 {
+            return None;
+        }
+        let rtt = Duration::from_micros(u64::from(rtt.max(1)));
+        self.rtt.on_sample(now, rtt);
+        Some(rtt)
+    }
+
+    /// Applies an acknowledgement; `outcome` lists what it changed. `false`: it acknowledges what was never sent.
+    pub(crate) fn on_ack(
+        &mut self,
+        now: Timestamp,
+        ack: &AckPath,
+        rtt: Option<Duration>,
+        outcome: &mut AckOutcome,
+    ) -> bool {
+        if !self.ledger.on_ack(now, ack, self.rtt.loss_delay(), outcome) {
+            return false;
+        }
+        self.inform_controller(now, rtt, outcome);
+        true
+    }
+
+    /// Tells the rate controller what an acknowledgement or timer changed.
+    pub(crate) fn inform_controller(&mut self, now: Timestamp, rtt: Option<Duration>, outcome: &AckOutcome) {
+        let bytes =
+            |packets: &[crate::recovery::SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
+        let sample = AckSample {
+            now,
+            rtt,
+            acked_bytes: bytes(&outcome.acked),
+            lost_bytes: bytes(&outcome.lost),
+            in_flight: self.ledger.in_flight(),
+            delivery_rate: outcome.delivery_rate,
+            app_limited: outcome.app_limited,
+            round_ended: outcome.round_ended,
+        };
+        self.controller.on_ack(&sample);
+    }
+}

@@ -1,0 +1,127 @@
+//! What a receiver remembers of transfers that are over, so that it can repeat how they ended.
+
+use super::receive::status_of;
+use super::Bitmap;
+use crate::Timestamp;
+use alloc::collections::VecDeque;
+use gradwire_wire::{StatusBody, TransferId, TransferState};
+
+/// Transfers remembered. A peer cannot lag further behind: a collective ends on a rank only when its sends have
+/// concluded, at most 64 collectives are in flight, and none has more than 14 transfers on one connection for eight ranks.
+const REMEMBERED: usize = 1024;
+
+/// Collectives after which one is forgotten. Their numbers come round again after 65536, and the next one with the same
+/// number must not be taken for the old one, however little a connection is used; far more than are in flight.
+const FORGOTTEN_AFTER: u32 = 4096;
+
+/// One transfer that is over at its receiver.
+#[derive(Debug)]
+pub(crate) struct Closed {
+    /// The transfer.
+    pub(crate) transfer: TransferId,
+    /// Its chunks.
+    pub(crate) chunks: u32,
+    /// Those that did not count; `None` when all did.
+    pub(crate) missing: Option<Bitmap>,
+    /// When the closing status was last sent because of late data.
+    pub(crate) answered_at: Timestamp,
+}
+
+impl Closed {
+    /// How it ended, describing chunks from `first_chunk` on.
+    pub(crate) fn status(&self, first_chunk: u32) -> StatusBody {
+        match &self.missing {
+            Some(missing) => status_of(TransferState::Closed, missing, 0, first_chunk),
+            None => {
+                let mut status = status_of(TransferState::Closed, &Bitmap::zeros(0), 0, 0);
+                status.received_chunks = self.chunks;
+                status
+            }
+        }
+    }
+}
+
+/// The latest transfers that are over, and a mark below which all are.
+#[derive(Debug, Default)]
+pub(crate) struct ClosedTransfers {
+    latest: VecDeque<Closed>,
+    /// First id not known to be over, for collectives and for point-to-point transfers.
+    retired_below: [Option<TransferId>; 2],
+    /// Collective at which the old ones were forgotten last.
+    forgotten_at: u32,
+}
+
+impl ClosedTransfers {
+    pub(crate) fn push(&mut self, closed: Closed) {
+        if self.latest.len() == REMEMBERED {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(closed);
+    }
+
+    /// Newest first: late packets belong to recent transfers.
+    pub(crate) fn find(&self, transfer: TransferId) -> Option<&Closed> {
+        self.latest.iter().rev().find(|closed| closed.transfer == transfer)
+    }
+
+    pub(crate) fn find_mut(&mut self, transfer: TransferId) -> Option<&mut Closed> {
+        self.latest.iter_mut().rev().find(|closed| closed.transfer == transfer)
+    }
+
+    pub(crate) fn retire(&mut self, below: TransferId) {
+        let mark = &mut self.retired_below[usize::from(below.is_point_to_point())];
+        if mark.is_none_or(|old| old.is_before(below)) {
+            *mark = Some(below);
+        }
+        if !below.is_point_to_point() && ops_since(below, self.forgotten_at) >= FORGOTTEN_AFTER {
+            self.forgotten_at = below.op();
+            self.latest.retain(|closed| {
+                let transfer = closed.transfer;
+                // What is not before the mark may be over already: collectives end in any order.
+                let old = transfer.is_before(below) && ops_since(below, transfer.op()) >= FORGOTTEN_AFTER;
+                transfer.is_point_to_point() || !old
+            });
+        }
+    }
+
+    /// Whether `transfer` is over although nothing more is remembered of it.
+    pub(crate) fn is_retired(&self, transfer: TransferId) -> bool {
+        self.retired_below[usize::from(transfer.is_point_to_point())]
+            .is_some_and(|mark| transfer.is_before(mark))
+    }
+}
+
+/// Collectives from number `op` to that of `transfer`, modulo 65536.
+fn ops_since(transfer: TransferId, op: u32) -> u32 {
+    transfer.op().wrapping_sub(op) & 0xFFFF
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_comes_round_again_is_not_taken_for_the_old_one() {
+        let mut closed = ClosedTransfers::default();
+        let transfer = TransferId::collective(3, 0);
+        closed.push(Closed { transfer, chunks: 1, missing: None, answered_at: Timestamp::ZERO });
+        for op in 1..=100 {
+            closed.retire(TransferId::collective(op, 0));
+        }
+        assert!(closed.find(transfer).is_some() && closed.is_retired(transfer));
+        let ahead = TransferId::collective(65536 + 10, 0);
+        for op in 100..=65536 + 3 {
+            if op == 65536 {
+                closed.push(Closed {
+                    transfer: ahead,
+                    chunks: 1,
+                    missing: None,
+                    answered_at: Timestamp::ZERO,
+                });
+            }
+            closed.retire(TransferId::collective(op, 0));
+        }
+        assert!(closed.find(ahead).is_some(), "collectives end in any order");
+        assert!(closed.find(transfer).is_none() && !closed.is_retired(transfer));
+    }
+}

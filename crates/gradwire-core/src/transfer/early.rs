@@ -1,0 +1,201 @@
+//! Data that came before its receive was posted: a bounded buffer.
+//!
+//! The sender may send `eager_bytes` before it is granted anything; each chunk takes one slot here, and the
+//! sender counts slots too, so that a correct peer never finds the buffer full. Slots are allocated on first use and
+//! reused.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use gradwire_wire::{Opening, TransferId};
+
+/// One early chunk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EarlyChunk {
+    pub(crate) offset: u64,
+    pub(crate) weight: u16,
+    pub(crate) len: u32,
+    pub(crate) last_percentile: bool,
+    pub(crate) all_sent: bool,
+    slot: u32,
+}
+
+/// What came early of one transfer.
+#[derive(Debug)]
+pub(crate) struct EarlyTransfer {
+    pub(crate) transfer: TransferId,
+    pub(crate) opening: Opening,
+    chunks: Vec<EarlyChunk>,
+}
+
+/// What became of an early chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stored {
+    /// Kept; first of its transfer.
+    First,
+    /// Kept.
+    Kept,
+    /// Here already.
+    Duplicate,
+    /// No slot free.
+    Full,
+}
+
+/// The buffer of one connection.
+#[derive(Debug)]
+pub(crate) struct EarlyBuffer {
+    slot_bytes: usize,
+    slots_max: u32,
+    memory: Vec<u8>,
+    free: Vec<u32>,
+    transfers: VecDeque<EarlyTransfer>,
+    /// Chunks of transfers that have been posted since, waiting to be handed out.
+    ready: VecDeque<(TransferId, EarlyChunk)>,
+}
+
+impl EarlyBuffer {
+    pub(crate) fn new(slot_bytes: usize, slots_max: u32) -> Self {
+        Self {
+            slot_bytes,
+            slots_max,
+            memory: Vec::new(),
+            free: Vec::new(),
+            transfers: VecDeque::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// What the peer said about a transfer that is not posted here.
+    pub(crate) fn opening(&self, transfer: TransferId) -> Option<Opening> {
+        self.transfers.iter().find(|early| early.transfer == transfer).map(|early| early.opening)
+    }
+
+    /// Remembers a transfer of which only a probe has come so far; `true` when it is new.
+    pub(crate) fn announce(&mut self, transfer: TransferId, opening: Opening) -> bool {
+        // More transfers than slots are announced only by a peer that does not keep the rules.
+        if self.opening(transfer).is_some() || self.transfers.len() >= 4 * self.slots_max as usize {
+            return false;
+        }
+        self.transfers.push_back(EarlyTransfer { transfer, opening, chunks: Vec::new() });
+        true
+    }
+
+    pub(crate) fn store(
+        &mut self,
+        transfer: TransferId,
+        opening: Opening,
+        mut chunk: EarlyChunk,
+        bytes: &[u8],
+    ) -> Stored {
+        let first = self.announce(transfer, opening);
+        let Some(index) = self.transfers.iter().position(|early| early.transfer == transfer) else {
+            return Stored::Full;
+        };
+        if self.transfers[index].chunks.iter().any(|held| held.offset == chunk.offset) {
+            return Stored::Duplicate;
+        }
+        let Some(slot) = self.take_slot() else { return Stored::Full };
+        let start = slot as usize * self.slot_bytes;
+        self.memory[start..start + bytes.len()].copy_from_slice(bytes);
+        chunk.slot = slot;
+        self.transfers[index].chunks.push(chunk);
+        if first {
+            Stored::First
+        } else {
+            Stored::Kept
+        }
+    }
+
+    /// A chunk to store.
+    pub(crate) fn chunk(offset: u64, weight: u16, len: usize) -> EarlyChunk {
+        EarlyChunk { offset, weight, len: len as u32, last_percentile: false, all_sent: false, slot: 0 }
+    }
+
+    fn take_slot(&mut self) -> Option<u32> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let used = (self.memory.len() / self.slot_bytes) as u32;
+        if used >= self.slots_max {
+            return None;
+        }
+        // Grow in few steps: early data is rare, and most connections never need the whole buffer.
+        let grow = (self.slots_max - used).min(32);
+        self.memory.extend(vec![0; grow as usize * self.slot_bytes]);
+        self.free.extend((used + 1..used + grow).rev());
+        Some(used)
+    }
+
+    /// The transfer has been posted: its chunks become ready, and what the peer said about it is returned.
+    pub(crate) fn post(&mut self, transfer: TransferId) -> Option<Opening> {
+        let index = self.transfers.iter().position(|early| early.transfer == transfer)?;
+        let early = self.transfers.remove(index)?;
+        self.ready.extend(early.chunks.into_iter().map(|chunk| (early.transfer, chunk)));
+        Some(early.opening)
+    }
+
+    /// The next ready chunk.
+    pub(crate) fn peek_ready(&self) -> Option<(TransferId, EarlyChunk)> {
+        self.ready.front().copied()
+    }
+
+    /// The next ready chunk and its bytes. Its slot is free again; the bytes stay until the buffer is next used.
+    pub(crate) fn pop_ready(&mut self) -> Option<(TransferId, EarlyChunk, &[u8])> {
+        let (transfer, chunk) = self.ready.pop_front()?;
+        self.free.push(chunk.slot);
+        let start = chunk.slot as usize * self.slot_bytes;
+        Some((transfer, chunk, &self.memory[start..start + chunk.len as usize]))
+    }
+
+    /// Forgets transfers for which `over` holds.
+    pub(crate) fn discard(&mut self, mut over: impl FnMut(TransferId) -> bool) {
+        let free = &mut self.free;
+        self.transfers.retain(|early| {
+            let keep = !over(early.transfer);
+            if !keep {
+                free.extend(early.chunks.iter().map(|chunk| chunk.slot));
+            }
+            keep
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPENING: Opening = Opening { total_bytes: 40, descriptor: [7; 16] };
+
+    fn store(buffer: &mut EarlyBuffer, transfer: u32, offset: u64) -> Stored {
+        let bytes = [offset as u8; 10];
+        buffer.store(TransferId(transfer), OPENING, EarlyBuffer::chunk(offset, 1, 10), &bytes)
+    }
+
+    #[test]
+    fn early_chunks_come_back_once_with_their_bytes() {
+        let mut buffer = EarlyBuffer::new(10, 4);
+        assert_eq!(store(&mut buffer, 1, 10), Stored::First);
+        assert_eq!(store(&mut buffer, 1, 20), Stored::Kept);
+        assert_eq!(store(&mut buffer, 1, 20), Stored::Duplicate);
+        assert_eq!(buffer.post(TransferId(1)), Some(OPENING));
+        for offset in [10u8, 20] {
+            let (transfer, chunk, bytes) = buffer.pop_ready().expect("two chunks are ready");
+            assert_eq!(
+                (transfer, chunk.offset, bytes),
+                (TransferId(1), u64::from(offset), &[offset; 10][..])
+            );
+        }
+        assert!(buffer.pop_ready().is_none());
+    }
+
+    #[test]
+    fn the_buffer_never_grows_past_its_slots_and_reuses_them() {
+        let mut buffer = EarlyBuffer::new(10, 2);
+        assert_eq!(store(&mut buffer, 1, 0), Stored::First);
+        assert_eq!(store(&mut buffer, 2, 0), Stored::First);
+        assert_eq!(store(&mut buffer, 2, 10), Stored::Full);
+        buffer.discard(|transfer| transfer == TransferId(1));
+        assert_eq!(store(&mut buffer, 2, 10), Stored::Kept);
+        assert_eq!(buffer.memory.len(), 20);
+    }
+}

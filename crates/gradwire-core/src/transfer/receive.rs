@@ -1,0 +1,168 @@
+//! The receiving half of a transfer: which chunks are in, and whether that is enough.
+//!
+//! claim: mlt/bounded-loss (section 4.2.3): any packet can be placed alone, a bitmap says what is missing.
+
+use super::{Bitmap, Grid};
+use crate::{CloseReason, Contract, Progress, Receipt, ReceiveTransfer, Timestamp, Verdict};
+use core::time::Duration;
+use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
+
+/// A posted receive.
+#[derive(Debug)]
+pub(crate) struct ReceiveHalf {
+    pub(crate) request: ReceiveTransfer,
+    pub(crate) grid: Grid,
+    pub(crate) missing: Bitmap,
+    received_bytes: u64,
+    posted_at: Timestamp,
+    first_at: Option<Timestamp>,
+    last_new_at: Timestamp,
+    first_pass_over_at: Option<Timestamp>,
+    last_percentile_seen: bool,
+    /// Data that the sender could send only because it has the grant.
+    pub(crate) grant_seen: bool,
+    pub(crate) mismatch_reported: bool,
+    /// When the grant or the request for missing chunks is repeated.
+    pub(crate) status_at: Option<Timestamp>,
+    pub(crate) status_backoff: u32,
+    /// When the contract must be looked at again though nothing arrives.
+    pub(crate) contract_at: Option<Timestamp>,
+}
+
+impl ReceiveHalf {
+    pub(crate) fn new(request: ReceiveTransfer, chunk_bytes: u32, now: Timestamp) -> Self {
+        let grid = Grid::new(request.bytes, chunk_bytes);
+        Self {
+            request,
+            grid,
+            missing: Bitmap::ones(grid.chunks()),
+            received_bytes: 0,
+            posted_at: now,
+            first_at: None,
+            last_new_at: now,
+            first_pass_over_at: None,
+            last_percentile_seen: false,
+            grant_seen: false,
+            mismatch_reported: false,
+            status_at: None,
+            status_backoff: 0,
+            contract_at: None,
+        }
+    }
+
+    /// What we believe this transfer is.
+    pub(crate) fn opening(&self) -> Opening {
+        Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor }
+    }
+
+    /// Counts a chunk; `false` when it is here already.
+    pub(crate) fn accept(&mut self, now: Timestamp, chunk: u32) -> bool {
+        if !self.missing.remove(chunk) {
+            return false;
+        }
+        self.first_at.get_or_insert(now);
+        self.last_new_at = now;
+        self.received_bytes += u64::from(self.grid.len(chunk));
+        true
+    }
+
+    /// The sender said or showed that everything has been sent once.
+    pub(crate) fn on_all_sent(&mut self, now: Timestamp) {
+        self.first_pass_over_at.get_or_insert(now);
+    }
+
+    /// A packet of the last percent came.
+    pub(crate) fn on_last_percentile(&mut self) {
+        self.last_percentile_seen = true;
+    }
+
+    pub(crate) fn is_first_pass_over(&self) -> bool {
+        self.first_pass_over_at.is_some()
+    }
+
+    /// Asks the contract; remembers when it wants to be asked again.
+    pub(crate) fn verdict(&mut self, now: Timestamp) -> Option<CloseReason> {
+        if self.missing.is_empty() {
+            return Some(CloseReason::AllArrived);
+        }
+        if self.request.contract.is_exact() {
+            return None;
+        }
+        match self.request.contract.verdict(&self.progress(now)) {
+            Verdict::Close(reason) => Some(reason),
+            Verdict::Wait(left) => {
+                self.contract_at = left.map(|left| now + left.max(Duration::from_nanos(1)));
+                None
+            }
+        }
+    }
+
+    fn progress(&self, now: Timestamp) -> Progress {
+        let quiet_since = self.first_pass_over_at.map_or(self.last_new_at, |over| over.max(self.last_new_at));
+        Progress {
+            elapsed: self.first_at.map_or(Duration::ZERO, |first| now.since(first)),
+            quiet: now.since(quiet_since),
+            received_bytes: self.received_bytes,
+            total_bytes: self.request.bytes,
+            critical_missing: 0,
+            last_percentile_seen: self.last_percentile_seen,
+            first_pass_over: self.first_pass_over_at.is_some(),
+        }
+    }
+
+    /// Chunks that the contract still needs, as far as this is known: before the first pass is over nobody knows
+    /// what is missing rather than under way.
+    pub(crate) fn wanted_chunks(&self) -> u32 {
+        if !self.is_first_pass_over() {
+            return 0;
+        }
+        let bound = self.request.contract.loss_bound;
+        let total = self.request.bytes;
+        let needed = if bound <= 0.0 { total } else { Contract::needed(total, 1.0 - bound) };
+        let short = needed.saturating_sub(self.received_bytes);
+        let chunk = u64::from(self.grid.len(0)).max(1);
+        let chunks = if total == 0 { self.missing.count() } else { short.div_ceil(chunk) as u32 };
+        chunks.min(self.missing.count())
+    }
+
+    /// What the sender is told, describing chunks from the first one missing at or after `first_chunk` on: one status
+    /// holds a part of a long transfer only, and what has arrived needs no place in it.
+    pub(crate) fn status(&self, first_chunk: u32) -> StatusBody {
+        let first_missing = self.missing.first_from(first_chunk).unwrap_or(first_chunk);
+        status_of(TransferState::Open, &self.missing, self.wanted_chunks(), first_missing)
+    }
+
+    /// How it ended.
+    pub(crate) fn receipt(&self, now: Timestamp, reason: CloseReason) -> Receipt {
+        let first = self.first_at.unwrap_or(now);
+        Receipt {
+            transfer: self.request.transfer,
+            reason,
+            received_bytes: self.received_bytes,
+            total_bytes: self.request.bytes,
+            waited_for_peer: first.since(self.posted_at),
+            elapsed: now.since(first),
+        }
+    }
+}
+
+/// The status that describes `missing` from `first_chunk` (rounded down to a word) on; words after the last missing
+/// chunk are left out.
+pub(crate) fn status_of(state: TransferState, missing: &Bitmap, wanted: u32, first_chunk: u32) -> StatusBody {
+    let first_word = (first_chunk / 64).min(missing.words().saturating_sub(1));
+    let mut body = StatusBody {
+        state,
+        received_chunks: missing.len() - missing.count(),
+        wanted_chunks: wanted,
+        first_chunk: first_word * 64,
+        echo_us: 0,
+        words: 0,
+        missing: [0; STATUS_WORDS_MAX],
+    };
+    let last_word = missing.words().min(first_word + STATUS_WORDS_MAX as u32);
+    for (slot, index) in body.missing.iter_mut().zip(first_word..last_word) {
+        *slot = missing.word(index);
+    }
+    body.words = (last_word - first_word) as u16;
+    body
+}

@@ -1,0 +1,301 @@
+//! A group on the network thread: the machine, the addresses of its peers, the operations in flight.
+
+use crate::group::GroupSetup;
+use crate::routes::{Route, Routes};
+use crate::shared::Unanswered;
+use crate::socket::{Batch, RawAddress};
+use crate::{GroupStats, OpHandle, Outcome, PeerStats};
+use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
+use gradwire_core::{ConnectionStats, Timestamp};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+/// How long a group that has left still answers the goodbyes of its peers, so that they do not wait in vain.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Where a peer is.
+#[derive(Debug)]
+struct PeerAddress {
+    host: String,
+    candidates: Vec<RawAddress>,
+    /// The first address that answered.
+    locked: Option<RawAddress>,
+}
+
+/// An operation in flight.
+struct InFlight {
+    op: OpHandle,
+    /// Owns the memory behind the views; must be dropped after the group is done with it.
+    keep_alive: Box<dyn Send>,
+}
+
+/// How far a group is with leaving.
+enum Leaving {
+    No,
+    /// Saying goodbye; these callers wait for the end of it.
+    Goodbye(Vec<Sender<()>>),
+    /// Only answers peers, until then.
+    Lingering(Timestamp),
+}
+
+/// See the module's documentation.
+pub(crate) struct ActiveGroup {
+    setup: GroupSetup,
+    group: Group,
+    /// By rank; the own entry has no candidates.
+    peers: Vec<PeerAddress>,
+    in_flight: HashMap<OpId, InFlight>,
+    connected: Option<Sender<()>>,
+    leaving: Leaving,
+    /// When the group wants to be called.
+    wake_at: Option<Timestamp>,
+    /// Something was handed in since the last drain.
+    dirty: bool,
+}
+
+impl ActiveGroup {
+    /// Starts to connect.
+    pub(crate) fn new(setup: GroupSetup, connected: Sender<()>, now: Timestamp) -> Self {
+        let own = PeerAddress { host: String::new(), candidates: Vec::new(), locked: None };
+        let mut peers = vec![own];
+        peers.resize_with(setup.config.world_size as usize, || PeerAddress {
+            host: String::new(),
+            candidates: Vec::new(),
+            locked: None,
+        });
+        for (peer, candidates) in setup.config.peers.iter().zip(&setup.candidates) {
+            let place = &mut peers[peer.rank as usize];
+            place.host.clone_from(&peer.host);
+            place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
+        }
+        let group = Group::new(setup.config.clone(), now);
+        let mut active = Self {
+            setup,
+            group,
+            peers,
+            in_flight: HashMap::new(),
+            connected: Some(connected),
+            leaving: Leaving::No,
+            wake_at: None,
+            dirty: true,
+        };
+        if active.setup.config.peers.is_empty() {
+            active.announce_connected();
+        }
+        active
+    }
+
+    /// Its name in the engine.
+    pub(crate) fn key(&self) -> crate::shared::GroupKey {
+        self.setup.key
+    }
+
+    /// Enters its connections into the table, as the group at `place`.
+    pub(crate) fn insert_routes(&self, place: u32, routes: &mut Routes) {
+        for (peer, id) in self.setup.ids.by_rank.iter().enumerate() {
+            if let Some(id) = *id {
+                routes.insert(Route { id, group: place, peer: peer as u32 });
+            }
+        }
+    }
+
+    /// Takes its connections out of the table.
+    pub(crate) fn remove_routes(&self, routes: &mut Routes) {
+        self.setup.ids.by_rank.iter().flatten().for_each(|id| routes.remove(*id));
+    }
+
+    /// Starts a collective.
+    pub(crate) fn submit(
+        &mut self,
+        now: Timestamp,
+        request: Request,
+        op: OpHandle,
+        keep_alive: Box<dyn Send>,
+    ) {
+        if !matches!(self.leaving, Leaving::No) {
+            op.complete(Err(OpError::ShutDown("a call after leaving the group".to_owned())));
+            return;
+        }
+        let id = self.group.submit(now, request);
+        self.in_flight.insert(id, InFlight { op, keep_alive });
+        self.dirty = true;
+    }
+
+    /// Takes a datagram of `peer`.
+    pub(crate) fn handle_datagram(&mut self, now: Timestamp, peer: u32, bytes: &[u8], from: &RawAddress) {
+        let address = &mut self.peers[peer as usize];
+        if address.locked.is_none() {
+            address.locked = from.to_socket_addr().map(RawAddress::new);
+        }
+        self.group.handle_datagram(now, peer, bytes);
+        self.dirty = true;
+    }
+
+    /// Does what is due.
+    pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
+        if self.wake_at.is_some_and(|at| at <= now) {
+            self.group.handle_timeout(now);
+            self.dirty = true;
+        }
+    }
+
+    /// Whether something was handed in that has not been drained.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// When it wants to be called.
+    pub(crate) fn wake_at(&self) -> Option<Timestamp> {
+        self.wake_at
+    }
+
+    /// Takes every event.
+    pub(crate) fn poll_events(&mut self) {
+        while let Some(event) = self.group.poll_event() {
+            match event {
+                GroupEvent::Connected => self.announce_connected(),
+                GroupEvent::Done { op, outcome } => self.complete(op, outcome),
+                // What a later version reports is of no use to this one.
+                _ => {}
+            }
+        }
+    }
+
+    /// Lets the group fill the batch, which must be handed to the kernel before any other call.
+    pub(crate) fn fill(&mut self, now: Timestamp, batch: &mut Batch) {
+        self.group.poll_transmit(now, &mut Sink { batch, peers: &self.peers });
+    }
+
+    /// Everything was drained.
+    pub(crate) fn settle(&mut self, now: Timestamp) {
+        self.dirty = false;
+        self.wake_at = self.group.poll_timeout().map(|timeout| timeout.at);
+        if let Leaving::Goodbye(waiting) = &mut self.leaving {
+            if self.group.is_drained() {
+                waiting.drain(..).for_each(|left| _ = left.send(()));
+                self.leaving = Leaving::Lingering(now + LINGER);
+                self.shut_down();
+            }
+        }
+        if let Leaving::Lingering(until) = self.leaving {
+            self.wake_at = Some(self.wake_at.map_or(until, |at| at.min(until)));
+        }
+    }
+
+    /// Starts to leave. `left` is told when nothing more has to be said.
+    pub(crate) fn leave(&mut self, now: Timestamp, left: Option<Sender<()>>) {
+        match &mut self.leaving {
+            Leaving::No => {
+                self.group.leave(now);
+                self.leaving = Leaving::Goodbye(left.into_iter().collect());
+                self.dirty = true;
+            }
+            Leaving::Goodbye(waiting) => waiting.extend(left),
+            Leaving::Lingering(_) => _ = left.map(|left| left.send(())),
+        }
+    }
+
+    /// Whether nothing more has to be said to the peers.
+    pub(crate) fn has_left(&self) -> bool {
+        matches!(self.leaving, Leaving::Lingering(_))
+    }
+
+    /// Whether it can be forgotten.
+    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+        matches!(self.leaving, Leaving::Lingering(until) if until <= now)
+    }
+
+    /// Ends what the group has not ended itself.
+    pub(crate) fn shut_down(&mut self) {
+        for (_, InFlight { op, keep_alive }) in self.in_flight.drain() {
+            drop(keep_alive);
+            op.complete(Err(OpError::ShutDown("the operation".to_owned())));
+        }
+    }
+
+    /// Peers that have not answered.
+    pub(crate) fn unanswered(&self) -> Unanswered {
+        let tried = |rank: u32| {
+            let candidates = &self.peers[rank as usize].candidates;
+            candidates.iter().filter_map(|raw| raw.to_socket_addr()).collect::<Vec<SocketAddr>>()
+        };
+        self.group.unreachable_peers().into_iter().map(|(rank, _)| (rank, tried(rank))).collect()
+    }
+
+    /// Counters.
+    pub(crate) fn stats(&self) -> GroupStats {
+        let peers = self.group.stats();
+        GroupStats {
+            name: self.setup.name.clone(),
+            rank: self.setup.config.rank,
+            world_size: self.setup.config.world_size,
+            datagram_bytes: self.setup.datagram_bytes,
+            peers: peers.iter().map(|(rank, stats)| self.peer_stats(*rank, stats)).collect(),
+        }
+    }
+
+    fn peer_stats(&self, rank: u32, stats: &ConnectionStats) -> PeerStats {
+        let peer = &self.peers[rank as usize];
+        let address = peer.locked.and_then(RawAddress::to_socket_addr);
+        PeerStats {
+            rank,
+            host: peer.host.clone(),
+            address: address.map_or(String::new(), |address| address.to_string()),
+            packets_sent: stats.packets_sent,
+            bytes_sent: stats.bytes_sent,
+            packets_retransmitted: stats.packets_retransmitted,
+            packets_lost: stats.packets_lost,
+            packets_received: stats.packets_received,
+            bytes_received: stats.bytes_received,
+            packets_duplicate: stats.packets_duplicate,
+            packets_dropped: stats.packets_dropped,
+            control_sent: stats.control_sent,
+            probes_sent: stats.probes_sent,
+            rtt_smoothed_us: stats.rtt_smoothed.as_secs_f64() * 1e6,
+            rtt_min_us: stats.rtt_min.as_secs_f64() * 1e6,
+            bandwidth: stats.bandwidth,
+            cwnd: stats.cwnd,
+        }
+    }
+
+    fn announce_connected(&mut self) {
+        if let Some(connected) = self.connected.take() {
+            // The caller may have stopped waiting; then it sends `Abandon`.
+            let _ = connected.send(());
+        }
+    }
+
+    fn complete(&mut self, id: OpId, outcome: Outcome) {
+        if let Some(InFlight { op, keep_alive }) = self.in_flight.remove(&id) {
+            drop(keep_alive);
+            op.complete(outcome);
+        }
+    }
+}
+
+/// Adds datagrams of one group to the batch.
+struct Sink<'a> {
+    batch: &'a mut Batch,
+    peers: &'a [PeerAddress],
+}
+
+impl TransmitSink for Sink<'_> {
+    fn has_room(&self) -> bool {
+        self.batch.has_room()
+    }
+
+    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+        let peer = &self.peers[peer as usize];
+        let every = peer.locked.as_slice();
+        // Until the peer has answered only small control traffic flows: it goes to all its addresses.
+        for to in if every.is_empty() { &peer.candidates } else { every } {
+            if self.batch.has_room() {
+                // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group
+                // again, and until then the group's contract keeps the tensor's memory valid.
+                unsafe { self.batch.push(*to, head, payload) };
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The network thread: drives every group of the process with datagrams, time and commands.
+//!
+//! One turn: take commands, take what has arrived, do what is due, let each group that was touched send, and sleep when
+//! there was nothing. Nothing in a turn allocates, locks or blocks for a packet; only commands and completions, which come
+//! once for each collective, do.
+
+use crate::active::ActiveGroup;
+use crate::routes::Routes;
+use crate::shared::{Command, GroupKey, Shared};
+use crate::socket::{Batch, DatagramSocket, SendOutcome};
+use crate::EngineStats;
+use gradwire_core::Timestamp;
+use std::os::fd::RawFd;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest that stopping waits for goodbyes: the transport gives up after half a second.
+const STOP_MAX: Duration = Duration::from_millis(700);
+/// While the kernel's send buffer is full a due pacer must not make the thread spin.
+const BLOCKED_RETRY: Duration = Duration::from_millis(1);
+
+/// Why the loop ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    Running,
+    /// Goodbyes are being said, until then.
+    Stopping(Timestamp),
+    Crashed,
+}
+
+/// See the module's documentation.
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    socket: Box<dyn DatagramSocket + Send>,
+    origin: Instant,
+    now: Timestamp,
+    /// Places are used again; a datagram's route holds the place.
+    groups: Vec<Option<ActiveGroup>>,
+    routes: Routes,
+    batch: Batch,
+    blocked: bool,
+    commands: Vec<Command>,
+    stats: EngineStats,
+    ending: Ending,
+}
+
+impl Driver {
+    /// Body of the network thread. A panic in it is a bug; it must not leave callers waiting for ever, so it ends every
+    /// operation and becomes the cause of [`crate::EngineError::Stopped`].
+    pub(crate) fn run_thread(shared: Arc<Shared>, socket: Box<dyn DatagramSocket + Send>) {
+        prepare_thread();
+        let mut driver = Self {
+            shared: Arc::clone(&shared),
+            socket,
+            origin: Instant::now(),
+            now: Timestamp::ZERO,
+            groups: Vec::new(),
+            routes: Routes::default(),
+            batch: Batch::new(),
+            blocked: false,
+            commands: Vec::new(),
+            stats: EngineStats::default(),
+            ending: Ending::Running,
+        };
+        let result = catch_unwind(AssertUnwindSafe(|| driver.run()));
+        let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
+        let waiting = shared.close(cause);
+        // Commands and groups answer by being dropped: every channel in them disconnects.
+        for command in driver.commands.drain(..).chain(waiting) {
+            refuse(command);
+        }
+        driver.groups.iter_mut().flatten().for_each(ActiveGroup::shut_down);
+        shared.completions.close();
+    }
+
+    fn run(&mut self) {
+        while !self.has_ended() {
+            self.now = self.clock();
+            self.take_commands();
+            let received = self.receive();
+            self.handle_timeouts();
+            self.drain();
+            if !received {
+                self.sleep();
+            }
+        }
+    }
+
+    fn clock(&self) -> Timestamp {
+        Timestamp::from_nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn has_ended(&self) -> bool {
+        match self.ending {
+            Ending::Running => false,
+            Ending::Crashed => true,
+            Ending::Stopping(until) => {
+                self.now >= until || self.groups.iter().flatten().all(ActiveGroup::has_left)
+            }
+        }
+    }
+
+    fn take_commands(&mut self) {
+        self.shared.take_commands(&mut self.commands);
+        let mut commands = std::mem::take(&mut self.commands);
+        for command in commands.drain(..) {
+            self.command(command);
+        }
+        self.commands = commands;
+    }
+
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::Join { setup, connected } => {
+                let group = ActiveGroup::new(*setup, connected, self.now);
+                let free = self.groups.iter().position(Option::is_none);
+                let place = free.unwrap_or(self.groups.len());
+                group.insert_routes(place as u32, &mut self.routes);
+                if place == self.groups.len() {
+                    self.groups.push(None);
+                }
+                self.groups[place] = Some(group);
+            }
+            Command::Abandon { group, missing } => {
+                if let Some(group) = self.find(group) {
+                    let _ = missing.send(group.unanswered());
+                }
+            }
+            Command::Submit { group, request, op, keep_alive } => {
+                let now = self.now;
+                match self.find(group) {
+                    Some(group) => group.submit(now, *request, op, keep_alive),
+                    None => refuse(Command::Submit { group, request, op, keep_alive }),
+                }
+            }
+            Command::Leave { group, left } => {
+                let now = self.now;
+                if let Some(group) = self.find(group) {
+                    group.leave(now, left);
+                }
+            }
+            Command::GroupStats { group, stats } => _ = stats.send(self.find(group).map(|g| g.stats())),
+            Command::EngineStats { stats } => _ = stats.send(self.stats),
+            Command::Stop => {
+                let now = self.now;
+                self.groups.iter_mut().flatten().for_each(|group| group.leave(now, None));
+                self.ending = Ending::Stopping(now + STOP_MAX);
+            }
+            Command::Crash => self.ending = Ending::Crashed,
+        }
+    }
+
+    fn find(&mut self, key: GroupKey) -> Option<&mut ActiveGroup> {
+        self.groups.iter_mut().flatten().find(|group| group.key() == key)
+    }
+
+    /// Takes what has arrived; `false` when that was nothing.
+    fn receive(&mut self) -> bool {
+        let before = self.stats.datagrams_received;
+        let (now, groups, routes) = (self.now, &mut self.groups, &self.routes);
+        let mut unknown = 0;
+        let more = self.socket.receive(&mut self.stats, &mut |datagram| {
+            let route = routes.find(datagram.bytes);
+            match route.and_then(|r| Some((r.peer, groups.get_mut(r.group as usize)?.as_mut()?))) {
+                Some((peer, group)) => group.handle_datagram(now, peer, datagram.bytes, datagram.from),
+                None => unknown += 1,
+            }
+        });
+        self.stats.datagrams_unknown += unknown;
+        more || self.stats.datagrams_received != before
+    }
+
+    fn handle_timeouts(&mut self) {
+        for place in 0..self.groups.len() {
+            let Some(group) = &mut self.groups[place] else { continue };
+            group.handle_timeout(self.now);
+            if group.is_over(self.now) {
+                group.remove_routes(&mut self.routes);
+                self.groups[place] = None;
+            }
+        }
+    }
+
+    /// Takes events and datagrams of every group that was touched.
+    fn drain(&mut self) {
+        if self.blocked {
+            self.blocked = self.socket.send(&mut self.batch, &mut self.stats) == SendOutcome::Blocked;
+        }
+        for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
+            group.poll_events();
+            while !self.blocked {
+                group.fill(self.now, &mut self.batch);
+                if self.batch.is_empty() {
+                    break;
+                }
+                let full = !self.batch.has_room();
+                self.blocked = self.socket.send(&mut self.batch, &mut self.stats) == SendOutcome::Blocked;
+                if !full {
+                    break;
+                }
+            }
+            group.poll_events();
+            group.settle(self.now);
+        }
+    }
+
+    /// Sleeps until something arrives, is due, or is commanded.
+    fn sleep(&mut self) {
+        let now = self.clock();
+        let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
+        let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };
+        let due = [due, stop].into_iter().flatten().min();
+        let mut wait = due.map(|at| at.since(now));
+        if self.blocked {
+            wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
+        }
+        if wait == Some(Duration::ZERO) || !self.shared.fall_asleep() {
+            return;
+        }
+        self.stats.sleeps += 1;
+        poll(self.socket.fd(), self.blocked, self.shared.wake_fd(), wait);
+        self.shared.wake_up();
+    }
+}
+
+/// Ends a command that can no longer be carried out.
+fn refuse(command: Command) {
+    if let Command::Submit { op, keep_alive, .. } = command {
+        drop(keep_alive);
+        op.complete(Err(gradwire_collectives::OpError::ShutDown("the operation".to_owned())));
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Waits until the socket is readable (or writable, if `write`), `wake` is readable, or `timeout` has passed.
+fn poll(socket: RawFd, write: bool, wake: RawFd, timeout: Option<Duration>) {
+    let events = if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+    let mut fds = [
+        libc::pollfd { fd: socket, events, revents: 0 },
+        libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 },
+    ];
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null()) };
+}
+
+/// Signals belong to the main thread (Python's handlers run there) unless this thread's own fault raised them, and a wake-up for pacing must come within
+/// microseconds rather than the kernel's default slack of 50.
+fn prepare_thread() {
+    // SAFETY: `signals` is filled before it is used; both calls only change this thread.
+    unsafe {
+        let mut signals: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut signals);
+        for fault in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
+            libc::sigdelset(&mut signals, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &signals, std::ptr::null_mut());
+        #[cfg(target_os = "linux")]
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
+}

@@ -1,0 +1,183 @@
+//! What the callers' threads and the network thread share: commands one way, completions the other.
+
+use crate::group::GroupSetup;
+use crate::handle::lock;
+use crate::rendezvous::Local;
+use crate::routes::ConnectionIds;
+use crate::{Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError};
+use gradwire_collectives::Request;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::Mutex;
+
+/// Names a group inside its engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GroupKey(pub(crate) u64);
+
+/// A peer that did not answer, and the addresses that were tried.
+pub(crate) type Unanswered = Vec<(u32, Vec<SocketAddr>)>;
+
+/// What a caller asks of the network thread.
+pub(crate) enum Command {
+    /// Connect a group; answered when every peer has answered.
+    Join { setup: Box<GroupSetup>, connected: Sender<()> },
+    /// Forget a group that did not connect in time; answered with who is missing.
+    Abandon { group: GroupKey, missing: Sender<Unanswered> },
+    /// Start a collective.
+    Submit { group: GroupKey, request: Box<Request>, op: OpHandle, keep_alive: Box<dyn Send> },
+    /// Leave a group; answered when nothing more has to be said.
+    Leave { group: GroupKey, left: Option<Sender<()>> },
+    /// Counters of a group.
+    GroupStats { group: GroupKey, stats: Sender<Option<GroupStats>> },
+    /// Counters of the engine.
+    EngineStats { stats: Sender<EngineStats> },
+    /// Leave every group and end the thread.
+    Stop,
+    /// End the thread at once, as if the process had been killed.
+    Crash,
+}
+
+/// See the module's documentation.
+pub(crate) struct Shared {
+    /// Process that started the engine.
+    parent: u32,
+    inbox: Mutex<Inbox>,
+    has_commands: AtomicBool,
+    asleep: AtomicBool,
+    wake: EventFd,
+    next_id: AtomicU64,
+    /// Queue of ended operations.
+    pub(crate) completions: Completions,
+    /// Connection ids in use.
+    pub(crate) ids: Mutex<ConnectionIds>,
+    /// What goes into records.
+    pub(crate) local: Local,
+    /// What the kernel granted.
+    pub(crate) features: Features,
+}
+
+#[derive(Default)]
+struct Inbox {
+    commands: Vec<Command>,
+    stopped: bool,
+    cause: Option<String>,
+}
+
+impl Shared {
+    pub(crate) fn new(local: Local, features: Features) -> Result<Self, EngineError> {
+        Ok(Self {
+            parent: std::process::id(),
+            inbox: Mutex::default(),
+            has_commands: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            wake: EventFd::new()?,
+            next_id: AtomicU64::new(1),
+            completions: Completions::default(),
+            ids: Mutex::default(),
+            local,
+            features,
+        })
+    }
+
+    /// A number that was not given out before.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Refuses a forked child. Must come before any lock: the fork may have copied a held one.
+    pub(crate) fn check_process(&self) -> Result<(), EngineError> {
+        let child = std::process::id();
+        if child == self.parent {
+            return Ok(());
+        }
+        Err(EngineError::Forked { parent: self.parent, child })
+    }
+
+    /// Hands a command to the network thread.
+    pub(crate) fn send(&self, command: Command) -> Result<(), EngineError> {
+        self.check_process()?;
+        let mut inbox = lock(&self.inbox);
+        if inbox.stopped {
+            return Err(EngineError::Stopped { cause: inbox.cause.clone() });
+        }
+        inbox.commands.push(command);
+        drop(inbox);
+        // Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one total order.
+        self.has_commands.store(true, Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+        Ok(())
+    }
+
+    /// Why the engine no longer answers.
+    pub(crate) fn stopped_error(&self) -> EngineError {
+        EngineError::Stopped { cause: lock(&self.inbox).cause.clone() }
+    }
+
+    /// Network thread: swaps the waiting commands into the empty `commands`.
+    pub(crate) fn take_commands(&self, commands: &mut Vec<Command>) {
+        if self.has_commands.swap(false, Ordering::SeqCst) {
+            std::mem::swap(&mut lock(&self.inbox).commands, commands);
+        }
+    }
+
+    /// Network thread: announces sleep; `false` when a command has come and it must not sleep.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        if self.has_commands.load(Ordering::SeqCst) {
+            self.asleep.store(false, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// Network thread: awake again.
+    pub(crate) fn wake_up(&self) {
+        if !self.asleep.swap(false, Ordering::SeqCst) {
+            self.wake.clear();
+        }
+    }
+
+    /// Network thread: no command will be taken any more; returns those that nobody has looked at.
+    pub(crate) fn close(&self, cause: Option<String>) -> Vec<Command> {
+        let mut inbox = lock(&self.inbox);
+        inbox.stopped = true;
+        inbox.cause = cause;
+        std::mem::take(&mut inbox.commands)
+    }
+
+    /// Descriptor that becomes readable when a sleeping thread must wake.
+    pub(crate) fn wake_fd(&self) -> RawFd {
+        self.wake.0.as_raw_fd()
+    }
+}
+
+/// A counter of the kernel that wakes a poll.
+struct EventFd(OwnedFd);
+
+impl EventFd {
+    fn new() -> Result<Self, EngineError> {
+        // SAFETY: plain system call.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(EngineError::Io { what: "making an event descriptor", source: OsError::last() });
+        }
+        // SAFETY: the descriptor is new and ours alone.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn signal(&self) {
+        let one = 1_u64.to_ne_bytes();
+        // SAFETY: eight live bytes. It can only fail when the counter is full, and then the poll wakes anyway.
+        unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    fn clear(&self) {
+        let mut count = [0_u8; 8];
+        // SAFETY: eight live bytes. It fails when nothing was signalled, which is as good.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}

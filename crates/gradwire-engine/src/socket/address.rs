@@ -1,0 +1,88 @@
+//! Socket addresses in the kernel's form, built and read byte by byte: no conversion per packet, no unsafe code.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+
+/// Bytes of the larger of `sockaddr_in` and `sockaddr_in6`.
+pub(crate) const RAW_ADDRESS_BYTES: usize = 28;
+
+/// A `sockaddr_in` or `sockaddr_in6`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(C, align(8))]
+pub(crate) struct RawAddress {
+    bytes: [u8; RAW_ADDRESS_BYTES],
+    len: u8,
+}
+
+impl RawAddress {
+    /// No address: a place for the kernel to write one.
+    pub(crate) const EMPTY: Self = Self { bytes: [0; RAW_ADDRESS_BYTES], len: 0 };
+
+    /// The kernel's form of `address`.
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        let mut bytes = [0; RAW_ADDRESS_BYTES];
+        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+        match address {
+            SocketAddr::V4(v4) => {
+                bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+                bytes[4..8].copy_from_slice(&v4.ip().octets());
+                Self { bytes, len: 16 }
+            }
+            SocketAddr::V6(v6) => {
+                bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+                bytes[8..24].copy_from_slice(&v6.ip().octets());
+                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+                Self { bytes, len: 28 }
+            }
+        }
+    }
+
+    /// Reads an address that the kernel wrote (the length follows from the family).
+    pub(crate) fn to_socket_addr(self) -> Option<SocketAddr> {
+        let b = &self.bytes;
+        let port = u16::from_be_bytes([b[2], b[3]]);
+        match i32::from(u16::from_ne_bytes([b[0], b[1]])) {
+            libc::AF_INET => {
+                Some(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(b[4], b[5], b[6], b[7]), port)))
+            }
+            libc::AF_INET6 => {
+                let octets: [u8; 16] = b[8..24].try_into().ok()?;
+                let scope = u32::from_ne_bytes([b[24], b[25], b[26], b[27]]);
+                let mapped = Ipv6Addr::from(octets);
+                Some(match mapped.to_ipv4_mapped() {
+                    Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
+                    None => SocketAddr::V6(SocketAddrV6::new(mapped, port, 0, scope)),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// Where the kernel reads it.
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.bytes.as_ptr()
+    }
+
+    /// Where the kernel writes [`RAW_ADDRESS_BYTES`].
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.bytes.as_mut_ptr()
+    }
+
+    /// Length that the kernel is told.
+    pub(crate) fn len(&self) -> u32 {
+        u32::from(self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_survives_the_kernels_form() {
+        for text in ["10.1.2.3:47400", "127.0.0.1:1", "[fd00::12]:65535", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(RawAddress::new(address).to_socket_addr(), Some(address), "{text}");
+        }
+        assert_eq!(RawAddress::EMPTY.to_socket_addr(), None);
+    }
+}

@@ -1,0 +1,178 @@
+//! Datagrams on their way to the kernel: small heads are copied here, payload stays in the tensor until it is sent.
+//!
+//! The driver lets a group fill a [`Batch`], then hands the batch to the socket before it calls the group again. What
+//! the kernel does not take at once ([`Batch::keep_from`]) is copied aside, so that no pointer into a tensor outlives
+//! that moment.
+
+use super::address::RawAddress;
+
+/// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
+pub(crate) const DATAGRAMS_MAX: usize = 512;
+/// Most bytes of a batch: four full segmentation bursts, little enough that acknowledgements are looked at often.
+pub(crate) const BATCH_BYTES: usize = 256 << 10;
+/// Largest UDP payload.
+pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
+
+/// One datagram of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// Destination.
+    pub(crate) to: RawAddress,
+    head_start: u32,
+    head_bytes: u32,
+    payload: *const u8,
+    payload_bytes: u32,
+}
+
+impl Slot {
+    /// UDP payload bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.head_bytes as usize + self.payload_bytes as usize
+    }
+}
+
+/// Datagrams that wait for one hand-over to the kernel.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    slots: Vec<Slot>,
+    heads: Vec<u8>,
+    kept: Vec<u8>,
+    bytes: usize,
+}
+
+impl Batch {
+    /// An empty batch with all memory that it will ever need.
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: Vec::with_capacity(DATAGRAMS_MAX),
+            heads: Vec::with_capacity(BATCH_BYTES),
+            kept: Vec::with_capacity(BATCH_BYTES),
+            bytes: 0,
+        }
+    }
+
+    /// Whether a datagram of any size fits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.slots.len() < DATAGRAMS_MAX && self.bytes + DATAGRAM_BYTES_MAX <= BATCH_BYTES
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+
+    /// The datagrams, in order.
+    pub(crate) fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Takes a datagram: `head` is copied, `payload` is not.
+    ///
+    /// # Panics
+    /// Without room ([`Batch::has_room`]).
+    ///
+    /// # Safety
+    /// The bytes of `payload` must stay valid until [`Batch::clear`] or [`Batch::keep_from`].
+    pub(crate) unsafe fn push(&mut self, to: RawAddress, head: &[u8], payload: &[u8]) {
+        assert!(
+            self.has_room() && head.len() + payload.len() <= DATAGRAM_BYTES_MAX,
+            "a full batch was pushed to"
+        );
+        // Room was checked against BATCH_BYTES, so this never reallocates and 32 bits hold every position.
+        let head_start = self.heads.len() as u32;
+        self.heads.extend_from_slice(head);
+        self.bytes += head.len() + payload.len();
+        self.slots.push(Slot {
+            to,
+            head_start,
+            head_bytes: head.len() as u32,
+            payload: payload.as_ptr(),
+            payload_bytes: payload.len() as u32,
+        });
+    }
+
+    /// Head and payload of a datagram of this batch.
+    pub(crate) fn parts(&self, slot: &Slot) -> (&[u8], &[u8]) {
+        let start = slot.head_start as usize;
+        let head = &self.heads[start..start + slot.head_bytes as usize];
+        // SAFETY: `push` obliges its caller to keep the payload valid until the batch is cleared or kept; `keep_from`
+        // points it into `kept`, which does not move before `clear`.
+        let payload = unsafe { std::slice::from_raw_parts(slot.payload, slot.payload_bytes as usize) };
+        (head, payload)
+    }
+
+    /// Everything was handed over.
+    pub(crate) fn clear(&mut self) {
+        self.slots.clear();
+        self.heads.clear();
+        self.kept.clear();
+        self.bytes = 0;
+    }
+
+    /// The first `sent` datagrams were handed over, the rest waits: its payload is copied, so that the tensors are free.
+    pub(crate) fn keep_from(&mut self, sent: usize) {
+        if sent >= self.slots.len() {
+            return self.clear();
+        }
+        let already_kept = !self.kept.is_empty();
+        self.slots.drain(..sent);
+        self.bytes = self.slots.iter().map(Slot::bytes).sum();
+        if already_kept {
+            return;
+        }
+        for slot in &mut self.slots {
+            // SAFETY: as in `parts`.
+            let payload = unsafe { std::slice::from_raw_parts(slot.payload, slot.payload_bytes as usize) };
+            let start = self.kept.len();
+            debug_assert!(start + payload.len() <= self.kept.capacity());
+            self.kept.extend_from_slice(payload);
+            slot.payload = self.kept[start..].as_ptr();
+        }
+        // Marks the batch as kept even when no datagram has payload.
+        if self.kept.is_empty() {
+            self.kept.push(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(batch: &Batch, index: usize) -> Vec<u8> {
+        let (head, payload) = batch.parts(&batch.slots()[index]);
+        [head, payload].concat()
+    }
+
+    #[test]
+    fn what_the_kernel_did_not_take_survives_its_tensor() {
+        let mut batch = Batch::new();
+        let mut tensor = vec![7_u8; 100];
+        for i in 0..4_u8 {
+            // SAFETY: `tensor` outlives the first `keep_from`.
+            unsafe { batch.push(RawAddress::EMPTY, &[i], &tensor[usize::from(i) * 10..][..10]) };
+        }
+        batch.keep_from(2);
+        tensor.fill(0);
+        assert_eq!(whole(&batch, 0), [&[2][..], &[7; 10]].concat());
+        batch.keep_from(1);
+        assert_eq!(whole(&batch, 0), [&[3][..], &[7; 10]].concat());
+        batch.keep_from(1);
+        assert!(batch.is_empty() && batch.has_room());
+    }
+
+    #[test]
+    fn a_batch_never_grows_beyond_its_memory() {
+        let mut batch = Batch::new();
+        let payload = vec![0_u8; 60_000];
+        let mut pushed = 0;
+        while batch.has_room() {
+            // SAFETY: `payload` outlives the batch's last use.
+            unsafe { batch.push(RawAddress::EMPTY, &[0; 48], &payload) };
+            pushed += 1;
+        }
+        batch.keep_from(0);
+        assert!(pushed >= 3);
+        assert_eq!(batch.kept.capacity(), BATCH_BYTES);
+    }
+}

@@ -1,0 +1,341 @@
+//! The fast path: segmentation offload (one system call, up to 64 datagrams, straight from the tensors), receive
+//! offload (one buffer holds many datagrams), and batched calls.
+//!
+//! A run of datagrams to one peer of equal size (the last may be shorter) is one kernel message; several messages go
+//! out in one `sendmmsg`. All arrays are allocated once; pointers into them are written anew before each call.
+
+use super::batch::DATAGRAMS_MAX;
+use super::options::{get, set};
+use super::{
+    is_network_fact, is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome,
+    DATAGRAM_BYTES_MAX,
+};
+use crate::{EngineStats, OsError};
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Most segments of one message that every kernel with the offload takes (`UDP_MAX_SEGMENTS`).
+const SEGMENTS_MAX: usize = 64;
+/// Receive buffers of one call. Few and large: with receive offload one buffer is a burst of 64 KB, and the same hot
+/// memory is used again by the next call.
+const RECEIVE_BUFFERS: usize = 16;
+/// A receive buffer: the largest coalesced datagram.
+const RECEIVE_BYTES: usize = 1 << 16;
+/// Room for the control messages of one received message: segment size, traffic class, overflow counter.
+const CONTROL_WORDS: usize = 16;
+
+/// See the module's documentation.
+pub(super) struct LinuxSocket {
+    socket: UdpSocket,
+    gso: bool,
+    gro: bool,
+    send: SendArrays,
+    receive: ReceiveArrays,
+    overflows_seen: u32,
+}
+
+// SAFETY: the raw pointers inside point into this value's own heap memory, are written anew before each system call,
+// and are not used between calls.
+unsafe impl Send for LinuxSocket {}
+
+struct SendArrays {
+    pieces: Vec<libc::iovec>,
+    messages: Vec<libc::mmsghdr>,
+    /// Datagrams in each message.
+    counts: Vec<usize>,
+    controls: Vec<[u64; 3]>,
+}
+
+struct ReceiveArrays {
+    buffers: Box<[u8]>,
+    names: Box<[RawAddress]>,
+    controls: Box<[[u64; CONTROL_WORDS]]>,
+    pieces: Box<[libc::iovec]>,
+    messages: Box<[libc::mmsghdr]>,
+}
+
+impl LinuxSocket {
+    /// Takes a bound, nonblocking socket and switches on what the kernel has.
+    pub(super) fn new(socket: UdpSocket, is_ipv6: bool) -> Self {
+        let fd = socket.as_raw_fd();
+        // Reading the option succeeds exactly where the kernel knows it.
+        let gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_some();
+        let gro = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
+        set(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+        if is_ipv6 {
+            set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
+        } else {
+            set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1);
+        }
+        Self { socket, gso, gro, send: SendArrays::new(), receive: ReceiveArrays::new(), overflows_seen: 0 }
+    }
+
+    /// Whether segmentation offload is in use.
+    pub(super) fn has_gso(&self) -> bool {
+        self.gso
+    }
+
+    /// Whether receive offload is in use.
+    pub(super) fn has_gro(&self) -> bool {
+        self.gro
+    }
+
+    /// Hands over `messages[from..]`; returns how many the kernel took.
+    fn send_messages(&mut self, from: usize) -> Result<usize, i32> {
+        let messages = &mut self.send.messages[from..];
+        // SAFETY: every message points to live arrays of `self.send` and to parts of the batch, which lives on.
+        let sent = unsafe {
+            libc::sendmmsg(
+                self.socket.as_raw_fd(),
+                messages.as_mut_ptr(),
+                messages.len() as u32,
+                libc::MSG_DONTWAIT,
+            )
+        };
+        usize::try_from(sent).map_err(|_| OsError::last().0)
+    }
+}
+
+impl DatagramSocket for LinuxSocket {
+    fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome {
+        self.send.build(batch, 0, self.gso);
+        let mut message = 0;
+        let mut datagram = 0;
+        while message < self.send.messages.len() {
+            stats.send_calls += 1;
+            match self.send_messages(message) {
+                Ok(taken) => {
+                    for _ in 0..taken {
+                        let count = self.send.counts[message];
+                        let slots = &batch.slots()[datagram..datagram + count];
+                        stats.bytes_sent += slots.iter().map(|slot| slot.bytes() as u64).sum::<u64>();
+                        stats.datagrams_sent += count as u64;
+                        datagram += count;
+                        message += 1;
+                    }
+                }
+                Err(libc::EINTR) => {}
+                Err(errno) if is_would_block(errno) => {
+                    stats.send_blocked += 1;
+                    batch.keep_from(datagram);
+                    return SendOutcome::Blocked;
+                }
+                // A device without checksum offload, or a datagram larger than the path: without segmentation offload
+                // the kernel either takes it or says why.
+                Err(libc::EIO | libc::EINVAL) if self.gso && self.send.counts[message] > 1 => {
+                    self.gso = false;
+                    self.send.build(batch, datagram, false);
+                    message = 0;
+                }
+                Err(errno) => {
+                    debug_assert!(is_network_fact(errno), "sending failed with error {errno}");
+                    let count = self.send.counts[message];
+                    stats.send_refused += count as u64;
+                    datagram += count;
+                    message += 1;
+                }
+            }
+        }
+        batch.clear();
+        SendOutcome::Sent
+    }
+
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+        stats.receive_calls += 1;
+        let arrays = &mut self.receive;
+        arrays.prepare();
+        // SAFETY: `prepare` pointed every message at live memory of `arrays` with its true length.
+        let received = unsafe {
+            libc::recvmmsg(
+                self.socket.as_raw_fd(),
+                arrays.messages.as_mut_ptr(),
+                RECEIVE_BUFFERS as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        let Ok(received) = usize::try_from(received) else {
+            // Nothing there, an interruption, or a pending error of an earlier send, which has been cleared by reading.
+            return !is_would_block(OsError::last().0);
+        };
+        for index in 0..received {
+            let message = &arrays.messages[index];
+            let bytes = (message.msg_len as usize).min(RECEIVE_BYTES);
+            let ancillary = Ancillary::read(&message.msg_hdr);
+            let data = &arrays.buffers[index * RECEIVE_BYTES..][..bytes];
+            let segment = ancillary.segment_bytes.filter(|s| *s > 0).unwrap_or(bytes).max(1);
+            let segments = data.chunks(segment);
+            stats.datagrams_received += segments.len() as u64;
+            stats.bytes_received += bytes as u64;
+            stats.ecn_marked += if ancillary.congestion { segments.len() as u64 } else { 0 };
+            if let Some(overflows) = ancillary.overflows {
+                stats.receive_overflows += u64::from(overflows.wrapping_sub(self.overflows_seen));
+                self.overflows_seen = overflows;
+            }
+            for bytes in segments {
+                handle(Datagram { bytes, from: &arrays.names[index] });
+            }
+        }
+        received == RECEIVE_BUFFERS
+    }
+}
+
+impl SendArrays {
+    fn new() -> Self {
+        Self {
+            pieces: Vec::with_capacity(2 * DATAGRAMS_MAX),
+            messages: Vec::with_capacity(DATAGRAMS_MAX),
+            counts: Vec::with_capacity(DATAGRAMS_MAX),
+            controls: Vec::with_capacity(DATAGRAMS_MAX),
+        }
+    }
+
+    /// Describes the batch from datagram `from` on to the kernel.
+    fn build(&mut self, batch: &Batch, from: usize, gso: bool) {
+        self.pieces.clear();
+        self.messages.clear();
+        self.counts.clear();
+        self.controls.clear();
+        let mut start = from;
+        while start < batch.slots().len() {
+            let count = if gso { run_length(batch, start) } else { 1 };
+            self.add_message(batch, start, count);
+            start += count;
+        }
+    }
+
+    /// Adds datagrams `start .. start + count` as one message. The arrays have their full capacity from the start and a
+    /// batch is bounded, so nothing moves and pointers into them hold until the next `build`.
+    fn add_message(&mut self, batch: &Batch, start: usize, count: usize) {
+        let slots = &batch.slots()[start..start + count];
+        let first_piece = self.pieces.len();
+        for slot in slots {
+            let (head, payload) = batch.parts(slot);
+            for part in [head, payload] {
+                if !part.is_empty() {
+                    self.pieces
+                        .push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+                }
+            }
+        }
+        let control = if count > 1 { segment_control(slots[0].bytes() as u16) } else { [0; 3] };
+        self.controls.push(control);
+        // SAFETY: an all-zero `mmsghdr` is a valid value (null pointers, zero lengths).
+        let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+        message.msg_hdr.msg_name = slots[0].to.as_ptr().cast_mut().cast();
+        message.msg_hdr.msg_namelen = slots[0].to.len();
+        message.msg_hdr.msg_iov = self.pieces[first_piece..].as_mut_ptr();
+        message.msg_hdr.msg_iovlen = self.pieces.len() - first_piece;
+        if count > 1 {
+            let control = self.controls.last_mut().map_or(std::ptr::null_mut(), |c| c.as_mut_ptr());
+            message.msg_hdr.msg_control = control.cast();
+            message.msg_hdr.msg_controllen = size_of::<[u64; 3]>();
+        }
+        self.messages.push(message);
+        self.counts.push(count);
+    }
+}
+
+/// Number of datagrams from `start` on that one message can hold: one peer, one size, a shorter one ends it.
+fn run_length(batch: &Batch, start: usize) -> usize {
+    let slots = &batch.slots()[start..];
+    let size = slots[0].bytes();
+    let mut total = size;
+    let mut count = 1;
+    for slot in &slots[1..slots.len().min(SEGMENTS_MAX)] {
+        let bytes = slot.bytes();
+        if bytes > size || bytes == 0 || total + bytes > DATAGRAM_BYTES_MAX || slot.to != slots[0].to {
+            break;
+        }
+        total += bytes;
+        count += 1;
+        if bytes < size {
+            break;
+        }
+    }
+    count
+}
+
+/// The control message that sets the segment size.
+fn segment_control(bytes: u16) -> [u64; 3] {
+    let mut control = [0_u64; 3];
+    // SAFETY: `control` is aligned and as large as the header and an aligned u16 (CMSG_SPACE(2) = 24 on 64 bit).
+    unsafe {
+        let header = control.as_mut_ptr().cast::<libc::cmsghdr>();
+        (*header).cmsg_level = libc::SOL_UDP;
+        (*header).cmsg_type = libc::UDP_SEGMENT;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as usize;
+        libc::CMSG_DATA(header).cast::<u16>().write_unaligned(bytes);
+    }
+    control
+}
+
+impl ReceiveArrays {
+    fn new() -> Self {
+        // SAFETY: all-zero `iovec` and `mmsghdr` are valid values (null pointers, zero lengths).
+        let (piece, message): (libc::iovec, libc::mmsghdr) = unsafe { std::mem::zeroed() };
+        Self {
+            buffers: vec![0; RECEIVE_BUFFERS * RECEIVE_BYTES].into(),
+            names: vec![RawAddress::EMPTY; RECEIVE_BUFFERS].into(),
+            controls: vec![[0; CONTROL_WORDS]; RECEIVE_BUFFERS].into(),
+            pieces: vec![piece; RECEIVE_BUFFERS].into(),
+            messages: vec![message; RECEIVE_BUFFERS].into(),
+        }
+    }
+
+    /// Points every message at its buffer; the kernel overwrites the lengths at each call.
+    fn prepare(&mut self) {
+        for (index, buffer) in self.buffers.chunks_exact_mut(RECEIVE_BYTES).enumerate() {
+            self.pieces[index] = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: RECEIVE_BYTES };
+            let header = &mut self.messages[index].msg_hdr;
+            header.msg_name = self.names[index].as_mut_ptr().cast();
+            header.msg_namelen = super::address::RAW_ADDRESS_BYTES as u32;
+            header.msg_iov = &mut self.pieces[index];
+            header.msg_iovlen = 1;
+            header.msg_control = self.controls[index].as_mut_ptr().cast();
+            header.msg_controllen = size_of::<[u64; CONTROL_WORDS]>();
+            header.msg_flags = 0;
+        }
+    }
+}
+
+/// What came with a message besides its bytes.
+#[derive(Default)]
+struct Ancillary {
+    segment_bytes: Option<usize>,
+    congestion: bool,
+    overflows: Option<u32>,
+}
+
+impl Ancillary {
+    fn read(header: &libc::msghdr) -> Self {
+        let mut out = Self::default();
+        // SAFETY: the kernel wrote a well-formed chain of control messages of `msg_controllen` bytes; the macros stay
+        // inside it, and each value is read with the size that its type defines.
+        unsafe {
+            let mut control = libc::CMSG_FIRSTHDR(header);
+            while !control.is_null() {
+                let data = libc::CMSG_DATA(control);
+                match ((*control).cmsg_level, (*control).cmsg_type) {
+                    (libc::SOL_UDP, libc::UDP_GRO) => {
+                        out.segment_bytes = usize::try_from(data.cast::<i32>().read_unaligned()).ok();
+                    }
+                    (libc::IPPROTO_IP, libc::IP_TOS) => out.congestion = data.read() & 3 == 3,
+                    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                        out.congestion = data.cast::<i32>().read_unaligned() & 3 == 3;
+                    }
+                    (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
+                        out.overflows = Some(data.cast::<u32>().read_unaligned());
+                    }
+                    _ => {}
+                }
+                control = libc::CMSG_NXTHDR(header, control);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,70 @@
+//! The UDP socket behind one interface, in two forms: with the kernel's offloads and without.
+//!
+//! Both send a [`Batch`] and hand out received datagrams one by one. What the network refuses (no route, firewall, too
+//! large) is counted and lost like a packet on its way: recovery is the transport's business.
+
+mod address;
+mod batch;
+#[cfg(target_os = "linux")]
+mod linux;
+mod options;
+mod plain;
+
+pub(crate) use address::RawAddress;
+pub(crate) use batch::{Batch, DATAGRAM_BYTES_MAX};
+pub(crate) use options::{bind, BindOptions};
+
+use crate::EngineStats;
+use std::os::fd::RawFd;
+
+/// One received datagram.
+#[derive(Debug)]
+pub(crate) struct Datagram<'a> {
+    /// UDP payload.
+    pub(crate) bytes: &'a [u8],
+    /// Where it came from, in the kernel's form.
+    pub(crate) from: &'a RawAddress,
+}
+
+/// How a hand-over to the kernel ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SendOutcome {
+    /// The batch is empty.
+    Sent,
+    /// The kernel's buffer is full; the batch holds the rest. Try again when the socket is writable.
+    Blocked,
+}
+
+/// A nonblocking UDP socket.
+pub(crate) trait DatagramSocket {
+    /// For polling.
+    fn fd(&self) -> RawFd;
+    /// Sends the batch; afterwards it holds no pointer into a tensor.
+    fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome;
+    /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool;
+}
+
+/// Whether an error number of a send is about the network, not about this socket: the datagram counts as lost.
+fn is_network_fact(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ECONNREFUSED
+            | libc::EPERM
+            | libc::EACCES
+            | libc::ENETUNREACH
+            | libc::EHOSTUNREACH
+            | libc::EHOSTDOWN
+            | libc::ENETDOWN
+            | libc::EMSGSIZE
+            | libc::ENOBUFS
+            | libc::ENODEV
+            | libc::EADDRNOTAVAIL
+            | libc::EINVAL
+    )
+}
+
+/// Whether the kernel asks to come back later.
+fn is_would_block(errno: i32) -> bool {
+    errno == libc::EAGAIN || errno == libc::EWOULDBLOCK
+}

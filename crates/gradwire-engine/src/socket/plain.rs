@@ -1,0 +1,73 @@
+//! One system call for each datagram: works wherever UDP does.
+
+use super::{is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome, DATAGRAM_BYTES_MAX};
+use crate::EngineStats;
+use std::net::UdpSocket;
+use std::os::fd::{AsRawFd, RawFd};
+
+/// Datagrams taken before the driver looks at timers and acknowledgements again.
+const RECEIVE_MAX: usize = 64;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct PlainSocket {
+    socket: UdpSocket,
+    buffer: Vec<u8>,
+}
+
+impl PlainSocket {
+    /// Takes a bound, nonblocking socket.
+    pub(super) fn new(socket: UdpSocket) -> Self {
+        Self { socket, buffer: vec![0; DATAGRAM_BYTES_MAX + 1] }
+    }
+}
+
+impl DatagramSocket for PlainSocket {
+    fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome {
+        for index in 0..batch.slots().len() {
+            let slot = batch.slots()[index];
+            let Some(to) = slot.to.to_socket_addr() else { continue };
+            let (head, payload) = batch.parts(&slot);
+            let bytes = slot.bytes();
+            self.buffer[..head.len()].copy_from_slice(head);
+            self.buffer[head.len()..bytes].copy_from_slice(payload);
+            stats.send_calls += 1;
+            match self.socket.send_to(&self.buffer[..bytes], to) {
+                Ok(_) => {
+                    stats.datagrams_sent += 1;
+                    stats.bytes_sent += bytes as u64;
+                }
+                Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => {
+                    stats.send_blocked += 1;
+                    batch.keep_from(index);
+                    return SendOutcome::Blocked;
+                }
+                // Whatever it is, the datagram did not leave: a lost packet.
+                Err(_) => stats.send_refused += 1,
+            }
+        }
+        batch.clear();
+        SendOutcome::Sent
+    }
+
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+        for _ in 0..RECEIVE_MAX {
+            stats.receive_calls += 1;
+            match self.socket.recv_from(&mut self.buffer) {
+                Ok((bytes, from)) => {
+                    stats.datagrams_received += 1;
+                    stats.bytes_received += bytes as u64;
+                    handle(Datagram { bytes: &self.buffer[..bytes], from: &RawAddress::new(from) });
+                }
+                Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,
+                // A pending error of an earlier send (a port that refused); it is cleared by having been read.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+}

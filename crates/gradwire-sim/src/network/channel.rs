@@ -1,0 +1,73 @@
+//! The way from one rank to another through the switch: where datagrams are lost, held back and doubled.
+
+use super::{Burst, Impairments};
+use crate::Rng;
+use gradwire_core::Timestamp;
+use std::time::Duration;
+
+/// What became of one datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flight {
+    /// When it reaches the receiver's port; `None`: lost.
+    pub arrives_at: Option<Timestamp>,
+    /// When its duplicate does.
+    pub duplicate_at: Option<Timestamp>,
+    /// Whether it was held back.
+    pub reordered: bool,
+    /// Whether bits flipped on the way.
+    pub corrupted: bool,
+}
+
+/// One direction between two ranks.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    rng: Rng,
+    in_burst: bool,
+    cut: bool,
+    last_arrival: Timestamp,
+}
+
+impl Channel {
+    /// A channel whose chance comes from `rng`.
+    #[must_use]
+    pub(crate) fn new(rng: Rng) -> Self {
+        Self { rng, in_burst: false, cut: false, last_arrival: Timestamp::ZERO }
+    }
+
+    /// While cut, everything is lost.
+    pub(crate) fn set_cut(&mut self, cut: bool) {
+        self.cut = cut;
+    }
+
+    /// A datagram that left its sender's NIC at `left_at`.
+    pub(crate) fn cross(&mut self, left_at: Timestamp, impairments: &Impairments, delay: Duration) -> Flight {
+        let lost_in_burst = impairments.burst.is_some_and(|burst| self.burst_loses(burst));
+        if self.cut || lost_in_burst || self.rng.chance(impairments.loss) {
+            return Flight::default();
+        }
+        let reordered = self.rng.chance(impairments.reorder);
+        let arrives_at = self.arrival(left_at + delay, impairments, reordered);
+        let duplicate_at = self.rng.chance(impairments.duplicate).then(|| {
+            let behind = self.rng.duration(delay.max(Duration::from_micros(1)));
+            arrives_at + behind
+        });
+        let corrupted = self.rng.chance(impairments.corrupt);
+        Flight { arrives_at: Some(arrives_at), duplicate_at, reordered, corrupted }
+    }
+
+    fn burst_loses(&mut self, burst: Burst) -> bool {
+        let flips = self.rng.chance(if self.in_burst { burst.leave } else { burst.enter });
+        self.in_burst ^= flips;
+        self.in_burst && self.rng.chance(burst.loss)
+    }
+
+    /// Jitter alone never reorders: it models a queue elsewhere, and queues keep order.
+    fn arrival(&mut self, undisturbed: Timestamp, impairments: &Impairments, reordered: bool) -> Timestamp {
+        let jittered = undisturbed + self.rng.duration(impairments.jitter);
+        if reordered {
+            return jittered + self.rng.duration(impairments.reorder_delay);
+        }
+        self.last_arrival = self.last_arrival.max(jittered);
+        self.last_arrival
+    }
+}

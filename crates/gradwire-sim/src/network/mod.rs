@@ -1,0 +1,149 @@
+//! The modelled network: every rank is a host on one switch.
+//!
+//! ```text
+//! rank i -> [NIC queue] -> up link -> (loss, burst, delay, jitter, duplicate) -> [port buffer] -> down link -> rank j
+//! ```
+//!
+//! A datagram leaves the sender's NIC at the up link's rate, crosses the switch, and waits in the receiver's
+//! port, where it is dropped when the buffer is full (incast). All of it is arithmetic on "busy until" times:
+//! the network schedules nothing itself, it answers when a datagram arrives, and the world queues that.
+
+mod channel;
+mod options;
+
+use channel::Channel;
+pub use channel::Flight;
+pub use options::{Burst, Impairments, LinkOptions, NetworkOptions};
+
+use crate::Rng;
+use gradwire_core::Timestamp;
+use std::time::Duration;
+
+/// What the network did to datagrams, in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NetworkStats {
+    /// Handed in by senders.
+    pub sent: u64,
+    /// Handed to receivers, duplicates included.
+    pub delivered: u64,
+    /// Lost on the way: random, burst or partition.
+    pub lost: u64,
+    /// Dropped because a receiver's port was full.
+    pub overflowed: u64,
+    /// Delivered twice.
+    pub duplicated: u64,
+    /// Held back so that later ones overtook them.
+    pub reordered: u64,
+    /// Bytes altered.
+    pub corrupted: u64,
+}
+
+/// The network between `world_size` ranks.
+#[derive(Debug)]
+pub struct Network {
+    options: NetworkOptions,
+    world_size: usize,
+    up_busy_until: Vec<Timestamp>,
+    down_busy_until: Vec<Timestamp>,
+    channels: Vec<Channel>,
+    stats: NetworkStats,
+}
+
+impl Network {
+    /// A quiet network. Every ordered pair of ranks has its own stream of chance.
+    #[must_use]
+    pub fn new(options: NetworkOptions, world_size: usize, rng: &Rng) -> Self {
+        let channels = (0..world_size * world_size).map(|pair| Channel::new(rng.fork(pair as u64))).collect();
+        Self {
+            options,
+            world_size,
+            up_busy_until: vec![Timestamp::ZERO; world_size],
+            down_busy_until: vec![Timestamp::ZERO; world_size],
+            channels,
+            stats: NetworkStats::default(),
+        }
+    }
+
+    /// A datagram of `bytes` UDP payload bytes leaves `from`. Returns when it and its duplicate reach the
+    /// receiver's port.
+    pub fn transmit(&mut self, now: Timestamp, from: usize, to: usize, bytes: usize) -> Flight {
+        let rate = self.options.link(from).rate;
+        let busy_until = &mut self.up_busy_until[from];
+        *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
+        let left_at = *busy_until;
+        let channel = &mut self.channels[from * self.world_size + to];
+        let flight = channel.cross(left_at, &self.options.impairments, self.options.delay);
+        self.count(&flight);
+        flight
+    }
+
+    /// The datagram reaches the port of `to`. Returns when it has been received, or `None` when the port's
+    /// buffer had no room.
+    pub fn enqueue(&mut self, now: Timestamp, to: usize, bytes: usize) -> Option<Timestamp> {
+        let link = self.options.link(to);
+        let busy_until = &mut self.down_busy_until[to];
+        let waiting = bytes_within(*busy_until - now, link.rate);
+        if waiting + wire_bytes(bytes) > link.buffer_bytes.max(wire_bytes(bytes)) {
+            self.stats.overflowed += 1;
+            return None;
+        }
+        *busy_until = (*busy_until).max(now) + serialisation(bytes, link.rate);
+        self.stats.delivered += 1;
+        Some(*busy_until)
+    }
+
+    /// Time until the NIC of `from` has sent all but `bytes` of what it was given; zero when it has.
+    #[must_use]
+    pub fn time_until_backlog(&self, now: Timestamp, from: usize, bytes: u64) -> Duration {
+        let allowed = duration_of(bytes, self.options.link(from).rate);
+        (self.up_busy_until[from] - now).saturating_sub(allowed)
+    }
+
+    /// Cuts or restores both directions between two ranks. What is under way still arrives.
+    pub fn set_partition(&mut self, a: usize, b: usize, cut: bool) {
+        for pair in [a * self.world_size + b, b * self.world_size + a] {
+            self.channels[pair].set_cut(cut);
+        }
+    }
+
+    /// From now on nothing is lost, duplicated, reordered or altered (buffers stay finite).
+    pub fn heal(&mut self) {
+        self.options.impairments = Impairments::default();
+        self.channels.iter_mut().for_each(|channel| channel.set_cut(false));
+    }
+
+    /// Counters.
+    #[must_use]
+    pub const fn stats(&self) -> NetworkStats {
+        self.stats
+    }
+
+    fn count(&mut self, flight: &Flight) {
+        self.stats.sent += 1;
+        self.stats.lost += u64::from(flight.arrives_at.is_none());
+        self.stats.duplicated += u64::from(flight.duplicate_at.is_some());
+        self.stats.reordered += u64::from(flight.reordered);
+        self.stats.corrupted += u64::from(flight.corrupted);
+    }
+}
+
+/// Bytes that a datagram occupies on a link: IPv4 20, UDP 8, Ethernet header 14.
+#[must_use]
+const fn wire_bytes(bytes: usize) -> u64 {
+    bytes as u64 + 42
+}
+
+fn serialisation(bytes: usize, rate: u64) -> Duration {
+    duration_of(wire_bytes(bytes), rate)
+}
+
+fn duration_of(bytes: u64, rate: u64) -> Duration {
+    Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / rate.max(1))
+}
+
+fn bytes_within(time: Duration, rate: u64) -> u64 {
+    (time.as_nanos() * u128::from(rate) / 1_000_000_000) as u64
+}
+
+#[cfg(test)]
+mod tests;

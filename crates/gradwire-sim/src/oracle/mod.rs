@@ -1,0 +1,72 @@
+//! What must hold at the end of every collective, computed from outside.
+//!
+//! Exact collectives are compared with closed formulas. Tolerant reductions are compared with the same reduction
+//! over a mask of contributions, and the mask itself with what the network delivered. No tolerance anywhere: the
+//! inputs are integers, so right means equal bits.
+
+mod exact;
+mod tolerant;
+
+use crate::plan::OpKind;
+use crate::rank::Finished;
+use crate::world::World;
+use crate::Violation;
+use gradwire_collectives::Algorithm;
+
+/// Checks a collective that every rank has ended.
+pub(crate) fn check_op(world: &World, op: usize) -> Result<(), Violation> {
+    if !world.succeeded(op) {
+        return Ok(());
+    }
+    check_nobody_returned_early(world, op)?;
+    if world.scenario.ops[op].is_tolerant() {
+        tolerant::check(world, op)
+    } else {
+        exact::check(world, op)
+    }
+}
+
+/// Looks at the guard bytes of every tensor.
+pub(crate) fn check_memory(world: &World) -> Result<(), Violation> {
+    for (index, rank) in world.ranks.iter().enumerate() {
+        for (op, run) in rank.runs.iter().enumerate() {
+            let Some(run) = run else { continue };
+            for (tensor, name) in
+                [(&run.input, "input"), (&run.output, "output"), (&run.residual, "residual")]
+            {
+                if !tensor.guards_are_intact() {
+                    return Err(Violation::Overrun { op, rank: index, tensor: name });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a tolerant reduction may be scheduled by transpose (the reports say so in the end).
+pub(crate) fn may_be_transpose(kind: OpKind) -> bool {
+    matches!(kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::Auto))
+}
+
+/// How a collective ended on a rank that took part.
+fn finished(world: &World, op: usize, rank: usize) -> Option<&Finished> {
+    world.ranks[rank].runs[op].as_ref()?.finished.as_ref()
+}
+
+/// An all-reduce or a barrier depends on every rank: nobody may have its result before everybody has called.
+fn check_nobody_returned_early(world: &World, op: usize) -> Result<(), Violation> {
+    if !matches!(world.scenario.ops[op].kind, OpKind::AllReduce(_) | OpKind::Barrier | OpKind::ReduceScatter)
+    {
+        return Ok(());
+    }
+    let tolerates_absence = world.scenario.ops[op].is_tolerant();
+    let runs = || world.ranks.iter().map(|rank| rank.runs[op].as_ref());
+    let last_call = runs().flatten().map(|run| run.submitted_at).max();
+    let first_end = runs().flatten().filter_map(|run| Some(run.finished.as_ref()?.at)).min();
+    match (last_call, first_end) {
+        (Some(last_call), Some(first_end)) if first_end < last_call && !tolerates_absence => {
+            Err(Violation::ReturnedEarly { op, first_end, last_call })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,338 @@
+//! Tolerant reductions: who was counted where, three times over.
+//!
+//! The mask of an element is read from its value (every set of ranks has a mean of its own), from the ranks'
+//! reports, and from the network's record of arrivals. All three must agree, replicas must be equal, the bound
+//! must be kept, and every contribution must be in the result or in its rank's residual, exactly once.
+
+use super::finished;
+use crate::plan::OpPlan;
+use crate::rank::RESIDUAL_FILL;
+use crate::record::{count, first_outside, merge, Arrival};
+use crate::values::{
+    base_sum, contribution, encode, encode_mean, factor, factors, load, means_identify_masks, show, sum_over,
+};
+use crate::world::World;
+use crate::Violation;
+use gradwire_collectives::{DeadlineRule, DeliveryReport, Dtype, PeerDelivery, ReduceOp};
+use gradwire_core::Contract;
+use std::ops::Range;
+
+pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
+    let view = View::new(world, op);
+    view.check_replicas()?;
+    view.check_quiet_network()?;
+    if view.is_transpose() {
+        view.check_values_against_reports()?;
+        view.check_arrivals()?;
+        view.check_budgets()?;
+        view.check_residuals()
+    } else {
+        view.check_conservation()
+    }
+}
+
+/// One tolerant reduction that has ended everywhere.
+struct View<'w> {
+    world: &'w World,
+    plan: &'w OpPlan,
+    op: usize,
+    outputs: Vec<&'w [u8]>,
+    residuals: Vec<&'w [u8]>,
+    reports: Vec<&'w DeliveryReport>,
+    /// For each rank, its elements that did not count; sorted and merged.
+    uncounted: Vec<Vec<Range<u64>>>,
+    means: MeanTable,
+}
+
+impl<'w> View<'w> {
+    fn new(world: &'w World, op: usize) -> Self {
+        let plan = &world.scenario.ops[op];
+        let ends: Vec<_> =
+            (0..world.scenario.world_size).filter_map(|rank| finished(world, op, rank)).collect();
+        let reports: Vec<_> = ends.iter().filter_map(|end| end.outcome.as_ref().ok()).collect();
+        Self {
+            world,
+            plan,
+            op,
+            outputs: ends.iter().map(|end| &end.output[..]).collect(),
+            residuals: ends.iter().map(|end| &end.residual[..]).collect(),
+            uncounted: reports.iter().map(|report| merge(report.uncounted.clone())).collect(),
+            reports,
+            means: MeanTable::new(plan, world.scenario.world_size),
+        }
+    }
+
+    fn is_transpose(&self) -> bool {
+        self.reports.iter().all(|report| report.collective.contains("transpose"))
+    }
+
+    fn check_replicas(&self) -> Result<(), Violation> {
+        for (rank, output) in self.outputs.iter().enumerate().skip(1) {
+            if *output != self.outputs[0] {
+                let byte = output.iter().zip(self.outputs[0]).position(|(a, b)| a != b).unwrap_or(0);
+                return Err(Violation::ReplicasDiffer { op: self.op, rank, byte });
+            }
+        }
+        Ok(())
+    }
+
+    /// `auto` promises that nothing is lost where the network loses nothing. A bound that is used at once (`mlt`)
+    /// and a deadline in absolute time promise less.
+    fn check_quiet_network(&self) -> Result<(), Violation> {
+        let promises = self.plan.policy.after_first_pass
+            && !matches!(self.plan.policy.deadline, DeadlineRule::Fixed(_))
+            && self.world.scenario.is_undisturbed()
+            && self.world.network.stats().overflowed == 0;
+        for (rank, uncounted) in self.uncounted.iter().enumerate() {
+            if promises && !uncounted.is_empty() {
+                return Err(Violation::LostOnQuietNetwork { op: self.op, rank, elems: count(uncounted) });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_values_against_reports(&self) -> Result<(), Violation> {
+        for (span, reported) in self.masks_by_report() {
+            for elem in span {
+                let bits = load(self.outputs[0], self.plan.dtype, elem as usize);
+                let which = factor(self.plan.dtype, self.op, elem);
+                if self.means.holds(which, reported, bits) {
+                    continue;
+                }
+                return Err(match self.means.find(which, bits) {
+                    Some(mask) => Violation::ReportDisagrees {
+                        op: self.op,
+                        rank: (mask ^ reported).trailing_zeros() as usize,
+                        reported: format!("element {elem} counts ranks {reported:#b}"),
+                        actual: format!("its value is the mean of ranks {mask:#b}"),
+                    },
+                    None => self.not_a_mean(elem, bits, reported),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn not_a_mean(&self, elem: u64, bits: u64, reported: u32) -> Violation {
+        Violation::NotAMean { op: self.op, elem, got: show(self.plan.dtype, bits), reported }
+    }
+
+    /// Spans of elements with the mask that the reports imply, in order.
+    fn masks_by_report(&self) -> Vec<(Range<u64>, u32)> {
+        let elems = self.plan.elems as u64;
+        let mut borders: Vec<u64> = self.uncounted.iter().flatten().flat_map(|r| [r.start, r.end]).collect();
+        borders.extend([0, elems]);
+        borders.sort_unstable();
+        borders.dedup();
+        let mask_at = |elem: u64| {
+            let ranks = self.uncounted.iter().enumerate();
+            ranks
+                .filter(|(_, uncounted)| !contains(uncounted, elem))
+                .fold(0, |mask, (rank, _)| mask | 1 << rank)
+        };
+        borders.windows(2).map(|pair| (pair[0]..pair[1], mask_at(pair[0]))).collect()
+    }
+
+    /// Counted implies arrived. Arrived while the receiver waited implies counted, wherever the closing status
+    /// cannot have been delayed behind a full NIC. The reducing rank always counts itself.
+    fn check_arrivals(&self) -> Result<(), Violation> {
+        let op = self.op;
+        for (route, span) in self.world.record.routes(op) {
+            let (_, from, to) = route;
+            let counted = subtract(&span, &self.uncounted[from]);
+            if let Some(elem) = first_outside(&counted, &self.world.record.arrived(route, Arrival::Early)) {
+                return Err(Violation::CountedWithoutArrival { op, elem, from, to });
+            }
+            let open = self.world.record.arrived(route, Arrival::Open);
+            match first_outside(&open, &counted) {
+                Some(elem) if self.world.scenario.host.nic_bytes.is_none() => {
+                    return Err(Violation::ArrivedButNotCounted { op, elem, from, to });
+                }
+                _ => {}
+            }
+            if let Some(elem) =
+                first_outside(std::slice::from_ref(&span), &subtract(&span, &self.uncounted[to]))
+            {
+                let mask =
+                    self.masks_by_report().iter().find(|(span, _)| span.contains(&elem)).map_or(0, |m| m.1);
+                return Err(Violation::OwnerNotCounted { op, elem, owner: to, mask });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_budgets(&self) -> Result<(), Violation> {
+        for (to, report) in self.reports.iter().enumerate() {
+            let into = self.world.record.routes(self.op).filter(|((_, _, receiver), _)| *receiver == to);
+            let Some(start) = into.map(|(_, span)| span.start).min() else { continue };
+            for peer in &report.peers {
+                self.check_budget(peer, to, start)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_budget(&self, peer: &PeerDelivery, to: usize, start: u64) -> Result<(), Violation> {
+        let (from, expected) = (peer.rank as usize, peer.elems_expected);
+        let received = count(&subtract(&(start..start + expected), &self.uncounted[from]));
+        if received != peer.elems_received {
+            return Err(Violation::ReportDisagrees {
+                op: self.op,
+                rank: to,
+                reported: format!("{} of {expected} elements from rank {from}", peer.elems_received),
+                actual: format!("{received} by the sender's report"),
+            });
+        }
+        let width = self.plan.dtype.bytes() as u64;
+        let fraction = match peer.closed_by {
+            "all_arrived" => 1.0,
+            "bound_met" => 1.0 - self.plan.policy.loss_bound,
+            _ => self.plan.policy.floor,
+        };
+        let bound = Contract::needed(expected * width, fraction).div_ceil(width);
+        let known = ["all_arrived", "bound_met", "deadline"].contains(&peer.closed_by);
+        if received < bound || !known {
+            let closed_by = peer.closed_by;
+            return Err(Violation::OverBudget {
+                op: self.op,
+                from,
+                to,
+                received,
+                expected,
+                bound,
+                closed_by,
+            });
+        }
+        Ok(())
+    }
+
+    /// Transpose: the residual holds exactly the own values that did not count, and nothing else was touched.
+    fn check_residuals(&self) -> Result<(), Violation> {
+        let dtype = self.plan.dtype;
+        for (rank, residual) in self.residuals.iter().enumerate() {
+            let untouched = untouched(dtype);
+            for elem in 0..self.plan.elems as u64 {
+                let got = load(residual, dtype, elem as usize);
+                if got == untouched && self.uncounted[rank].is_empty() {
+                    continue;
+                }
+                let value = contribution(dtype, self.plan.reduce, self.op, rank, elem);
+                let counts = !contains(&self.uncounted[rank], elem);
+                let expected = if counts { untouched } else { encode(dtype, value) };
+                if got != expected {
+                    let (expected, got) = (show(dtype, expected), show(dtype, got));
+                    return Err(Violation::Residual { op: self.op, rank, elem, expected, got });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ring: a partial sum that was lost is in the residual of the rank that sent it. Whoever it was, result and
+    /// residuals together must hold every contribution once.
+    fn check_conservation(&self) -> Result<(), Violation> {
+        let mut mask = everybody(self.world.scenario.world_size);
+        for elem in 0..self.plan.elems as u64 {
+            let bits = load(self.outputs[0], self.plan.dtype, elem as usize);
+            let which = factor(self.plan.dtype, self.op, elem);
+            if !self.means.holds(which, mask, bits) {
+                let found = self.means.find(which, bits);
+                mask = found.ok_or_else(|| self.not_a_mean(elem, bits, mask))?;
+            }
+            if means_identify_masks(self.plan.dtype) {
+                self.check_element_is_conserved(elem, mask)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_element_is_conserved(&self, elem: u64, mask: u32) -> Result<(), Violation> {
+        let dtype = self.plan.dtype;
+        let held = self.residuals.iter().map(|residual| load(residual, dtype, elem as usize));
+        let late: f64 = held.filter(|bits| *bits != untouched(dtype)).map(|bits| decode(dtype, bits)).sum();
+        let all = everybody(self.world.scenario.world_size);
+        let expected = sum_over(dtype, self.op, elem, all) as f64;
+        let got = sum_over(dtype, self.op, elem, mask) as f64 + late;
+        if got.to_bits() == expected.to_bits() {
+            return Ok(());
+        }
+        Err(Violation::NotConserved { op: self.op, elem, expected, got })
+    }
+}
+
+/// The result that each set of ranks would give, by factor.
+struct MeanTable {
+    results: Vec<Vec<u64>>,
+}
+
+impl MeanTable {
+    fn new(plan: &OpPlan, world_size: usize) -> Self {
+        let result = |factor: i64, mask: u32| {
+            let sum = base_sum(plan.dtype, mask) * factor;
+            match plan.reduce {
+                // The expected sum over everybody, from those who were counted.
+                ReduceOp::Sum => encode_mean(plan.dtype, sum * world_size as i64, mask.count_ones()),
+                _ => encode_mean(plan.dtype, sum, mask.count_ones()),
+            }
+        };
+        let row = |factor| (1..=everybody(world_size)).map(|mask| result(factor, mask)).collect();
+        Self { results: (1..=factors(plan.dtype)).map(row).collect() }
+    }
+
+    fn holds(&self, factor: i64, mask: u32, bits: u64) -> bool {
+        mask != 0 && self.results[factor as usize - 1][mask as usize - 1] == bits
+    }
+
+    fn find(&self, factor: i64, bits: u64) -> Option<u32> {
+        let row = &self.results[factor as usize - 1];
+        row.iter().position(|result| *result == bits).map(|index| index as u32 + 1)
+    }
+}
+
+fn everybody(world_size: usize) -> u32 {
+    (1 << world_size) - 1
+}
+
+fn untouched(dtype: Dtype) -> u64 {
+    load(&[RESIDUAL_FILL; 8], dtype, 0)
+}
+
+fn decode(dtype: Dtype, bits: u64) -> f64 {
+    match dtype {
+        Dtype::F32 => f64::from(f32::from_bits(bits as u32)),
+        _ => f64::from_bits(bits),
+    }
+}
+
+fn contains(ranges: &[Range<u64>], elem: u64) -> bool {
+    let after = ranges.partition_point(|range| range.start <= elem);
+    after > 0 && ranges[after - 1].end > elem
+}
+
+/// The parts of `span` outside `holes` (sorted and merged).
+fn subtract(span: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    let mut at = span.start;
+    for hole in holes.iter().filter(|hole| hole.end > span.start && hole.start < span.end) {
+        if hole.start > at {
+            rest.push(at..hole.start);
+        }
+        at = at.max(hole.end);
+    }
+    if at < span.end {
+        rest.push(at..span.end);
+    }
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_cut_out_of_a_span() {
+        assert_eq!(subtract(&(10..20), &[0..12, 15..16, 19..30]), [12..15, 16..19]);
+        assert!(subtract(&(10..20), std::slice::from_ref(&(0..30))).is_empty());
+        assert!(contains(&[1..3, 5..6], 5) && !contains(&[1..3, 5..6], 3));
+    }
+}

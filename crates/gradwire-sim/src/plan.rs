@@ -1,0 +1,190 @@
+//! What the ranks of a scenario are asked to do: collectives, their memory, and what can go wrong around them.
+
+use crate::values::{contribution, copied_byte, encode, store};
+use gradwire_collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp};
+use std::time::Duration;
+
+/// One collective of a scenario; every rank submits the same list in the same order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpPlan {
+    /// What.
+    pub kind: OpKind,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Elements: of the tensor for reductions and broadcast, of one row where a view has `[world_size, elems]`.
+    pub elems: usize,
+    /// Reduction, where there is one.
+    pub reduce: ReduceOp,
+    /// What an all-reduce may leave behind.
+    pub policy: Policy,
+    /// Whether input and output are the same memory (all-reduce only).
+    pub in_place: bool,
+    /// Lower goes first.
+    pub priority: u8,
+}
+
+/// The collectives that are simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpKind {
+    /// See [`Collective::AllReduce`].
+    AllReduce(Algorithm),
+    /// From this root.
+    Broadcast(usize),
+    /// See [`Collective::AllGather`].
+    AllGather,
+    /// See [`Collective::ReduceScatter`].
+    ReduceScatter,
+    /// To this root.
+    Reduce(usize),
+    /// To this root.
+    Gather(usize),
+    /// From this root.
+    Scatter(usize),
+    /// Uneven parts, some empty.
+    AllToAll,
+    /// See [`Collective::Barrier`].
+    Barrier,
+    /// One rank sends to another.
+    SendReceive {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Whether the receiver names its sender.
+        any_source: bool,
+    },
+}
+
+/// Something that happens to ranks or links at a time of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// The rank does nothing for this long; its socket buffer fills up.
+    Pause(usize, Duration),
+    /// Nothing passes between the two ranks for this long.
+    Partition(usize, usize, Duration),
+    /// The rank is gone for good.
+    Crash(usize),
+    /// The network stops losing, doubling and reordering.
+    Heal,
+}
+
+impl OpPlan {
+    /// Whether contributions may be left out.
+    #[must_use]
+    pub fn is_tolerant(&self) -> bool {
+        matches!(self.kind, OpKind::AllReduce(_)) && !self.policy.is_exact()
+    }
+
+    /// Whether `rank` takes part.
+    #[must_use]
+    pub fn involves(&self, rank: usize) -> bool {
+        match self.kind {
+            OpKind::SendReceive { from, to, .. } => rank == from || rank == to,
+            _ => true,
+        }
+    }
+
+    /// Bytes of `elems` elements.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.elems * self.dtype.bytes()
+    }
+
+    /// The call of `rank`. `op` is the place of this plan in the scenario.
+    #[must_use]
+    pub fn collective(&self, op: usize, rank: usize, world_size: usize) -> Collective {
+        let split = |from, to| self.split_bytes(op, from, to);
+        match self.kind {
+            OpKind::AllReduce(algorithm) => Collective::AllReduce { algorithm },
+            OpKind::Broadcast(root) => Collective::Broadcast { root: root as u32 },
+            OpKind::AllGather => Collective::AllGather,
+            OpKind::ReduceScatter => Collective::ReduceScatter,
+            OpKind::Reduce(root) => Collective::Reduce { root: root as u32 },
+            OpKind::Gather(root) => Collective::Gather { root: root as u32 },
+            OpKind::Scatter(root) => Collective::Scatter { root: root as u32 },
+            OpKind::AllToAll => Collective::AllToAll {
+                input_split_bytes: (0..world_size).map(|to| split(rank, to)).collect(),
+                output_split_bytes: (0..world_size).map(|from| split(from, rank)).collect(),
+            },
+            OpKind::Barrier => Collective::Barrier,
+            OpKind::SendReceive { from, to, .. } if rank == from => {
+                Collective::Send { to: to as u32, tag: op as u32 }
+            }
+            OpKind::SendReceive { from, any_source, .. } => {
+                Collective::Receive { from: (!any_source).then_some(from as u32), tag: op as u32 }
+            }
+        }
+    }
+
+    /// What `rank` holds in its input before the call; `None` when it has none.
+    #[must_use]
+    pub fn input(&self, op: usize, rank: usize, world_size: usize) -> Option<Vec<u8>> {
+        match self.kind {
+            OpKind::AllReduce(_) | OpKind::Reduce(_) => Some(self.reduced_input(op, rank, self.elems)),
+            OpKind::ReduceScatter => Some(self.reduced_input(op, rank, self.elems * world_size)),
+            OpKind::AllGather | OpKind::Gather(_) => Some(self.copied(op, rank, 0)),
+            OpKind::Scatter(root) => (rank == root).then(|| self.rows(op, root, world_size)),
+            OpKind::AllToAll => Some((0..world_size).flat_map(|to| self.part(op, rank, to)).collect()),
+            OpKind::SendReceive { from, to, .. } => (rank == from).then(|| self.copied(op, from, to)),
+            OpKind::Broadcast(_) | OpKind::Barrier => None,
+        }
+    }
+
+    /// Size of the output of `rank`, and what it holds before the call where that matters.
+    #[must_use]
+    pub fn output(&self, op: usize, rank: usize, world_size: usize) -> OutputPlan {
+        let bytes = match self.kind {
+            OpKind::AllReduce(_) | OpKind::ReduceScatter | OpKind::Scatter(_) => self.bytes(),
+            OpKind::Broadcast(root) if rank == root => return OutputPlan::Holds(self.copied(op, root, 0)),
+            OpKind::Broadcast(_) => self.bytes(),
+            OpKind::AllGather => self.bytes() * world_size,
+            OpKind::Reduce(root) if rank == root => self.bytes(),
+            OpKind::Gather(root) if rank == root => self.bytes() * world_size,
+            OpKind::AllToAll => (0..world_size).map(|from| self.split_bytes(op, from, rank)).sum(),
+            OpKind::SendReceive { to, .. } if rank == to => self.bytes(),
+            _ => 0,
+        };
+        OutputPlan::Empty(bytes)
+    }
+
+    /// Bytes that one rank sends to another in an all-to-all: uneven, sometimes none.
+    #[must_use]
+    pub fn split_bytes(&self, op: usize, from: usize, to: usize) -> usize {
+        let share = (op + 3 * from + 5 * to) % 4;
+        self.elems * share / 3 * self.dtype.bytes()
+    }
+
+    /// Row `to` of what `from` holds for an all-to-all.
+    #[must_use]
+    pub fn part(&self, op: usize, from: usize, to: usize) -> Vec<u8> {
+        (0..self.split_bytes(op, from, to)).map(|index| copied_byte(op, from, to, index)).collect()
+    }
+
+    /// One row of `elems` elements that is only copied.
+    #[must_use]
+    pub fn copied(&self, op: usize, from: usize, to: usize) -> Vec<u8> {
+        (0..self.bytes()).map(|index| copied_byte(op, from, to, index)).collect()
+    }
+
+    fn rows(&self, op: usize, root: usize, world_size: usize) -> Vec<u8> {
+        (0..world_size).flat_map(|to| self.copied(op, root, to)).collect()
+    }
+
+    fn reduced_input(&self, op: usize, rank: usize, elems: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(elems * self.dtype.bytes());
+        for elem in 0..elems as u64 {
+            let value = contribution(self.dtype, self.reduce, op, rank, elem);
+            store(&mut out, self.dtype, encode(self.dtype, value));
+        }
+        out
+    }
+}
+
+/// The output before the call.
+#[derive(Debug)]
+pub enum OutputPlan {
+    /// This many bytes that nobody reads.
+    Empty(usize),
+    /// Data that the collective reads (the root of a broadcast).
+    Holds(Vec<u8>),
+}

@@ -1,0 +1,238 @@
+//! One simulated rank: a real group, its tensors, and the socket that it would have.
+
+use crate::plan::{OpPlan, OutputPlan};
+use crate::record::Provenance;
+use crate::{Scenario, Tensor};
+use gradwire_collectives::{
+    DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, TransmitSink,
+};
+use gradwire_core::{ConnectionConfig, ConnectionId, Timestamp};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A datagram under way.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) provenance: Option<Provenance>,
+}
+
+/// One collective on one rank.
+#[derive(Debug)]
+pub(crate) struct OpRun {
+    pub(crate) input: Tensor,
+    pub(crate) output: Tensor,
+    pub(crate) residual: Tensor,
+    pub(crate) submitted_at: Timestamp,
+    pub(crate) finished: Option<Finished>,
+}
+
+/// How a collective ended on one rank. The tensors were copied when the group gave them back.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) at: Timestamp,
+    pub(crate) outcome: Result<DeliveryReport, OpError>,
+    pub(crate) output: Vec<u8>,
+    pub(crate) residual: Vec<u8>,
+}
+
+/// A rank and everything around its group.
+#[derive(Debug)]
+pub(crate) struct Rank {
+    pub(crate) group: Group,
+    /// By place in the scenario; `None`: not submitted, or not taking part.
+    pub(crate) runs: Vec<Option<OpRun>>,
+    pub(crate) next_op: usize,
+    pub(crate) in_flight: Vec<(OpId, usize)>,
+    pub(crate) crashed: bool,
+    pub(crate) paused: bool,
+    pub(crate) socket: VecDeque<(usize, Packet)>,
+    pub(crate) socket_bytes: u64,
+    /// The time of the pending wake-up, and how many were armed: older ones are stale.
+    pub(crate) armed_at: Option<Timestamp>,
+    pub(crate) armed: u64,
+    pub(crate) waits_for_room: bool,
+    /// Wake-ups without time passing.
+    pub(crate) idle_wakes: (Timestamp, u32),
+}
+
+impl Rank {
+    pub(crate) fn new(scenario: &Scenario, rank: usize) -> Self {
+        Self {
+            group: Group::new(group_config(scenario, rank), Timestamp::ZERO),
+            runs: scenario.ops.iter().map(|_| None).collect(),
+            next_op: 0,
+            in_flight: Vec::new(),
+            crashed: false,
+            paused: false,
+            socket: VecDeque::new(),
+            socket_bytes: 0,
+            armed_at: None,
+            armed: 0,
+            waits_for_room: false,
+            idle_wakes: (Timestamp::ZERO, 0),
+        }
+    }
+
+    pub(crate) const fn is_running(&self) -> bool {
+        !self.crashed && !self.paused
+    }
+
+    /// Submits collective `op` of the scenario.
+    pub(crate) fn submit(&mut self, now: Timestamp, scenario: &Scenario, op: usize, rank: usize) {
+        let plan = &scenario.ops[op];
+        let run = OpRun::new(plan, now, op, rank, scenario.world_size);
+        let input = if plan.in_place { run.output.view() } else { run.input.view() };
+        let id = self.group.submit(
+            now,
+            Request {
+                collective: plan.collective(op, rank, scenario.world_size),
+                dtype: plan.dtype,
+                reduce: plan.reduce,
+                input,
+                output: run.output.view(),
+                policy: plan.policy,
+                residual: run.residual.view(),
+                timeout: OP_TIMEOUT,
+                priority: plan.priority,
+            },
+        );
+        self.runs[op] = Some(run);
+        self.in_flight.push((id, op));
+    }
+
+    /// Takes the tensors back. Returns the collective's place, or `None` when it is not in flight.
+    pub(crate) fn finish(
+        &mut self,
+        now: Timestamp,
+        id: OpId,
+        outcome: Result<DeliveryReport, OpError>,
+    ) -> Option<usize> {
+        let place = self.in_flight.iter().position(|(candidate, _)| *candidate == id)?;
+        let (_, op) = self.in_flight.swap_remove(place);
+        let run = self.runs[op].as_mut()?;
+        run.finished = Some(Finished {
+            at: now,
+            outcome,
+            output: run.output.as_slice().to_vec(),
+            residual: run.residual.as_slice().to_vec(),
+        });
+        // The memory is the caller's again: a packet that is still sent from it would carry this.
+        run.input.fill(SCRIBBLE);
+        run.output.fill(SCRIBBLE);
+        run.residual.fill(SCRIBBLE);
+        Some(op)
+    }
+
+    /// The collective in flight whose input holds `payload`, and where in it.
+    pub(crate) fn locate(&self, ops: &[OpPlan], payload: *const u8) -> Option<(usize, u64)> {
+        self.in_flight.iter().find_map(|(_, op)| {
+            let run = self.runs[*op].as_ref()?;
+            let tensor = if ops[*op].in_place { &run.output } else { &run.input };
+            tensor.offset_of(payload).map(|offset| (*op, offset))
+        })
+    }
+
+    /// Whether every collective of the scenario is over here.
+    pub(crate) fn is_done(&self, ops: &[OpPlan]) -> bool {
+        self.next_op == ops.len() && self.in_flight.is_empty()
+    }
+}
+
+impl OpRun {
+    fn new(plan: &OpPlan, now: Timestamp, op: usize, rank: usize, world_size: usize) -> Self {
+        let content = plan.input(op, rank, world_size);
+        let (input, output) = match (plan.output(op, rank, world_size), content) {
+            (OutputPlan::Empty(_), Some(content)) if plan.in_place => {
+                (Tensor::new(0, 0), Tensor::from_bytes(&content))
+            }
+            (OutputPlan::Empty(bytes), content) => {
+                (Tensor::from_bytes(&content.unwrap_or_default()), Tensor::new(bytes, STALE))
+            }
+            (OutputPlan::Holds(held), _) => (Tensor::new(0, 0), Tensor::from_bytes(&held)),
+        };
+        let residual_bytes = if plan.is_tolerant() { plan.bytes() } else { 0 };
+        let residual = Tensor::new(residual_bytes, RESIDUAL_FILL);
+        Self { input, output, residual, submitted_at: now, finished: None }
+    }
+}
+
+/// What the socket's sending side takes from a group in one go.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pub(crate) room_bytes: u64,
+    pub(crate) was_full: bool,
+    pub(crate) datagrams: Vec<Outgoing>,
+    /// Buffers of datagrams that have arrived, to be used again.
+    pub(crate) spare: Vec<Vec<u8>>,
+}
+
+/// A datagram that a group handed out.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) to: usize,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) payload: *const u8,
+    pub(crate) payload_bytes: usize,
+}
+
+impl TransmitSink for Outbox {
+    fn has_room(&self) -> bool {
+        self.room_bytes > 0
+    }
+
+    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+        let mut bytes = self.spare.pop().unwrap_or_default();
+        bytes.clear();
+        bytes.extend_from_slice(head);
+        bytes.extend_from_slice(payload);
+        self.room_bytes = self.room_bytes.saturating_sub(bytes.len() as u64);
+        self.was_full = self.room_bytes == 0;
+        let (payload, payload_bytes) = (payload.as_ptr(), payload.len());
+        self.datagrams.push(Outgoing { to: peer as usize, bytes, payload, payload_bytes });
+    }
+}
+
+fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
+    let peers = (0..scenario.world_size).filter(|peer| *peer != rank);
+    GroupConfig {
+        rank: rank as u32,
+        world_size: scenario.world_size as u32,
+        peers: peers
+            .map(|peer| PeerConfig {
+                rank: peer as u32,
+                host: format!("host{peer}"),
+                connection: connection_config(scenario, rank, peer),
+            })
+            .collect(),
+    }
+}
+
+fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> ConnectionConfig {
+    let host = &scenario.host;
+    let id = |receiver: usize, sender: usize| {
+        let value = (receiver * scenario.world_size + sender) as u32 + 1;
+        ConnectionId::new(value).expect("at most 64 pairs fit 24 bits")
+    };
+    ConnectionConfig {
+        local: id(rank, peer),
+        remote: id(peer, rank),
+        datagram_bytes: host.datagram_bytes,
+        fingerprint: 0x0067_7261_6477_6972,
+        eager_bytes: host.eager_bytes,
+        ack_every: host.ack_every,
+        ack_delay_max: host.ack_delay_max,
+        initial_rate: host.initial_rate,
+        incast: (scenario.world_size as u32 - 1).max(1),
+        receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),
+        peer_timeout: host.peer_timeout,
+    }
+}
+
+/// Longer than every run: a collective that needs it is stuck.
+const OP_TIMEOUT: Duration = Duration::from_secs(3600);
+/// What outputs hold before the call; a place that was never written shows it.
+const STALE: u8 = 0xEE;
+/// What residuals hold before the call and must still hold where everything counted.
+pub(crate) const RESIDUAL_FILL: u8 = 0x5E;
+const SCRIBBLE: u8 = 0xDD;

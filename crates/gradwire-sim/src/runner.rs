@@ -1,0 +1,120 @@
+//! Runs many seeds on all cores and collects what they found.
+
+use crate::{Scenario, Summary, Violation, World};
+use std::fmt;
+use std::ops::Range;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+
+/// A seed that broke a promise.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The whole run.
+    pub scenario: Scenario,
+    /// What it broke.
+    pub violation: Violation,
+}
+
+/// What many seeds did, in all.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Seeds run.
+    pub seeds: u64,
+    /// Datagrams sent.
+    pub datagrams: u64,
+    /// Datagrams lost or dropped by a full port.
+    pub datagrams_lost: u64,
+    /// Collectives that ended well.
+    pub ops: u64,
+    /// Contributions that tolerant reductions left out, in elements.
+    pub elems_uncounted: u64,
+    /// Seeds that broke a promise, by seed.
+    pub failures: Vec<Failure>,
+}
+
+/// Runs one scenario. A panic of the code under test is a violation like any other.
+///
+/// # Errors
+/// The first promise that was broken.
+pub fn run(scenario: Scenario, verbose: bool) -> Result<Summary, Violation> {
+    let attempt = AssertUnwindSafe(|| World::new(scenario, verbose).run());
+    catch_unwind(attempt).unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_string()));
+        Err(Violation::Panicked(text.unwrap_or_default()))
+    })
+}
+
+/// Runs the scenario of every seed in `seeds`, on every core.
+pub fn run_seeds(seeds: Range<u64>, scenario_of: impl Fn(u64) -> Scenario + Sync) -> Tally {
+    let next = AtomicU64::new(seeds.start);
+    let tally = Mutex::new(Tally::default());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= seeds.end {
+                    break;
+                }
+                let scenario = scenario_of(seed);
+                let result = run(scenario.clone(), false);
+                tally.lock().expect("no thread panics while it holds the tally").add(scenario, result);
+            });
+        }
+    });
+    let mut tally = tally.into_inner().expect("every thread has ended");
+    tally.failures.sort_by_key(|failure| failure.scenario.seed);
+    tally
+}
+
+impl Tally {
+    fn add(&mut self, scenario: Scenario, result: Result<Summary, Violation>) {
+        self.seeds += 1;
+        match result {
+            Ok(summary) => {
+                self.datagrams += summary.network.sent;
+                self.datagrams_lost += summary.network.lost + summary.network.overflowed;
+                self.ops += summary.op_times.iter().flatten().count() as u64;
+                self.elems_uncounted += summary.elems_uncounted;
+            }
+            Err(violation) => self.failures.push(Failure { scenario, violation }),
+        }
+    }
+
+    /// The first failures, with the command that replays each; empty when there are none.
+    #[must_use]
+    pub fn describe_failures(&self) -> String {
+        let shown = self.failures.iter().take(FAILURES_SHOWN).map(|failure| {
+            let seed = failure.scenario.seed;
+            format!(
+                "seed {seed}: {}\n  replay: cargo run --profile test -p gradwire-sim -- --seed {seed} --verbose\n{}",
+                failure.violation, failure.scenario
+            )
+        });
+        let text: String = shown.collect();
+        match self.failures.len() {
+            0 => text,
+            count => format!("{count} of {} seeds failed\n{text}", self.seeds),
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} seeds, {} failed; {} collectives, {} datagrams of which {} lost, {} elements left out",
+            self.seeds,
+            self.failures.len(),
+            self.ops,
+            self.datagrams,
+            self.datagrams_lost,
+            self.elems_uncounted
+        )
+    }
+}
+
+/// More would bury the first.
+const FAILURES_SHOWN: usize = 5;

@@ -1,0 +1,175 @@
+//! Inputs whose every possible mean is known beforehand.
+//!
+//! Contributions are small integers held in the tensor's element type, so that each order of summation gives the
+//! same bits. Rank `r` contributes `BASE[r] * factor(op, element)`: the bases are chosen so that no two subsets of
+//! ranks have the same mean, hence a result *tells who contributed to it*; the factor changes from element to
+//! element, hence values that land at the wrong place are noticed.
+
+use crate::mix;
+use gradwire_collectives::{Dtype, ReduceOp};
+use half::{bf16, f16};
+
+/// Most ranks of a simulated group.
+pub(crate) const WORLD_SIZE_MAX: usize = 8;
+
+/// How large the integers of a dtype may be.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    bases: [i64; WORLD_SIZE_MAX],
+    factors: u64,
+}
+
+/// 840 is divisible by 1..=8, so that the mean over any count is an integer: exact however it is divided. The
+/// other factors: a search for the smallest numbers whose subset means all differ. Largest sum: 1.64 million,
+/// below float32's 2^24.
+const WIDE: Scale = Scale { bases: [840, 1680, 3360, 6720, 13440, 26880, 87360, 269_640], factors: 4 };
+/// Sums up to 1344: exact in float16 (2048) and int16.
+const MEDIUM: Scale = Scale { bases: [3, 7, 13, 29, 41, 59, 83, 101], factors: 4 };
+/// Sums up to 108: exact in bfloat16 (256) and int8.
+const NARROW: Scale = Scale { bases: [1, 2, 3, 4, 5, 6, 7, 8], factors: 3 };
+
+fn scale(dtype: Dtype) -> Scale {
+    match dtype {
+        Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::I64 => WIDE,
+        Dtype::F16 | Dtype::I16 => MEDIUM,
+        Dtype::Bf16 | Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::Bytes => NARROW,
+    }
+}
+
+/// Whether a mean of this dtype identifies its contributors.
+#[must_use]
+pub(crate) fn means_identify_masks(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F64)
+}
+
+/// The factor of an element, 1 and up.
+#[must_use]
+pub(crate) fn factor(dtype: Dtype, op: usize, elem: u64) -> i64 {
+    let scrambled = elem.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ ((op as u64) << 17));
+    1 + ((scrambled >> 40) % scale(dtype).factors) as i64
+}
+
+/// What `rank` contributes to an element of collective `op` under `reduce`.
+#[must_use]
+pub(crate) fn contribution(dtype: Dtype, reduce: ReduceOp, op: usize, rank: usize, elem: u64) -> i64 {
+    let factor = factor(dtype, op, elem);
+    match reduce {
+        // 2^8 at most: exact in every dtype that the scenarios multiply in.
+        ReduceOp::Product => 1 + (factor + rank as i64) % 2,
+        _ => scale(dtype).bases[rank] * factor,
+    }
+}
+
+/// The sum of the contributions of the ranks in `mask`.
+#[must_use]
+pub(crate) fn sum_over(dtype: Dtype, op: usize, elem: u64, mask: u32) -> i64 {
+    base_sum(dtype, mask) * factor(dtype, op, elem)
+}
+
+/// The sum of the bases of the ranks in `mask`.
+#[must_use]
+pub(crate) fn base_sum(dtype: Dtype, mask: u32) -> i64 {
+    let bases = scale(dtype).bases;
+    (0..WORLD_SIZE_MAX).filter(|rank| mask >> rank & 1 == 1).map(|rank| bases[rank]).sum()
+}
+
+/// Number of different factors of a dtype.
+#[must_use]
+pub(crate) fn factors(dtype: Dtype) -> i64 {
+    scale(dtype).factors as i64
+}
+
+/// Byte `index` of what `from` sends to `to` in collective `op` that only copies.
+#[must_use]
+pub(crate) fn copied_byte(op: usize, from: usize, to: usize, index: usize) -> u8 {
+    let stream = mix((op as u64) << 32 | (from as u64) << 16 | to as u64);
+    (mix(stream ^ (index as u64 / 8)) >> (8 * (index % 8))) as u8
+}
+
+/// An element as it lies in memory: the low `dtype.bytes()` bytes of the result, little-endian.
+#[must_use]
+pub(crate) fn encode(dtype: Dtype, value: i64) -> u64 {
+    match dtype {
+        Dtype::F64 => (value as f64).to_bits(),
+        Dtype::F32 => u64::from((value as f32).to_bits()),
+        Dtype::F16 => u64::from(f16::from_f32(value as f32).to_bits()),
+        Dtype::Bf16 => u64::from(bf16::from_f32(value as f32).to_bits()),
+        Dtype::Bool => u64::from(value != 0),
+        Dtype::I64 => value as u64,
+        Dtype::I32 => u64::from(value as u32),
+        Dtype::I16 => u64::from(value as u16),
+        Dtype::Bytes | Dtype::U8 | Dtype::I8 => u64::from(value as u8),
+    }
+}
+
+/// `sum / count` as the dtype's arithmetic gives it: 16-bit floats are divided in float32 and rounded once.
+#[must_use]
+pub(crate) fn encode_mean(dtype: Dtype, sum: i64, count: u32) -> u64 {
+    let mean = sum as f32 / count as f32;
+    match dtype {
+        Dtype::F64 => (sum as f64 / f64::from(count)).to_bits(),
+        Dtype::F16 => u64::from(f16::from_f32(mean).to_bits()),
+        Dtype::Bf16 => u64::from(bf16::from_f32(mean).to_bits()),
+        Dtype::F32 => u64::from(mean.to_bits()),
+        _ => encode(dtype, sum / i64::from(count)),
+    }
+}
+
+/// Reads element `index` of a tensor in the form of [`encode`].
+#[must_use]
+pub(crate) fn load(bytes: &[u8], dtype: Dtype, index: usize) -> u64 {
+    let width = dtype.bytes();
+    let mut out = [0; 8];
+    out[..width].copy_from_slice(&bytes[index * width..][..width]);
+    u64::from_le_bytes(out)
+}
+
+/// Appends an element in the form of [`encode`].
+pub(crate) fn store(out: &mut Vec<u8>, dtype: Dtype, bits: u64) {
+    out.extend_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
+}
+
+/// An element for people.
+#[must_use]
+pub(crate) fn show(dtype: Dtype, bits: u64) -> String {
+    match dtype {
+        Dtype::F64 => format!("{}", f64::from_bits(bits)),
+        Dtype::F32 => format!("{}", f32::from_bits(bits as u32)),
+        Dtype::F16 => format!("{}", f16::from_bits(bits as u16)),
+        Dtype::Bf16 => format!("{}", bf16::from_bits(bits as u16)),
+        _ => format!("{bits:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_subset_of_ranks_has_a_mean_of_its_own() {
+        for dtype in [Dtype::F32, Dtype::F64] {
+            for factor in 1..=factors(dtype) {
+                let means: BTreeSet<u64> = (1..1u32 << WORLD_SIZE_MAX)
+                    .map(|mask| encode_mean(dtype, base_sum(dtype, mask) * factor, mask.count_ones()))
+                    .collect();
+                assert_eq!(means.len(), 255, "{dtype:?} with factor {factor}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_sum_is_exact_in_its_dtype() {
+        let largest = |dtype| base_sum(dtype, 0xFF) * factors(dtype);
+        assert!(largest(Dtype::F32) < 1 << 24);
+        assert!(largest(Dtype::F16) <= 2048);
+        assert!(largest(Dtype::Bf16) <= 256);
+        assert!(largest(Dtype::I8) < 128 && largest(Dtype::I16) < 1 << 15);
+    }
+
+    #[test]
+    fn neighbouring_elements_differ_often_enough_to_show_a_misplaced_chunk() {
+        let same = (0..1000).filter(|e| factor(Dtype::F32, 0, *e) == factor(Dtype::F32, 0, e + 352)).count();
+        assert!(same < 500, "{same} of 1000 elements equal the one a packet further");
+    }
+}

@@ -1,0 +1,69 @@
+"""Types of the Rust binding (crates/gradwire-py). Every error is raised as its class of `gradwire.errors`."""
+
+from typing import Any, TypedDict
+
+__version__: str
+
+Memory = tuple[int, int]
+"""Address and length in bytes."""
+
+class PolicyNumbers(TypedDict):
+    """What a reduction may leave behind. A fixed deadline beats a measured one; neither means never."""
+
+    loss_bound: float
+    after_first_pass: bool
+    deadline_s: float | None
+    deadline_factor: float | None
+    floor: float
+
+class _CallRequired(TypedDict):
+    kind: str
+    input: Memory
+    output: Memory
+    timeout_s: float
+    keep: list[Any]
+
+class Call(_CallRequired, total=False):
+    """One call of a collective. `keep` owns the memory behind the addresses and is released when it has ended."""
+
+    dtype: int
+    reduce: int
+    factor: float
+    peer: int | None
+    tag: int
+    splits: tuple[list[int], list[int]]
+    algorithm: int
+    policy: PolicyNumbers
+    residual: Memory
+    priority: int
+
+def preset_defaults(name: str) -> PolicyNumbers | None: ...
+
+class Engine:
+    def __init__(self, settings: dict[str, Any]) -> None: ...
+    def new_group(self, rank: int, world_size: int, name: str) -> PendingGroup: ...
+    @property
+    def port(self) -> int: ...
+    def features(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
+    def next_completions(self) -> list[Op] | None: ...
+    def stop(self) -> None: ...
+
+class PendingGroup:
+    def record(self) -> str: ...
+    def join(self, records: list[str], timeout_s: float) -> Group: ...
+
+class Group:
+    def submit(self, call: Call) -> Op: ...
+    def abort(self) -> None: ...
+    def leave(self, timeout_s: float) -> bool: ...
+    def stats(self) -> dict[str, Any]: ...
+
+class Op:
+    @property
+    def id(self) -> int: ...
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+    def is_done(self) -> bool: ...
+    def notify(self) -> None: ...
+    def error(self) -> Exception | None: ...
+    def report(self) -> dict[str, Any] | None: ...

@@ -1,0 +1,176 @@
+"""`gradwire demo`: options, progress on the terminal, the table at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from gradwire.demo import conductor, picture
+from gradwire.demo.plan import Plan
+from gradwire.demo.results import RunResults, percentile, report
+from gradwire.lab import LabError, Link, sandbox
+from gradwire.lab.crew import WorkerFailed
+from gradwire.lab.probe import LossProbe
+
+EXIT_FAILED, EXIT_NO_LAB = 1, 3
+_SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
+
+_EPILOG = """
+\b
+Examples:
+  gradwire demo                                  about six minutes on two cores
+  gradwire demo --steps 40 --json results.json   a quicker one, numbers into a file
+  gradwire demo --loss 0 --loss 0.05 --rate 200  other networks
+  gradwire demo --backend gloo                   one backend alone
+
+\b
+Exit status: 0 done, 1 a worker failed, 2 wrong usage, 3 no network could be built, 130 interrupted.
+"""
+
+
+@click.command(name="demo", epilog=_EPILOG, context_settings={"show_default": True})
+@click.option("--backend", "backends", multiple=True, default=("gloo", "gradwire"), help="Compare these; repeatable.")
+@click.option("--loss", "losses", multiple=True, type=click.FloatRange(0, 0.5), default=(0.0, 0.01),
+              help="Share of packets that the network loses; repeatable.")  # fmt: skip
+@click.option("--workers", default=4, type=click.IntRange(2, 8), help="Hosts, each with one worker.")
+@click.option("--rate", default=100.0, type=click.FloatRange(1, 10_000), help="Mbit/s of each host's link.")
+@click.option("--delay", default=0.0, type=click.FloatRange(0, 500), help="Round trip added by the links, ms (netem).")
+@click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that the switch holds for each port.")
+@click.option("--tcp", default="cubic", help="TCP's congestion control: cubic, bbr, reno.")
+@click.option("--preset", default="auto", help="gradwire's preset: auto, mlt, reliable.")
+@click.option("--steps", default=120, type=click.IntRange(8), help="Training steps of each run, a multiple of 8.")
+@click.option("--seed", default=1, help="Decides weights and batches; the same in all runs.")
+@click.option("--minutes", default=7.0, type=click.FloatRange(0.5), help="Stop early, evenly, after about so long.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--out", default=Path("demo-out"), type=click.Path(file_okay=False, path_type=Path),
+              help="Folder for the picture and the workers' logs.")  # fmt: skip
+@click.option("--examples", default=_SOURCE_TREE / "examples", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder with train_gpt.py, which is what is trained.", show_default="of the source tree")  # fmt: skip
+def command(
+    *,
+    backends: tuple[str, ...],
+    losses: tuple[float, ...],
+    rate: float,
+    delay: float,
+    buffer: int,
+    tcp: str,
+    minutes: float,
+    json_file: Path | None,
+    out: Path,
+    examples: Path,
+    **chosen: int | str,
+) -> None:
+    """Train a small GPT over a lossy network: gloo (TCP) against gradwire.
+
+    Builds a cluster of network namespaces on this machine (no root needed where the kernel allows user namespaces), with
+    links of a known rate between them, and trains examples/train_gpt.py with each backend on the same batches, without
+    and with packet loss. The runs take turns, so all meet the same conditions. It prints one table, draws one picture,
+    and leaves nothing behind, however it ends.
+    """
+    try:
+        link = Link(rate, buffer * 1024, delay / 2)
+        plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
+                    budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
+        out.mkdir(parents=True, exist_ok=True)
+        sys.exit(sandbox.run(lambda: _play(plan, out, json_file)))
+    except LabError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_NO_LAB)
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
+    """The demo itself, inside the sandbox; returns the exit status."""
+    console = Console()
+    try:
+        with _Display(console, plan) as display, conductor.Conductor(plan, out, display.progress) as leader:
+            results = leader.play()
+    except LabError as error:
+        console.print(f"error: {error}", markup=False)
+        return EXIT_NO_LAB
+    except WorkerFailed as error:
+        console.print(f"error: {error}", markup=False)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        console.print("interrupted; the workers and the network are gone")
+        return sandbox.EXIT_INTERRUPTED
+    console.print(_table(plan, results))
+    picture.draw(plan, results, out / "demo.png")
+    console.print(f"picture: {out / 'demo.png'}", highlight=False)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report(plan, results), indent=2) + "\n")
+        console.print(f"numbers: {json_file}", highlight=False)
+    return 0
+
+
+class _Display:
+    """One bar for each run, the current activity above them. On a pipe instead of a terminal: a line for each event."""
+
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self._console = console
+        columns = (TextColumn("{task.fields[name]:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, TextColumn("{task.description}"), console=console)
+        self._activity = self._bars.add_task("", name="", total=None, visible=console.is_terminal)
+        self._tasks: list[TaskID] = [
+            self._bars.add_task("", name=str(run), total=plan.steps, start=False) for run in plan.runs
+        ]
+        self.progress = conductor.Progress(self._stage, self._loss_checked, self._stepped)
+
+    def __enter__(self) -> _Display:
+        if self._console.is_terminal:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def _stage(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._bars.update(self._activity, description=text)
+        else:
+            self._console.print(text, highlight=False)
+
+    def _loss_checked(self, loss: float, probe: LossProbe) -> None:
+        verdict = "as set" if probe.agrees_with(loss) else "NOT as set; the numbers below are of this network"
+        self._console.print(f"network set to lose {loss:.1%}: {probe}: {verdict}", highlight=False)
+
+    def _stepped(self, index: int, result: RunResults) -> None:
+        text = (
+            f"step {percentile(result.step_ms, 50):.0f} ms, of it communication {percentile(result.comm_ms, 50):.0f} ms"
+        )
+        self._bars.start_task(self._tasks[index])
+        self._bars.update(self._tasks[index], completed=result.steps, description=text)
+        if not self._console.is_terminal:
+            self._console.print(f"{result.run}: step {result.steps}, {text}", highlight=False)
+
+
+def _table(plan: Plan, results: list[RunResults]) -> Table:
+    title = (
+        f"{plan.workers} workers, {plan.link.rate_mbit:g} Mbit/s for each, {results[0].steps} steps,"
+        f" times in ms over {len(results[0].step_ms)} timed steps (slowest rank)"
+    )
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for name in (
+        "backend",
+        "packets lost",
+        "step p50",
+        "step p99",
+        "comm p50",
+        "comm p99",
+        "gradient lost",
+        "val loss",
+    ):
+        table.add_column(name, justify="left" if name == "backend" else "right")
+    for result in results:
+        row = result.summary()
+        times = [f"{row[name]:.0f}" for name in ("step_ms_p50", "step_ms_p99", "comm_ms_p50", "comm_ms_p99")]
+        shares = f"{row['bytes_lost_share']:.3%}", f"{row['val_loss']:.4f}"
+        table.add_row(row["backend"], f"{row['loss']:.1%}", *times, *shares)
+    return table

@@ -1,0 +1,73 @@
+"""From the records of single steps to the numbers that the demo reports. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.demo.plan import Plan, Run
+
+
+@dataclass
+class RunResults:
+    """What one run has given so far.
+
+    Attributes:
+        step_ms, comm_ms: of each timed step, the slowest rank's: a synchronous step is over when its last rank is.
+        lost_shares: of every step, the mean over the ranks of the share of gradient bytes that did not count.
+        validation: (step, loss in nats for each byte) in the order of steps.
+    """
+
+    run: Run
+    steps: int = 0
+    step_ms: list[float] = field(default_factory=list)
+    comm_ms: list[float] = field(default_factory=list)
+    lost_shares: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+
+    def add_step(self, records: list[dict[str, Any]], timed: bool) -> None:
+        """Adds one step; `records` has one entry for each rank."""
+        self.steps += 1
+        self.lost_shares.append(sum(record["bytes_lost_share"] for record in records) / len(records))
+        if timed:
+            self.step_ms.append(max(record["step_ms"] for record in records))
+            self.comm_ms.append(max(record["comm_ms"] for record in records))
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of this run, as `--json` writes them."""
+        return {
+            "backend": self.run.backend,
+            "loss": self.run.loss,
+            "steps": self.steps,
+            "step_ms_p50": percentile(self.step_ms, 50),
+            "step_ms_p99": percentile(self.step_ms, 99),
+            "comm_ms_p50": percentile(self.comm_ms, 50),
+            "comm_ms_p99": percentile(self.comm_ms, 99),
+            "bytes_lost_share": sum(self.lost_shares) / len(self.lost_shares),
+            "val_loss": self.validation[-1][1],
+        }
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The smallest of the values that at least this percentage of them do not exceed (nearest rank; none is invented)."""
+    if not values:
+        raise ValueError("no values to take a percentile of")
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
+
+
+def report(plan: Plan, results: list[RunResults]) -> dict[str, Any]:
+    """The object that `--json` writes: one entry in `runs` for each run, and what they have in common."""
+    return {
+        "runs": [result.summary() for result in results],
+        "network": {
+            "workers": plan.workers,
+            "rate_mbit": plan.link.rate_mbit,
+            "buffer_bytes": plan.link.buffer_bytes,
+            "delay_ms": plan.link.delay_ms,
+            "tcp_congestion_control": plan.congestion_control,
+        },
+        "timed_steps": len(results[0].step_ms),
+        "preset": plan.preset,
+        "seed": plan.seed,
+    }

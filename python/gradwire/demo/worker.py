@@ -1,0 +1,75 @@
+"""One rank of the demo, on its own host of the lab. Started by the conductor; trains what it is told to, when it is told.
+
+Orders and their answers (see `lab.crew`):
+
+    {"do": "make", "run": 0, "settings": {..}}   ->  {"made": 0}           a replica of the example's model
+    {"do": "train", "run": 0, "steps": 8}        ->  {"run": 0, "record": {..}} for each step, {"trained": 0}
+    {"do": "validate", "run": 0}                 ->  {"run": 0, "val_loss": 2.5}
+
+All runs live in one process, so torch is imported once and runs can take turns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from gradwire.lab import crew
+
+GROUP_TIMEOUT = timedelta(seconds=60)  # a step takes a second or two; a group that waits longer is broken
+
+
+class Worker:
+    """The example's trainers on this rank, by run number; imports torch and joins the process groups when made."""
+
+    def __init__(self, examples: str, backends: list[str], say: Callable[[crew.Answer], None]) -> None:
+        sys.path.insert(0, examples)
+        import gpt
+        import torch
+        import torch.distributed as dist
+        import train_gpt
+
+        torch.set_num_threads(1)
+        self._example, self._say = train_gpt, say
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        self._groups = {"gloo": dist.group.WORLD}
+        if "gradwire" in backends:
+            import gradwire.torch  # noqa: F401  registers the backend
+
+            self._groups["gradwire"] = dist.new_group(backend="gradwire", timeout=GROUP_TIMEOUT)
+        self._corpus = gpt.Corpus.of_standard_library()
+        self._trainers: dict[int, Any] = {}
+
+    def obey(self, order: crew.Answer) -> None:
+        """Carries one order out and answers it."""
+        {"make": self._make, "train": self._train, "validate": self._validate}[order["do"]](order)
+
+    def _make(self, order: crew.Answer) -> None:
+        settings = self._example.Settings(**order["settings"])
+        self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, self._groups[settings.backend])
+        self._say({"made": order["run"]})
+
+    def _train(self, order: crew.Answer) -> None:
+        trainer = self._trainers[order["run"]]
+        for _ in range(order["steps"]):
+            self._say({"run": order["run"], "record": asdict(trainer.step())})
+        trainer.check_replicas()
+        self._say({"trained": order["run"]})
+
+    def _validate(self, order: crew.Answer) -> None:
+        self._say({"run": order["run"], "val_loss": self._trainers[order["run"]].validation_loss()})
+
+
+def main() -> None:
+    """Arguments: the examples' folder, and the backends separated by commas."""
+    crew.serve(lambda say: Worker(sys.argv[1], sys.argv[2].split(","), say).obey)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

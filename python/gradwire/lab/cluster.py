@@ -1,0 +1,211 @@
+r"""A small cluster on one machine: hosts in network namespaces, joined by a switch with a rate, a buffer and losses.
+
+    host 0: eth0 --veth-- port0 \
+    host 1: eth0 --veth-- port1  bridge, in the namespace that made the `Cluster`
+    ...                         /
+
+Each direction of each link is shaped at its sending end: a token bucket with a byte-limited buffer on the switch's
+port (what a switch does) and on the host's device (what its network card does). Delay comes from netem; losses come from
+`loss_filter`, or from netem in a kernel without packet filters for bridges. Both act on single packets, as all offloads are
+off. Addresses, neighbours and interface names are fixed, so nothing is resolved over the lossy links.
+
+Namespaces are held open by file descriptors only: call it inside `sandbox.run` and nothing is left when that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gradwire.lab import _syscalls, iproute, netem, offload
+from gradwire.lab.errors import LabError
+from gradwire.lab.loss_filter import LossCounters, LossFilter
+from gradwire.lab.netem import Emulation, NetemLoss
+
+DEVICE = "eth0"  # the interface's name within each host
+MTU_BYTES = 1500
+_BURST_BYTES = 6_056  # four full frames: what leaves back to back; smaller would cost a timer interrupt for each packet
+_HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
+
+
+@dataclass(frozen=True)
+class Link:
+    """One host's link; the same for all hosts and both directions.
+
+    Attributes:
+        rate_mbit: bits on the wire in millions a second, Ethernet headers included.
+        buffer_bytes: what the switch holds for one port before it drops; a few hundred KB is common for a port of a
+            plain top-of-rack switch. Too small drops every burst, too big hides a sender that is too fast.
+        delay_ms: one-way delay of one crossing of the switch; needs netem. A round trip has two crossings.
+    """
+
+    rate_mbit: float = 100.0
+    buffer_bytes: int = 256 * 1024
+    delay_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rate_mbit <= 0 or self.buffer_bytes < 4 * MTU_BYTES or self.delay_ms < 0:
+            raise LabError(f"a link needs a rate, a buffer of four packets at least, and no negative delay: {self}")
+
+
+class Cluster:
+    """Hosts 0 to n-1 at 10.77.0.1 and on. A context manager; needs rights over the current network namespace."""
+
+    def __init__(self, hosts: int, link: Link | None = None, loss: float = 0.0) -> None:
+        """Builds the network.
+
+        Raises:
+            LabError: the kernel lacks what the link asks for.
+            ToolMissing: `ip` and `tc` are not installed.
+        """
+        self.link = link or Link()
+        self.hosts = hosts
+        self._namespaces: list[int] = []
+        self._children: list[subprocess.Popen[Any]] = []
+        iproute.require()
+        self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self.has_netem = netem.available()
+        if self.link.delay_ms and not self._supports_delay():
+            raise LabError("this kernel has no netem, so links cannot have a delay; use the user-mode-linux switch")
+        self._filter = self._choose_filter()
+        self._build()
+        self.set_loss(loss)
+
+    @staticmethod
+    def address(host: int) -> str:
+        """IPv4 address of a host."""
+        return f"10.77.0.{host + 1}"
+
+    def set_loss(self, share: float) -> None:
+        """Loses each packet that crosses the switch with this probability, 0 to 1, from now on; zeroes the counters."""
+        self._filter.set_loss(share)
+
+    def loss_counters(self) -> LossCounters:
+        """Packets that crossed the switch since `set_loss`, and those of them that were lost on purpose."""
+        return self._filter.counters()
+
+    def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a program on a host; `options` are those of `subprocess.Popen`. It is ended by `close`."""
+        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
+            child = subprocess.Popen(command, **options)
+        self._children.append(child)
+        return child
+
+    @contextmanager
+    def on_host(self, host: int) -> Iterator[None]:
+        """Within it, this thread's new sockets belong to the host."""
+        _syscalls.set_namespace(self._namespaces[host], _syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+
+    def set_congestion_control(self, algorithm: str) -> None:
+        """Has TCP connections made on the hosts from now on use `cubic`, `bbr` or another one that the kernel has.
+
+        It is set on the route, as only the machine's first network namespace may choose freely by sysctl.
+
+        Raises:
+            LabError: the kernel does not have it.
+        """
+        for host in range(self.hosts):
+            route = f"10.77.0.0/24 dev {DEVICE} proto kernel scope link src {self.address(host)}"
+            with self.on_host(host):
+                iproute.ip(f"route replace {route} congctl {algorithm}")
+
+    def close(self) -> None:
+        """Ends the programs that were started, asking first, and gives the namespaces up."""
+        for child in self._children:
+            if child.poll() is None:
+                child.terminate()
+        for child in self._children:
+            try:
+                child.wait(timeout=3)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._filter.close()
+        for namespace in (*self._namespaces, self._here):
+            os.close(namespace)
+        self._namespaces.clear()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _supports_delay(self) -> bool:
+        return self.has_netem
+
+    def _neighbour(self, host: int, peer: int) -> str:  # noqa: ARG002  (a bridge is the same for all)
+        """The link address under which a host reaches a peer."""
+        return _mac(peer)
+
+    def _choose_filter(self) -> LossFilter | NetemLoss:
+        """Packet filter first: it draws before the port's buffer, as a bad cable does, and it counts."""
+        try:
+            return LossFilter()
+        except LabError:
+            if not self.has_netem:
+                raise
+            return NetemLoss([f"port{host}" for host in range(self.hosts)], self._emulation())
+
+    def _build(self) -> None:
+        iproute.ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
+        for host in range(self.hosts):
+            namespace = self._new_namespace()
+            self._namespaces.append(namespace)
+            iproute.ip(
+                f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
+                f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
+                f"link set port{host} master switch up",
+            )
+            offload.switch_off(f"port{host}")
+            self._shape(f"port{host}", self.link.buffer_bytes)
+            with self.on_host(host):
+                self._set_up_host(host)
+
+    def _new_namespace(self) -> int:
+        _syscalls.unshare(_syscalls.CLONE_NEWNET)
+        try:
+            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+
+    def _set_up_host(self, host: int) -> None:
+        with suppress(OSError):  # a kernel without IPv6 has nothing to switch off
+            Path("/proc/sys/net/ipv6/conf/all/disable_ipv6").write_text("1")
+        offload.switch_off(DEVICE)
+        peers = [other for other in range(self.hosts) if other != host]
+        iproute.ip(
+            "link set lo up",
+            f"addr add {self.address(host)}/24 dev {DEVICE}",
+            f"link set {DEVICE} up",
+            *(
+                f"neigh add {self.address(p)} lladdr {self._neighbour(host, p)} dev {DEVICE} nud permanent"
+                for p in peers
+            ),
+        )
+        self._shape(DEVICE, _HOST_QUEUE_PACKETS * MTU_BYTES)
+
+    def _shape(self, device: str, limit_bytes: int) -> None:
+        rate = f"rate {self.link.rate_mbit}mbit burst {_BURST_BYTES} limit {limit_bytes}"
+        iproute.tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
+        if device != DEVICE and (self.link.delay_ms or isinstance(self._filter, NetemLoss)):
+            iproute.tc(self._emulation().command("add", device))
+
+    def _emulation(self) -> Emulation:
+        """The switch's port as netem: packets that its delay line holds at full rate are on the wire, not in the buffer."""
+        on_the_wire = int(self.link.rate_mbit * 1e3 * self.link.delay_ms / (8 * MTU_BYTES)) + 1
+        return Emulation(self.link.delay_ms, self.link.buffer_bytes // MTU_BYTES + on_the_wire)
+
+
+def _mac(host: int) -> str:
+    return f"02:67:77:00:00:{host + 1:02x}"  # locally administered

@@ -1,0 +1,44 @@
+"""Runs `ip` and `tc` (iproute2, which every distribution has), several commands at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from gradwire.lab.errors import LabError, ToolMissing
+
+_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # users often lack the last two
+
+
+def require() -> None:
+    """Raises ToolMissing, saying what to install."""
+    missing = [program for program in ("ip", "tc") if shutil.which(program, path=_PATH) is None]
+    if missing:
+        raise ToolMissing(f"{' and '.join(missing)} not found: install iproute2 (apt install iproute2)")
+
+
+def ip(*lines: str) -> None:
+    """Runs the lines as arguments of `ip`, in the current network namespace; raises LabError at the first that fails."""
+    _run(["ip", "-batch", "-"], "\n".join(lines))
+
+
+def tc(*lines: str) -> None:
+    """Runs the lines as arguments of `tc`, as `ip` does."""
+    _run(["tc", "-batch", "-"], "\n".join(lines))
+
+
+def tc_statistics() -> list[dict[str, Any]]:
+    """All queueing disciplines of the current network namespace with their counters, as `tc -s -j` gives them."""
+    described: list[dict[str, Any]] = json.loads(_run(["tc", "-s", "-j", "qdisc", "show"], ""))
+    return described
+
+
+def _run(command: list[str], lines: str) -> str:
+    environment = {**os.environ, "PATH": _PATH}
+    result = subprocess.run(command, input=lines, capture_output=True, text=True, env=environment, check=False)
+    if result.returncode != 0:
+        raise LabError(f"{command[0]} failed: {' '.join(result.stderr.split())}")
+    return result.stdout

@@ -1,0 +1,59 @@
+"""Delay, and losses where there is no packet filter, by the kernel's network emulator (a queueing discipline of `tc`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.lab import iproute
+from gradwire.lab.errors import LabError
+from gradwire.lab.loss_filter import LossCounters
+
+
+def available() -> bool:
+    """Whether this kernel has netem; tried on the loopback device of the current network namespace."""
+    try:
+        iproute.tc("qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root")
+    except LabError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What netem does to each packet besides losing it: delay in milliseconds, and room for so many packets in all."""
+
+    delay_ms: float
+    limit_packets: int
+
+    def command(self, verb: str, device: str, loss: float = 0.0) -> str:
+        """A line for `tc`. A change must repeat everything: netem takes what is not named as zero."""
+        what = f"delay {self.delay_ms}ms limit {self.limit_packets} loss {loss * 100}%"
+        return f"qdisc {verb} dev {device} parent 1: handle 2: netem {what}"
+
+
+class NetemLoss:
+    """Loses packets at the switch's ports; the same calls as `LossFilter`, with the ports' netem doing it."""
+
+    def __init__(self, ports: Sequence[str], emulation: Emulation) -> None:
+        self._ports, self._emulation = ports, emulation
+        self._before = (0, 0)
+
+    def set_loss(self, share: float) -> None:
+        """Loses each packet with this probability, 0 to 1, from now on, and sets the counters to zero."""
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(f"loss is a share between 0 and 1, not {share}")
+        iproute.tc(*(self._emulation.command("change", port, share) for port in self._ports))
+        self._before = self._read()
+
+    def counters(self) -> LossCounters:
+        """Packets that reached the ports, and those of them that netem dropped (a full buffer's among them)."""
+        passed, dropped = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        return LossCounters(passed + dropped, dropped)
+
+    def _read(self) -> tuple[int, int]:
+        mine = [q for q in iproute.tc_statistics() if q["kind"] == "netem" and q["dev"] in self._ports]
+        return sum(q["packets"] for q in mine), sum(q["drops"] for q in mine)
+
+    def close(self) -> None:
+        """Leaves netem as it is; it goes with the network namespace."""

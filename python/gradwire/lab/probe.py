@@ -1,0 +1,123 @@
+"""Counts at the receiver what the lab's switch does to packets, so that its losses are known and not believed.
+
+Packets are handed to the kernel in batches of many segments (UDP_SEGMENT) as fast senders do. If an offload had been left on,
+such a batch would cross the switch as one piece and be lost as one; the length of the runs of lost packets would show it.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from gradwire.lab.cluster import Cluster
+
+_UDP_SEGMENT = 103  # linux/udp.h
+_PAYLOAD_BYTES = 400  # short, so that thousands of packets take a second and not a minute
+_BATCH_PACKETS = 40
+_PACE = 0.5  # share of the link's rate: half, so that no packet is lost to a full buffer
+
+
+@dataclass(frozen=True)
+class LossProbe:
+    """Packets sent from one host to another, and those that did not arrive."""
+
+    sent: int
+    lost: int
+    longest_run: int
+
+    @property
+    def share(self) -> float:
+        """Lost packets as a share of those sent."""
+        return self.lost / self.sent
+
+    def agrees_with(self, loss: float) -> bool:
+        """Whether independent losses of single packets with this probability explain the count, but for one in 10,000.
+
+        The count must lie within four standard deviations. A run of `r` losses in a row has probability `loss**r` at
+        each packet; runs so long that fewer than 1/10,000 of them are expected in the whole probe must not occur.
+        """
+        deviation = math.sqrt(self.sent * loss * (1 - loss))
+        if abs(self.lost - self.sent * loss) > 4 * deviation:
+            return False
+        return self.sent * loss**self.longest_run >= 1e-4 if self.longest_run else True
+
+    def __str__(self) -> str:
+        return f"{self.lost} of {self.sent} single packets lost ({self.share:.2%}), at most {self.longest_run} in a row"
+
+
+def probe_loss(cluster: Cluster, packets: int = 8_000, sender: int = 0, receiver: int = 1) -> LossProbe:
+    """Sends numbered packets at half the link's rate and counts those that arrive."""
+    with cluster.on_host(receiver):
+        inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with cluster.on_host(sender):
+        outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with inbox, outbox:
+        inbox.bind((cluster.address(receiver), 0))
+        outbox.connect(inbox.getsockname())
+        segmented = _enable_segmentation(outbox)
+        batch_seconds = _BATCH_PACKETS * (_PAYLOAD_BYTES + 42) * 8 / (cluster.link.rate_mbit * 1e6 * _PACE)
+        arrived = bytearray(packets)
+        due = time.monotonic()
+        for first in range(0, packets, _BATCH_PACKETS):
+            _send(outbox, range(first, min(first + _BATCH_PACKETS, packets)), segmented)
+            due += batch_seconds
+            _receive(inbox, arrived, due)
+        _receive(inbox, arrived, due + 0.2 + 4e-3 * cluster.link.delay_ms)
+    runs = bytes(arrived).split(b"\1")
+    return LossProbe(packets, arrived.count(0), max(len(run) for run in runs))
+
+
+def _enable_segmentation(outbox: socket.socket) -> bool:
+    try:
+        outbox.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, _PAYLOAD_BYTES)
+    except OSError:
+        return False  # a kernel before 4.18: then packets are handed over one by one
+    return True
+
+
+def _send(outbox: socket.socket, numbers: range, segmented: bool) -> None:
+    payloads = [struct.pack("<I", number).ljust(_PAYLOAD_BYTES, b"\0") for number in numbers]
+    if segmented:
+        try:
+            outbox.send(b"".join(payloads))
+            return
+        except OSError:  # before 6.11 a device without transmit checksums refuses segmentation
+            outbox.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, 0)
+    for payload in payloads:
+        outbox.send(payload)
+
+
+def _receive(inbox: socket.socket, arrived: bytearray, until: float) -> None:
+    """Marks arriving packets until the time is over, and then those that are there already.
+
+    A busy machine may not run this for a while; the sender is this same thread, so nothing piles up meanwhile.
+    """
+    while select.select([inbox], [], [], max(0.0, until - time.monotonic()))[0]:
+        (number,) = struct.unpack_from("<I", inbox.recv(2048))
+        arrived[number] = 1
+
+
+def probe_round_trip_ms(cluster: Cluster, times: int = 50) -> float:
+    """Median time of a small packet from host 0 to host 1 and back, in milliseconds, with losses switched off."""
+    with cluster.on_host(0):
+        near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with cluster.on_host(1):
+        far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with near, far:
+        far.bind((cluster.address(1), 0))
+        near.connect(far.getsockname())
+        far.settimeout(1)
+        near.settimeout(1)
+        samples = []
+        for _ in range(times):
+            started = time.perf_counter()
+            near.send(b"ping")
+            _, sender = far.recvfrom(16)
+            far.sendto(b"pong", sender)
+            near.recv(16)
+            samples.append(time.perf_counter() - started)
+    return sorted(samples)[times // 2] * 1e3

@@ -1,0 +1,132 @@
+"""A process tree with namespaces of its own, which leaves nothing behind however it ends.
+
+    caller --fork--> keeper --fork--> main, process 1 of a new pid namespace
+                     (new user, net, mount and pid namespaces are made here)
+
+All links, bridges, filters and queues that `main` makes belong to its network namespace, and all processes to its pid
+namespace. When process 1 ends, the kernel kills the others; when the last process is gone, it removes the network. The
+parent-death signal carries this up: if the caller is killed, the keeper is; if the keeper is, process 1 is. No name is
+ever registered anywhere (as `ip netns add` would), so there is nothing that could leak.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+from gradwire.lab import _syscalls
+from gradwire.lab.errors import LabError, NamespacesUnavailable
+
+EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
+_EXIT_NO_NAMESPACES = 77  # within this file: tells the caller's process why the keeper gave up
+_NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
+
+
+def run(main: Callable[[], int]) -> int:
+    """Runs `main` as described above and waits for it.
+
+    Args:
+        main: called in the new namespaces, where it has all rights over the network; its result is the exit status.
+
+    Returns:
+        The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted.
+
+    Raises:
+        NamespacesUnavailable: neither root nor user namespaces can be had here.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    caller = os.getpid()
+    keeper = os.fork()
+    if keeper == 0:
+        _in_child(lambda: _keep(main, caller))
+    status = _wait(keeper)
+    if status == _EXIT_NO_NAMESPACES:
+        raise NamespacesUnavailable(
+            "no network namespaces here: run as root, or allow user namespaces"
+            " (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0;"
+            " in a container, start it with --privileged)"
+        )
+    return status
+
+
+def _keep(main: Callable[[], int], caller: int) -> int:
+    """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches process 1 too, which ends in good order
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    try:
+        _enter_namespaces()
+    except OSError:
+        return _EXIT_NO_NAMESPACES
+    _syscalls.die_with_parent(signal.SIGKILL)  # after the change of user, which would clear it
+    if os.getppid() != caller:
+        return 1  # the caller was gone before the line above
+    keeper_lives, keeper_holds = os.pipe()
+    first = os.fork()
+    if first == 0:
+        os.close(keeper_holds)
+        _in_child(lambda: _be_first(main, keeper_lives))
+    os.close(keeper_lives)
+    return _wait(first)
+
+
+def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
+    """Process 1: nothing it starts survives it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _syscalls.die_with_parent(signal.SIGKILL)
+    os.set_blocking(keeper_lives, False)
+    with suppress(BlockingIOError):
+        os.read(keeper_lives, 1)  # end of file: the keeper was gone before the parent-death signal was asked for
+        return 1
+    with suppress(OSError):  # some containers forbid a new /proc; only process listings inside would need it
+        _syscalls.mount_proc()
+    return main()
+
+
+def _enter_namespaces() -> None:
+    """As root directly; else with a user namespace in which this user is root. Raises OSError where neither works."""
+    if os.geteuid() == 0:
+        with suppress(PermissionError):  # root of a container without the right to make namespaces: try as a user
+            _syscalls.unshare(_NAMESPACES)
+            return
+    user, group = os.geteuid(), os.getegid()
+    _syscalls.unshare(_syscalls.CLONE_NEWUSER | _NAMESPACES)
+    for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        with open(f"/proc/self/{name}", "w") as table:
+            table.write(line)
+
+
+def _in_child(body: Callable[[], int]) -> None:
+    """Ends this forked process with the result of `body`; never returns into the caller's copy of the stack."""
+    status = 1
+    try:
+        status = body()
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except LabError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except BaseException:  # noqa: BLE001  a fork must not unwind further
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(child: int) -> int:
+    """Exit status of `child`. Ctrl-C is left to the child, which gets it as well and ends by itself."""
+    while True:
+        try:
+            _, status = os.waitpid(child, 0)
+        except KeyboardInterrupt:
+            continue
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code

@@ -1,0 +1,103 @@
+"""The same small cluster, with a real Linux kernel as its switch: links then have a delay on every machine.
+
+    host i: eth0 --veth-- port i --raw socket-- [user-mode-linux: routes, and shapes each port]
+
+All hosts keep their addresses in one network. A host's neighbour entries name the switch's interface for every peer, so
+that the switch can route between them by address without a bridge.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gradwire.lab import iproute, offload
+from gradwire.lab.cluster import DEVICE, MTU_BYTES, Cluster, Link, _mac
+from gradwire.lab.loss_filter import LossCounters
+from gradwire.lab.uml_switch import UmlSwitch
+
+
+class UmlCluster(Cluster):
+    """A `Cluster` whose switch is user-mode-linux.
+
+    `Link.delay_ms` is the one-way delay of one crossing of a port, so a round trip takes twice of it.
+    """
+
+    def __init__(self, hosts: int, link: Link | None = None, loss: float = 0.0) -> None:
+        """Builds the network and boots the switch.
+
+        Raises:
+            LabError: the switch does not start.
+            ToolMissing: user-mode-linux, a C compiler, `ip` or `tc` is not installed.
+        """
+        self._switch: UmlSwitch | None = None
+        super().__init__(hosts, link, loss)
+
+    def set_loss(self, share: float) -> None:
+        """Loses each packet that leaves a port with this probability from now on; zeroes the counters."""
+        assert self._switch is not None
+        for port in range(self.hosts):
+            self._switch.shape(port, self.link.rate_mbit, self.link.delay_ms, share, self.link.buffer_bytes)
+        self._before = self._count()
+
+    def loss_counters(self) -> LossCounters:
+        """Packets that left the ports since `set_loss`, and those that the ports dropped (by chance or for want of buffer)."""
+        now = self._count()
+        return LossCounters(now.seen - self._before.seen, now.dropped - self._before.dropped)
+
+    def close(self) -> None:
+        """Ends the programs that were started, and the switch."""
+        super().close()
+        if self._switch is not None:
+            self._switch.close()
+
+    def _supports_delay(self) -> bool:
+        return True
+
+    def _build(self) -> None:
+        iproute.ip("link set lo up")
+        for host in range(self.hosts):
+            namespace = self._new_namespace()
+            self._namespaces.append(namespace)
+            iproute.ip(
+                f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
+                f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
+                f"link set port{host} mtu {MTU_BYTES} up",
+            )
+            offload.switch_off(f"port{host}")
+        self._switch = UmlSwitch([f"port{host}" for host in range(self.hosts)])
+        self._switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for host in range(self.hosts):
+            self._join(host)
+            with self.on_host(host):
+                self._set_up_host(host)
+
+    def _join(self, host: int) -> None:
+        """Gives the switch its interface and its route to a host."""
+        assert self._switch is not None
+        device = f"vec{host}"
+        self._switch.run(
+            f"ip link set {device} address {_port_mac(host)} mtu {MTU_BYTES} up",
+            f"ip route add {self.address(host)}/32 dev {device}",
+            f"ip neigh add {self.address(host)} lladdr {_mac(host)} dev {device} nud permanent",
+        )
+
+    def _neighbour(self, host: int, peer: int) -> str:  # noqa: ARG002  (all peers are behind the switch)
+        return _port_mac(host)
+
+    def _count(self) -> LossCounters:
+        assert self._switch is not None
+        lost = sent = 0
+        for port in range(self.hosts):
+            for line in self._switch.run(f"tc -s qdisc show dev vec{port}").split("qdisc "):
+                words = line.split()
+                if words[:1] == ["netem"]:
+                    sent += int(words[words.index("pkt") - 1])
+                    lost += int(words[words.index("(dropped") + 1].rstrip(","))
+        return LossCounters(sent + lost, lost)
+
+
+def _port_mac(host: int) -> str:
+    return f"02:67:77:00:01:{host + 1:02x}"  # locally administered
+
+
+__all__ = ["UmlCluster"]

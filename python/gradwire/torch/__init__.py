@@ -1,0 +1,91 @@
+"""gradwire for PyTorch: the `torch.distributed` backend "gradwire", and the one line that opts gradients in to loss.
+
+    import torch.distributed as dist, gradwire.torch
+    dist.init_process_group("gradwire")
+    model = DistributedDataParallel(model)
+    gradwire.torch.tolerate_loss(model)
+
+Importing registers the backend and starts nothing; the engine starts with the first process group.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch.distributed as dist
+
+from gradwire.torch import _compat
+
+_compat.require_torch()
+
+from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check
+    _backend,
+    _completer,
+    _group,
+    _hook,
+    _memory,
+    _ops,
+    _policy,
+    _reduction,
+    _rendezvous,
+    _residuals,
+    _runtime,
+    _steps,
+    _tolerant,
+    _work,
+)
+from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
+from gradwire.torch._runtime import configure  # noqa: E402
+from gradwire.torch._steps import StepRecord  # noqa: E402
+from gradwire.torch._tolerant import all_reduce, link_of  # noqa: E402
+from gradwire.torch._work import GradwireWork  # noqa: E402
+
+__all__ = [
+    "GradwireWork",
+    "LossTolerance",
+    "StepRecord",
+    "all_reduce",
+    "configure",
+    "last_error",
+    "register",
+    "stats",
+    "tolerate_loss",
+]
+
+DEVICES = ["cpu", "cuda"]
+
+
+def register() -> None:
+    """Makes `init_process_group("gradwire")` known to torch. Called by import and by torch's entry point; may be repeated."""
+    if not hasattr(dist.Backend, _backend.NAME.upper()):
+        dist.Backend.register_backend(_backend.NAME, _backend.create, extended_api=True, devices=DEVICES)
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
+    """Counters of the connection to each peer of a group (None: the default group), and of the process's engine.
+
+    Raises:
+        UnsupportedError: the group has another backend.
+    """
+    link = link_of(group)
+    return {"group": link.stats(), "engine": link.owner.engine.stats(), "features": link.owner.engine.features()}
+
+
+def last_error() -> Exception | None:
+    """The latest error of any collective in this process, with its type: `backward` passes errors on as RuntimeError."""
+    owner = _runtime.current()
+    return None if owner is None else owner.completer.last_error
+
+
+def _functions_of(module: types.ModuleType) -> list[Any]:
+    return [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
+
+
+for _module in (
+    _completer, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tolerant, _work, _backend,
+):  # fmt: skip
+    _compat.hide_from_dynamo(_functions_of(_module))
+_compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))
+register()

@@ -1,0 +1,151 @@
+"""The two adapters that torch talks to, over the same collectives.
+
+torch >= 2.14 lets Python subclass `Backend`, which composes with other backends ("cpu:gloo,cuda:gradwire") and leaves the
+process group to torch. Older versions only let Python subclass the whole `ProcessGroup`.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.torch import _compat
+from gradwire.torch._group import GroupLink
+from gradwire.torch._ops import Collectives
+from gradwire.torch._rendezvous import Place, form_group
+
+NAME = "gradwire"
+
+
+def create(options: Any, backend_options: Any = None) -> Any:
+    """Called by torch on every member of a new group (extended API).
+
+    Args:
+        options: store, group_rank, group_size, timeout, group_id.
+        backend_options: `pg_options` of the caller; not used, see `gradwire.torch.configure`.
+
+    Raises:
+        GradwireError: the ranks could not form the group.
+    """
+    del backend_options
+    place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout)
+    return connect(options.store, place)
+
+
+def connect(store: Any, place: Place) -> Any:
+    """This rank's adapter of a new group."""
+    owner, native = form_group(store, place)
+    link = GroupLink(owner, native, place)
+    base = _compat.backend_class()
+    adapter = _process_group(store, link) if base is None else _backend(link)
+    owner.backends[place.name] = adapter
+    return adapter
+
+
+def _backend(link: GroupLink) -> Any:
+    return _make_backend_type()(link)
+
+
+def _process_group(store: Any, link: GroupLink) -> Any:
+    return _make_process_group_type()(store, link)
+
+
+class _Lifetime(Collectives):
+    """What both adapters share beside the collectives."""
+
+    def shutdown(self) -> None:
+        """`destroy_process_group` (torch >= 2.9)."""
+        self.link.leave()
+
+    def abort(self) -> None:
+        """Ends everything in flight."""
+        self.link.abort()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Timeout of calls that bring none."""
+        self.link.timeout = timeout
+
+    def getBackendName(self) -> str:  # noqa: N802  torch's name
+        """The name that the user gave to init_process_group."""
+        return NAME
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Ranks agree on sequence numbers by themselves: the engine carries them in every packet."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.link.calls
+
+
+@functools.cache
+def _make_backend_type() -> type:
+    base: Any = _compat.backend_class()
+
+    class GradwireBackend(_Lifetime, base):  # type: ignore[misc, valid-type]
+        """Adapter for torch >= 2.14."""
+
+        def __init__(self, link: GroupLink) -> None:
+            base.__init__(self, link.rank, link.world_size)
+            _Lifetime.__init__(self)
+            self.link = link
+
+        @property
+        def options(self) -> Any:
+            """Name and timeout, as torch reads them back."""
+            return base.Options(NAME, self.link.timeout)
+
+        @property
+        def supports_splitting(self) -> bool:
+            """`split_group` would need a collective agreement on the parent; use `new_group`."""
+            return False
+
+        def perform_nocolor_split(self, device: Any = None) -> None:
+            """Called on ranks that are not in a new group; nothing to do."""
+
+        def get_error(self) -> Any:
+            """Errors come with the works that failed."""
+            return torch._C._distributed_c10d.ErrorType.SUCCESS
+
+    _compat.hide_from_dynamo([GradwireBackend])
+    return GradwireBackend
+
+
+@functools.cache
+def _make_process_group_type() -> type:
+    class GradwireProcessGroup(_Lifetime, dist.ProcessGroup):
+        """Adapter for torch 2.9 to 2.13."""
+
+        def __init__(self, store: Any, link: GroupLink) -> None:
+            dist.ProcessGroup.__init__(self, store, link.rank, link.world_size)
+            _Lifetime.__init__(self)
+            self.link = link
+            self._desc = "undefined"
+
+        def getRank(self) -> int:  # noqa: N802
+            """This rank."""
+            return self.link.rank
+
+        def getSize(self) -> int:  # noqa: N802
+            """Ranks in the group."""
+            return self.link.world_size
+
+        def getGroupName(self) -> str:  # noqa: N802
+            """The name that torch gave the group."""
+            return self.link.name
+
+        def setGroupName(self, name: str) -> None:  # noqa: N802
+            """Torch repeats the name that it gave to `create`."""
+
+        def getGroupDesc(self) -> str:  # noqa: N802
+            """The user's description."""
+            return self._desc
+
+        def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+            """The user's description."""
+            self._desc = desc
+
+    _compat.hide_from_dynamo([GradwireProcessGroup])
+    return GradwireProcessGroup

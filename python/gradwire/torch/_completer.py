@@ -1,0 +1,75 @@
+"""One thread that completes futures.
+
+It takes the GIL once for each batch of ended operations, so that a busy Python thread costs one hand-over and not one for
+each bucket. Works that nobody asked a future of never wake it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from gradwire import _native
+
+logger = logging.getLogger("gradwire")
+
+
+class Completer:
+    """Runs callbacks when operations of one engine have ended.
+
+    Args:
+        engine: its completions are drained until it stops.
+        sync_futures: see `Config.sync_futures`.
+    """
+
+    def __init__(self, engine: _native.Engine, *, sync_futures: bool) -> None:
+        self.sync_futures = sync_futures
+        self.last_error: Exception | None = None
+        self._engine = engine
+        self._waiting: dict[int, _Countdown] = {}
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def watch(self, ops: Sequence[_native.Op], callback: Callable[[], None]) -> None:
+        """Calls `callback` on the completer's thread when all operations have ended."""
+        self._start()
+        countdown = _Countdown(len(ops), callback)
+        for op in ops:
+            self._waiting[op.id] = countdown
+        for op in ops:  # only now: the thread may take the first before the last is known
+            op.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the thread, which ends when the engine has stopped and every callback has run."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="gradwire-completer", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while (batch := self._engine.next_completions()) is not None:
+            for op in batch:
+                countdown = self._waiting.pop(op.id, None)
+                if countdown is not None:
+                    countdown.step()
+
+
+class _Countdown:
+    """Calls back after so many steps. Used by the completer's thread only."""
+
+    def __init__(self, count: int, callback: Callable[[], None]) -> None:
+        self._count = count
+        self._callback = callback
+
+    def step(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            try:
+                self._callback()
+            except Exception:  # a future completed twice is a bug, but must not take the other futures with it
+                logger.exception("completing a future failed")

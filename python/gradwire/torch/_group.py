@@ -1,0 +1,133 @@
+"""One rank of one process group, as the adapters see it: turns a prepared call into a Work.
+
+Nothing here raises into the caller of a collective. An exception out of a collective would leave the gradient reducer of
+DDP in the middle of its bookkeeping, so every failure, a wrong argument too, is delivered by the Work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from gradwire import _native
+from gradwire.errors import EngineError
+from gradwire.torch import _memory
+from gradwire.torch._rendezvous import Place
+from gradwire.torch._runtime import Runtime
+from gradwire.torch._work import GradwireWork
+
+logger = logging.getLogger("gradwire")
+
+# How long a rank that leaves waits for the others to confirm that they know.
+LEAVE_TIMEOUT_S = 2.0
+POINT_TO_POINT = ("send", "receive")
+
+
+@dataclass
+class Call:
+    """A collective, ready to be submitted.
+
+    Attributes:
+        kind: name of the collective in the binding.
+        result: tensors that hold the result.
+        input, output: contiguous host tensors, or None where the rank reads or writes nothing.
+        after: copies out of staging buffers.
+        options: further keys of `_native.Call`.
+        keep: what else must live until the end.
+    """
+
+    kind: str
+    result: list[torch.Tensor]
+    input: torch.Tensor | None = None
+    output: torch.Tensor | None = None
+    after: list[Callable[[], None]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    keep: list[Any] = field(default_factory=list)
+
+
+class GroupLink:
+    """The connection of an adapter to its group.
+
+    Args:
+        owner: the process's engine.
+        native: the connected group.
+        place: this rank in it.
+    """
+
+    def __init__(self, owner: Runtime, native: _native.Group, place: Place) -> None:
+        self.owner = owner
+        self.rank = place.rank
+        self.world_size = place.world_size
+        self.name = place.name
+        self.timeout = place.timeout
+        self.calls = 0
+        self._native = native
+        self._left = False
+
+    def start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
+        """Prepares and submits a call; whatever goes wrong is in the Work."""
+        completer = self.owner.completer
+        try:
+            self.owner.check_process()
+            call = prepare()
+            op = self._submit(call, self.timeout if timeout is None else timeout)
+        except Exception as error:  # noqa: BLE001  see the head of this file
+            self._stand_in(kind, error)
+            return GradwireWork(kind, [], [], [], completer, failure=error)
+        self.calls += 1
+        return GradwireWork(kind, [op], call.result, call.after, completer)
+
+    def join_works(self, works: list[GradwireWork]) -> GradwireWork:
+        """One Work for several."""
+        return works[0] if len(works) == 1 else GradwireWork.joined(works, self.owner.completer)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the connection to each peer."""
+        return self._native.stats()
+
+    def abort(self) -> None:
+        """Ends everything in flight with ShutDownError."""
+        self._native.abort()
+
+    def leave(self) -> None:
+        """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
+        if self._left:
+            return
+        self._left = True
+        self.owner.backends.pop(self.name, None)
+        try:
+            self.owner.check_process()
+        except EngineError:
+            return
+        if not self._native.leave(LEAVE_TIMEOUT_S):
+            logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
+
+    def _submit(self, call: Call, timeout: timedelta) -> _native.Op:
+        request: _native.Call = {
+            "kind": call.kind,
+            "input": _memory.address(call.input),
+            "output": _memory.address(call.output),
+            "timeout_s": timeout.total_seconds(),
+            "keep": [call.input, call.output, *call.keep],
+        }
+        request.update(call.options)  # type: ignore[typeddict-item]
+        return self._native.submit(request)
+
+    def _stand_in(self, kind: str, error: Exception) -> None:
+        """Takes the place of a call that failed before it was submitted.
+
+        Ranks match collectives by their order. If this rank alone went on, its next call would meet the other ranks' present
+        one, and with equal shapes nobody would notice. A barrier in its place meets either the other ranks' barriers (all
+        failed alike, the group goes on) or another collective: a MismatchError on every rank.
+        """
+        if kind in POINT_TO_POINT or isinstance(error, EngineError):
+            return
+        try:
+            self._submit(Call("barrier", []), self.timeout)
+        except Exception:
+            logger.debug("no stand-in for a failed %s", kind, exc_info=True)

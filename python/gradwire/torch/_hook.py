@@ -1,0 +1,159 @@
+"""The DDP communication hook that opts gradients in to loss.
+
+No `from __future__ import annotations` here: DDP compares the hook's annotations with types.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import UnsupportedError
+from gradwire.torch import _memory
+from gradwire.torch._policy import algorithm_code, policy_numbers
+from gradwire.torch._residuals import Residuals
+from gradwire.torch._steps import StepMeter, StepRecord
+from gradwire.torch._tolerant import all_reduce, link_of
+
+logger = logging.getLogger("gradwire")
+
+STEPS_KEPT = 1000
+# Priority of bucket 0, the last layers. DDP numbers buckets in the order in which gradients become ready; the first layers
+# come last and are needed first by the next forward, so each later bucket is one more urgent.
+PRIORITY_FIRST_BUCKET = 192
+PRIORITY_SPAN = 128
+
+
+def tolerate_loss(
+    model: DistributedDataParallel,
+    *,
+    loss_bound: float | None = None,
+    preset: str | None = None,
+    error_feedback: bool = True,
+    deadline: timedelta | None = None,
+    algorithm: str | None = None,
+    steps_kept: int = STEPS_KEPT,
+) -> "LossTolerance":
+    """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
+
+    Call it once, after wrapping the model and before the first backward, with the same arguments on every rank.
+
+    Args:
+        model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16.
+        loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
+        preset: `auto`, `mlt` or `reliable`. None: the configuration's.
+        deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+        algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
+        error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
+            Costs one more copy of the gradients in memory.
+        steps_kept: how many records `steps` holds.
+
+    Returns:
+        The hook's state: statistics of the steps, and the residuals to save with a checkpoint.
+
+    Raises:
+        UnsupportedError: not a DDP model, another backend, or a parameter of another dtype.
+        ConfigError: a value is out of range.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise UnsupportedError(f"tolerate_loss needs a DistributedDataParallel model, got {type(model).__name__}")
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
+            raise UnsupportedError(
+                f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
+            )
+    config = link_of(model.process_group).owner.config
+    deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
+    policy_numbers(
+        config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms
+    )  # raises here rather than in the first backward
+    algorithm_code(config, algorithm)
+    arguments = {"loss_bound": loss_bound, "preset": preset, "deadline": deadline, "algorithm": algorithm}
+    state = LossTolerance(model, arguments, error_feedback, steps_kept)
+    model.register_comm_hook(state, average_what_arrives)
+    return state
+
+
+class LossTolerance:
+    """State of the hook on one rank.
+
+    Attributes:
+        steps: `StepRecord`s of the latest steps, oldest first.
+    """
+
+    def __init__(
+        self, model: DistributedDataParallel, arguments: dict[str, Any], error_feedback: bool, steps_kept: int
+    ) -> None:
+        self.group = model.process_group
+        self.arguments = arguments
+        self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
+        self._meter = StepMeter(steps_kept)
+
+    @property
+    def steps(self) -> "list[StepRecord]":
+        """Records of the latest steps; the last one is complete once `backward` has returned."""
+        return list(self._meter.steps)
+
+    @property
+    def total(self) -> StepRecord:
+        """Sum over all steps."""
+        return self._meter.total
+
+    @property
+    def bytes_expected(self) -> int:
+        """Bytes of the other ranks' gradients that this rank should have averaged, over all steps."""
+        return self.total.bytes_expected
+
+    @property
+    def bytes_missing(self) -> int:
+        """Those of them that did not come in time."""
+        return self.total.bytes_expected - self.total.bytes_received
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
+        residuals = {} if self.residuals is None else self.residuals.state_dict()
+        return {
+            "rank": dist.get_rank(self.group),
+            "world_size": dist.get_world_size(self.group),
+            "residuals": residuals,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` of the same rank returned.
+
+        Another rank's state is ignored with a warning: the same residual added by several ranks would count several
+        times, while starting from zero only loses what was late.
+        """
+        here = (dist.get_rank(self.group), dist.get_world_size(self.group))
+        saved = (state["rank"], state["world_size"])
+        if saved != here:
+            logger.warning("residuals of rank %d of %d are not used on rank %d of %d", *saved, *here)
+        elif self.residuals is not None:
+            self.residuals.load_state_dict(state["residuals"])
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Averages one bucket `[elems]` in place."""
+        gradient = bucket.buffer()
+        residual = None
+        if self.residuals is not None:
+            residual = self.residuals.buffer(bucket)
+            gradient.add_(residual)
+            residual.zero_()
+        if bucket.index() == 0:
+            self._meter.begin(time.monotonic())
+        priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN)
+        work = all_reduce(
+            gradient, group=self.group, async_op=True, residual=residual, priority=priority, **self.arguments
+        )
+        work.observer = self._meter.add
+        return work.future_of(gradient)
+
+
+def average_what_arrives(state: LossTolerance, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook that `tolerate_loss` registers."""
+    return state.exchange(bucket)

@@ -1,0 +1,336 @@
+"""The collectives of `torch.distributed`, as C++ calls them: positional arguments, lists of tensors, one options object.
+
+A mixin for both adapters (`_backend.py`). Each method checks and prepares memory and hands over to `GroupLink`; what is
+never opted in to loss is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.torch import _memory
+from gradwire.torch._group import Call, GroupLink
+from gradwire.torch._reduction import reduction
+from gradwire.torch._work import GradwireWork
+
+
+class Collectives:
+    """Needs `self.link`, the group. `opts` are the C++ option structs; a missing one means defaults."""
+
+    link: GroupLink
+
+    def __init__(self) -> None:
+        self._coalesced: list[GradwireWork] | None = None
+
+    # Every rank to every rank.
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> GradwireWork | None:
+        """In place, each tensor `[elems]`."""
+        return self._finish([self._all_reduce(tensor, opts) for tensor in tensors], opts)
+
+    allreduce_coalesced = allreduce
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
+        """`outputs[i][r]` becomes rank r's `inputs[i]`."""
+        works = [self._all_gather(rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
+        return self._finish(works, opts)
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
+        """`outputs[r][i]` becomes rank r's `inputs[i]`."""
+        works = [self._all_gather([rows[i] for rows in outputs], tensor, opts) for i, tensor in enumerate(inputs)]
+        return self._finish(works, opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
+        """`tensor` `[elems]`, `output` `[world_size, elems]`."""
+        return self._finish([self._all_gather_single(output, tensor, opts)], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
+        """Several of `all_gather_single`."""
+        works = [self._all_gather_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
+        return self._finish(works, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> GradwireWork | None:
+        """`outputs[i]` becomes the reduction of every rank's `inputs[i][rank]`."""
+        works = [self._reduce_scatter(output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)]
+        return self._finish(works, opts)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
+        """`tensor` `[world_size, elems]`, `output` `[elems]`."""
+        return self._finish([self._reduce_scatter_single(output, tensor, opts)], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> GradwireWork | None:
+        """Several of `reduce_scatter_single`."""
+        works = [
+            self._reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)
+        ]
+        return self._finish(works, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> GradwireWork | None:
+        """Rows of `tensor` to each rank, rows of `output` from each; empty lists of splits mean equal parts."""
+
+        def prepare() -> Call:
+            after: list[Callable[[], None]] = []
+            splits = (self._split_bytes(tensor, input_splits), self._split_bytes(output, output_splits))
+            source, target = _memory.readable(tensor), _memory.writable(output, after, load=False)
+            return Call("all_to_all", [output], source, target, after, {**_copy(tensor), "splits": splits})
+
+        return self._finish([self._start("all_to_all", opts, prepare)], opts)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
+        """`inputs[r]` to rank r, `outputs[r]` from rank r; sizes may differ."""
+
+        def prepare() -> Call:
+            self._one_each(inputs)
+            self._one_each(outputs)
+            source = torch.cat([_memory.readable(t).reshape(-1) for t in inputs])
+            target = source.new_empty(sum(t.numel() for t in outputs))
+            parts = target.split([t.numel() for t in outputs])
+            after: list[Callable[[], None]] = [
+                partial(_memory.copy_back, t.detach(), part.view(t.shape))
+                for t, part in zip(outputs, parts, strict=True)
+            ]
+            splits = ([_nbytes(t) for t in inputs], [_nbytes(t) for t in outputs])
+            return Call("all_to_all", list(outputs), source, target, after, {**_copy(source), "splits": splits})
+
+        return self._finish([self._start("all_to_all", opts, prepare)], opts)
+
+    def barrier(self, opts: Any = None) -> GradwireWork | None:
+        """Nobody returns before everybody has come."""
+        return self._finish([self._start("barrier", opts, lambda: Call("barrier", []))], opts)
+
+    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that blocks; its error names the ranks that did not come, all of them in any case."""
+        del wait_all_ranks
+        self._start("barrier", opts, lambda: Call("barrier", [])).wait()
+
+    # One rank to or from every rank.
+
+    def broadcast(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
+        """In place, from `opts.rootRank`."""
+
+        def prepare(tensor: Tensor) -> Call:
+            after: list[Callable[[], None]] = []
+            buffer = _memory.writable(tensor, after, load=opts.rootRank == self.link.rank)
+            return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": opts.rootRank})
+
+        return self._finish([self._start("broadcast", opts, partial(prepare, t)) for t in tensors], opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
+        """In place at `opts.rootRank`; other ranks' tensors stay as they are."""
+
+        def prepare(tensor: Tensor) -> Call:
+            options = {**reduction(tensor, opts.reduceOp), "peer": opts.rootRank}
+            if opts.rootRank != self.link.rank:
+                return Call("reduce", [tensor], _memory.readable(tensor), None, [], options)
+            after: list[Callable[[], None]] = []
+            buffer = _memory.writable(tensor, after, load=True)
+            return Call("reduce", [tensor], buffer, buffer, after, options)
+
+        return self._finish([self._start("reduce", opts, partial(prepare, t)) for t in tensors], opts)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> GradwireWork | None:
+        """`outputs[0][r]` at the root becomes rank r's `inputs[0]`."""
+
+        def prepare() -> Call:
+            source = _memory.readable(inputs[0])
+            options = {**_copy(source), "peer": opts.rootRank}
+            if opts.rootRank != self.link.rank:
+                return Call("gather", [], source, None, [], options)
+            self._one_each(outputs[0], like=inputs[0])
+            after: list[Callable[[], None]] = []
+            return Call("gather", list(outputs[0]), source, _memory.scattered(outputs[0], after), after, options)
+
+        return self._finish([self._start("gather", opts, prepare)], opts)
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> GradwireWork | None:
+        """`outputs[0]` becomes the root's `inputs[0][rank]`."""
+
+        def prepare() -> Call:
+            after: list[Callable[[], None]] = []
+            target = _memory.writable(outputs[0], after, load=False)
+            source = None
+            if opts.rootRank == self.link.rank:
+                self._one_each(inputs[0], like=outputs[0])
+                source = _memory.stacked(inputs[0])
+            return Call("scatter", list(outputs), source, target, after, {**_copy(target), "peer": opts.rootRank})
+
+        return self._finish([self._start("scatter", opts, prepare)], opts)
+
+    # One rank to one rank.
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> GradwireWork | None:
+        """Matched by tag with a receive of `dst`."""
+
+        def prepare() -> Call:
+            source = _memory.readable(tensors[0])
+            return Call("send", list(tensors), source, None, [], {**_copy(source), "peer": dst, "tag": _tag(tag)})
+
+        return self._finish([self._start("send", None, prepare)], None)
+
+    def recv(self, tensors: list[Tensor], src: int | None, tag: int = 0) -> GradwireWork | None:
+        """Matched by tag with a send of `src`; None: of whoever sends first."""
+
+        def prepare() -> Call:
+            after: list[Callable[[], None]] = []
+            target = _memory.writable(tensors[0], after, load=False)
+            return Call("receive", list(tensors), None, target, after, {**_copy(target), "peer": src, "tag": _tag(tag)})
+
+        return self._finish([self._start("receive", None, prepare)], None)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> GradwireWork | None:
+        """From whoever sends first with this tag."""
+        return self.recv(tensors, None, tag)
+
+    # Several calls as one.
+
+    def start_coalescing(self, device: Any = None) -> None:
+        """Collects the works of the calls until `end_coalescing`."""
+        del device
+        self._coalesced = []
+
+    def end_coalescing(self, device: Any = None) -> GradwireWork:
+        """One work for everything that was called since `start_coalescing`."""
+        del device
+        works, self._coalesced = self._coalesced or [], None
+        return GradwireWork.joined(works, self.link.owner.completer)
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+    # How each call is prepared.
+
+    def _all_reduce(self, tensor: Tensor, opts: Any) -> GradwireWork:
+        def prepare() -> Call:
+            options = reduction(tensor, getattr(opts, "reduceOp", None))
+            after: list[Callable[[], None]] = []
+            buffer = _memory.writable(tensor, after, load=True)
+            return Call("all_reduce", [tensor], buffer, buffer, after, options)
+
+        return self._start("all_reduce", opts, prepare)
+
+    def _all_gather(self, rows: list[Tensor], tensor: Tensor, opts: Any) -> GradwireWork:
+        def prepare() -> Call:
+            self._one_each(rows, like=tensor)
+            after: list[Callable[[], None]] = []
+            target = _memory.scattered(rows, after)
+            return Call("all_gather", list(rows), _memory.readable(tensor), target, after, _copy(tensor))
+
+        return self._start("all_gather", opts, prepare)
+
+    def _all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
+        def prepare() -> Call:
+            self._rows_of("all_gather", output, tensor)
+            after: list[Callable[[], None]] = []
+            target = _memory.writable(output, after, load=False)
+            return Call("all_gather", [output], _memory.readable(tensor), target, after, _copy(tensor))
+
+        return self._start("all_gather", opts, prepare)
+
+    def _reduce_scatter(self, output: Tensor, rows: list[Tensor], opts: Any) -> GradwireWork:
+        def prepare() -> Call:
+            self._one_each(rows, like=output)
+            options = reduction(output, getattr(opts, "reduceOp", None))
+            after: list[Callable[[], None]] = []
+            target = _memory.writable(output, after, load=False)
+            return Call("reduce_scatter", [output], _memory.stacked(rows), target, after, options)
+
+        return self._start("reduce_scatter", opts, prepare)
+
+    def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
+        def prepare() -> Call:
+            self._rows_of("reduce_scatter", tensor, output)
+            options = reduction(output, getattr(opts, "reduceOp", None))
+            after: list[Callable[[], None]] = []
+            target = _memory.writable(output, after, load=False)
+            return Call("reduce_scatter", [output], _memory.readable(tensor), target, after, options)
+
+        return self._start("reduce_scatter", opts, prepare)
+
+    # Around each call.
+
+    def _start(self, kind: str, opts: Any, prepare: Callable[[], Call]) -> GradwireWork:
+        return self.link.start(kind, _timeout(opts), prepare)
+
+    def _finish(self, works: list[GradwireWork], opts: Any) -> GradwireWork | None:
+        work = self.link.join_works(works)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        elif getattr(opts, "asyncOp", True) is False:
+            # torch takes None for "done": no future, no second call from C++ (torch >= 2.9).
+            work.wait()
+            return None
+        return work
+
+    def _split_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
+        rows, world = (tensor.shape[0] if tensor.dim() else 0), self.link.world_size
+        if splits:
+            if len(splits) != world or sum(splits) != rows:
+                raise InvalidRequestError(f"splits {list(splits)} do not divide {rows} rows among {world} ranks")
+            row_bytes = _nbytes(tensor) // rows if rows else 0
+            return [count * row_bytes for count in splits]
+        if rows % world:
+            raise InvalidRequestError(f"{rows} rows cannot be divided equally among {world} ranks")
+        return [_nbytes(tensor) // world] * world
+
+    def _one_each(self, rows: Sequence[Tensor], like: Tensor | None = None) -> None:
+        if len(rows) != self.link.world_size:
+            raise InvalidRequestError(f"a list has {len(rows)} tensors for {self.link.world_size} ranks")
+        if like is not None:
+            _memory.same_size([like, *rows])
+
+    def _rows_of(self, kind: str, whole: Tensor, part: Tensor) -> None:
+        _memory.check(whole)
+        _memory.check(part)
+        if whole.dtype != part.dtype or whole.numel() != part.numel() * self.link.world_size:
+            raise InvalidRequestError(
+                f"{kind}: the large tensor is {whole.dtype} with {whole.numel()} elements, the small one {part.dtype} with "
+                f"{part.numel()}; {self.link.world_size} ranks need {part.numel() * self.link.world_size}"
+            )
+
+
+def _copy(tensor: Tensor) -> dict[str, Any]:
+    """Options of a collective that only moves: the dtype is compared between ranks, where the engine knows it."""
+    if not isinstance(tensor, Tensor):
+        raise UnsupportedError(f"expected a tensor, got {type(tensor).__name__}")
+    return {"dtype": _memory.DTYPE_CODES.get(tensor.dtype, _memory.BYTES)}
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tag(tag: int) -> int:
+    return tag & 0xFFFFFFFF
+
+
+def _timeout(opts: Any) -> timedelta | None:
+    """The call's own timeout; C++ says "none" by a negative one."""
+    timeout = getattr(opts, "timeout", None)
+    return timeout if timeout is not None and timeout > timedelta(0) else None

@@ -1,0 +1,164 @@
+"""The process's one engine: started with the first group, shared by all, stopped at exit.
+
+Importing starts nothing. A forked child (a DataLoader worker) sees that it is not the owner: its groups fail with a typed
+error, its own first group would start an engine of its own, and it never touches the parent's socket or thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from typing import Any
+
+from gradwire import _native
+from gradwire.config import PORT_BASE, Config
+from gradwire.errors import ConfigError, ForkedError, PortInUseError
+from gradwire.torch._completer import Completer
+
+logger = logging.getLogger("gradwire")
+
+# How far from PORT_BASE a free port is looked for when no launcher says which process of the host this is.
+PORTS_TRIED = 64
+LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+MEGABIT_BYTES = 1_000_000 / 8
+
+
+class Runtime:
+    """Engine, completer and configuration of this process.
+
+    Raises:
+        ConfigError: a setting or `GRADWIRE_*` variable is wrong.
+        PortInUseError: the port is taken.
+        GradwireError: the engine cannot start.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.pid = os.getpid()
+        self.engine = _start_engine(config)
+        self.completer = Completer(self.engine, sync_futures=config.sync_futures)
+        # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
+        self.backends: dict[str, Any] = {}
+        logger.setLevel(config.log_level.upper())
+        logger.info("engine on UDP port %d, %s\n%s", self.engine.port, self.engine.features(), config.explain())
+
+    def check_process(self) -> None:
+        """Refuses use in a forked child.
+
+        Raises:
+            ForkedError: this is not the process that started the engine. Fields: owner_pid.
+        """
+        if os.getpid() != self.pid:
+            raise ForkedError(
+                f"this process group belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}",
+                owner_pid=self.pid,
+            )
+
+    def stop(self) -> None:
+        """Leaves all groups, ends what is in flight, and runs the callbacks of every future."""
+        if os.getpid() != self.pid:
+            return
+        self.backends.clear()
+        self.engine.stop()
+        self.completer.join(timeout_s=5.0)
+
+
+def configure(config: Config) -> None:
+    """Sets the configuration of this process; `GRADWIRE_*` variables still win. Call before `init_process_group`.
+
+    Raises:
+        ConfigError: the engine runs already.
+    """
+    with _process.lock:
+        if _process.runtime is not None:
+            raise ConfigError("configure() comes too late: the engine has started with the first process group")
+        _process.config = config
+
+
+def runtime() -> Runtime:
+    """The process's runtime; the first call starts it."""
+    with _process.lock:
+        if _process.runtime is None:
+            _process.runtime = Runtime(Config.from_env(_process.config))
+            atexit.register(_stop, weakref.ref(_process.runtime))
+        return _process.runtime
+
+
+def current() -> Runtime | None:
+    """The process's runtime, if it was started."""
+    return _process.runtime
+
+
+def _stop(reference: weakref.ref[Runtime]) -> None:
+    # The completer must be gone before the interpreter is: it would wake up in a process without Python.
+    owner = reference()
+    if owner is not None:
+        owner.stop()
+
+
+def _start_engine(config: Config) -> _native.Engine:
+    settings = {
+        "interface": config.interface,
+        "mtu": config.mtu,
+        "eager_bytes": config.eager_bytes,
+        "ack_every": config.ack_every,
+        "initial_rate": int(config.initial_rate_mbps * MEGABIT_BYTES),
+        "peer_timeout_s": config.peer_timeout_s,
+        "connect_timeout_s": config.connect_timeout_s,
+        "dscp": config.dscp,
+        "offload": config.offload == "auto",
+    }
+    ports = _ports(config.port)
+    for port in ports[:-1]:
+        try:
+            return _native.Engine({**settings, "port": port})
+        except PortInUseError:
+            continue
+    return _native.Engine({**settings, "port": ports[-1]})
+
+
+def _ports(base: int | None) -> list[int]:
+    """Ports to try, in order."""
+    if base == 0:
+        return [0]
+    local_rank = _local_rank()
+    if base is None and local_rank is None:
+        return list(range(PORT_BASE, PORT_BASE + PORTS_TRIED))
+    port = (PORT_BASE if base is None else base) + (local_rank or 0)
+    if port > 65535:
+        raise ConfigError(
+            f"port = {base} is not allowed: with LOCAL_RANK {local_rank} it would be {port}", field="port", value=base
+        )
+    return [port]
+
+
+def _local_rank() -> int | None:
+    for name in LOCAL_RANK_VARIABLES:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+class _Process:
+    """What there is once in a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.config: Config | None = None
+        self.runtime: Runtime | None = None
+        self.inherited: list[Runtime] = []
+
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's runtime without dropping it: socket and thread are the parent's."""
+        self.lock = threading.Lock()
+        if self.runtime is not None:
+            self.inherited.append(self.runtime)
+            self.runtime = None
+
+
+_process = _Process()
+os.register_at_fork(after_in_child=_process.after_fork_in_child)

@@ -1,0 +1,83 @@
+"""What each training step's gradient exchange delivered and how long it took."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+
+from gradwire.report import DeliveryReport
+from gradwire.torch._work import GradwireWork
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Gradient exchange of one or more steps on this rank.
+
+    Attributes:
+        buckets: all-reduces that have ended.
+        bytes_expected: bytes of the other ranks' gradients that this rank averages its shards from.
+        bytes_received: those of them that came in time.
+        bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
+        elems_uncounted: elements of this rank's gradients that did not count somewhere.
+        comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
+    """
+
+    buckets: int = 0
+    bytes_expected: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    bytes_retransmitted: int = 0
+    elems_uncounted: int = 0
+    comm_s: float = 0.0
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the gradient bytes that did not come in time, 0 to 1."""
+        return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
+
+    def plus(self, report: DeliveryReport, elem_bytes: int) -> StepRecord:
+        """This record with one more all-reduce; `comm_s` is left to the caller."""
+        expected = sum(peer.elems_expected for peer in report.peers) * elem_bytes
+        received = sum(peer.elems_received for peer in report.peers) * elem_bytes
+        return replace(
+            self,
+            buckets=self.buckets + 1,
+            bytes_expected=self.bytes_expected + expected,
+            bytes_received=self.bytes_received + received,
+            bytes_sent=self.bytes_sent + report.bytes_sent,
+            bytes_retransmitted=self.bytes_retransmitted + report.bytes_retransmitted,
+            elems_uncounted=self.elems_uncounted + report.elems_uncounted,
+        )
+
+
+class StepMeter:
+    """Collects the reports of a step's buckets, in whatever order they end.
+
+    Attributes:
+        steps: the latest records; the last one is complete when `backward` has returned.
+        total: sum over all steps.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self.steps: deque[StepRecord] = deque(maxlen=kept)
+        self.total = StepRecord()
+        self._lock = threading.Lock()
+        self._started_s = 0.0
+
+    def begin(self, started_s: float) -> None:
+        """A new step: its first bucket was submitted at this time of the monotonic clock."""
+        with self._lock:
+            self._started_s = started_s
+            self.steps.append(StepRecord())
+
+    def add(self, work: GradwireWork) -> None:
+        """A bucket of the current step ended well."""
+        report = work.report()
+        elem_bytes = work.result()[0].element_size()
+        with self._lock:
+            record = self.steps[-1].plus(report, elem_bytes)
+            comm_s = max(record.comm_s, work.submitted_s + report.elapsed_s - self._started_s)
+            grown = comm_s - record.comm_s
+            self.steps[-1] = replace(record, comm_s=comm_s)
+            self.total = replace(self.total.plus(report, elem_bytes), comm_s=self.total.comm_s + grown)

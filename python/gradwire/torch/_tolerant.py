@@ -1,0 +1,118 @@
+"""The explicit tolerant all-reduce. The only way by which a value of the user's can be lost, and only if asked for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.torch import _memory
+from gradwire.torch._group import Call, GroupLink
+from gradwire.torch._policy import algorithm_code, policy_numbers
+from gradwire.torch._reduction import reduction
+from gradwire.torch._runtime import current
+from gradwire.torch._work import GradwireWork
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.AVG,
+    *,
+    loss_bound: float | None = None,
+    preset: str | None = None,
+    deadline: timedelta | None = None,
+    algorithm: str | None = None,
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    residual: torch.Tensor | None = None,
+    priority: int | None = None,
+) -> GradwireWork:
+    """Reduces `tensor` over all ranks, in place, and may leave a bounded share of the contributions behind.
+
+    Every rank passes the same arguments, `tensor` and `residual` excepted.
+
+    Args:
+        tensor: float32, bfloat16 or float16, any shape.
+        op: AVG divides each element by the number of ranks that contributed to it. SUM is that mean times the world
+            size only where nothing was lost.
+        loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
+        preset: `auto`, `mlt` or `reliable`. None: the configuration's.
+        deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+        algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
+        group: None means the default group.
+        async_op: return at once; the caller waits.
+        residual: like `tensor`. This rank's values that did not count are written here at their places, all else stays
+            as it is. Add it to the next tensor and clear it: then no contribution is lost, it is only late.
+        priority: 0 to 255; lower goes first when several are in flight. Local to this rank.
+
+    Returns:
+        The work; `work.report()` says what was delivered. Its wait and future carry every error.
+
+    Raises:
+        GradwireError: without `async_op`, the call failed.
+        UnsupportedError: the group has another backend.
+
+    # Loss
+    An element that a rank's contribution is missing for is the mean over the others; all ranks get the same bits.
+    """
+    link = link_of(group)
+
+    def prepare() -> Call:
+        config = link.owner.config
+        options = reduction(tensor, op)
+        _check_tolerant(tensor, residual)
+        deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
+        options["policy"] = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms)
+        options["algorithm"] = algorithm_code(config, algorithm)
+        options["priority"] = priority
+        after: list[Any] = []
+        buffer = _memory.writable(tensor, after, load=True)
+        call = Call("all_reduce", [tensor], buffer, buffer, after, options)
+        if residual is not None:
+            rest = _memory.writable(residual, after, load=True)
+            options["residual"] = _memory.address(rest)
+            call.keep.append(rest)
+        return call
+
+    work = link.start("all_reduce", None, prepare)
+    if not async_op:
+        work.wait()
+    return work
+
+
+def link_of(group: dist.ProcessGroup | None) -> GroupLink:
+    """The engine's side of a process group.
+
+    Raises:
+        UnsupportedError: gradwire does not serve it.
+    """
+    group = dist.group.WORLD if group is None else group
+    owner = current()
+    name = getattr(group, "group_name", None)
+    adapter = None if owner is None or name is None else owner.backends.get(name)
+    if adapter is None:
+        backend = (
+            "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
+        )
+        raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
+    return adapter.link
+
+
+def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None) -> None:
+    if tensor.dtype not in _memory.TOLERANT_DTYPES:
+        names = ", ".join(str(dtype) for dtype in _memory.TOLERANT_DTYPES)
+        raise UnsupportedError(
+            f"a tolerant all-reduce of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
+        )
+    if residual is None:
+        return
+    if residual.shape != tensor.shape or residual.dtype != tensor.dtype or residual.device != tensor.device:
+        raise InvalidRequestError(
+            f"residual is {residual.dtype} {tuple(residual.shape)} on {residual.device}, the tensor {tensor.dtype} "
+            f"{tuple(tensor.shape)} on {tensor.device}"
+        )
+    if residual.data_ptr() == tensor.data_ptr() and tensor.numel():
+        raise InvalidRequestError("residual is the tensor itself: it needs memory of its own")

@@ -1,0 +1,193 @@
+"""The Work that `torch.distributed` hands to the caller of a collective.
+
+C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is never given to
+`Future.set_exception`: the gradient reducer of DDP crashes on such a future. The future that leaves this file is
+`base.then(unwrap)`, where `base` holds the tensors or the error as a plain value.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire import _native
+from gradwire.errors import WaitTimeoutError
+from gradwire.report import DeliveryReport
+from gradwire.torch import _memory
+from gradwire.torch._completer import Completer
+
+NO_TIMEOUT = timedelta(0)
+
+
+class GradwireWork(dist.Work):
+    """One call of a collective: usually one operation of the engine, several when coalesced.
+
+    Args:
+        name: of the collective, for messages.
+        ops: operations in flight.
+        result: tensors that hold the result, the value of the future.
+        after: what has to run when all operations are done, such as copies out of staging buffers.
+        completer: thread that completes futures.
+        failure: why nothing was started, delivered to whoever waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ops: Sequence[_native.Op],
+        result: list[torch.Tensor],
+        after: Sequence[Callable[[], None]],
+        completer: Completer,
+        *,
+        failure: Exception | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.submitted_s = time.monotonic()
+        self._ops = ops
+        self._result = result
+        self._after = after
+        self._completer = completer
+        self._failure = failure
+        self._settled = False
+        self._lock = threading.Lock()
+        self._future: torch.futures.Future[Any] | None = None
+        # Called once before the future completes, if the collective ended well.
+        self.observer: Callable[[GradwireWork], None] | None = None
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Blocks until the result is there.
+
+        Args:
+            timeout: 0 waits as long as it takes, which the group's timeout bounds.
+
+        Raises:
+            WaitTimeoutError: `timeout` passed first; the collective goes on.
+            GradwireError: the collective failed.
+        """
+        self._wait_for_ops(timeout.total_seconds())
+        error = self.settle()
+        if error is not None:
+            raise error
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the list of result tensors."""
+        return self.future_of(self._result)
+
+    def future_of(self, value: Any) -> torch.futures.Future[Any]:
+        """A future of `value`, which holds the result tensors in the caller's form. The first call decides."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
+            self._future = base.then(_unwrap)
+        if self._completer.sync_futures:
+            for op in self._ops:
+                op.wait()
+        if self.is_completed():
+            self.complete(base, value)
+        else:
+            self._completer.watch(self._ops, lambda: self.complete(base, value))
+        return self._future
+
+    def complete(self, base: torch.futures.Future[Any], value: Any) -> None:
+        """Completes a future of this work, whose operations are done."""
+        error = self.settle()
+        if error is None and self.observer is not None:
+            self.observer(self)
+        base.set_result(value if error is None else error)
+
+    def settle(self) -> Exception | None:
+        """What follows the end of the operations, once: copies out of staging buffers. Returns the error, if any."""
+        with self._lock:
+            if not self._settled:
+                self._failure = self._failure or next(filter(None, (op.error() for op in self._ops)), None)
+                try:
+                    if self._failure is None:
+                        for step in self._after:
+                            step()
+                except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
+                    self._failure = error
+                if self._failure is not None:
+                    self._completer.last_error = self._failure
+                self._after = ()
+                self._settled = True
+            return self._failure
+
+    def report(self) -> DeliveryReport:
+        """What was delivered, after `wait`.
+
+        Raises:
+            WaitTimeoutError: the collective is still in flight.
+            GradwireError: it failed.
+        """
+        if not self.is_completed():
+            raise WaitTimeoutError(f"{self.name} is still in flight: wait for it first")
+        error = self.settle()
+        if error is not None:
+            raise error
+        fields = self._ops[0].report() if self._ops else None
+        return DeliveryReport(collective=self.name) if fields is None else DeliveryReport.from_native(fields)
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or not."""
+        return all(op.is_done() for op in self._ops)
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.is_completed() and self.settle() is None
+
+    def exception(self) -> Exception | None:
+        """The error that it ended with, if any."""
+        return self.settle() if self.is_completed() else None
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that hold the result."""
+        return self._result
+
+    def synchronize(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """The sender of a receive from any rank, after `wait`."""
+        return self.report().peers[0].rank
+
+    _source_rank = source_rank
+
+    @classmethod
+    def joined(cls, works: Sequence[GradwireWork], completer: Completer) -> GradwireWork:
+        """One work for several, which ends when all have ended."""
+        ops = [op for work in works for op in work._ops]
+        result = [tensor for work in works for tensor in work._result]
+        after = [partial(_settled, work) for work in works]
+        failure = next((work._failure for work in works if work._failure is not None), None)
+        return cls("coalesced", ops, result, after, completer, failure=failure)
+
+    def _wait_for_ops(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s if timeout_s > 0 else None
+        for op in self._ops:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not op.wait(left):
+                raise WaitTimeoutError(f"{self.name} is still in flight after {timeout_s:g} s", waited_s=timeout_s)
+
+
+def _settled(work: GradwireWork) -> None:
+    error = work.settle()
+    if error is not None:
+        raise error
+
+
+def _unwrap(future: torch.futures.Future[Any]) -> Any:
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    return value
