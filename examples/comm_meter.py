@@ -28,12 +28,12 @@ class StepComm:
     Attributes:
         comm_ms: first bucket handed over until `backward()` returned.
         blocked_ms: last bucket handed over until `backward()` returned.
-        gradient_bytes: bytes of gradients handed to the backend by this rank.
+        gradient_elems: elements of gradients handed to the backend by this rank.
     """
 
     comm_ms: float
     blocked_ms: float
-    gradient_bytes: int
+    gradient_elems: int
 
 
 class CommMeter:
@@ -42,7 +42,7 @@ class CommMeter:
     def __init__(self) -> None:
         self._first: float | None = None
         self._last = 0.0
-        self._gradient_bytes = 0
+        self._gradient_elems = 0
 
     def watch(self, model: DistributedDataParallel) -> None:
         """Times the hook that is registered on `model` from now on. Call it before registering."""
@@ -62,8 +62,7 @@ class CommMeter:
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        buffer = bucket.buffer()
-        self._gradient_bytes += buffer.numel() * buffer.element_size()
+        self._gradient_elems += bucket.buffer().numel()
 
     def backward_returned(self) -> StepComm:
         """Ends the measurement of one step; call it right after `loss.backward()`.
@@ -74,6 +73,6 @@ class CommMeter:
         now = time.perf_counter()
         if self._first is None:
             raise RuntimeError("no gradient bucket was seen: call watch(model) before the communication hook is set")
-        result = StepComm((now - self._first) * 1e3, (now - self._last) * 1e3, self._gradient_bytes)
-        self._first, self._gradient_bytes = None, 0
+        result = StepComm((now - self._first) * 1e3, (now - self._last) * 1e3, self._gradient_elems)
+        self._first, self._gradient_elems = None, 0
         return result

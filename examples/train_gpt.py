@@ -53,7 +53,8 @@ class Settings:
 class StepRecord:
     """What one step took and gave on this rank; times in milliseconds (defined in `comm_meter`).
 
-    `bytes_lost_share` is the share of gradient bytes that did not count in the averages made so far in this step.
+    `bytes_lost_share` is the share of this rank's gradient that did not count in the step's averages, 0 to 1. What did not
+    count is not gone: `tolerate_loss` adds it to the next step's gradient.
     """
 
     step: int
@@ -87,7 +88,6 @@ class Trainer:
         self.meter = CommMeter()
         self.meter.watch(self.model)
         self.hook_state = self._choose_hook()
-        self._bytes_seen = (0, 0)
 
     def _choose_hook(self) -> Any:
         if self.settings.backend != "gradwire":
@@ -116,7 +116,12 @@ class Trainer:
         self.step_index += 1
         elapsed_ms = (time.perf_counter() - started) * 1e3
         return StepRecord(
-            self.step_index, loss.item(), elapsed_ms, comm.comm_ms, comm.blocked_ms, self._lost_share_since_last()
+            self.step_index,
+            loss.item(),
+            elapsed_ms,
+            comm.comm_ms,
+            comm.blocked_ms,
+            self._lost_share(comm.gradient_elems),
         )
 
     def _learning_rate(self) -> float:
@@ -127,13 +132,10 @@ class Trainer:
         progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
         return settings.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
-    def _lost_share_since_last(self) -> float:
+    def _lost_share(self, gradient_elems: int) -> float:
         if self.hook_state is None:
             return 0.0  # TCP loses nothing; it waits
-        expected, missing = self.hook_state.bytes_expected, self.hook_state.bytes_missing
-        expected_before, missing_before = self._bytes_seen
-        self._bytes_seen = (expected, missing)
-        return (missing - missing_before) / max(1, expected - expected_before)
+        return float(self.hook_state.steps[-1].elems_uncounted / gradient_elems)
 
     @torch.no_grad()
     def validation_loss(self) -> float:
