@@ -9,6 +9,8 @@ mod batch;
 mod linux;
 mod options;
 mod plain;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use address::RawAddress;
 pub(crate) use batch::{Batch, DATAGRAM_BYTES_MAX};

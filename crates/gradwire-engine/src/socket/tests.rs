@@ -1,0 +1,136 @@
+//! Both forms of the socket carry the same datagrams over loopback.
+
+use super::*;
+use crate::{EngineError, Offload};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+fn bound(address: IpAddr, offload: Offload) -> (Box<dyn DatagramSocket + Send>, SocketAddr) {
+    let bound = bind(&BindOptions { address, port: 0, dscp: 10, offload }).unwrap();
+    (bound.socket, SocketAddr::new(address, bound.port))
+}
+
+/// Heads and payload lengths that make runs of equal size, a shorter end, a longer next one, and a bare head.
+fn datagrams() -> Vec<(Vec<u8>, usize)> {
+    let mut list: Vec<(Vec<u8>, usize)> = (0..100).map(|i| (vec![i; 24], 1_408)).collect();
+    list.push((vec![200; 24], 64));
+    list.push((vec![201; 48], 1_408));
+    list.push((vec![202; 72], 0));
+    list.extend((0..10).map(|i| (vec![210 + i; 24], 8_896)));
+    list
+}
+
+fn wait_readable(socket: &dyn DatagramSocket) {
+    let mut fd = libc::pollfd { fd: socket.fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live entry.
+    unsafe { libc::poll(&mut fd, 1, 1_000) };
+}
+
+/// Sends the list from one socket to the other and returns what arrives.
+fn exchange(from: Offload, to: Offload, address: IpAddr) -> (Vec<Vec<u8>>, EngineStats, EngineStats) {
+    let tensor: Vec<u8> = (0..1 << 16).map(|i| (i % 251) as u8).collect();
+    let (mut sender, sender_address) = bound(address, from);
+    let (mut receiver, receiver_address) = bound(address, to);
+    let (mut sent, mut received) = (EngineStats::default(), EngineStats::default());
+    let mut batch = Batch::new();
+    let mut arrived = Vec::new();
+    let list = datagrams();
+    for (head, payload) in &list {
+        if !batch.has_room() {
+            assert_eq!(sender.send(&mut batch, &mut sent), SendOutcome::Sent);
+        }
+        // SAFETY: `tensor` outlives the batch's last use.
+        unsafe { batch.push(RawAddress::new(receiver_address), head, &tensor[..*payload]) };
+    }
+    assert_eq!(sender.send(&mut batch, &mut sent), SendOutcome::Sent);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while arrived.len() < list.len() && Instant::now() < deadline {
+        wait_readable(&*receiver);
+        receiver.receive(&mut received, &mut |datagram| {
+            assert_eq!(datagram.from.to_socket_addr(), Some(sender_address));
+            arrived.push(datagram.bytes.to_vec());
+        });
+    }
+    let expected: Vec<Vec<u8>> =
+        list.iter().map(|(head, payload)| [head, &tensor[..*payload]].concat()).collect();
+    assert!(arrived == expected, "{from:?} to {to:?}: {} of {} arrived", arrived.len(), expected.len());
+    (arrived, sent, received)
+}
+
+#[test]
+fn every_pair_of_forms_exchanges_the_same_datagrams() {
+    for from in [Offload::Auto, Offload::Off] {
+        for to in [Offload::Auto, Offload::Off] {
+            let (arrived, sent, received) = exchange(from, to, Ipv4Addr::LOCALHOST.into());
+            assert_eq!(sent.datagrams_sent, arrived.len() as u64);
+            assert_eq!(received.datagrams_received, arrived.len() as u64);
+            assert_eq!(sent.bytes_sent, received.bytes_received);
+            assert_eq!((sent.send_refused, sent.send_blocked), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn offload_sends_many_datagrams_with_one_call() {
+    let probe = bind(&BindOptions {
+        address: Ipv4Addr::LOCALHOST.into(),
+        port: 0,
+        dscp: 0,
+        offload: Offload::Auto,
+    })
+    .unwrap();
+    let (_, sent, _) = exchange(Offload::Auto, Offload::Auto, Ipv4Addr::LOCALHOST.into());
+    let (_, plain, _) = exchange(Offload::Off, Offload::Off, Ipv4Addr::LOCALHOST.into());
+    assert_eq!(plain.send_calls, plain.datagrams_sent);
+    if probe.gso {
+        assert!(sent.send_calls <= 3, "{} calls", sent.send_calls);
+    }
+}
+
+#[test]
+fn ipv6_works_where_the_host_has_it() {
+    let address = IpAddr::from(Ipv6Addr::LOCALHOST);
+    if std::net::UdpSocket::bind((address, 0)).is_ok() {
+        exchange(Offload::Auto, Offload::Off, address);
+        exchange(Offload::Off, Offload::Auto, address);
+    }
+}
+
+#[test]
+fn a_refusing_port_and_a_missing_route_are_lost_packets_not_errors() {
+    for offload in [Offload::Auto, Offload::Off] {
+        let (mut socket, address) = bound(Ipv4Addr::LOCALHOST.into(), offload);
+        let closed = {
+            let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+            other.local_addr().unwrap()
+        };
+        let mut stats = EngineStats::default();
+        let mut batch = Batch::new();
+        // A socket bound to loopback cannot reach another network.
+        let elsewhere: SocketAddr = "192.0.2.1:9".parse().unwrap();
+        for to in [closed, elsewhere, closed, address] {
+            // SAFETY: no payload.
+            unsafe { batch.push(RawAddress::new(to), &[1; 24], &[]) };
+        }
+        assert_eq!(socket.send(&mut batch, &mut stats), SendOutcome::Sent);
+        assert_eq!(stats.datagrams_sent + stats.send_refused, 4, "{offload:?}: {stats:?}");
+        let mut arrived = 0;
+        while arrived == 0 {
+            wait_readable(&*socket);
+            socket.receive(&mut stats, &mut |_| arrived += 1);
+        }
+    }
+}
+
+#[test]
+fn a_port_in_use_and_a_foreign_address_are_named() {
+    let holder = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port();
+    let bind_to = |address: &str, port| {
+        let address = address.parse().unwrap();
+        bind(&BindOptions { address, port, dscp: 0, offload: Offload::Auto }).err()
+    };
+    assert_eq!(bind_to("127.0.0.1", port), Some(EngineError::PortInUse { port }));
+    let unavailable = EngineError::AddressUnavailable { address: "192.0.2.77".to_owned() };
+    assert_eq!(bind_to("192.0.2.77", 0), Some(unavailable));
+}

@@ -1,0 +1,238 @@
+//! Whole groups over real sockets on loopback.
+
+mod common;
+
+use common::{all_reduce, check_all_reduce, cluster, config, engines, join, join_pending, Tensor, PATIENCE};
+use gradwire_engine::collectives::OpError;
+use gradwire_engine::{Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn is_send_and_sync<T: Send + Sync>() {}
+
+#[test]
+fn handles_can_be_used_from_any_thread() {
+    is_send_and_sync::<Engine>();
+    is_send_and_sync::<GroupHandle>();
+    is_send_and_sync::<gradwire_engine::OpHandle>();
+    is_send_and_sync::<gradwire_engine::Completions>();
+}
+
+#[test]
+fn all_reduce_is_exact_among_one_two_and_four_ranks() {
+    for world_size in [1, 2, 4] {
+        let (_engines, groups) = cluster(world_size, &config());
+        for elems in [0, 1, 10, 1_000, 1_000_003] {
+            check_all_reduce(&groups, elems);
+        }
+    }
+}
+
+#[test]
+fn all_reduce_is_exact_without_offload_and_with_small_datagrams() {
+    let config = EngineConfig { offload: Offload::Off, mtu: Some(1_500), ..config() };
+    let (engines, groups) = cluster(3, &config);
+    let features = engines[0].features();
+    assert!(!features.gso && !features.gro && features.datagram_bytes == 1_472);
+    check_all_reduce(&groups, 300_001);
+}
+
+#[test]
+fn several_groups_and_several_operations_share_one_engine() {
+    let engines = engines(2, &config());
+    let mut clusters = Vec::new();
+    for name in ["a", "b"] {
+        clusters.push(join(&engines, name).into_iter().map(Result::unwrap).collect::<Vec<_>>());
+    }
+    let mut tensors: Vec<Tensor> = (0..16).map(|_| Tensor(vec![1.0; 50_000])).collect();
+    let mut ops = Vec::new();
+    for (i, tensor) in tensors.iter_mut().enumerate() {
+        let group = &clusters[i / 8][i % 2];
+        ops.push(group.submit(all_reduce(tensor.view()), Box::new(())).unwrap());
+    }
+    for op in &ops {
+        assert!(op.wait(Some(PATIENCE)).expect("ends in time").is_ok());
+    }
+    assert!(tensors.iter().all(|tensor| tensor.0.iter().all(|value| *value == 2.0)));
+}
+
+#[test]
+fn the_memory_is_released_before_the_waiter_wakes_and_completions_arrive_in_a_batch() {
+    struct Owner(Arc<AtomicBool>);
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (engines, groups) = cluster(1, &config());
+    let mut tensor = Tensor(vec![1.0; 10]);
+    let released = Arc::new(AtomicBool::new(false));
+    let op = groups[0].submit(all_reduce(tensor.view()), Box::new(Owner(Arc::clone(&released)))).unwrap();
+    assert!(op.wait(Some(PATIENCE)).is_some());
+    assert!(released.load(Ordering::SeqCst));
+    op.notify();
+    let batch = engines[0].completions().next_batch(Some(PATIENCE));
+    assert_eq!(batch.iter().map(gradwire_engine::OpHandle::id).collect::<Vec<_>>(), [op.id()]);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let first = Engine::start(config()).unwrap();
+    let port = first.local_port();
+    let error = Engine::start(EngineConfig { port, ..config() }).unwrap_err();
+    assert_eq!(error, EngineError::PortInUse { port });
+}
+
+#[test]
+fn a_peer_that_cannot_be_reached_ends_the_join_in_time_and_is_named() {
+    let engines = engines(2, &config());
+    let a = engines[0].new_group(0, 2, "g").unwrap();
+    let b = engines[1].new_group(1, 2, "g").unwrap();
+    let records = [a.record(), b.record()];
+    engines[1].stop();
+    let start = Instant::now();
+    let error = a.join(&records, Some(Duration::from_millis(300))).unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    let JoinError::Unreachable { peers, .. } = &error else { panic!("{error}") };
+    assert_eq!(peers.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1]);
+    let address = format!("127.0.0.1:{}", engines[1].local_port());
+    assert!(error.to_string().contains(&address), "{error}");
+}
+
+#[test]
+fn a_wrong_world_size_is_named_on_every_rank() {
+    let engines = engines(2, &config());
+    let pending = vec![engines[0].new_group(0, 2, "g").unwrap(), engines[1].new_group(1, 3, "g").unwrap()];
+    let outcomes = join_pending(pending, PATIENCE);
+    let error = |i: usize| outcomes[i].as_ref().err().cloned();
+    assert_eq!(error(0), Some(JoinError::WorldSizeMismatch { rank: 1, theirs: 3, ours: 2 }));
+    assert_eq!(error(1), Some(JoinError::WorldSizeMismatch { rank: 0, theirs: 2, ours: 3 }));
+}
+
+#[test]
+fn different_settings_are_named_on_every_rank() {
+    let engines = [
+        Engine::start(config()).unwrap(),
+        Engine::start(EngineConfig { fingerprint: 7, ..config() }).unwrap(),
+    ];
+    for (rank, outcome) in join(&engines, "g").into_iter().enumerate() {
+        let error = outcome.unwrap_err();
+        let other = 1 - rank as u32;
+        assert!(matches!(error, JoinError::SettingsMismatch { rank, .. } if rank == other), "{error}");
+    }
+}
+
+#[test]
+fn a_crashed_peer_is_named_by_every_survivor_within_the_peer_timeout() {
+    let (engines, groups) = cluster(3, &config());
+    check_all_reduce(&groups, 1_000);
+    engines[2].crash();
+    let start = Instant::now();
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor(vec![1.0; 100_000])).collect();
+    let ops: Vec<_> = groups
+        .iter()
+        .zip(&mut tensors)
+        .map(|(group, tensor)| group.submit(all_reduce(tensor.view()), Box::new(())).unwrap())
+        .collect();
+    for op in &ops {
+        let outcome = op.wait(Some(PATIENCE)).expect("ends in time");
+        assert!(matches!(outcome, Err(OpError::PeerLost { rank: 2, .. })), "{outcome:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
+fn different_calls_are_a_mismatch_on_every_rank() {
+    let (_engines, groups) = cluster(2, &config());
+    let mut tensors = [Tensor(vec![1.0; 100]), Tensor(vec![1.0; 200])];
+    let ops: Vec<_> = groups
+        .iter()
+        .zip(&mut tensors)
+        .map(|(group, tensor)| group.submit(all_reduce(tensor.view()), Box::new(())).unwrap())
+        .collect();
+    for op in &ops {
+        let outcome = op.wait(Some(PATIENCE)).expect("ends in time");
+        assert!(matches!(outcome, Err(OpError::Mismatch(_))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn leaving_together_is_quick_and_later_calls_end_with_an_error() {
+    let (engines, groups) = cluster(3, &config());
+    check_all_reduce(&groups, 10);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(|| assert!(group.leave(PATIENCE)));
+        }
+    });
+    assert!(start.elapsed() < Duration::from_millis(400), "{:?}", start.elapsed());
+    let mut tensor = Tensor(vec![1.0; 10]);
+    let op = groups[0].submit(all_reduce(tensor.view()), Box::new(())).unwrap();
+    assert!(matches!(op.wait(Some(PATIENCE)), Some(Err(OpError::ShutDown(_)))));
+    engines[0].stop();
+    let error = groups[0].submit(all_reduce(tensor.view()), Box::new(())).unwrap_err();
+    assert_eq!(error, EngineError::Stopped { cause: None });
+}
+
+#[test]
+fn stopping_ends_what_is_in_flight_and_closes_the_queue_of_completions() {
+    let (engines, groups) = cluster(2, &config());
+    let mut tensor = Tensor(vec![1.0; 10]);
+    let op = groups[0].submit(all_reduce(tensor.view()), Box::new(())).unwrap();
+    op.notify();
+    engines[0].stop();
+    assert!(matches!(op.outcome(), Some(Err(OpError::ShutDown(_)))), "{:?}", op.outcome());
+    let completions = engines[0].completions();
+    assert_eq!(completions.next_batch(Some(PATIENCE)).len(), 1);
+    assert!(completions.next_batch(Some(PATIENCE)).is_empty() && completions.is_closed());
+}
+
+#[test]
+fn a_group_is_used_again_after_another_was_left() {
+    let engines = engines(2, &config());
+    for round in 0..3 {
+        let groups: Vec<GroupHandle> =
+            join(&engines, &format!("round {round}")).into_iter().map(Result::unwrap).collect();
+        check_all_reduce(&groups, 1_000);
+    }
+}
+
+#[test]
+fn counters_are_kept_for_each_peer_and_for_the_socket() {
+    let (engines, groups) = cluster(2, &config());
+    check_all_reduce(&groups, 100_000);
+    let stats = groups[0].stats().unwrap();
+    assert_eq!((stats.rank, stats.world_size, stats.peers.len()), (0, 2, 1));
+    assert!(stats.peers[0].bytes_sent >= 400_000, "{stats:?}");
+    assert_eq!(stats.peers[0].address, format!("127.0.0.1:{}", engines[1].local_port()));
+    assert!(engines[0].stats().unwrap().bytes_sent >= 400_000);
+}
+
+#[test]
+fn an_idle_group_lets_the_processor_rest() {
+    let (engines, _groups) = cluster(2, &config());
+    let before = engines[0].stats().unwrap().sleeps;
+    std::thread::sleep(Duration::from_millis(500));
+    let woken = engines[0].stats().unwrap().sleeps - before;
+    assert!(woken < 60, "{woken} times in half a second");
+}
+
+#[test]
+fn a_forked_child_is_refused_and_its_parent_goes_on() {
+    let (engines, groups) = cluster(2, &config());
+    // SAFETY: the child only calls code that takes no lock, and leaves with `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let forked = matches!(engines[0].new_group(0, 1, "child"), Err(EngineError::Forked { .. }));
+        engines[0].stop();
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(!forked)) };
+    }
+    let mut status = 0;
+    // SAFETY: `child` is ours, `status` is live.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    check_all_reduce(&groups, 1_000);
+}
