@@ -72,13 +72,9 @@ fn every_pair_of_forms_exchanges_the_same_datagrams() {
 
 #[test]
 fn offload_sends_many_datagrams_with_one_call() {
-    let probe = bind(&BindOptions {
-        address: Ipv4Addr::LOCALHOST.into(),
-        port: 0,
-        dscp: 0,
-        offload: Offload::Auto,
-    })
-    .unwrap();
+    let probe =
+        bind(&BindOptions { address: Ipv4Addr::LOCALHOST.into(), port: 0, dscp: 0, offload: Offload::Auto })
+            .unwrap();
     let (_, sent, _) = exchange(Offload::Auto, Offload::Auto, Ipv4Addr::LOCALHOST.into());
     let (_, plain, _) = exchange(Offload::Off, Offload::Off, Ipv4Addr::LOCALHOST.into());
     assert_eq!(plain.send_calls, plain.datagrams_sent);

@@ -5,30 +5,36 @@ use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, Pe
 use std::time::Duration;
 
 /// Longest that anything in these tests may take before it counts as hung.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Settings for tests: everything by default, a short peer timeout.
 #[must_use]
-pub fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     EngineConfig { peer_timeout: Duration::from_millis(800), ..EngineConfig::default() }
 }
 
 /// Starts `world_size` engines.
 #[must_use]
-pub fn engines(world_size: u32, config: &EngineConfig) -> Vec<Engine> {
+pub(crate) fn engines(world_size: u32, config: &EngineConfig) -> Vec<Engine> {
     (0..world_size).map(|_| Engine::start(config.clone()).expect("loopback exists")).collect()
 }
 
 /// Joins one group of all engines; every rank sees every record.
-pub fn join(engines: &[Engine], name: &str) -> Vec<Result<GroupHandle, JoinError>> {
+pub(crate) fn join(engines: &[Engine], name: &str) -> Vec<Result<GroupHandle, JoinError>> {
     let world_size = engines.len() as u32;
-    let pending: Vec<PendingGroup> =
-        engines.iter().zip(0..).map(|(e, rank)| e.new_group(rank, world_size, name).expect("valid rank")).collect();
+    let pending: Vec<PendingGroup> = engines
+        .iter()
+        .zip(0..)
+        .map(|(e, rank)| e.new_group(rank, world_size, name).expect("valid rank"))
+        .collect();
     join_pending(pending, PATIENCE)
 }
 
 /// Joins pending groups, each on its own thread.
-pub fn join_pending(pending: Vec<PendingGroup>, timeout: Duration) -> Vec<Result<GroupHandle, JoinError>> {
+pub(crate) fn join_pending(
+    pending: Vec<PendingGroup>,
+    timeout: Duration,
+) -> Vec<Result<GroupHandle, JoinError>> {
     let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
     let threads: Vec<_> = pending
         .into_iter()
@@ -42,18 +48,19 @@ pub fn join_pending(pending: Vec<PendingGroup>, timeout: Duration) -> Vec<Result
 
 /// A connected group of `world_size` ranks.
 #[must_use]
-pub fn cluster(world_size: u32, config: &EngineConfig) -> (Vec<Engine>, Vec<GroupHandle>) {
+pub(crate) fn cluster(world_size: u32, config: &EngineConfig) -> (Vec<Engine>, Vec<GroupHandle>) {
     let engines = engines(world_size, config);
-    let groups = join(&engines, "test").into_iter().map(|group| group.expect("all ranks are there")).collect();
+    let groups =
+        join(&engines, "test").into_iter().map(|group| group.expect("all ranks are there")).collect();
     (engines, groups)
 }
 
 /// Memory that an operation reads and writes. The heap block does not move when the value does.
-pub struct Tensor(pub Vec<f32>);
+pub(crate) struct Tensor(pub(crate) Vec<f32>);
 
 impl Tensor {
     /// The whole tensor.
-    pub fn view(&mut self) -> View {
+    pub(crate) fn view(&mut self) -> View {
         // SAFETY: the tests wait for the operation, or stop the engine, before they touch or drop the memory.
         unsafe { View::new(self.0.as_mut_ptr().cast(), self.0.len() * 4) }
     }
@@ -61,7 +68,7 @@ impl Tensor {
 
 /// An exact all-reduce of the whole of `view`.
 #[must_use]
-pub fn all_reduce(view: View) -> Request {
+pub(crate) fn all_reduce(view: View) -> Request {
     Request {
         collective: Collective::AllReduce { algorithm: Algorithm::Auto },
         dtype: Dtype::F32,
@@ -77,12 +84,12 @@ pub fn all_reduce(view: View) -> Request {
 
 /// Values of a rank whose sums are whole numbers that a float holds exactly.
 #[must_use]
-pub fn values(rank: usize, elems: usize) -> Vec<f32> {
+pub(crate) fn values(rank: usize, elems: usize) -> Vec<f32> {
     (0..elems).map(|i| ((rank + 1) * (i % 1_000)) as f32).collect()
 }
 
 /// One all-reduce on every group; panics unless every rank has the exact sum.
-pub fn check_all_reduce(groups: &[GroupHandle], elems: usize) {
+pub(crate) fn check_all_reduce(groups: &[GroupHandle], elems: usize) {
     let mut tensors: Vec<Tensor> = (0..groups.len()).map(|rank| Tensor(values(rank, elems))).collect();
     let ops: Vec<OpHandle> = groups
         .iter()

@@ -1,0 +1,184 @@
+//! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
+//!
+//! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
+//! [--no-offload] [--mtu 9000] [--stats]`
+//!
+//! The process starts itself once for each rank; records travel through the children's pipes. Results are checked. Bus
+//! bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it.
+
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload};
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug)]
+struct Options {
+    ranks: u32,
+    rank: Option<u32>,
+    bytes: Vec<usize>,
+    rounds: usize,
+    offload: Offload,
+    mtu: Option<usize>,
+    algorithm: Algorithm,
+    stats: bool,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = parse(std::env::args().skip(1))?;
+    match options.rank {
+        Some(rank) => run_rank(&options, rank),
+        None => run_all(&options),
+    }
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn Error>> {
+    let mut options = Options {
+        ranks: 2,
+        rank: None,
+        bytes: vec![1 << 10, 64 << 10, 1 << 20, 25 << 20],
+        rounds: 50,
+        offload: Offload::Auto,
+        mtu: None,
+        algorithm: Algorithm::Auto,
+        stats: false,
+    };
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--ranks" => options.ranks = value()?.parse()?,
+            "--rank" => options.rank = Some(value()?.parse()?),
+            "--bytes" => options.bytes = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--rounds" => options.rounds = value()?.parse()?,
+            "--mtu" => options.mtu = Some(value()?.parse()?),
+            "--no-offload" => options.offload = Offload::Off,
+            "--ring" => options.algorithm = Algorithm::Ring,
+            "--transpose" => options.algorithm = Algorithm::Transpose,
+            "--stats" => options.stats = true,
+            _ => return Err(format!("unknown argument {argument}").into()),
+        }
+    }
+    Ok(options)
+}
+
+/// Starts the ranks and passes every record to every rank.
+fn run_all(options: &Options) -> Result<(), Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    let mut children: Vec<Child> = (0..options.ranks)
+        .map(|rank| {
+            Command::new(&program)
+                .args(std::env::args().skip(1))
+                .args(["--rank", &rank.to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+        })
+        .collect::<Result<_, _>>()?;
+    let mut readers = Vec::new();
+    let mut records = String::new();
+    for child in &mut children {
+        let mut reader = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+        reader.read_line(&mut records)?;
+        readers.push(reader);
+    }
+    for child in &mut children {
+        child.stdin.take().ok_or("no pipe")?.write_all(records.as_bytes())?;
+    }
+    for reader in readers {
+        for line in reader.lines() {
+            println!("{}", line?);
+        }
+    }
+    for mut child in children {
+        if !child.wait()?.success() {
+            return Err("a rank failed".into());
+        }
+    }
+    Ok(())
+}
+
+fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
+    let engine = Engine::start(EngineConfig {
+        offload: options.offload,
+        mtu: options.mtu,
+        ..EngineConfig::default()
+    })?;
+    let pending = engine.new_group(rank, options.ranks, "bench")?;
+    println!("{}", pending.record());
+    let records: Vec<String> = std::io::stdin().lines().collect::<Result<_, _>>()?;
+    let group = pending.join(&records, Some(TIMEOUT))?;
+    if rank == 0 {
+        println!(
+            "{:>10} {:>10} {:>10} {:>10} {:>12} {:>6}",
+            "bytes", "p50 us", "p99 us", "min us", "busbw MB/s", "wrong"
+        );
+    }
+    for bytes in &options.bytes {
+        measure(options, &group, *bytes)?;
+    }
+    if options.stats {
+        println!("rank {rank} {}", serde_json::to_string(&group.stats()?)?);
+        println!("rank {rank} {}", serde_json::to_string(&engine.stats()?)?);
+    }
+    group.leave(Duration::from_secs(1));
+    engine.stop();
+    Ok(())
+}
+
+fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), Box<dyn Error>> {
+    let elems = bytes / 4;
+    let mut tensor = vec![0.0_f32; elems];
+    let mut times = Vec::new();
+    let mut wrong = 0;
+    let warm_up = options.rounds / 10 + 2;
+    for round in 0..options.rounds + warm_up {
+        tensor.fill((group.rank() + 1) as f32);
+        // SAFETY: the operation is waited for before the tensor is touched again.
+        let view = unsafe { View::new(tensor.as_mut_ptr().cast(), elems * 4) };
+        let start = Instant::now();
+        let op = group.submit(request(options.algorithm, view), Box::new(()))?;
+        let outcome = op.wait(Some(TIMEOUT)).ok_or("timed out")?;
+        if round >= warm_up {
+            times.push(start.elapsed());
+        }
+        if let Err(error) = outcome {
+            return Err(error.to_string().into());
+        }
+        let sum = (options.ranks * (options.ranks + 1) / 2) as f32;
+        wrong += tensor.iter().filter(|value| **value != sum).count();
+    }
+    times.sort();
+    let micros = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
+    let ranks = f64::from(options.ranks);
+    let busbw = 2.0 * (ranks - 1.0) / ranks * bytes as f64 / micros(0.5);
+    if group.rank() == 0 {
+        println!(
+            "{bytes:>10} {:>10.0} {:>10.0} {:>10.0} {busbw:>12.1} {wrong:>6}",
+            micros(0.5),
+            micros(0.99),
+            micros(0.0)
+        );
+    }
+    if wrong == 0 {
+        Ok(())
+    } else {
+        Err(format!("{wrong} wrong values on rank {}", group.rank()).into())
+    }
+}
+
+fn request(algorithm: Algorithm, view: View) -> Request {
+    Request {
+        collective: Collective::AllReduce { algorithm },
+        dtype: Dtype::F32,
+        reduce: ReduceOp::Sum,
+        input: view,
+        output: view,
+        policy: Policy::RELIABLE,
+        residual: View::EMPTY,
+        timeout: TIMEOUT,
+        priority: 0,
+    }
+}
