@@ -6,7 +6,7 @@ use crate::shared::Unanswered;
 use crate::socket::{Batch, RawAddress};
 use crate::{GroupStats, OpHandle, Outcome, PeerStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
-use gradwire_core::{ConnectionStats, Timestamp};
+use gradwire_core::{ConnectionStats, Header, Timestamp};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -126,7 +126,7 @@ impl ActiveGroup {
     /// Takes a datagram of `peer`.
     pub(crate) fn handle_datagram(&mut self, now: Timestamp, peer: u32, bytes: &[u8], from: &RawAddress) {
         let address = &mut self.peers[peer as usize];
-        if address.locked.is_none() {
+        if address.locked.is_none() && Header::decode(bytes).is_ok() {
             address.locked = from.to_socket_addr().map(RawAddress::new);
         }
         self.group.handle_datagram(now, peer, bytes);

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn what_the_kernel_did_not_take_survives_its_tensor() {
         let mut batch = Batch::new();
-        let mut tensor = vec![7_u8; 100];
+        let mut tensor = [7_u8; 100];
         for i in 0..4_u8 {
             // SAFETY: `tensor` outlives the first `keep_from`.
             unsafe { batch.push(RawAddress::EMPTY, &[i], &tensor[usize::from(i) * 10..][..10]) };
