@@ -16,7 +16,7 @@ use crate::position::{History, PositionRecord};
 use crate::schedules::{Place, Post};
 use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request};
-use gradwire_core::wire::chunk_bytes_for;
+use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{ConnectionConfig, ConnectionStats, Timeout, TimeoutReason, Timestamp};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -48,8 +48,9 @@ pub struct GroupConfig {
 pub trait TransmitSink {
     /// Whether another datagram fits.
     fn has_room(&self) -> bool;
-    /// Takes one datagram for `peer`: `head`, then `payload` (which points into the tensor and must be copied or
-    /// sent before the group is called again). `head.len() + payload.len()` is at most the datagram size.
+    /// Takes one datagram for `peer`: `head`, which must be copied at once, then `payload`, which points into the
+    /// tensor and must be copied or sent before the group is called again. `head.len() + payload.len()` is at most
+    /// the datagram size.
     fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]);
 }
 
@@ -168,7 +169,7 @@ impl Group {
             posts: Vec::new(),
             // The next rank first, so that not everybody begins with rank 0.
             turn: if rank + 1 < world_size { rank as usize } else { 0 },
-            scratch: vec![0; datagram_bytes],
+            scratch: vec![0; datagram_bytes + HEADER_BYTES],
         };
         if world_size == 1 {
             group.events.push_back(GroupEvent::Connected);

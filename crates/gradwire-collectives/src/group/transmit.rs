@@ -33,9 +33,14 @@ fn burst(
         if !sink.has_room() {
             break;
         }
-        let Some(transmit) = peer.connection.poll_transmit(now, scratch) else { break };
+        let (head, body) = scratch.split_at_mut(HEADER_BYTES);
+        let Some(transmit) = peer.connection.poll_transmit(now, body) else { break };
         match transmit.body {
-            Body::Control { bytes } => sink.push(peer.rank, &transmit.header.encode(), &scratch[..bytes]),
+            Body::Control { bytes } => {
+                // All of it is head: the sink copies that, and the next control packet uses the scratch again.
+                head.copy_from_slice(&transmit.header.encode());
+                sink.push(peer.rank, &scratch[..HEADER_BYTES + bytes], &[]);
+            }
             Body::Payload { offset, bytes } => {
                 push_payload(peer, ops, transmit, offset as usize, bytes, sink)
             }
