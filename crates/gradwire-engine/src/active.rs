@@ -47,7 +47,8 @@ pub(crate) struct ActiveGroup {
     /// By rank; the own entry has no candidates.
     peers: Vec<PeerAddress>,
     in_flight: HashMap<OpId, InFlight>,
-    connected: Option<Sender<()>>,
+    /// Waits for the group to connect or to fail.
+    connected: Option<Sender<Result<(), OpError>>>,
     leaving: Leaving,
     /// When the group wants to be called.
     wake_at: Option<Timestamp>,
@@ -57,7 +58,7 @@ pub(crate) struct ActiveGroup {
 
 impl ActiveGroup {
     /// Starts to connect.
-    pub(crate) fn new(setup: GroupSetup, connected: Sender<()>, now: Timestamp) -> Self {
+    pub(crate) fn new(setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
         let own = PeerAddress { host: String::new(), candidates: Vec::new(), locked: None };
         let mut peers = vec![own];
         peers.resize_with(setup.config.world_size as usize, || PeerAddress {
@@ -71,7 +72,7 @@ impl ActiveGroup {
             place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
         }
         let group = Group::new(setup.config.clone(), now);
-        let mut active = Self {
+        Self {
             setup,
             group,
             peers,
@@ -80,11 +81,7 @@ impl ActiveGroup {
             leaving: Leaving::No,
             wake_at: None,
             dirty: true,
-        };
-        if active.setup.config.peers.is_empty() {
-            active.announce_connected();
         }
-        active
     }
 
     /// Its name in the engine.
@@ -155,7 +152,8 @@ impl ActiveGroup {
     pub(crate) fn poll_events(&mut self) {
         while let Some(event) = self.group.poll_event() {
             match event {
-                GroupEvent::Connected => self.announce_connected(),
+                GroupEvent::Connected => self.announce(Ok(())),
+                GroupEvent::Failed(error) => self.announce(Err(error)),
                 GroupEvent::Done { op, outcome } => self.complete(op, outcome),
                 // What a later version reports is of no use to this one.
                 _ => {}
@@ -260,10 +258,10 @@ impl ActiveGroup {
         }
     }
 
-    fn announce_connected(&mut self) {
-        if let Some(connected) = self.connected.take() {
+    fn announce(&mut self, connected: Result<(), OpError>) {
+        if let Some(waiting) = self.connected.take() {
             // The caller may have stopped waiting; then it sends `Abandon`.
-            let _ = connected.send(());
+            let _ = waiting.send(connected);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Why an engine cannot start or a group cannot form. Every variant names what disagreed, and where.
 
+use gradwire_collectives::OpError;
 use std::net::SocketAddr;
 use std::time::Duration;
 use thiserror::Error;
@@ -119,7 +120,7 @@ impl std::fmt::Display for UnreachablePeer {
 }
 
 /// Why a group could not form. Nothing of it is left; a new attempt needs a new [`crate::PendingGroup`].
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// A record that is not one, or not of this format.
@@ -180,6 +181,9 @@ pub enum JoinError {
         /// How long.
         waited: Duration,
     },
+    /// The group failed while it connected: a peer aborted, or is not the one of the record.
+    #[error("the group failed while it connected: {0}")]
+    Failed(OpError),
     /// The engine refuses.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -113,7 +113,8 @@ impl PendingGroup {
         shared.send(Command::Join { setup, connected })?;
         let handle = GroupHandle { shared, key, rank, world_size };
         match wait.recv_timeout(timeout) {
-            Ok(()) => Ok(handle),
+            Ok(Ok(())) => Ok(handle),
+            Ok(Err(error)) => Err(JoinError::Failed(error)),
             Err(RecvTimeoutError::Disconnected) => Err(handle.shared.stopped_error().into()),
             Err(RecvTimeoutError::Timeout) => Err(handle.unreachable(&roster, timeout)),
         }

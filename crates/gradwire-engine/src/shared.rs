@@ -5,7 +5,7 @@ use crate::handle::lock;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
 use crate::{Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError};
-use gradwire_collectives::Request;
+use gradwire_collectives::{OpError, Request};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,8 +21,8 @@ pub(crate) type Unanswered = Vec<(u32, Vec<SocketAddr>)>;
 
 /// What a caller asks of the network thread.
 pub(crate) enum Command {
-    /// Connect a group; answered when every peer has answered.
-    Join { setup: Box<GroupSetup>, connected: Sender<()> },
+    /// Connect a group; answered when every peer has answered, or when the group has failed.
+    Join { setup: Box<GroupSetup>, connected: Sender<Result<(), OpError>> },
     /// Forget a group that did not connect in time; answered with who is missing.
     Abandon { group: GroupKey, missing: Sender<Unanswered> },
     /// Start a collective.
