@@ -36,6 +36,11 @@ impl Peer {
         }
     }
 
+    /// Whether it said that collective `sequence` is its oldest one in flight.
+    pub(crate) fn is_in(&self, sequence: u64) -> bool {
+        self.position.is_some_and(|position| position.sequence == sequence && position.call.is_some())
+    }
+
     /// Where it last said it was, for people.
     pub(crate) fn whereabouts(&self) -> String {
         match self.position {

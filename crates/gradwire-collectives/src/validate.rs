@@ -48,10 +48,14 @@ fn check_sizes(request: &Request, rank: u32, world_size: usize) -> Result<(), St
         Collective::Scatter { root } => {
             (if *root == rank { rows(output, world_size)? } else { input }, output)
         }
-        Collective::AllToAll { input_split_bytes, output_split_bytes } => (
-            splits(input_split_bytes, request, world_size)?,
-            splits(output_split_bytes, request, world_size)?,
-        ),
+        Collective::AllToAll { input_split_bytes: give, output_split_bytes: take } => {
+            let totals = (splits(give, request, world_size)?, splits(take, request, world_size)?);
+            let (own_give, own_take) = (give[rank as usize], take[rank as usize]);
+            if own_give != own_take {
+                return Err(format!("{own_give} bytes for rank {rank} itself, which expects {own_take}"));
+            }
+            totals
+        }
         Collective::Send { .. } | Collective::Receive { .. } => (input, output),
     };
     if (input, output) != (want_input, want_output) {

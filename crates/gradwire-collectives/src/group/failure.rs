@@ -151,20 +151,22 @@ impl Group {
     }
 
     /// For each peer that is behind, what is outstanding in the oldest operation that needs it, and where the peer
-    /// last said it was.
+    /// last said it was. Peers that have not come to that operation are named first: the others may be waiting too.
     fn lag(&self) -> String {
         let mut ops: Vec<&Op> = self.ops.iter().collect();
         ops.sort_by_key(|op| op.id);
         let lag = |peer: &Peer| {
             let (op, lag) = ops.iter().find_map(|op| Some((op, op.lag_of(peer.rank)?)))?;
             let (Peer { rank, host, .. }, during) = (peer, op.during());
-            Some(format!("rank {rank} ({host}): {lag} in {during}; {}", peer.whereabouts()))
+            let line = format!("rank {rank} ({host}): {lag} in {during}; {}", peer.whereabouts());
+            Some((peer.is_in(op.sequence()), line))
         };
-        let lines: Vec<String> = self.peers.iter().filter_map(lag).collect();
+        let mut lines: Vec<(bool, String)> = self.peers.iter().filter_map(lag).collect();
+        lines.sort_by_key(|(has_come, _)| *has_come);
         if lines.is_empty() {
             return "no peer has offered what is waited for".to_owned();
         }
-        lines.join("; ")
+        lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
     }
 
     /// What is in progress, for messages.

@@ -49,9 +49,6 @@ impl Broadcast {
 
 impl Schedule for Broadcast {
     fn start(&mut self, _memory: &mut Memory, _pool: &mut Pool, posts: &mut Vec<Post>) {
-        if self.bytes == 0 {
-            return;
-        }
         let distance = self.distance();
         if distance == 0 {
             return self.post_children(posts);

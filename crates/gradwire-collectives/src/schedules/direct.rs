@@ -31,6 +31,11 @@ impl Direct {
         Self { place, collective: request.collective.clone(), row, receives_open: 0, reduces: false }
     }
 
+    /// A barrier, whatever was called.
+    pub(super) fn barrier(place: Place) -> Self {
+        Self { place, collective: Collective::Barrier, row: 0, receives_open: 0, reduces: false }
+    }
+
     fn row(&self, rank: u32) -> Range<usize> {
         let start = rank as usize * self.row;
         start..start + self.row
@@ -52,9 +57,7 @@ impl Direct {
         memory.accumulate_in(area.clone(), own, chunks, true, pool);
         self.reduces = true;
         for from in self.place.others() {
-            if self.row > 0 {
-                self.receive(from, Target::Add { at: 0, chunk: 0 }, self.row, posts);
-            }
+            self.receive(from, Target::Add { at: 0, chunk: 0 }, self.row, posts);
         }
         if self.receives_open == 0 {
             memory.finish(&area, 0);
@@ -115,12 +118,12 @@ impl Schedule for Direct {
         match self.collective.clone() {
             Collective::ReduceScatter => {
                 self.reduce(&self.row(rank), memory, pool, posts);
-                for other in self.place.others().filter(|_| self.row > 0) {
+                for other in self.place.others() {
                     self.send(other, self.row(other), posts);
                 }
             }
             Collective::Reduce { root } if root == rank => self.reduce(&(0..self.row), memory, pool, posts),
-            Collective::Reduce { root } if self.row > 0 => self.send(root, 0..self.row, posts),
+            Collective::Reduce { root } => self.send(root, 0..self.row, posts),
             Collective::AllToAll { input_split_bytes, output_split_bytes } => {
                 self.start_all_to_all(&input_split_bytes, &output_split_bytes, memory, posts);
             }
@@ -135,8 +138,7 @@ impl Schedule for Direct {
                 // From whom is known by the time that this starts: the transfer has been offered.
                 self.receive(from.unwrap_or(rank), Target::Place(0), self.row, posts);
             }
-            _ if self.row > 0 => self.start_rows(memory, posts),
-            _ => {}
+            _ => self.start_rows(memory, posts),
         }
     }
 

@@ -75,8 +75,12 @@ pub(crate) trait Schedule: std::fmt::Debug + Send {
     fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>);
 }
 
-/// The schedule of a valid request.
+/// The schedule of a valid request. A collective of no elements is a barrier: only so do all ranks find out if one
+/// of them calls it with elements, or calls something else.
 pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn Schedule> {
+    if is_empty(request) {
+        return Box::new(direct::Direct::barrier(place));
+    }
     match request.collective {
         Collective::AllReduce { .. } => {
             let layout = Layout::new(request.output.len(), place.world_size as usize, place.chunk_bytes);
@@ -91,6 +95,18 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
             Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
         }
         _ => Box::new(direct::Direct::new(request, place)),
+    }
+}
+
+fn is_empty(request: &Request) -> bool {
+    match request.collective {
+        Collective::AllReduce { .. } | Collective::Broadcast { .. } => request.output.is_empty(),
+        Collective::ReduceScatter | Collective::Scatter { .. } => request.output.is_empty(),
+        Collective::AllGather | Collective::Gather { .. } | Collective::Reduce { .. } => {
+            request.input.is_empty()
+        }
+        Collective::AllToAll { .. } | Collective::Barrier => false,
+        Collective::Send { .. } | Collective::Receive { .. } => false,
     }
 }
 

@@ -104,7 +104,7 @@ impl Schedule for Ring {
         memory.accumulate_in(all.clone(), &all, chunks, false, pool);
         if self.steps() == 0 {
             self.finish_sum(memory);
-        } else if !all.is_empty() {
+        } else {
             self.post_reduce_send(0, posts);
             // One step ahead, so that the grant is there before the data of the next step.
             (0..self.steps().min(2)).for_each(|step| self.post_reduce_receive(step, posts));

@@ -1,0 +1,225 @@
+//! Exact reductions: every rank holds what the definition says, whatever the schedule, dtype and network.
+//!
+//! Inputs are small integers, held exactly by every dtype in every order of summation; so results are compared bit
+//! by bit with a closed formula.
+
+mod common;
+
+use common::{all_reduce, lossy, request, Net, Tensor};
+use gradwire_collectives::{Algorithm, Collective, Dtype, ReduceOp, Request};
+
+const SUMMED: [Dtype; 9] = [
+    Dtype::F32,
+    Dtype::F64,
+    Dtype::F16,
+    Dtype::Bf16,
+    Dtype::U8,
+    Dtype::I8,
+    Dtype::I16,
+    Dtype::I32,
+    Dtype::I64,
+];
+
+/// Element `index` of `rank`'s input: 1 to 3 times the rank's ordinal.
+fn input(rank: u32, index: usize) -> i64 {
+    i64::from(rank + 1) * pattern(index)
+}
+
+fn pattern(index: usize) -> i64 {
+    (index % 3) as i64 + 1
+}
+
+/// The sum over all ranks: at most 3 * 36 for 8 ranks, which even an `i8` holds.
+fn sum(world_size: u32, index: usize) -> i64 {
+    i64::from(world_size * (world_size + 1) / 2) * pattern(index)
+}
+
+/// `value / 2`, which every float dtype holds; integers truncate.
+fn element(dtype: Dtype, twice: i64) -> Vec<u8> {
+    let half = twice as f32 / 2.0;
+    let whole = twice / 2;
+    match dtype {
+        Dtype::F32 => half.to_le_bytes().to_vec(),
+        Dtype::F64 => f64::from(half).to_le_bytes().to_vec(),
+        // Both half types hold these values exactly: upper bits of the float32, or rebuilt from it.
+        Dtype::Bf16 => half.to_le_bytes()[2..].to_vec(),
+        Dtype::F16 => f16_bits(half).to_le_bytes().to_vec(),
+        Dtype::I16 => (whole as i16).to_le_bytes().to_vec(),
+        Dtype::I32 => (whole as i32).to_le_bytes().to_vec(),
+        Dtype::I64 => whole.to_le_bytes().to_vec(),
+        _ => vec![whole as u8],
+    }
+}
+
+/// float16 of a small multiple of one half, from its float32.
+fn f16_bits(value: f32) -> u16 {
+    if value == 0.0 {
+        return 0;
+    }
+    let bits = value.to_bits();
+    let exponent = (bits >> 23 & 0xFF) - 127 + 15;
+    (bits >> 16 & 0x8000 | exponent << 10 | bits >> 13 & 0x3FF) as u16
+}
+
+fn tensor(dtype: Dtype, elems: usize, twice: impl Fn(usize) -> i64) -> Tensor {
+    Tensor((0..elems).flat_map(|index| element(dtype, twice(index))).collect())
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    world_size: u32,
+    elems: usize,
+    dtype: Dtype,
+    reduce: ReduceOp,
+    algorithm: Algorithm,
+    in_place: bool,
+}
+
+/// Twice the expected value of the result.
+fn expected(case: &Case, index: usize) -> i64 {
+    let sum = sum(case.world_size, index);
+    match case.reduce {
+        // (N + 1) / 2 times the pattern.
+        ReduceOp::Avg => 2 * sum / i64::from(case.world_size),
+        _ => 2 * sum,
+    }
+}
+
+fn check(case: Case, mut net: Net) {
+    let Case { world_size, elems, dtype, .. } = case;
+    let mut inputs: Vec<Tensor> =
+        (0..world_size).map(|rank| tensor(dtype, elems, |index| 2 * input(rank, index))).collect();
+    let before: Vec<Vec<u8>> = inputs.iter().map(|input| input.0.clone()).collect();
+    let mut outputs = vec![Tensor(vec![0xEE; elems * dtype.bytes()]); world_size as usize];
+    for rank in 0..world_size {
+        let at = rank as usize;
+        let (input, output) = (inputs[at].view(), outputs[at].view());
+        let output = if case.in_place { input } else { output };
+        let collective = Collective::AllReduce { algorithm: case.algorithm };
+        net.submit(rank, Request { dtype, reduce: case.reduce, input, output, ..request(collective) });
+    }
+    net.run_all(1);
+    let want = tensor(dtype, elems, |index| expected(&case, index));
+    for rank in 0..world_size as usize {
+        let got = if case.in_place { &inputs[rank] } else { &outputs[rank] };
+        assert!(got.0 == want.0, "{case:?}: rank {rank} holds something else");
+        assert!(case.in_place || inputs[rank].0 == before[rank], "{case:?}: the input was changed");
+        let report = net.report(rank as u32);
+        assert_eq!(report.bytes_received, report.bytes_expected, "{case:?}");
+        assert_eq!((report.lost_share(), report.uncounted.len(), report.elems), (0.0, 0, elems as u64));
+    }
+}
+
+#[test]
+fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
+    for world_size in [1, 2, 3, 4, 7, 8] {
+        for elems in [0, 1, 10, 1000] {
+            for dtype in SUMMED {
+                for (algorithm, in_place) in [
+                    (Algorithm::Ring, false),
+                    (Algorithm::Ring, true),
+                    (Algorithm::Transpose, false),
+                    (Algorithm::Transpose, true),
+                ] {
+                    for reduce in [ReduceOp::Sum, ReduceOp::Avg] {
+                        let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
+                        check(case, Net::perfect(world_size));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_reduce_of_a_large_bucket_is_exact() {
+    for world_size in [1, 2, 3, 4, 7, 8] {
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::I64, Dtype::U8] {
+            for (algorithm, in_place) in
+                [(Algorithm::Ring, true), (Algorithm::Transpose, true), (Algorithm::Auto, false)]
+            {
+                let case =
+                    Case { world_size, elems: 100_003, dtype, reduce: ReduceOp::Avg, algorithm, in_place };
+                check(case, Net::perfect(world_size));
+            }
+        }
+    }
+}
+
+#[test]
+fn loss_and_reordering_change_nothing_in_a_reliable_all_reduce() {
+    for seed in 0..6 {
+        for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+            let (dtype, reduce, in_place) = (Dtype::F32, ReduceOp::Avg, seed % 2 == 0);
+            let case = Case { world_size: 4, elems: 20_000, dtype, reduce, algorithm, in_place };
+            check(case, Net::new(4, lossy(seed, 5)));
+        }
+    }
+}
+
+#[test]
+fn halves_are_summed_in_float32_and_rounded_once() {
+    // 256 + 1 is not a bfloat16; summed there, each one would vanish. In float32 eight of them count.
+    let mut tensors: Vec<Tensor> = (0..8_u32)
+        .map(|rank| tensor(Dtype::Bf16, 100, move |_| if rank == 0 { 2 * 256 } else { 2 }))
+        .collect();
+    let mut net = Net::perfect(8);
+    for rank in 0..8 {
+        let request = all_reduce(&mut tensors[rank as usize], Algorithm::Auto);
+        net.submit(rank, Request { dtype: Dtype::Bf16, ..request });
+    }
+    net.run_all(1);
+    // 256 + 7 = 263 rounds to 264, the nearest bfloat16.
+    let want = tensor(Dtype::Bf16, 100, |_| 2 * 264);
+    assert!(tensors.iter().all(|tensor| tensor.0 == want.0));
+}
+
+#[test]
+fn every_reduction_reaches_every_rank() {
+    type Formula = fn(u32, usize) -> i64;
+    let cases: [(ReduceOp, Formula); 7] = [
+        (ReduceOp::Min, |_, index| pattern(index)),
+        (ReduceOp::Max, |world_size, index| i64::from(world_size) * pattern(index)),
+        (ReduceOp::Product, |world_size, index| (0..world_size).map(|rank| input(rank, index)).product()),
+        (ReduceOp::BitAnd, |world_size, index| {
+            (0..world_size).map(|rank| input(rank, index)).fold(-1, |a, b| a & b)
+        }),
+        (ReduceOp::BitOr, |world_size, index| {
+            (0..world_size).map(|rank| input(rank, index)).fold(0, |a, b| a | b)
+        }),
+        (ReduceOp::BitXor, |world_size, index| {
+            (0..world_size).map(|rank| input(rank, index)).fold(0, |a, b| a ^ b)
+        }),
+        (ReduceOp::Sum, sum),
+    ];
+    for (reduce, formula) in cases {
+        for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+            let mut tensors: Vec<Tensor> =
+                (0..3).map(|rank| tensor(Dtype::I32, 700, |index| 2 * input(rank, index))).collect();
+            let mut net = Net::perfect(3);
+            for rank in 0..3 {
+                let request = all_reduce(&mut tensors[rank as usize], algorithm);
+                net.submit(rank, Request { dtype: Dtype::I32, reduce, ..request });
+            }
+            net.run_all(1);
+            let want = tensor(Dtype::I32, 700, |index| 2 * formula(3, index));
+            assert!(tensors.iter().all(|tensor| tensor.0 == want.0), "{reduce:?} {algorithm:?}");
+        }
+    }
+}
+
+#[test]
+fn a_scaled_sum_multiplies_by_the_factor() {
+    for (world_size, algorithm) in [(1, Algorithm::Auto), (3, Algorithm::Ring), (3, Algorithm::Transpose)] {
+        let mut tensors: Vec<Tensor> =
+            (0..world_size).map(|rank| tensor(Dtype::F32, 500, |index| 2 * input(rank, index))).collect();
+        let mut net = Net::perfect(world_size);
+        for rank in 0..world_size {
+            let request = all_reduce(&mut tensors[rank as usize], algorithm);
+            net.submit(rank, Request { reduce: ReduceOp::PremulSum(0.5), ..request });
+        }
+        net.run_all(1);
+        let want = tensor(Dtype::F32, 500, |index| sum(world_size, index));
+        assert!(tensors.iter().all(|tensor| tensor.0 == want.0));
+    }
+}

@@ -1,0 +1,231 @@
+//! How groups fail: every rank, within its time, with the same typed cause.
+
+mod common;
+
+use common::{all_reduce, lossy, request, Net, Tensor, PEER_TIMEOUT};
+use gradwire_collectives::{Algorithm, Collective, Dtype, OpError, Policy, ReduceOp, Request, View};
+use std::time::Duration;
+
+fn data(elems: usize) -> Tensor {
+    Tensor::f32((0..elems).map(|index| index as f32))
+}
+
+/// Submits one request for each rank and gives the error of each.
+fn errors(mut net: Net, requests: Vec<Request>) -> Vec<OpError> {
+    let count = requests.len() as u32;
+    for (rank, request) in requests.into_iter().enumerate() {
+        net.submit(rank as u32, request);
+    }
+    net.run_all(1);
+    (0..count).map(|rank| net.error(rank).clone()).collect()
+}
+
+/// All ranks raise the same mismatch between `pair`; returns the two calls as people read them.
+fn assert_mismatch(errors: &[OpError], sequence: u64) -> (String, String) {
+    let OpError::Mismatch(first) = &errors[0] else { panic!("{:?}", errors[0]) };
+    assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
+    assert_eq!((first.a.sequence, first.b.sequence), (sequence, sequence));
+    assert!(first.rank_a < first.rank_b);
+    (format!("{} {}", first.rank_a, first.a), format!("{} {}", first.rank_b, first.b))
+}
+
+#[test]
+fn different_shapes_are_found_and_named_on_every_rank() {
+    for elems in [1001, 0, 300_000] {
+        let mut tensors = [data(1000), data(1000), data(elems)];
+        let requests = tensors.iter_mut().map(|tensor| all_reduce(tensor, Algorithm::Transpose)).collect();
+        for error in errors(Net::new(3, lossy(1, 2)), requests) {
+            // Two ranks may find out at once, each about another pair; rank 2 is in every pair that disagrees.
+            let (a, b) = assert_mismatch(&[error], 0);
+            assert!(a.contains("all_reduce/transpose of 1000 x F32"), "{a}");
+            assert_eq!(b, format!("2 all_reduce/transpose of {elems} x F32, Sum"));
+        }
+    }
+}
+
+#[test]
+fn different_dtypes_reductions_policies_and_collectives_are_found() {
+    type Change = fn(Request) -> Request;
+    let changes: [(Change, &str); 5] = [
+        (|request| Request { dtype: Dtype::I32, ..request }, "1 all_reduce/transpose of 1000 x I32, Sum"),
+        (|request| Request { reduce: ReduceOp::Max, ..request }, "1 all_reduce/transpose of 1000 x F32, Max"),
+        (|request| Request { policy: Policy::AUTO, ..request }, "1 all_reduce/transpose with settings"),
+        (
+            |request| Request { collective: Collective::AllReduce { algorithm: Algorithm::Ring }, ..request },
+            "1 all_reduce/ring of 1000 x F32, Sum",
+        ),
+        (
+            |request| Request {
+                input: View::EMPTY,
+                collective: Collective::Broadcast { root: 0 },
+                ..request
+            },
+            "1 broadcast of 1000 x F32, root 0",
+        ),
+    ];
+    for (change, named) in changes {
+        let mut tensors = [data(1000), data(1000)];
+        let mut requests: Vec<Request> =
+            tensors.iter_mut().map(|tensor| all_reduce(tensor, Algorithm::Transpose)).collect();
+        requests[1] = change(requests[1].clone());
+        let errors = errors(Net::perfect(2), requests);
+        let (_, b) = assert_mismatch(&errors, 0);
+        assert!(b.starts_with(named), "{b} is not {named}");
+    }
+}
+
+#[test]
+fn a_mismatch_in_which_nobody_sends_is_found_by_heartbeats() {
+    let mut tensors = [data(10), data(10)];
+    let [first, second] = &mut tensors;
+    let broadcast = |root, output| Request { output, ..request(Collective::Broadcast { root }) };
+    // Each waits for the other.
+    let errors = errors(Net::perfect(2), vec![broadcast(1, first.view()), broadcast(0, second.view())]);
+    let (a, b) = assert_mismatch(&errors, 0);
+    assert_eq!(
+        (a.as_str(), b.as_str()),
+        ("0 broadcast of 10 x F32, root 1", "1 broadcast of 10 x F32, root 0")
+    );
+}
+
+#[test]
+fn a_mismatch_late_in_the_sequence_names_its_number() {
+    let mut net = Net::perfect(2);
+    let mut tensors = [data(100), data(100)];
+    for _ in 0..5 {
+        (0..2).for_each(|rank| _ = net.submit(rank, request(Collective::Barrier)));
+    }
+    net.submit(0, all_reduce(&mut tensors[0], Algorithm::Auto));
+    net.submit(1, request(Collective::Barrier));
+    net.run_all(6);
+    let errors: Vec<OpError> = (0..2).map(|rank| net.error(rank).clone()).collect();
+    let (a, b) = assert_mismatch(&errors, 5);
+    assert!(a.starts_with("0 all_reduce") && b.starts_with("1 barrier"));
+}
+
+#[test]
+fn all_to_all_parts_that_do_not_fit_each_other_are_found() {
+    let mut tensors = [data(4), data(4), data(4), data(3)];
+    let [in0, out0, in1, out1] = &mut tensors;
+    let exchange = |input: &mut Tensor, output: &mut Tensor, splits: [[usize; 2]; 2]| {
+        let [give, take] = splits.map(|split| split.to_vec());
+        let collective = Collective::AllToAll { input_split_bytes: give, output_split_bytes: take };
+        Request { input: input.view(), output: output.view(), ..request(collective) }
+    };
+    // Rank 0 gives 12 bytes to rank 1, which expects 8.
+    let requests = vec![exchange(in0, out0, [[4, 12], [4, 12]]), exchange(in1, out1, [[12, 4], [8, 4]])];
+    let errors = errors(Net::perfect(2), requests);
+    assert_mismatch(&errors, 0);
+}
+
+#[test]
+fn a_message_of_another_size_is_a_mismatch() {
+    let (mut long, mut short) = (data(100), data(50));
+    let send = Request { input: long.view(), ..request(Collective::Send { to: 1, tag: 4 }) };
+    let receive = Request { output: short.view(), ..request(Collective::Receive { from: Some(0), tag: 4 }) };
+    let errors = errors(Net::perfect(2), vec![send, receive]);
+    assert_mismatch(&errors, 0);
+}
+
+#[test]
+fn a_dead_rank_is_named_by_every_survivor_within_the_peer_timeout() {
+    let mut net = Net::perfect(4);
+    let mut tensors: Vec<Tensor> = (0..4).map(|_| data(500_000)).collect();
+    for rank in 0..4 {
+        net.submit(rank, all_reduce(&mut tensors[rank as usize], Algorithm::Transpose));
+    }
+    net.run_for(Duration::from_micros(400));
+    net.dead.push(2);
+    let died = net.now;
+    net.run_all(1);
+    assert!(net.now - died < PEER_TIMEOUT + Duration::from_millis(500), "{:?}", net.now - died);
+    for rank in [0, 1, 3] {
+        let OpError::PeerLost { rank: lost, host, silent, during, .. } = net.error(rank) else {
+            panic!("{:?}", net.error(rank))
+        };
+        assert_eq!((*lost, host.as_str()), (2, "host2"));
+        assert!(
+            *silent >= PEER_TIMEOUT && during.starts_with("all_reduce/transpose #0"),
+            "{silent:?} {during}"
+        );
+    }
+    // What comes later fails at once, with the same cause.
+    let op = net.submit(0, request(Collective::Barrier));
+    net.run_for(Duration::ZERO);
+    assert_eq!(net.outcome(0, op).as_ref().err(), Some(net.error(0)));
+}
+
+#[test]
+fn a_call_that_a_peer_never_joins_times_out_with_the_laggard_named() {
+    let mut net = Net::perfect(3);
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| data(1000)).collect();
+    for rank in 0..2 {
+        let request = all_reduce(&mut tensors[rank as usize], Algorithm::Transpose);
+        // Rank 1 would wait longer; it learns from rank 0.
+        net.submit(rank, Request { timeout: Duration::from_secs(3 + 7 * u64::from(rank)), ..request });
+    }
+    net.run_until(Duration::from_secs(5), |net| net.done[0].len() == 1 && net.done[1].len() == 1);
+    let OpError::TimedOut { during, waited, detail } = net.error(0) else { panic!("{:?}", net.error(0)) };
+    assert_eq!((during.as_str(), *waited), ("all_reduce/transpose #0 (1000 x F32)", Duration::from_secs(3)));
+    // Rank 1 is behind only because it waits for rank 2, and comes after it.
+    assert!(detail.starts_with("rank 2 (host2): 0 of "), "{detail}");
+    assert!(detail.contains("idle before collective 0"), "{detail}");
+    let OpError::Aborted { rank: 0, cause } = net.error(1) else { panic!("{:?}", net.error(1)) };
+    assert!(cause.contains("all_reduce/transpose #0 (1000 x F32) timed out"), "{cause}");
+}
+
+#[test]
+fn a_receive_that_nobody_answers_times_out() {
+    let mut net = Net::perfect(2);
+    let mut data = data(4);
+    let receive = Request { output: data.view(), ..request(Collective::Receive { from: None, tag: 1 }) };
+    net.submit(0, Request { timeout: Duration::from_secs(1), ..receive });
+    net.run_until(Duration::from_secs(2), |net| net.done[0].len() == 1);
+    assert!(matches!(net.error(0), OpError::TimedOut { .. }), "{:?}", net.error(0));
+}
+
+#[test]
+fn a_rank_that_leaves_while_it_is_needed_is_named() {
+    let mut net = Net::perfect(3);
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| data(10)).collect();
+    net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+    let now = net.now;
+    net.groups[2].leave(now);
+    for rank in 0..2 {
+        net.submit(rank, all_reduce(&mut tensors[rank as usize], Algorithm::Ring));
+    }
+    net.dead.clear();
+    net.run_until(Duration::from_secs(5), |net| net.done[0].len() == 1 && net.done[1].len() == 1);
+    for rank in 0..2 {
+        assert!(matches!(net.error(rank), OpError::PeerLeft { rank: 2, .. }), "{:?}", net.error(rank));
+    }
+}
+
+#[test]
+fn leaving_in_the_middle_of_a_call_ends_it_here_and_there() {
+    let mut net = Net::perfect(2);
+    let mut tensor = data(10);
+    let mut other = data(10);
+    net.submit(0, all_reduce(&mut tensor, Algorithm::Auto));
+    let mut barrier = request(Collective::Barrier);
+    barrier.timeout = Duration::from_secs(20);
+    net.run_for(Duration::from_millis(10));
+    let now = net.now;
+    net.groups[0].leave(now);
+    net.submit(1, all_reduce(&mut other, Algorithm::Auto));
+    net.run_all(1);
+    assert!(matches!(net.error(0), OpError::ShutDown(_)), "{:?}", net.error(0));
+    assert!(matches!(net.error(1), OpError::PeerLeft { rank: 0, .. }), "{:?}", net.error(1));
+    net.run_until(PEER_TIMEOUT * 2, |net| net.groups[0].is_drained());
+}
+
+#[test]
+fn ranks_that_are_done_leave_without_an_error() {
+    let mut net = Net::new(3, lossy(5, 5));
+    (0..3).for_each(|rank| _ = net.submit(rank, request(Collective::Barrier)));
+    net.run_all(1);
+    let now = net.now;
+    net.groups.iter_mut().for_each(|group| group.leave(now));
+    net.run_until(Duration::from_secs(5), |net| net.groups.iter().all(|group| group.is_drained()));
+    assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
+}

@@ -1,0 +1,233 @@
+//! Tolerant all-reduce: what is missing is exactly what the network dropped, the mean is over what counted, every
+//! replica holds the same bits, and what did not count is in the residual.
+
+mod common;
+
+use common::{all_reduce, lossy, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use gradwire_collectives::core::{Flags, Kind};
+use gradwire_collectives::{Algorithm, DeliveryReport, Dtype, Policy, ReduceOp, Request};
+use std::time::Duration;
+
+const CHUNK_ELEMS: usize = CHUNK_BYTES / 4;
+/// Not in any input: whoever reads it in a residual knows that nothing was written there.
+const UNTOUCHED: f32 = -1.0;
+
+/// Small integers that differ between ranks: every order of summation gives the same bits.
+fn value(rank: u32, index: usize) -> f32 {
+    (index % 5) as f32 + (rank * 16) as f32
+}
+
+struct Run {
+    world_size: u32,
+    elems: usize,
+    results: Vec<Vec<f32>>,
+    residuals: Vec<Vec<f32>>,
+    reports: Vec<DeliveryReport>,
+}
+
+#[derive(Clone, Copy)]
+struct Setting {
+    world_size: u32,
+    elems: usize,
+    algorithm: Algorithm,
+    policy: Policy,
+    reduce: ReduceOp,
+    in_place: bool,
+}
+
+fn run(setting: Setting, mut net: Net) -> Run {
+    let Setting { world_size, elems, .. } = setting;
+    let tensors = |value: &dyn Fn(u32, usize) -> f32| -> Vec<Tensor> {
+        (0..world_size).map(|rank| Tensor::f32((0..elems).map(|index| value(rank, index)))).collect()
+    };
+    let (mut data, mut outputs, mut residuals) =
+        (tensors(&value), tensors(&value), tensors(&|_, _| UNTOUCHED));
+    for rank in 0..world_size {
+        let at = rank as usize;
+        let mut request = all_reduce(&mut data[at], setting.algorithm);
+        if !setting.in_place {
+            request.output = outputs[at].view();
+        }
+        let (policy, reduce, residual) = (setting.policy, setting.reduce, residuals[at].view());
+        net.submit(rank, Request { policy, reduce, residual, ..request });
+    }
+    net.run_all(1);
+    let results = if setting.in_place { &data } else { &outputs };
+    Run {
+        world_size,
+        elems,
+        results: results.iter().map(Tensor::to_f32).collect(),
+        residuals: residuals.iter().map(Tensor::to_f32).collect(),
+        reports: (0..world_size).map(|rank| net.report(rank).clone()).collect(),
+    }
+}
+
+impl Run {
+    fn counts(&self, rank: u32, index: usize) -> bool {
+        !self.reports[rank as usize].uncounted.iter().any(|range| range.contains(&(index as u64)))
+    }
+
+    /// The mean over the ranks whose value counted, as the transpose computes it; for a sum, scaled to all ranks.
+    fn assert_transpose(&self, reduce: ReduceOp) {
+        for index in 0..self.elems {
+            let counted: Vec<u32> = (0..self.world_size).filter(|rank| self.counts(*rank, index)).collect();
+            let sum: f32 = counted.iter().map(|rank| value(*rank, index)).sum();
+            let want = match reduce {
+                ReduceOp::Avg => sum / counted.len() as f32,
+                _ if counted.len() as u32 == self.world_size => sum,
+                _ => sum * (f64::from(self.world_size) / counted.len() as f64) as f32,
+            };
+            for result in &self.results {
+                assert_eq!(result[index].to_bits(), want.to_bits(), "element {index}");
+            }
+            for rank in 0..self.world_size {
+                let want = if self.counts(rank, index) { UNTOUCHED } else { value(rank, index) };
+                assert_eq!(self.residuals[rank as usize][index], want, "residual of {rank} at {index}");
+            }
+        }
+    }
+
+    fn assert_replicas_identical(&self) {
+        for result in &self.results[1..] {
+            assert!(result.iter().zip(&self.results[0]).all(|(a, b)| a.to_bits() == b.to_bits()));
+        }
+    }
+
+    fn uncounted(&self) -> u64 {
+        self.reports.iter().flat_map(|report| &report.uncounted).map(|range| range.end - range.start).sum()
+    }
+}
+
+/// Loses the first transmission of data in the reduce stage of the transpose, where `lose` says so.
+fn lose_chunks(lose: impl Fn(&Packet, usize) -> bool + 'static) -> impl FnMut(&Packet) -> Fate {
+    move |packet| {
+        let header = &packet.header;
+        let first = header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED);
+        let is_reduce = header.transfer.index() == 0;
+        if first && is_reduce && lose(packet, header.offset as usize / CHUNK_BYTES) {
+            return Fate::Drop;
+        }
+        NORMAL
+    }
+}
+
+/// 40 chunks for each shard of 4 ranks.
+const SETTING: Setting = Setting {
+    world_size: 4,
+    elems: 4 * 40 * CHUNK_ELEMS,
+    algorithm: Algorithm::Transpose,
+    policy: Policy::AUTO,
+    reduce: ReduceOp::Avg,
+    in_place: true,
+};
+
+#[test]
+fn what_does_not_count_is_exactly_what_the_network_lost() {
+    for (in_place, reduce) in [(true, ReduceOp::Avg), (false, ReduceOp::Avg), (true, ReduceOp::Sum)] {
+        // One chunk of 40 from each rank to each other, at a place of its own: within the bound of 5 %.
+        let lost = |packet: &Packet, chunk| chunk == 3 + (5 * packet.from + packet.to) as usize;
+        let run = run(Setting { in_place, reduce, ..SETTING }, Net::new(4, lose_chunks(lost)));
+        run.assert_transpose(reduce);
+        for (rank, report) in run.reports.iter().enumerate() {
+            let rank = rank as u32;
+            // The first collective: shard j belongs to rank j.
+            let want: Vec<_> = (0..4)
+                .filter(|to| *to != rank)
+                .map(|to| {
+                    let start = (40 * to + 3 + 5 * rank + to) as u64 * CHUNK_ELEMS as u64;
+                    start..start + CHUNK_ELEMS as u64
+                })
+                .collect();
+            assert_eq!(report.uncounted, want, "rank {rank}");
+            assert!((report.lost_share() - 1.0 / 40.0).abs() < 1e-9);
+            assert_eq!(report.bytes_expected - report.bytes_received, 3 * CHUNK_BYTES as u64);
+            assert!(report.peers.iter().all(|peer| peer.closed_by == "bound_met"), "{:?}", report.peers);
+        }
+    }
+}
+
+#[test]
+fn what_exceeds_the_bound_is_asked_for_again() {
+    // Every fifth chunk: 20 % of a transfer, where 5 % may be missing.
+    let run = run(SETTING, Net::new(4, lose_chunks(|_, chunk| chunk % 5 == 0)));
+    run.assert_transpose(ReduceOp::Avg);
+    for report in &run.reports {
+        assert!(report.lost_share() <= 0.05 + 1e-9, "{}", report.lost_share());
+        assert!(report.bytes_retransmitted > 0);
+    }
+}
+
+#[test]
+fn a_network_that_loses_nothing_loses_nothing() {
+    let jitter =
+        |packet: &Packet| Fate::Deliver(Duration::from_micros(50 + u64::from(packet.header.offset) % 60));
+    for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+        let run = run(Setting { algorithm, ..SETTING }, Net::new(4, jitter));
+        assert_eq!(run.uncounted(), 0);
+        run.assert_transpose(ReduceOp::Avg);
+        assert!(run.reports.iter().all(|report| report.lost_share() == 0.0));
+    }
+}
+
+#[test]
+fn every_seed_gives_the_mean_over_what_counted_and_identical_replicas() {
+    let mut lost = 0;
+    for seed in 0..12 {
+        let policy = if seed % 2 == 0 { Policy::AUTO } else { Policy::MLT };
+        let in_place = seed % 3 != 0;
+        let run = run(Setting { policy, in_place, ..SETTING }, Net::new(4, lossy(seed, 1 + seed % 4)));
+        run.assert_transpose(ReduceOp::Avg);
+        lost += run.uncounted();
+    }
+    assert!(lost > 0, "no seed lost anything: the test proves nothing");
+}
+
+#[test]
+fn a_ring_hands_on_the_lost_partial_sum_as_residual() {
+    let mut lost = 0;
+    for seed in 0..8 {
+        let setting =
+            Setting { algorithm: Algorithm::Ring, reduce: ReduceOp::Sum, in_place: seed % 2 == 0, ..SETTING };
+        let run = run(setting, Net::new(4, lossy(100 + seed, 3)));
+        run.assert_replicas_identical();
+        for index in 0..run.elems {
+            // The chain of this element's shard begins at rank `shard`; each hop that lost it starts anew.
+            let shard = index / (40 * CHUNK_ELEMS);
+            let (mut sum, mut count) = (0.0, 0);
+            for step in 0..4 {
+                let rank = (shard + step) % 4;
+                sum += value(rank as u32, index);
+                count += 1;
+                if step < 3 && !run.counts(rank as u32, index) {
+                    assert_eq!(run.residuals[rank][index], sum, "the partial sum that rank {rank} sent");
+                    (sum, count) = (0.0, 0);
+                }
+            }
+            let want = if count == 4 { sum } else { sum * (4.0 / f64::from(count)) as f32 };
+            assert_eq!(run.results[0][index].to_bits(), want.to_bits(), "element {index}");
+        }
+        lost += run.uncounted();
+    }
+    assert!(lost > 0, "no seed lost anything: the test proves nothing");
+}
+
+#[test]
+fn halves_are_averaged_over_what_counted() {
+    let mut net = Net::new(2, lose_chunks(|packet, chunk| packet.from == 1 && chunk == 7));
+    // 40 chunks of 704 bfloat16 for each rank; 1.0 here, 3.0 there.
+    let bf16 = |value: f32| value.to_le_bytes()[2..].to_vec();
+    let mut tensors: Vec<Tensor> =
+        [1.0, 3.0].into_iter().map(|value| Tensor(bf16(value).repeat(2 * 40 * 704))).collect();
+    for rank in 0..2 {
+        let request = all_reduce(&mut tensors[rank as usize], Algorithm::Transpose);
+        net.submit(
+            rank,
+            Request { dtype: Dtype::Bf16, reduce: ReduceOp::Avg, policy: Policy::AUTO, ..request },
+        );
+    }
+    net.run_all(1);
+    let chunk = |at: usize| tensors[0].0[at * CHUNK_BYTES..(at + 1) * CHUNK_BYTES].to_vec();
+    assert_eq!(chunk(7), bf16(1.0).repeat(704), "rank 0 alone");
+    assert!((0..80).filter(|at| *at != 7).all(|at| chunk(at) == bf16(2.0).repeat(704)));
+    assert!(tensors[0].0 == tensors[1].0);
+}
