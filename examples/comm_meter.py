@@ -28,12 +28,10 @@ class StepComm:
     Attributes:
         comm_ms: first bucket handed over until `backward()` returned.
         blocked_ms: last bucket handed over until `backward()` returned.
-        gradient_elems: elements of gradients handed to the backend by this rank.
     """
 
     comm_ms: float
     blocked_ms: float
-    gradient_elems: int
 
 
 class CommMeter:
@@ -42,7 +40,6 @@ class CommMeter:
     def __init__(self) -> None:
         self._first: float | None = None
         self._last = 0.0
-        self._gradient_elems = 0
 
     def watch(self, model: DistributedDataParallel) -> None:
         """Times the hook that is registered on `model` from now on. Call it before registering."""
@@ -51,18 +48,17 @@ class CommMeter:
         def register_timed(state: object, hook: Callable[[Any, dist.GradBucket], Any]) -> None:
             # DDP checks this signature: the name `bucket` and these annotations, as objects and not as strings.
             def timed(hook_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-                self._bucket_issued(bucket)
+                self._bucket_issued()
                 return hook(hook_state, bucket)
 
             register(state, timed)
 
         model.register_comm_hook = register_timed  # type: ignore[method-assign]
 
-    def _bucket_issued(self, bucket: dist.GradBucket) -> None:
+    def _bucket_issued(self) -> None:
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
-        self._gradient_elems += bucket.buffer().numel()
 
     def backward_returned(self) -> StepComm:
         """Ends the measurement of one step; call it right after `loss.backward()`.
@@ -73,6 +69,6 @@ class CommMeter:
         now = time.perf_counter()
         if self._first is None:
             raise RuntimeError("no gradient bucket was seen: call watch(model) before the communication hook is set")
-        result = StepComm((now - self._first) * 1e3, (now - self._last) * 1e3, self._gradient_elems)
-        self._first, self._gradient_elems = None, 0
+        result = StepComm((now - self._first) * 1e3, (now - self._last) * 1e3)
+        self._first = None
         return result

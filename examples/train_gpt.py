@@ -53,8 +53,8 @@ class Settings:
 class StepRecord:
     """What one step took and gave on this rank; times in milliseconds (defined in `comm_meter`).
 
-    `bytes_lost_share` is the share of this rank's gradient that did not count in the step's averages, 0 to 1. What did not
-    count is not gone: `tolerate_loss` adds it to the next step's gradient.
+    `bytes_lost_share` is the share of the other ranks' gradients that did not come in time to be averaged here, 0 to 1. It is
+    not gone: `tolerate_loss` adds it to the next step's gradient.
     """
 
     step: int
@@ -121,7 +121,7 @@ class Trainer:
             elapsed_ms,
             comm.comm_ms,
             comm.blocked_ms,
-            self._lost_share(comm.gradient_elems),
+            self._lost_share(),
         )
 
     def _learning_rate(self) -> float:
@@ -132,10 +132,10 @@ class Trainer:
         progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
         return settings.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
-    def _lost_share(self, gradient_elems: int) -> float:
+    def _lost_share(self) -> float:
         if self.hook_state is None:
             return 0.0  # TCP loses nothing; it waits
-        return float(self.hook_state.steps[-1].elems_uncounted / gradient_elems)
+        return float(self.hook_state.steps[-1].lost_share)
 
     @torch.no_grad()
     def validation_loss(self) -> float:

@@ -321,7 +321,8 @@ def main(
     minutes: float,
     json_file: Path | None,
     out: Path,
-) -> None:  # noqa: D103  the module's text is the help
+) -> None:
+    """Reads the options and runs the benchmark in the lab's sandbox."""
     added_rtt = rtt if rtt is not None else (0.6 if network == "uml" else 0.0)
     bench = Bench(
         network,

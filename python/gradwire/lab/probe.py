@@ -11,11 +11,13 @@ import select
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gradwire.lab.cluster import Cluster
 
 _UDP_SEGMENT = 103  # linux/udp.h
+_RECEIVE_BUFFER_FORCE = 33  # SO_RCVBUFFORCE: room for all packets, so that a busy machine is not taken for a lossy link
 _PAYLOAD_BYTES = 400  # short, so that thousands of packets take a second and not a minute
 _BATCH_PACKETS = 40
 _PACE = 0.5  # share of the link's rate: half, so that no packet is lost to a full buffer
@@ -56,6 +58,8 @@ def probe_loss(cluster: Cluster, packets: int = 8_000, sender: int = 0, receiver
     with cluster.on_host(sender):
         outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with inbox, outbox:
+        with suppress(PermissionError):  # then the default room must do
+            inbox.setsockopt(socket.SOL_SOCKET, _RECEIVE_BUFFER_FORCE, 4096 * packets)
         inbox.bind((cluster.address(receiver), 0))
         outbox.connect(inbox.getsockname())
         segmented = _enable_segmentation(outbox)
@@ -64,7 +68,7 @@ def probe_loss(cluster: Cluster, packets: int = 8_000, sender: int = 0, receiver
         due = time.monotonic()
         for first in range(0, packets, _BATCH_PACKETS):
             _send(outbox, range(first, min(first + _BATCH_PACKETS, packets)), segmented)
-            due += batch_seconds
+            due = max(due, time.monotonic()) + batch_seconds  # no catching up: a late batch must not double the rate
             _receive(inbox, arrived, due)
         _receive(inbox, arrived, due + 0.2 + 4e-3 * cluster.link.delay_ms)
     runs = bytes(arrived).split(b"\1")

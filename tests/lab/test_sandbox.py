@@ -1,0 +1,134 @@
+"""The sandbox: what is made in it is gone with it, however it ends; its result is the caller's."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.lab import LabError, NamespacesUnavailable, sandbox
+
+TIMEOUT_S = 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces():
+    try:
+        sandbox.run(lambda: 0)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+
+
+def links() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def test_the_exit_status_of_the_function_is_returned():
+    assert sandbox.run(lambda: 7) == 7
+
+
+def test_a_lab_error_is_one_line_and_status_1(capfd):
+    def fail() -> int:
+        raise LabError("no such luck")
+
+    assert sandbox.run(fail) == 1
+    assert capfd.readouterr().err == "error: no such luck\n"
+
+
+def test_the_network_is_its_own_and_gone_afterwards():
+    before = links()
+
+    def main() -> int:
+        subprocess.run(["ip", "link", "add", "left-over", "type", "veth", "peer", "name", "other"], check=True)
+        return 0
+
+    assert sandbox.run(main) == 0
+    assert links() == before
+
+
+def test_the_function_is_process_1_and_processes_it_leaves_are_killed(tmp_path):
+    reader, writer = os.pipe()
+
+    def main() -> int:
+        os.set_inheritable(writer, True)
+        subprocess.Popen(["sleep", "600"], pass_fds=[writer], start_new_session=True)
+        return 0 if os.getpid() == 1 else 1
+
+    assert sandbox.run(main) == 0
+    os.close(writer)
+    assert_closed(reader)
+
+
+SCRIPT = """
+import os, signal, subprocess, sys
+from gradwire.lab import sandbox
+def main():
+    subprocess.Popen(["sleep", "600"], pass_fds=[1], start_new_session=True)
+    print("up", flush=True)
+    signal.pause()
+    return 0
+sys.exit(sandbox.run(main))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_caller_takes_everything_with_it(number):
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE) as caller:
+        assert caller.stdout.readline() == b"up\n"
+        caller.send_signal(number)
+        assert caller.wait(TIMEOUT_S) == -number
+        assert_closed(caller.stdout.fileno())  # every process that held the output has ended
+
+
+def test_ctrl_c_ends_it_with_the_shells_status():
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, start_new_session=True) as caller:
+        assert caller.stdout.readline() == b"up\n"
+        os.killpg(caller.pid, signal.SIGINT)  # what a terminal does
+        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_INTERRUPTED
+        assert_closed(caller.stdout.fileno())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_an_unprivileged_user_needs_no_root(tmp_path):
+    interpreter = Path("/usr/bin/python3")  # one that another user may read
+    if not interpreter.exists():
+        pytest.skip("no system-wide python3")
+    package = Path(sandbox.__file__).parents[1]
+    subprocess.run(["cp", "-r", package / "lab", tmp_path / "lab"], check=True)
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import lab_user"
+    (tmp_path / "lab_user.py").write_text(UNPRIVILEGED)
+    tmp_path.chmod(0o755)
+    reachable = all(parent.stat().st_mode & 0o1 for parent in tmp_path.parents)
+    if not reachable:
+        for parent in tmp_path.parents:
+            if parent.owner() == "root" and parent != Path("/"):
+                parent.chmod(parent.stat().st_mode | 0o11)
+    command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", interpreter, "-c", program, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (result.returncode, result.stdout) == (0, "65534 becomes 0\n"), result.stderr
+
+
+UNPRIVILEGED = """
+import importlib.util, os, subprocess, sys, types
+folder = sys.argv[1]
+package = types.ModuleType("gradwire")
+package.__path__ = [folder]
+sys.modules["gradwire"] = package
+from gradwire.lab import Cluster, sandbox
+user = os.geteuid()
+def main():
+    with Cluster(2, loss=0.5) as cluster:
+        cluster.loss_counters()
+    print(f"{user} becomes {os.geteuid()}", flush=True)
+    return 0
+sys.exit(sandbox.run(main))
+"""
+
+
+def assert_closed(descriptor: int) -> None:
+    """The other end of a pipe is closed by everyone within the time limit."""
+    ready, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
+    assert ready
+    assert os.read(descriptor, 1) == b""
