@@ -102,6 +102,13 @@ def _make_backend_type() -> type:
             """`split_group` would need a collective agreement on the parent; use `new_group`."""
             return False
 
+        # torch asks the Python object for these; where it finds only the C++ property it asks again, without end.
+        supports_coalescing = property(lambda _self: True)
+        supports_shrinking = property(lambda _self: False)
+        supports_reconfigure = property(lambda _self: False)
+        supports_window = property(lambda _self: False)
+        _supports_time_estimate = property(lambda _self: False)
+
         def perform_nocolor_split(self, device: Any = None) -> None:
             """Called on ranks that are not in a new group; nothing to do."""
 

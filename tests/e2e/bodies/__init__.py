@@ -1,0 +1,1 @@
+"""What the ranks of the end-to-end tests do; see launch.py."""

@@ -1,0 +1,67 @@
+"""One rank of an end-to-end test: forms the group, runs the body's checks, writes down how each ended."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import torch.distributed as dist
+
+FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+GROUP_TIMEOUT = timedelta(seconds=float(os.environ.get("GRADWIRE_TEST_TIMEOUT_S", "30")))
+
+
+def init(backend: str = "gradwire", world_size: int = WORLD_SIZE, timeout: timedelta = GROUP_TIMEOUT) -> None:
+    """Joins the default group through the launch's file Store."""
+    import gradwire.torch  # noqa: F401  registers the backend with torch < 2.14
+
+    store = f"file://{FOLDER / 'store'}"
+    dist.init_process_group(backend, init_method=store, rank=RANK, world_size=world_size, timeout=timeout)
+
+
+def record(name: str, result: str) -> None:
+    """Writes down how a check ended, at once: the process may not survive the next one."""
+    with (FOLDER / f"results-{RANK}").open("a") as file:
+        file.write(json.dumps([name, result]) + "\n")
+
+
+def run(check: Any) -> None:
+    """Runs one check and goes on whatever happens: later checks then fail on their own and say why."""
+    try:
+        check()
+    except BaseException as error:
+        print(f"{check.__name__}: {error!r}", flush=True)
+        record(check.__name__, traceback.format_exc())
+        if not isinstance(error, Exception):
+            raise
+    else:
+        record(check.__name__, "ok")
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    sys.modules["rank"] = sys.modules["__main__"]
+    backend = os.environ["GRADWIRE_TEST_BACKEND"]
+    if backend:
+        init(backend)
+    body = importlib.import_module(f"bodies.{sys.argv[1]}")
+    for name, check in list(vars(body).items()):
+        if name.startswith("check_"):
+            run(check)
+    if getattr(body, "DESTROY", True) and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
