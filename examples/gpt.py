@@ -83,29 +83,26 @@ class Corpus:
     validation: Tensor
 
     @staticmethod
-    def of_standard_library(limit_bytes: int = 16 << 20) -> Corpus:
-        """Reads the interpreter's library in the order of the files' names; a tenth of the files is for validation.
-
-        Args:
-            limit_bytes: stop reading after so many bytes; keeps start-up short.
+    def of_standard_library() -> Corpus:
+        """Reads the interpreter's library (not its tests) in the order of the files' names; a tenth is for validation.
 
         Raises:
             FileNotFoundError: this Python has no library sources on disk (a frozen or zipped installation).
         """
         root = Path(sysconfig.get_path("stdlib"))
+        names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
         parts: tuple[list[bytes], list[bytes]] = ([], [])
-        total = 0
-        for path in sorted(root.rglob("*.py"), key=lambda p: p.relative_to(root).as_posix()):
-            name = path.relative_to(root).as_posix()
-            if "site-packages" in name or "dist-packages" in name or total >= limit_bytes:
-                continue
-            content = path.read_bytes()
-            total += len(content)
-            parts[_is_validation(name)].append(content)
+        for name in names:
+            if not _SKIPPED.intersection(name.split("/")):
+                parts[_is_validation(name)].append((root / name).read_bytes())
         if not parts[0] or not parts[1]:
             raise FileNotFoundError(f"no Python sources to learn from under {root}")
         train, validation = (torch.frombuffer(bytearray(b"".join(part)), dtype=torch.uint8) for part in parts)
         return Corpus(train, validation)
+
+
+# Installed packages and tests differ from machine to machine, as some distributions leave tests out.
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
 def _is_validation(name: str) -> bool:

@@ -105,7 +105,18 @@ def test_an_unprivileged_user_needs_no_root(tmp_path):
         for parent in tmp_path.parents:
             if parent.owner() == "root" and parent != Path("/"):
                 parent.chmod(parent.stat().st_mode | 0o11)
-    command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", interpreter, "-c", program, tmp_path]
+    command = [
+        "setpriv",
+        "--reuid",
+        "65534",
+        "--regid",
+        "65534",
+        "--clear-groups",
+        interpreter,
+        "-c",
+        program,
+        tmp_path,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (result.returncode, result.stdout) == (0, "65534 becomes 0\n"), result.stderr
 

@@ -19,6 +19,7 @@ from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.probe import LossProbe
 
 EXIT_FAILED, EXIT_NO_LAB = 1, 3
+_WIDTH_OF_A_FILE = 120  # columns; a terminal says its own
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
 
 _EPILOG = """
@@ -88,7 +89,7 @@ def command(
 
 def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
     """The demo itself, inside the sandbox; returns the exit status."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     try:
         with _Display(console, plan) as display, conductor.Conductor(plan, out, display.progress) as leader:
             results = leader.play()

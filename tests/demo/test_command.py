@@ -1,0 +1,98 @@
+"""`gradwire demo` from outside: its usage errors, its results, and that Ctrl-C leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gradwire.cli import main
+from gradwire.lab import NamespacesUnavailable, sandbox
+
+COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "demo"]
+
+
+@pytest.fixture
+def _namespaces():
+    try:
+        sandbox.run(lambda: 0)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+
+
+def test_help_teaches_with_examples_and_exit_statuses():
+    result = CliRunner().invoke(main, ["demo", "--help"])
+    assert result.exit_code == 0
+    assert "gradwire demo --steps" in result.output
+    assert "Exit status" in result.output
+
+
+def test_help_of_the_command_group_names_the_demo():
+    assert "demo" in CliRunner().invoke(main, ["--help"]).output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--steps", "13"], ["--workers", "1"], ["--loss", "2"], ["--rate", "0"], ["--examples", "/nonexistent"]],
+)
+def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
+    result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 2, result.output
+    assert "Error" in result.output
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_a_short_demo_over_gloo_gives_table_picture_and_numbers(tmp_path):
+    numbers = tmp_path / "numbers.json"
+    arguments = ["--backend", "gloo", "--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "step p99" in result.stdout
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    runs = json.loads(numbers.read_text())["runs"]
+    assert [(run["backend"], run["loss"], run["steps"]) for run in runs] == [("gloo", 0.0, 8), ("gloo", 0.01, 8)]
+    assert all(0 < run["comm_ms_p50"] < run["step_ms_p50"] <= run["step_ms_p99"] for run in runs)
+    assert runs[0]["val_loss"] == pytest.approx(runs[1]["val_loss"], rel=1e-3)  # TCP: late, but the same sums
+    assert runs[0]["val_loss"] < 5.5  # an untrained model needs ln 256 = 5.55
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
+    (tmp_path / "train_gpt.py").write_text("")
+    (tmp_path / "gpt.py").write_text("raise RuntimeError('this example is broken')")
+    arguments = ["--backend", "gloo", "--workers", "2", "--steps", "8", "--out", tmp_path, "--examples", tmp_path]
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "worker" in result.stdout
+    assert "this example is broken" in result.stdout
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_ctrl_c_ends_the_demo_and_all_its_workers(tmp_path):
+    arguments = ["--backend", "gloo", "--workers", "2", "--out", tmp_path]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        for line in demo.stdout:
+            if line.startswith("starting"):
+                break
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(60) == sandbox.EXIT_INTERRUPTED
+    deadline = time.monotonic() + 10
+    while workers_of(tmp_path) and time.monotonic() < deadline:
+        os.sched_yield()
+    assert workers_of(tmp_path) == []
+
+
+def workers_of(out: Path) -> list[str]:
+    """Processes that have a log in this folder open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(out) in os.readlink(process / "fd" / "2"):
+                found.append(process.name)
+        except OSError:
+            continue  # ended meanwhile, or somebody else's
+    return found

@@ -1,0 +1,75 @@
+"""The demo's numbers and its plan."""
+
+import json
+from pathlib import Path
+
+import pytest
+from gradwire.demo.plan import Plan, Run
+from gradwire.demo.results import RunResults, percentile, report
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+FIELDS = [
+    "backend", "loss", "steps", "step_ms_p50", "step_ms_p99", "comm_ms_p50", "comm_ms_p99", "bytes_lost_share", "val_loss",
+]  # fmt: skip
+
+
+def record(step_ms: float, comm_ms: float, lost: float = 0.0) -> dict[str, float]:
+    return {"step_ms": step_ms, "comm_ms": comm_ms, "bytes_lost_share": lost}
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(0, 1), (1, 1), (50, 50), (50.5, 51), (99, 99), (99.1, 100), (100, 100)]
+)
+def test_a_percentile_is_a_value_that_occurred(percent, expected):
+    values = [float(value) for value in range(100, 0, -1)]
+    assert percentile(values, percent) == expected
+
+
+def test_a_percentile_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank_and_loses_the_mean_share():
+    results = RunResults(Run("gradwire", 0.01))
+    results.add_step([record(10, 4, 0.02), record(12, 3, 0.0)], timed=True)
+    assert (results.step_ms, results.comm_ms, results.lost_shares) == ([12], [4], [0.01])
+
+
+def test_steps_that_are_not_timed_count_as_steps_and_for_the_loss():
+    results = RunResults(Run("gloo", 0.0))
+    results.add_step([record(100, 50, 0.5)], timed=False)
+    results.add_step([record(10, 5, 0.0)], timed=True)
+    results.validation.append((2, 3.5))
+    summary = results.summary()
+    assert (summary["steps"], summary["step_ms_p99"], summary["bytes_lost_share"]) == (2, 10, 0.25)
+
+
+def test_the_report_has_the_fields_that_others_read():
+    plan = Plan(EXAMPLES)
+    results = [RunResults(run) for run in plan.runs]
+    for result in results:
+        result.add_step([record(10, 5)], timed=True)
+        result.validation.append((1, 2.5))
+    written = json.loads(json.dumps(report(plan, results)))
+    assert [list(run) for run in written["runs"]] == [FIELDS] * 4
+    assert [(run["backend"], run["loss"]) for run in written["runs"]] == [
+        ("gloo", 0), ("gradwire", 0), ("gloo", 0.01), ("gradwire", 0.01),
+    ]  # fmt: skip
+
+
+def test_every_run_has_one_turn_in_each_round_and_none_is_always_first():
+    rounds = list(Plan(EXAMPLES, steps=32, block=8).rounds())
+    assert [sorted(order) for order in rounds] == [[0, 1, 2, 3]] * 4
+    assert {order[0] for order in rounds} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 13}, {"steps": 0}, {"block": 1}, {"workers": 1}, {"workers": 9}])
+def test_a_plan_that_cannot_be_played_is_refused(wrong):
+    with pytest.raises(ValueError, match="not"):
+        Plan(EXAMPLES, **wrong)
+
+
+def test_a_plan_without_the_example_names_the_option(tmp_path):
+    with pytest.raises(ValueError, match="--examples"):
+        Plan(tmp_path)
