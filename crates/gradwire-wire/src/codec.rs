@@ -146,7 +146,13 @@ impl<'a> Writer<'a> {
         self.put(&value.to_le_bytes())
     }
 
-    /// Bytes written, or `None` when the slice was too short.
+    /// The bytes written, or `None` when the slice was too short.
+    #[must_use]
+    pub fn written(&self) -> Option<&[u8]> {
+        self.bytes.get(..self.finish()?)
+    }
+
+    /// Number of bytes written, or `None` when the slice was too short.
     #[must_use]
     pub fn finish(&self) -> Option<usize> {
         (!self.overflow).then_some(self.at)

@@ -190,12 +190,15 @@ impl StatusBody {
             2 => TransferState::Closed,
             _ => return Err(DecodeError::Field("transfer state")),
         };
-        reader.u8()?;
+        if reader.u8()? != 0 {
+            return Err(DecodeError::Field("reserved byte"));
+        }
         let words = reader.u16()?;
         let received_chunks = reader.u32()?;
         let wanted_chunks = reader.u32()?;
         let first_chunk = reader.u32()?;
-        if first_chunk % 64 != 0 {
+        // The last chunk that the bitmap names must have a number, so that users may add without checking.
+        if first_chunk % 64 != 0 || first_chunk.checked_add(u32::from(words) * 64).is_none() {
             return Err(DecodeError::Field("first chunk"));
         }
         let echo_us = reader.u32()?;

@@ -47,7 +47,8 @@ impl PacketNumber {
         Self(self.0.wrapping_add(1))
     }
 
-    /// Signed distance `self - earlier` in serial arithmetic.
+    /// Signed distance `self - earlier` in serial arithmetic: positive when `self` was sent later. Meaningful
+    /// while the two are less than 2^31 packets apart.
     #[must_use]
     pub const fn since(self, earlier: Self) -> i32 {
         self.0.wrapping_sub(earlier.0) as i32
