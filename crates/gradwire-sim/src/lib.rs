@@ -12,6 +12,7 @@ pub mod measure;
 mod memory;
 mod network;
 mod oracle;
+mod pair;
 mod plan;
 mod queue;
 mod rank;
@@ -27,6 +28,7 @@ mod world;
 
 pub use memory::Tensor;
 pub use network::{Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats};
+pub use pair::run_pair;
 pub use plan::{Fault, OpKind, OpPlan};
 pub use queue::EventQueue;
 pub use rng::{mix, Rng};

@@ -1,0 +1,79 @@
+//! The checkers must be able to fail: every kind of deliberate damage is found, by the checker that is meant to.
+
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
+use std::time::Duration;
+
+/// Three ranks, one tolerant all-reduce of 200 KB over a network that loses one datagram in twenty-five.
+fn damaged(seed: u64, sabotage: Sabotage) -> Result<bool, Violation> {
+    let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
+    network.impairments.loss = 0.04;
+    let op = OpPlan {
+        kind: OpKind::AllReduce(Algorithm::Transpose),
+        dtype: Dtype::F32,
+        elems: 50_000,
+        reduce: ReduceOp::Avg,
+        policy: Policy::AUTO,
+        in_place: false,
+        priority: 0,
+    };
+    let mut scenario = Scenario::quiet(seed, 3, network, vec![op; 2]);
+    scenario.faults[0].0 = Duration::from_secs(5);
+    scenario.sabotage = sabotage;
+    run(scenario, false).map(|summary| summary.sabotaged)
+}
+
+/// Every seed on which the damage was done must be found, and it must be done on most.
+fn is_always_found(sabotage: Sabotage, right_checker: fn(&Violation) -> bool) {
+    let mut found = 0;
+    for seed in 0..20 {
+        match damaged(seed, sabotage) {
+            Ok(sabotaged) => assert!(!sabotaged, "{sabotage:?} was not found on seed {seed}"),
+            Err(violation) => {
+                assert!(right_checker(&violation), "{sabotage:?} on seed {seed} was taken for: {violation}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 10, "{sabotage:?} was done on {found} of 20 seeds only");
+}
+
+#[test]
+fn without_damage_nothing_is_found() {
+    for seed in 0..20 {
+        assert_eq!(damaged(seed, Sabotage::Nothing), Ok(false), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_found() {
+    is_always_found(Sabotage::FlipPayloadBit, |violation| {
+        matches!(violation, Violation::NotAMean { .. } | Violation::ReportDisagrees { .. })
+    });
+}
+
+#[test]
+fn payload_at_the_wrong_place_is_found() {
+    is_always_found(Sabotage::SwapPayload, |violation| {
+        matches!(violation, Violation::NotAMean { .. } | Violation::ReportDisagrees { .. })
+    });
+}
+
+#[test]
+fn a_forgotten_residual_is_found() {
+    is_always_found(Sabotage::ForgetResidual, |violation| matches!(violation, Violation::Residual { .. }));
+}
+
+#[test]
+fn a_replica_that_differs_is_found() {
+    is_always_found(Sabotage::DivergeReplica, |violation| {
+        matches!(violation, Violation::ReplicasDiffer { .. })
+    });
+}
+
+#[test]
+fn a_rank_without_timers_is_found() {
+    is_always_found(Sabotage::StopTimers, |violation| {
+        matches!(violation, Violation::Stuck { .. } | Violation::Failed { .. })
+    });
+}

@@ -1,0 +1,111 @@
+//! Ranks that crash, stop, come late or are cut off; buffers that overflow; datagrams that are forged.
+
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Violation};
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn all_reduce(elems: usize, policy: Policy) -> OpPlan {
+    OpPlan {
+        kind: OpKind::AllReduce(Algorithm::Transpose),
+        dtype: Dtype::F32,
+        elems,
+        reduce: ReduceOp::Avg,
+        policy,
+        in_place: true,
+        priority: 0,
+    }
+}
+
+/// 100 Mbit/s, 1 ms, 128 datagrams of buffer.
+fn links() -> NetworkOptions {
+    NetworkOptions::uniform(12_500_000, 128 * 1514, MS)
+}
+
+fn passes(scenario: Scenario) -> Summary {
+    let text = scenario.to_string();
+    run(scenario, false).unwrap_or_else(|violation| panic!("{violation}\n{text}"))
+}
+
+#[test]
+fn every_survivor_of_a_crash_is_told_who_crashed_within_the_peer_timeout() {
+    for seed in 0..12 {
+        // A megabyte takes 126 ms or more: the crash hits the first collective.
+        let ops = vec![all_reduce(1 << 18, Policy::AUTO); 3];
+        let mut scenario = Scenario::quiet(seed, 4, links(), ops);
+        let crashing = (seed % 4) as usize;
+        scenario.faults.push((MS * (30 + 5 * seed as u32), Fault::Crash(crashing)));
+        let summary = passes(scenario);
+        // The world accepts no error but `PeerLost` naming that rank, and none later than the bound.
+        assert!(
+            summary.op_times.iter().all(Option::is_none),
+            "seed {seed}: a collective succeeded without a rank"
+        );
+    }
+}
+
+#[test]
+fn a_rank_that_comes_late_costs_its_lateness_and_nothing_else() {
+    let late = |start| {
+        let mut scenario = Scenario::quiet(1, 4, links(), vec![all_reduce(1 << 16, Policy::AUTO)]);
+        scenario.start[2] = start;
+        passes(scenario)
+    };
+    let (punctual, late) = (late(MS * 100), late(MS * 900));
+    let times = |summary: &Summary| summary.op_times[0].expect("the collective succeeds");
+    let cost = times(&late) - times(&punctual);
+    // 800 ms of lateness; what remains is at most two of the longest back-offs (100 ms).
+    assert!(cost >= MS * 790 && cost <= MS * 1000, "{cost:?}");
+    assert_eq!(late.elems_uncounted, 0, "lateness is no reason to leave anything out");
+}
+
+#[test]
+fn a_pause_or_a_partition_shorter_than_the_peer_timeout_is_survived() {
+    for seed in 0..12 {
+        let fault = match seed % 2 {
+            0 => Fault::Pause(1, MS * 700),
+            _ => Fault::Partition(0, 2, MS * 700),
+        };
+        let mut scenario = Scenario::quiet(seed, 3, links(), vec![all_reduce(1 << 18, Policy::RELIABLE); 2]);
+        scenario.faults.push((MS * (20 + 3 * seed as u32), fault));
+        let summary = passes(scenario);
+        assert!(summary.op_times.iter().all(Option::is_some));
+    }
+}
+
+#[test]
+fn nothing_is_lost_where_the_network_loses_nothing() {
+    for seed in 0..10 {
+        let roomy = NetworkOptions::uniform(12_500_000, 4 << 20, MS);
+        let summary = passes(Scenario::quiet(seed, 4, roomy, vec![all_reduce(1 << 18, Policy::AUTO); 3]));
+        assert_eq!(summary.network.overflowed, 0, "the buffers were meant to hold everything");
+        assert_eq!(summary.elems_uncounted, 0);
+        assert_eq!(summary.bytes_retransmitted, 0, "seed {seed} sent something again without reason");
+    }
+}
+
+#[test]
+fn an_incast_of_seven_into_a_small_buffer_ends_and_keeps_its_bound() {
+    for seed in 0..5 {
+        let tight = NetworkOptions::uniform(12_500_000, 32 * 1514, MS / 5);
+        passes(Scenario::quiet(seed, 8, tight, vec![all_reduce(1 << 17, Policy::AUTO); 2]));
+    }
+}
+
+#[test]
+fn forged_and_damaged_datagrams_panic_nowhere() {
+    for seed in 0..150 {
+        let mut scenario = Scenario::swarm(seed);
+        scenario.network.impairments.corrupt = 0.02;
+        // Without a checksum a flipped payload bit is a wrong value, so results mean nothing here.
+        if let Err(
+            violation @ (Violation::Panicked(_)
+            | Violation::Overrun { .. }
+            | Violation::TimeStandsStill { .. }),
+        ) = run(scenario, false)
+        {
+            panic!("seed {seed}: {violation}");
+        }
+    }
+}
