@@ -117,4 +117,4 @@ impl fmt::Display for Tally {
 }
 
 /// More would bury the first.
-const FAILURES_SHOWN: usize = 5;
+const FAILURES_SHOWN: usize = 50;

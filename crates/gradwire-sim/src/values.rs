@@ -115,6 +115,21 @@ pub(crate) fn encode_mean(dtype: Dtype, sum: i64, count: u32) -> u64 {
     }
 }
 
+/// `sum * (world_size / count)`, the factor rounded to the precision in which the dtype is summed: what a tolerant sum
+/// gives, whose expected value is the sum over all.
+#[must_use]
+pub(crate) fn encode_scaled(dtype: Dtype, sum: i64, world_size: usize, count: u32) -> u64 {
+    let factor = world_size as f64 / f64::from(count);
+    let single = sum as f32 * factor as f32;
+    match dtype {
+        Dtype::F64 => (sum as f64 * factor).to_bits(),
+        Dtype::F32 => u64::from(single.to_bits()),
+        Dtype::F16 => u64::from(f16::from_f32(single).to_bits()),
+        Dtype::Bf16 => u64::from(bf16::from_f32(single).to_bits()),
+        _ => encode(dtype, sum),
+    }
+}
+
 /// Reads element `index` of a tensor in the form of [`encode`].
 #[must_use]
 pub(crate) fn load(bytes: &[u8], dtype: Dtype, index: usize) -> u64 {

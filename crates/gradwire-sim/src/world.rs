@@ -423,7 +423,10 @@ impl World {
     }
 
     fn arm(&mut self, rank: usize) {
+        // What is due but finds the NIC full leaves when the NIC has room; a driver that asked again at once would spin.
+        let blocked = self.ranks[rank].waits_for_room;
         let due = self.ranks[rank].group.poll_timeout().map(|timeout| timeout.at);
+        let due = due.filter(|due| !blocked || *due > self.now);
         if due == self.ranks[rank].armed_at || self.saboteur.stops_timers(rank) {
             return;
         }

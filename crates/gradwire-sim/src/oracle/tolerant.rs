@@ -9,7 +9,8 @@ use crate::plan::OpPlan;
 use crate::rank::RESIDUAL_FILL;
 use crate::record::{count, first_outside, merge, Arrival};
 use crate::values::{
-    base_sum, contribution, encode, encode_mean, factor, factors, load, means_identify_masks, show, sum_over,
+    base_sum, contribution, encode, encode_mean, encode_scaled, factor, factors, load, means_identify_masks,
+    show, sum_over,
 };
 use crate::world::World;
 use crate::Violation;
@@ -270,8 +271,7 @@ impl MeanTable {
         let result = |factor: i64, mask: u32| {
             let sum = base_sum(plan.dtype, mask) * factor;
             match plan.reduce {
-                // The expected sum over everybody, from those who were counted.
-                ReduceOp::Sum => encode_mean(plan.dtype, sum * world_size as i64, mask.count_ones()),
+                ReduceOp::Sum => encode_scaled(plan.dtype, sum, world_size, mask.count_ones()),
                 _ => encode_mean(plan.dtype, sum, mask.count_ones()),
             }
         };
