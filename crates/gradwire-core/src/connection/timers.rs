@@ -7,6 +7,9 @@ use gradwire_wire::TransferId;
 
 /// Longest pause between two probes, and between two grants, that bring no progress: the peer is busy elsewhere.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Most multiples of the least round-trip time that a probe waits, if that is longer than [`PAUSE_MAX`]: our own queue is at
+/// most two bandwidth-delay products, so an honest round trip stays below this.
+const RTT_MIN_MULTIPLE: u32 = 4;
 /// Shortest probe timeout: below it the scheduler's jitter is all that is measured.
 const PROBE_MIN: Duration = Duration::from_micros(500);
 /// Most transfers asked about at once.
@@ -55,9 +58,13 @@ impl Connection {
         next
     }
 
-    /// How long to wait for an answer.
+    /// How long to wait for an answer. A peer that stood still for a second makes every answer of that second look
+    /// like a round trip; the least round-trip time bounds for how long that is believed. Asking too early costs a
+    /// tiny packet.
     pub(super) fn probe_timeout(&self) -> Duration {
-        self.path.rtt.probe_timeout(self.config.ack_delay_max).max(PROBE_MIN)
+        let rtt = &self.path.rtt;
+        let believable = PAUSE_MAX.max(rtt.min() * RTT_MIN_MULTIPLE);
+        rtt.probe_timeout(self.config.ack_delay_max).clamp(PROBE_MIN, believable)
     }
 
     fn paused(&self, backoff: u32) -> Duration {
