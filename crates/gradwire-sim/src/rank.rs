@@ -44,6 +44,8 @@ pub(crate) struct Rank {
     pub(crate) runs: Vec<Option<OpRun>>,
     pub(crate) next_op: usize,
     pub(crate) in_flight: Vec<(OpId, usize)>,
+    /// Every peer has answered.
+    pub(crate) connected: bool,
     pub(crate) crashed: bool,
     pub(crate) paused: bool,
     pub(crate) socket: VecDeque<(usize, Packet)>,
@@ -63,6 +65,7 @@ impl Rank {
             runs: scenario.ops.iter().map(|_| None).collect(),
             next_op: 0,
             in_flight: Vec::new(),
+            connected: false,
             crashed: false,
             paused: false,
             socket: VecDeque::new(),

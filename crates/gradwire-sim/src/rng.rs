@@ -26,7 +26,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN);
         mix(self.state)
     }
@@ -38,12 +38,12 @@ impl Rng {
             return range.start;
         }
         // The bias of a 64-bit modulo is below 2^-30 for every span used here.
-        range.start + self.next() % span
+        range.start + self.draw() % span
     }
 
     /// Uniform in [0, 1).
     pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+        (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// `true` with this probability.
@@ -87,9 +87,9 @@ mod tests {
     #[test]
     fn equal_seeds_give_equal_draws_and_forks_differ() {
         let (mut a, mut b) = (Rng::new(7), Rng::new(7));
-        assert!((0..100).all(|_| a.next() == b.next()));
-        assert_ne!(Rng::new(7).fork(1).next(), Rng::new(7).fork(2).next());
-        assert_ne!(Rng::new(7).fork(1).next(), Rng::new(8).fork(1).next());
+        assert!((0..100).all(|_| a.draw() == b.draw()));
+        assert_ne!(Rng::new(7).fork(1).draw(), Rng::new(7).fork(2).draw());
+        assert_ne!(Rng::new(7).fork(1).draw(), Rng::new(8).fork(1).draw());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::rank::{OpRun, Packet, RESIDUAL_FILL};
 use crate::scenario::Sabotage;
-use gradwire_core::wire::HEADER_BYTES;
+use gradwire_core::wire::{HEADER_BYTES, OPENING_BYTES};
 
 /// Does one kind of damage once, at the first opportunity.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Saboteur {
 
     /// Alters a datagram between the network and the rank.
     pub(crate) fn on_delivery(&mut self, packet: &mut Packet) {
-        let Some(provenance) = packet.provenance.as_ref().filter(|_| !self.struck) else { return };
+        let Some(provenance) = packet.provenance.clone().filter(|_| !self.struck) else { return };
         let payload_start = packet.bytes.len().saturating_sub(PAYLOAD_TAIL);
         match self.kind {
             Sabotage::FlipPayloadBit if payload_start >= HEADER_BYTES => {
@@ -33,23 +33,23 @@ impl Saboteur {
                 packet.bytes[high] ^= 0x40;
                 self.struck = true;
             }
-            Sabotage::SwapPayload => {
-                let transfer = provenance.transfer;
-                let body = packet.bytes.split_off(HEADER_BYTES);
-                let swapped = match self.previous.take() {
-                    Some((same, other)) if same == transfer && other.len() == body.len() && other != body => {
-                        self.struck = true;
-                        other
-                    }
-                    _ => {
-                        self.previous = Some((transfer, body.clone()));
-                        body
-                    }
-                };
-                packet.bytes.extend_from_slice(&swapped);
-            }
+            Sabotage::SwapPayload => self.swap(packet, provenance.transfer),
             _ => {}
         }
+    }
+
+    /// Puts the end of the same transfer's previous packet in place of this one's; headers and openings stay.
+    fn swap(&mut self, packet: &mut Packet, transfer: u32) {
+        let at = packet.bytes.len().saturating_sub(SWAPPED_TAIL).max(HEADER_BYTES + OPENING_BYTES);
+        let Some(tail) = packet.bytes.get_mut(at..) else { return };
+        let own = tail.to_vec();
+        if let Some((same, other)) = &self.previous {
+            if *same == transfer && other.len() == own.len() && *other != own {
+                tail.copy_from_slice(other);
+                self.struck = true;
+            }
+        }
+        self.previous = Some((transfer, own));
     }
 
     /// Alters what a rank got back.
@@ -72,8 +72,9 @@ impl Saboteur {
         }
     }
 
-    pub(crate) fn stops_timers(&mut self, rank: usize) -> bool {
-        let stops = self.kind == Sabotage::StopTimers && rank == 0;
+    /// On every rank: the others' probes would carry one along.
+    pub(crate) fn stops_timers(&mut self) -> bool {
+        let stops = self.kind == Sabotage::StopTimers;
         self.struck |= stops;
         stops
     }
@@ -81,3 +82,5 @@ impl Saboteur {
 
 /// Bytes at the end of a datagram that must belong to the payload for a flip to be one of data.
 const PAYLOAD_TAIL: usize = 8;
+/// Enough elements that two packets' ends differ.
+const SWAPPED_TAIL: usize = 512;

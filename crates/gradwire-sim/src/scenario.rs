@@ -71,7 +71,7 @@ pub enum Sabotage {
     ForgetResidual,
     /// One rank's result differs from the others' in its last element.
     DivergeReplica,
-    /// One rank's timers never fire.
+    /// No timer ever fires.
     StopTimers,
 }
 
@@ -215,7 +215,12 @@ fn draw_impairments(rng: &mut Rng, rtt: Duration) -> Impairments {
     }
     if rng.chance(0.3) {
         let mean_length = rng.log_uniform(2, 60) as f64;
-        impairments.burst = Some(Burst { enter: 0.002, leave: 1.0 / mean_length, loss: 0.9 });
+        impairments.burst = Some(Burst {
+            enter: 0.002,
+            leave: 1.0 / mean_length,
+            loss: 0.9,
+            lasts_max: Duration::from_millis(100),
+        });
     }
     if rng.chance(0.3) {
         impairments.reorder = rng.pick(&[0.001, 0.01, 0.1]);

@@ -207,8 +207,9 @@ impl World {
     fn deliver(&mut self, from: usize, to: usize, mut packet: Packet) {
         self.saboteur.on_delivery(&mut packet);
         if let Some(provenance) = &packet.provenance {
-            let called = self.ranks[to].runs[provenance.op].is_some();
-            let arrival = if called { Arrival::Open } else { Arrival::Early };
+            // Until it is connected a rank may close a transfer but cannot say so.
+            let waits = self.ranks[to].connected && self.ranks[to].runs[provenance.op].is_some();
+            let arrival = if waits { Arrival::Open } else { Arrival::Early };
             self.record.on_arrived(from, to, provenance, arrival);
         }
         self.ranks[to].group.handle_datagram(self.now, from as u32, &packet.bytes);
@@ -297,7 +298,10 @@ impl World {
     fn on_group_event(&mut self, rank: usize, event: GroupEvent) {
         let (id, outcome) = match event {
             GroupEvent::Done { op, outcome } => (op, outcome),
-            other => return self.trace.note(self.now, rank, || format!("{other:?}")),
+            other => {
+                self.ranks[rank].connected |= matches!(other, GroupEvent::Connected);
+                return self.trace.note(self.now, rank, || format!("{other:?}"));
+            }
         };
         self.trace.note(self.now, rank, || format!("{id:?} ended: {outcome:?}"));
         let Some(op) = self.ranks[rank].finish(self.now, id, outcome) else {
@@ -427,7 +431,7 @@ impl World {
         let blocked = self.ranks[rank].waits_for_room;
         let due = self.ranks[rank].group.poll_timeout().map(|timeout| timeout.at);
         let due = due.filter(|due| !blocked || *due > self.now);
-        if due == self.ranks[rank].armed_at || self.saboteur.stops_timers(rank) {
+        if due == self.ranks[rank].armed_at || self.saboteur.stops_timers() {
             return;
         }
         self.ranks[rank].armed_at = due;

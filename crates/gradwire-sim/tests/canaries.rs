@@ -72,7 +72,7 @@ fn a_replica_that_differs_is_found() {
 }
 
 #[test]
-fn a_rank_without_timers_is_found() {
+fn a_world_without_timers_is_found() {
     is_always_found(Sabotage::StopTimers, |violation| {
         matches!(violation, Violation::Stuck { .. } | Violation::Failed { .. })
     });

@@ -22,7 +22,7 @@ pub struct Flight {
 #[derive(Debug)]
 pub(crate) struct Channel {
     rng: Rng,
-    in_burst: bool,
+    burst_since: Option<Timestamp>,
     cut: bool,
     last_arrival: Timestamp,
 }
@@ -31,7 +31,7 @@ impl Channel {
     /// A channel whose chance comes from `rng`.
     #[must_use]
     pub(crate) fn new(rng: Rng) -> Self {
-        Self { rng, in_burst: false, cut: false, last_arrival: Timestamp::ZERO }
+        Self { rng, burst_since: None, cut: false, last_arrival: Timestamp::ZERO }
     }
 
     /// While cut, everything is lost.
@@ -41,7 +41,7 @@ impl Channel {
 
     /// A datagram that left its sender's NIC at `left_at`.
     pub(crate) fn cross(&mut self, left_at: Timestamp, impairments: &Impairments, delay: Duration) -> Flight {
-        let lost_in_burst = impairments.burst.is_some_and(|burst| self.burst_loses(burst));
+        let lost_in_burst = impairments.burst.is_some_and(|burst| self.burst_loses(left_at, burst));
         if self.cut || lost_in_burst || self.rng.chance(impairments.loss) {
             return Flight::default();
         }
@@ -55,10 +55,15 @@ impl Channel {
         Flight { arrives_at: Some(arrives_at), duplicate_at, reordered, corrupted }
     }
 
-    fn burst_loses(&mut self, burst: Burst) -> bool {
-        let flips = self.rng.chance(if self.in_burst { burst.leave } else { burst.enter });
-        self.in_burst ^= flips;
-        self.in_burst && self.rng.chance(burst.loss)
+    fn burst_loses(&mut self, now: Timestamp, burst: Burst) -> bool {
+        self.burst_since = match self.burst_since {
+            None => self.rng.chance(burst.enter).then_some(now),
+            Some(since) => {
+                let over = self.rng.chance(burst.leave) || now.since(since) > burst.lasts_max;
+                (!over).then_some(since)
+            }
+        };
+        self.burst_since.is_some() && self.rng.chance(burst.loss)
     }
 
     /// Jitter alone never reorders: it models a queue elsewhere, and queues keep order.

@@ -20,6 +20,8 @@ pub struct Burst {
     pub leave: f64,
     /// Probability of loss inside it.
     pub loss: f64,
+    /// Longest burst: counted in datagrams alone, one would last for seconds where little is sent.
+    pub lasts_max: Duration,
 }
 
 /// What goes wrong between two ranks. The default is nothing.

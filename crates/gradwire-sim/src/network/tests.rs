@@ -42,7 +42,7 @@ fn the_share_of_lost_datagrams_meets_its_probability() {
 
 #[test]
 fn burst_losses_come_in_runs_of_the_expected_length() {
-    let burst = Burst { enter: 0.01, leave: 0.25, loss: 1.0 };
+    let burst = Burst { enter: 0.01, leave: 0.25, loss: 1.0, lasts_max: Duration::from_secs(9) };
     let mut network = network(|options| options.impairments.burst = Some(burst));
     let lost: Vec<bool> =
         (0..100_000).map(|_| network.transmit(Timestamp::ZERO, 0, 1, 100).arrives_at.is_none()).collect();
