@@ -3,8 +3,9 @@
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
 //! [--no-offload] [--mtu 9000] [--stats]`
 //!
-//! The process starts itself once for each rank; records travel through the children's pipes. Results are checked. Bus
-//! bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it.
+//! The process starts itself once for each rank; records travel through the children's pipes. A barrier precedes every
+//! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
+//! is the processor time of rank 0 for one round.
 
 use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload};
@@ -132,20 +133,19 @@ fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), B
     let elems = bytes / 4;
     let mut tensor = vec![0.0_f32; elems];
     let mut times = Vec::new();
+    let mut cpu = Duration::ZERO;
     let mut wrong = 0;
     let warm_up = options.rounds / 10 + 2;
     for round in 0..options.rounds + warm_up {
         tensor.fill((group.rank() + 1) as f32);
         // SAFETY: the operation is waited for before the tensor is touched again.
         let view = unsafe { View::new(tensor.as_mut_ptr().cast(), elems * 4) };
-        let start = Instant::now();
-        let op = group.submit(request(options.algorithm, view), Box::new(()))?;
-        let outcome = op.wait(Some(TIMEOUT)).ok_or("timed out")?;
+        run(group, Collective::Barrier, View::EMPTY)?;
+        let (start, cpu_before) = (Instant::now(), cpu_time());
+        run(group, Collective::AllReduce { algorithm: options.algorithm }, view)?;
         if round >= warm_up {
             times.push(start.elapsed());
-        }
-        if let Err(error) = outcome {
-            return Err(error.to_string().into());
+            cpu += cpu_time().saturating_sub(cpu_before);
         }
         let sum = (options.ranks * (options.ranks + 1) / 2) as f32;
         wrong += tensor.iter().filter(|value| **value != sum).count();
@@ -156,10 +156,11 @@ fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), B
     let busbw = 2.0 * (ranks - 1.0) / ranks * bytes as f64 / micros(0.5);
     if group.rank() == 0 {
         println!(
-            "{bytes:>10} {:>10.0} {:>10.0} {:>10.0} {busbw:>12.1} {wrong:>6}",
+            "{bytes:>10} {:>10.0} {:>10.0} {:>10.0} {:>10.0} {busbw:>12.1} {wrong:>6}",
             micros(0.5),
             micros(0.99),
-            micros(0.0)
+            micros(0.0),
+            cpu.as_secs_f64() * 1e6 / times.len() as f64
         );
     }
     if wrong == 0 {
@@ -169,9 +170,10 @@ fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), B
     }
 }
 
-fn request(algorithm: Algorithm, view: View) -> Request {
-    Request {
-        collective: Collective::AllReduce { algorithm },
+/// One collective from submission to its end.
+fn run(group: &GroupHandle, collective: Collective, view: View) -> Result<(), Box<dyn Error>> {
+    let request = Request {
+        collective,
         dtype: Dtype::F32,
         reduce: ReduceOp::Sum,
         input: view,
@@ -180,5 +182,24 @@ fn request(algorithm: Algorithm, view: View) -> Request {
         residual: View::EMPTY,
         timeout: TIMEOUT,
         priority: 0,
+    };
+    let op = group.submit(request, Box::new(()))?;
+    match op.wait(Some(TIMEOUT)).ok_or("timed out")? {
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string().into()),
     }
+}
+
+/// Processor time of this process.
+fn cpu_time() -> Duration {
+    // SAFETY: an all-zero `rusage` is valid, and the call fills it in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    let of = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+    };
+    of(usage.ru_utime) + of(usage.ru_stime)
 }
