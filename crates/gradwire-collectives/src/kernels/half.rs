@@ -8,6 +8,44 @@ use crate::{Dtype, ReduceOp};
 use ::half::f16;
 use ::half::slice::HalfFloatSliceExt;
 
+/// A bfloat16 as the float32 that it is the upper half of.
+#[derive(Clone, Copy)]
+pub(super) struct Bf16(f32);
+
+impl Element for Bf16 {
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    fn read(bytes: &[u8]) -> Self {
+        Self(f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16))
+    }
+
+    #[inline(always)]
+    fn write(self, bytes: &mut [u8]) {
+        bytes[..2].copy_from_slice(&bf16_bits(self.0).to_le_bytes());
+    }
+
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+
+    #[inline(always)]
+    fn multiply(self, other: Self) -> Self {
+        Self(self.0 * other.0)
+    }
+
+    #[inline(always)]
+    fn least(self, other: Self) -> Self {
+        Self(self.0.least(other.0))
+    }
+
+    #[inline(always)]
+    fn largest(self, other: Self) -> Self {
+        Self(self.0.largest(other.0))
+    }
+}
+
 /// Elements that are converted at once: 256 bytes of float32 on the stack, a few vector registers' worth.
 const BLOCK: usize = 64;
 
@@ -27,6 +65,31 @@ pub(crate) fn narrow(dtype: Dtype, source: &[f32], out: &mut [u8]) {
 
 /// `accumulator[i] = accumulator[i] (reduce) source[i]`: `source` is bytes of `dtype`, the accumulator float32.
 pub(crate) fn accumulate(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [f32], source: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { accumulate_avx2(dtype, reduce, accumulator, source) };
+    }
+    accumulate_any(dtype, reduce, accumulator, source);
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn accumulate_avx2(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [f32], source: &[u8]) {
+    accumulate_any(dtype, reduce, accumulator, source);
+}
+
+#[inline(always)]
+fn accumulate_any(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [f32], source: &[u8]) {
+    if dtype == Dtype::Bf16 && reduce.is_additive() {
+        // The hot case needs no block in between.
+        for (a, bytes) in accumulator.iter_mut().zip(source.chunks_exact(2)) {
+            *a += Bf16::read(bytes).0;
+        }
+        return;
+    }
     let mut wide = [0.0; BLOCK];
     for (block, target) in source.chunks(2 * BLOCK).zip(accumulator.chunks_mut(BLOCK)) {
         let count = (block.len() / 2).min(target.len());
@@ -35,7 +98,7 @@ pub(crate) fn accumulate(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [f32]
     }
 }
 
-/// As [`super::combine`], for halves.
+/// As [`super::combine`], for float16.
 pub(super) fn combine(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [u8], source: &[u8]) {
     let mut wide = [0.0; BLOCK];
     for (target, block) in accumulator.chunks_mut(2 * BLOCK).zip(source.chunks(2 * BLOCK)) {
@@ -67,7 +130,7 @@ fn widen_block(dtype: Dtype, source: &[u8], out: &mut [f32]) {
     let count = out.len().min(source.len() / 2).min(BLOCK);
     if dtype == Dtype::Bf16 {
         for (wide, bytes) in out[..count].iter_mut().zip(source.chunks_exact(2)) {
-            *wide = f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+            *wide = Bf16::read(bytes).0;
         }
         return;
     }
@@ -83,7 +146,7 @@ fn narrow_block(dtype: Dtype, source: &[f32], out: &mut [u8]) {
     let count = source.len().min(out.len() / 2).min(BLOCK);
     if dtype == Dtype::Bf16 {
         for (bytes, wide) in out.chunks_exact_mut(2).zip(&source[..count]) {
-            bytes.copy_from_slice(&bf16_bits(*wide).to_le_bytes());
+            Bf16(*wide).write(bytes);
         }
         return;
     }

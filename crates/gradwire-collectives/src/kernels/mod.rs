@@ -39,7 +39,8 @@ fn combine_any(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [u8], source: &
     match dtype {
         Dtype::F32 => numbers::<f32>(reduce, accumulator, source),
         Dtype::F64 => numbers::<f64>(reduce, accumulator, source),
-        Dtype::F16 | Dtype::Bf16 => half::combine(dtype, reduce, accumulator, source),
+        Dtype::F16 => half::combine(dtype, reduce, accumulator, source),
+        Dtype::Bf16 => numbers::<half::Bf16>(reduce, accumulator, source),
         Dtype::U8 => integers::<u8>(reduce, accumulator, source),
         Dtype::I8 => integers::<i8>(reduce, accumulator, source),
         Dtype::I16 => integers::<i16>(reduce, accumulator, source),
