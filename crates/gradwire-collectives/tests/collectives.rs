@@ -281,3 +281,21 @@ fn an_invalid_request_is_refused_and_the_group_goes_on() {
     });
     assert!(net.done[1].values().all(Result::is_ok));
 }
+
+#[test]
+fn the_sixteen_bits_of_an_operation_number_may_wrap() {
+    let mut net = Net::perfect(2);
+    let rounds = 66_000;
+    for round in 0..rounds / 50 {
+        for _ in 0..50 {
+            (0..2).for_each(|rank| _ = net.submit(rank, request(Collective::Barrier)));
+        }
+        net.run_all(50 * (round + 1));
+    }
+    let mut data = each(2, |rank| Tensor::f32(row(rank, 0, 100)));
+    (0..2).for_each(|rank| _ = net.submit(rank, all_reduce(&mut data[rank as usize], Algorithm::Ring)));
+    net.run_all(rounds + 1);
+    assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
+    let want = Tensor::f32((0..100).map(|index| value(0, 0, index) + value(1, 0, index)));
+    assert!(data.iter().all(|got| got.0 == want.0));
+}

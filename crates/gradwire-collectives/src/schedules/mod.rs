@@ -137,3 +137,42 @@ pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) 
 const RING_RANKS_MIN: u32 = 8;
 /// Below this the latency of the ring's steps outweighs what an incast costs.
 const RING_SHARD_BYTES_MIN: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Policy, ReduceOp, View};
+    use std::time::Duration;
+
+    fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
+        // SAFETY: the request only carries the view, nothing reads through it.
+        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+        Request {
+            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
+            dtype,
+            reduce: ReduceOp::Sum,
+            input: view,
+            output: view,
+            policy,
+            residual: View::EMPTY,
+            timeout: Duration::from_secs(1),
+            priority: 0,
+        }
+    }
+
+    #[test]
+    fn auto_is_a_ring_only_for_large_exact_sums_among_many() {
+        let mut memory = vec![0; 8 * RING_SHARD_BYTES_MIN];
+        let chosen = |request: &Request, world_size| resolve(Algorithm::Auto, request, world_size);
+        let large = all_reduce(&mut memory, Dtype::F32, Policy::RELIABLE);
+        assert_eq!(chosen(&large, 8), Algorithm::Ring);
+        assert_eq!(chosen(&large, 4), Algorithm::Transpose);
+        let tolerant = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
+        assert_eq!(chosen(&tolerant, 8), Algorithm::Transpose);
+        let half = all_reduce(&mut memory, Dtype::Bf16, Policy::RELIABLE);
+        assert_eq!(chosen(&half, 8), Algorithm::Transpose);
+        let small = all_reduce(&mut memory[..1000], Dtype::F32, Policy::RELIABLE);
+        assert_eq!(chosen(&small, 8), Algorithm::Transpose);
+        assert_eq!(resolve(Algorithm::Ring, &small, 2), Algorithm::Ring, "what was asked for is kept");
+    }
+}
