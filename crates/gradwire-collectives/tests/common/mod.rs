@@ -237,7 +237,7 @@ fn connection_id(from: u32, to: u32) -> ConnectionId {
     ConnectionId::new(from * 100 + to + 1).expect("small numbers fit")
 }
 
-fn peer_config(rank: u32, peer: u32) -> PeerConfig {
+pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
     let connection = ConnectionConfig {
         local: connection_id(peer, rank),
         remote: connection_id(rank, peer),
