@@ -1,0 +1,256 @@
+"""DistributedDataParallel over gradwire: plain, and with gradients that tolerate loss."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire.torch
+from gradwire.errors import ConfigError, UnsupportedError
+
+GLOO = dist.new_group(backend="gloo")
+STEPS = 3
+
+
+class Net(nn.Module):
+    """Three layers; the middle one is used only when asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Linear(20, 300)
+        self.sometimes = nn.Linear(300, 300)
+        self.last = nn.Linear(300, 4)
+
+    def forward(self, inputs: torch.Tensor, use_all: bool = True) -> torch.Tensor:
+        hidden = torch.relu(self.first(inputs))
+        if use_all:
+            hidden = torch.relu(self.sometimes(hidden))
+        return self.last(hidden)
+
+
+def batch(step: int) -> torch.Tensor:
+    """This rank's inputs of a step."""
+    return torch.randn(16, 20, generator=torch.Generator().manual_seed(1000 * step + RANK))
+
+
+def train(group: Any, hook: Any = None, *, use_all: Any = lambda _step: True, **options: Any) -> list[torch.Tensor]:
+    """Trains for a few steps; returns the gradients of the last step and the parameters after it."""
+    model = DistributedDataParallel(Net(), process_group=group, bucket_cap_mb=0.1, **options)
+    if hook is not None:
+        hook(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(step), use_all(step)).square().mean().backward()
+        optimizer.step()
+    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return [t.detach().clone() for t in [*gradients, *model.parameters()]]
+
+
+def close(ours: list[torch.Tensor], reference: list[torch.Tensor]) -> None:
+    """Equal up to the rounding of a float32 sum in another order."""
+    for a, b in zip(ours, reference, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def identical_everywhere(tensors: list[torch.Tensor]) -> None:
+    """The same bits on every rank; compared over gloo."""
+    flat = torch.cat([t.reshape(-1).view(torch.int32) for t in tensors])
+    everybody = [torch.zeros_like(flat) for _ in range(WORLD_SIZE)]
+    dist.all_gather(everybody, flat, group=GLOO)
+    for rank, other in enumerate(everybody):
+        assert torch.equal(flat, other), f"rank {rank} differs from rank {RANK} in {(flat != other).sum()} elements"
+
+
+def check_ddp_trains_like_gloo_in_every_mode() -> None:
+    modes: list[dict[str, Any]] = [
+        {},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True, "use_all": lambda step: (step + RANK) % 2 == 0},
+        {"find_unused_parameters": True, "gradient_as_bucket_view": True, "use_all": lambda step: step == 0},
+    ]
+    for mode in modes:
+        ours = train(dist.group.WORLD, **mode)
+        close(ours, train(GLOO, **mode))
+        identical_everywhere(ours)
+
+
+def check_ddp_skips_the_exchange_under_no_sync() -> None:
+    def accumulated(group: Any) -> list[torch.Tensor]:
+        model = DistributedDataParallel(Net(), process_group=group)
+        if group is not GLOO:
+            state = gradwire.torch.tolerate_loss(model, preset="reliable")
+        with model.no_sync():
+            model(batch(0)).square().mean().backward()
+        model(batch(1)).square().mean().backward()
+        assert group is GLOO or len(state.steps) == 1
+        return [p.grad.clone() for p in model.parameters()]
+
+    close(accumulated(dist.group.WORLD), accumulated(GLOO))
+
+
+def check_python_hooks_of_torch_work() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    def plain(model: Any) -> None:
+        model.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+
+    def half(model: Any) -> None:
+        model.register_comm_hook(dist.group.WORLD, default_hooks.fp16_compress_hook)
+
+    close(train(dist.group.WORLD, plain), train(GLOO))
+    identical_everywhere(train(dist.group.WORLD, half))
+
+
+def check_tolerant_gradients_equal_gloo_where_nothing_is_lost() -> None:
+    for preset in ("reliable", "auto"):
+        for mode in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+            ours = train(
+                dist.group.WORLD, lambda model, p=preset: gradwire.torch.tolerate_loss(model, preset=p), **mode
+            )
+            close(ours, train(GLOO, **mode))
+            identical_everywhere(ours)
+
+
+def check_step_records_count_every_gradient_byte() -> None:
+    states = []
+    train(dist.group.WORLD, lambda model: states.append(gradwire.torch.tolerate_loss(model, preset="reliable")))
+    (state,) = states
+    assert len(state.steps) == STEPS
+    elems = sum(p.numel() for p in Net().parameters())
+    for step in state.steps:
+        assert step.bytes_received == step.bytes_expected
+        assert step.lost_share == 0.0
+        assert 0.0 < step.comm_s < 30.0
+    # Each rank averages its own shards, from every other rank: together (world size - 1) times the model, each step.
+    total = torch.tensor(float(state.bytes_expected))
+    dist.all_reduce(total, group=GLOO)
+    assert total.item() == STEPS * 4 * elems * (WORLD_SIZE - 1)
+    assert state.bytes_missing == 0
+
+
+def check_replicas_of_the_mlt_preset_stay_bit_identical() -> None:
+    identical_everywhere(train(dist.group.WORLD, lambda model: gradwire.torch.tolerate_loss(model, preset="mlt")))
+
+
+def check_residuals_move_with_their_parameters_when_buckets_are_rebuilt() -> None:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    model(batch(0)).square().mean().backward()
+    planted = {name: part.fill_(float(i + 1)) for i, (name, part) in enumerate(state.residuals._slices.items())}
+    values = {name: part.clone() for name, part in planted.items()}
+    model.zero_grad()
+    model(batch(1)).square().mean().backward()
+    reference = Net()
+    reference_ddp = DistributedDataParallel(reference, process_group=GLOO)
+    reference_ddp(batch(1)).square().mean().backward()
+    for (name, parameter), expected in zip(model.module.named_parameters(), reference.parameters(), strict=True):
+        added = values[name].reshape(parameter.shape)  # every rank planted the same, so the mean is the same
+        torch.testing.assert_close(parameter.grad, expected.grad + added, rtol=1e-5, atol=1e-6)
+    assert all(not part.any() for part in state.residuals._slices.values()), "a residual was counted and kept"
+
+
+def check_hook_state_survives_a_checkpoint() -> None:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    model(batch(0)).square().mean().backward()
+    for part in state.residuals._slices.values():
+        part.fill_(0.25)
+    saved = copy.deepcopy(state.state_dict())
+    other = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
+    restored = gradwire.torch.tolerate_loss(other, preset="reliable")
+    restored.load_state_dict(saved)
+    other(batch(0)).square().mean().backward()
+    plain = DistributedDataParallel(Net(), process_group=GLOO)
+    plain(batch(0)).square().mean().backward()
+    for ours, reference in zip(other.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, reference.grad + 0.25, rtol=1e-5, atol=1e-6)
+    restored.load_state_dict({**saved, "rank": RANK + 1})  # another rank's: ignored
+
+
+def check_tolerate_loss_refuses_what_it_cannot_do() -> None:
+    def refused(kind: type[Exception], call: Any) -> str:
+        try:
+            call()
+        except kind as error:
+            return str(error)
+        raise AssertionError(f"no {kind.__name__}")
+
+    refused(UnsupportedError, lambda: gradwire.torch.tolerate_loss(Net()))
+    refused(UnsupportedError, lambda: gradwire.torch.tolerate_loss(DistributedDataParallel(Net(), process_group=GLOO)))
+    double = DistributedDataParallel(Net().double())
+    assert "float64" in refused(UnsupportedError, lambda: gradwire.torch.tolerate_loss(double))
+    fine = DistributedDataParallel(Net())
+    assert "loss_bound" in refused(ConfigError, lambda: gradwire.torch.tolerate_loss(fine, loss_bound=1.5))
+    assert "preset" in refused(ConfigError, lambda: gradwire.torch.tolerate_loss(fine, preset="dlpc"))
+    gradwire.torch.tolerate_loss(fine)
+
+
+def check_explicit_all_reduce_is_the_mean_of_what_counted() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for preset in ("auto", "mlt", "reliable"):
+            for algorithm in ("ring", "transpose"):
+                tensor = torch.full((3000,), float(RANK + 1), dtype=dtype)
+                residual = torch.zeros_like(tensor)
+                work = gradwire.torch.all_reduce(tensor, preset=preset, algorithm=algorithm, residual=residual)
+                report = work.report()
+                assert algorithm in report.collective
+                identical_everywhere([tensor.float()])
+                if report.lost_share == 0.0 and report.elems_uncounted == 0:
+                    assert not residual.any()
+    exact = torch.full((3000,), float(RANK + 1))
+    gradwire.torch.all_reduce(exact, preset="reliable")
+    torch.testing.assert_close(exact, torch.full((3000,), sum(range(1, WORLD_SIZE + 1)) / WORLD_SIZE))
+
+
+def check_explicit_all_reduce_refuses_other_dtypes_through_its_work() -> None:
+    tensor = torch.ones(10, dtype=torch.float64)
+    work = gradwire.torch.all_reduce(tensor, async_op=True)  # must not raise: a hook may be the caller
+    for wait in (work.wait, work.report, work.get_future().wait):
+        try:
+            wait()
+        except UnsupportedError as error:
+            assert "float64" in str(error)
+        except RuntimeError as error:
+            assert "float64" in str(error)
+        else:
+            raise AssertionError("no error")
+    assert isinstance(gradwire.torch.last_error(), UnsupportedError)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)  # every rank made the same mistake: the group goes on
+    assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+
+
+def check_tensors_without_dense_host_or_gpu_memory_are_refused() -> None:
+    try:
+        gradwire.torch.all_reduce(torch.ones(3, device="meta"))  # torch itself answers dist.all_reduce of a meta tensor
+    except UnsupportedError as error:
+        assert error.device == "meta"
+    else:
+        raise AssertionError("no error")
+    work = dist.all_reduce(torch.eye(3).to_sparse_csr(), async_op=True)
+    try:
+        work.wait()
+    except (UnsupportedError, RuntimeError) as error:
+        assert "sparse" in str(error).lower()
+    else:
+        raise AssertionError("no error")
+
+
+def check_training_goes_on_in_two_groups_at_once() -> None:
+    other = dist.new_group()
+    first, second = DistributedDataParallel(Net()), DistributedDataParallel(Net(), process_group=other)
+    gradwire.torch.tolerate_loss(first)
+    gradwire.torch.tolerate_loss(second)
+    for step in range(2):
+        (first(batch(step)).square().mean() + second(batch(step)).square().mean()).backward()
+    identical_everywhere([p.grad for p in [*first.parameters(), *second.parameters()]])
+    assert gradwire.torch.stats(other)["group"]["world_size"] == WORLD_SIZE

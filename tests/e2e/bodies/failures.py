@@ -1,0 +1,148 @@
+"""Calls that ranks disagree about. Each poisons its group, so each check makes one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire.torch
+from gradwire.errors import (
+    DeadlineError,
+    GradwireError,
+    GroupError,
+    InvalidRequestError,
+    MismatchError,
+    UnsupportedError,
+)
+
+GLOO = dist.new_group(backend="gloo")
+
+
+def error_of(call: Callable[[], Any], kind: type[Exception] = GradwireError) -> Any:
+    """The error that `call` ends with."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def mismatch(call: Callable[[Any], Any]) -> None:
+    """Every rank's `call(group)` ends with a MismatchError that names two ranks, and so does the next call."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    error = error_of(lambda: call(group), MismatchError)
+    assert {error.rank_a, error.rank_b} <= set(range(WORLD_SIZE)), error
+    assert error.a != error.b
+    later = error_of(lambda: dist.all_reduce(torch.ones(3), group=group), GroupError)
+    assert str(later) == str(error), f"{later} after {error}"
+    dist.barrier(GLOO)
+
+
+def check_shapes_that_differ_are_named_on_every_rank() -> None:
+    mismatch(lambda group: dist.all_reduce(torch.ones(10 + RANK), group=group))
+    mismatch(lambda group: dist.all_reduce(torch.ones(100_000 + (RANK == 1)), group=group))
+
+
+def check_dtypes_that_differ_are_named_on_every_rank() -> None:
+    dtype = torch.float32 if RANK == 0 else torch.int32
+    mismatch(lambda group: dist.all_reduce(torch.ones(10, dtype=dtype), group=group))
+
+
+def check_collectives_that_differ_are_named_on_every_rank() -> None:
+    def call(group: Any) -> None:
+        if RANK == 0:
+            dist.broadcast(torch.ones(10), 0, group=group)
+            dist.barrier(group)  # the root of a broadcast may be done before it learns of the others
+        else:
+            dist.all_reduce(torch.ones(10), group=group)
+
+    mismatch(call)
+
+
+def check_roots_and_reductions_that_differ_are_named_on_every_rank() -> None:
+    mismatch(
+        lambda group: dist.all_reduce(torch.ones(10), dist.ReduceOp.MAX if RANK else dist.ReduceOp.SUM, group=group)
+    )
+
+
+def check_loss_policies_that_differ_are_named_on_every_rank() -> None:
+    bound = 0.1 if RANK == 0 else 0.2
+    mismatch(lambda group: gradwire.torch.all_reduce(torch.ones(10), loss_bound=bound, group=group))
+
+
+def check_a_call_that_fails_on_one_rank_alone_cannot_corrupt_the_next() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    if RANK == 0:
+        work = gradwire.torch.all_reduce(torch.ones(10, dtype=torch.float64), group=group, async_op=True)
+        error_of(work.wait, UnsupportedError)
+    # Without a stand-in for the failed call, rank 0 would now be one call behind the others, with equal shapes.
+    failed = []
+    for _ in range(2):
+        tensor = torch.full((10,), float(RANK))
+        try:
+            gradwire.torch.all_reduce(tensor, group=group)
+        except GroupError as error:
+            failed.append(error)
+    assert failed, "rank 0 skipped a call and nobody noticed"
+    dist.barrier(GLOO)
+
+
+def check_a_refused_request_fails_alike_and_the_group_goes_on() -> None:
+    group = dist.new_group()
+    error_of(lambda: dist.all_to_all_single(torch.zeros(7), torch.zeros(7), group=group), InvalidRequestError)
+    error_of(lambda: dist.all_gather([torch.zeros(2)] * WORLD_SIZE, torch.zeros(3), group=group))
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))
+
+
+def check_a_rank_that_does_not_come_ends_in_a_timeout_that_names_the_call() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    if RANK != 0:
+        error = error_of(lambda: dist.all_reduce(torch.ones(10), group=group), DeadlineError)
+        assert isinstance(error, TimeoutError)
+        assert "all_reduce" in str(error), error
+        assert "0" in str(error.detail), error
+    dist.barrier(GLOO)
+
+
+def check_an_error_in_backward_keeps_the_reducer_alive() -> None:
+    """A future that holds an exception crashes the reducer; an exception out of the collective breaks it for good."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    model = DistributedDataParallel(nn.Linear(50, 50), process_group=group)
+    gradwire.torch.tolerate_loss(model)
+    model(torch.ones(2, 50)).sum().backward()
+    # Rank 0 calls something in between: the groups' sequences part.
+    if RANK == 0:
+        dist.broadcast(torch.ones(1), 0, group=group, async_op=True)
+    for attempt in range(2):
+        try:
+            model(torch.ones(2, 50)).sum().backward()
+        except (RuntimeError, GroupError) as error:
+            text = str(error)
+        else:
+            raise AssertionError(f"attempt {attempt}: no error")
+        assert "INTERNAL ASSERT" not in text, text
+        assert "disagree" in text, text
+    assert isinstance(gradwire.torch.last_error(), MismatchError)
+    dist.barrier(GLOO)
+
+
+def check_waiting_with_a_timeout_leaves_the_collective_running() -> None:
+    group = dist.new_group()
+    if RANK == 0:
+        dist.barrier(GLOO)  # come after the others have given up once
+    tensor = torch.ones(10)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    if RANK != 0:
+        error_of(lambda: work.wait(timedelta(milliseconds=50)), TimeoutError)
+        dist.barrier(GLOO)
+    work.wait()
+    assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
