@@ -62,8 +62,8 @@ class Config:
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
         "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
-    connect_timeout_s: float = _setting(60.0, float, "Longest wait for the other ranks when a group forms; the timeout given to "
-        "init_process_group counts where it is shorter.", unit="s", low=0.1, high=86400.0)
+    connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have appeared in the "
+        "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
     dscp: int = _setting(0, int, "Differentiated services code point of data packets.", low=0, high=63)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))

@@ -56,8 +56,10 @@ pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
 
 /// Makes the exception of a [`JoinError`].
 pub(crate) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
-    if let JoinError::Engine(error) = error {
-        return engine_error(py, error);
+    match error {
+        JoinError::Engine(error) => return engine_error(py, error),
+        JoinError::Failed(error) => return op_error(py, error),
+        _ => {}
     }
     build(py, |fields| {
         Ok(match error {

@@ -4,7 +4,8 @@ No port or server but the Store that torch has anyway. A rank that cannot start 
 wait for their timeout to learn it.
 
 Keys, below the prefix that torch gives each group: `gradwire/rounds/<rank>` counts how often a rank has formed a group on
-this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record.
+this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record;
+`gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all.
 """
 
 from __future__ import annotations
@@ -69,9 +70,15 @@ def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
         board.publish({"error": f"{type(error).__name__}: {error}"})
         raise
     entries = board.collect(timeout_s)
-    _compare_settings(entries, rank)
-    records = [entries[other]["record"] for other in sorted(entries)]
-    return owner, pending.join(records, min(owner.config.connect_timeout_s, timeout_s))
+    connect_s = min(owner.config.connect_timeout_s, timeout_s)
+    try:
+        _compare_settings(entries, rank)
+        group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
+    except GradwireError as error:
+        board.conclude(f"{type(error).__name__}: {error}")
+        raise
+    board.confirm(connect_s)
+    return owner, group
 
 
 class _Board:
@@ -105,6 +112,24 @@ class _Board:
                 self._wait_for(missing, end, timeout_s)
         return entries
 
+    def confirm(self, timeout_s: float) -> None:
+        """Waits until every rank has reached all others, so that no collective meets a group that is half formed."""
+        if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
+            self.conclude("")
+        end = time.monotonic() + timeout_s
+        key = f"{self._prefix}/end"
+        while not self._store.check([key]):
+            if time.monotonic() > end:
+                raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
+            self._pause_for(key, timeout_s)
+        outcome = json.loads(self._store.get(key))
+        if outcome["error"]:
+            raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
+
+    def conclude(self, error: str) -> None:
+        """Says how the group's formation ended; the first word counts."""
+        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self._rank, "error": error}))
+
     def _wait_for(self, missing: list[int], end: float, timeout_s: float) -> None:
         left = end - time.monotonic()
         if left <= 0:
@@ -114,13 +139,16 @@ class _Board:
                 ranks=missing,
                 waited_s=timeout_s,
             )
+        self._pause_for(self._key(missing[0]), left)
+
+    def _pause_for(self, key: str, longest_s: float) -> None:
+        """Waits for a key, but not for long."""
         try:
-            self._store.wait([self._key(missing[0])], timedelta(seconds=min(left, POLL_S)))
-        except Exception as error:  # torch raises DistStoreError, but some Stores RuntimeError, when the wait times out
-            if "imeout" not in str(error) and "timed out" not in str(error).lower():
-                raise RendezvousError(
-                    f"the Store failed while waiting for rank {missing[0]}: {error}", rank=missing[0]
-                ) from error
+            self._store.wait([key], timedelta(seconds=min(longest_s, POLL_S)))
+        except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
+            text = str(error).lower()
+            if "timeout" not in text and "timed out" not in text:
+                raise RendezvousError(f"the Store failed while waiting for {key}: {error}") from error
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:

@@ -42,7 +42,6 @@ def mismatch(call: Callable[[Any], Any]) -> None:
     assert error.a != error.b
     later = error_of(lambda: dist.all_reduce(torch.ones(3), group=group), GroupError)
     assert str(later) == str(error), f"{later} after {error}"
-    dist.barrier(GLOO)
 
 
 def check_shapes_that_differ_are_named_on_every_rank() -> None:
@@ -91,7 +90,6 @@ def check_a_call_that_fails_on_one_rank_alone_cannot_corrupt_the_next() -> None:
         except GroupError as error:
             failed.append(error)
     assert failed, "rank 0 skipped a call and nobody noticed"
-    dist.barrier(GLOO)
 
 
 def check_a_refused_request_fails_alike_and_the_group_goes_on() -> None:
@@ -106,10 +104,12 @@ def check_a_refused_request_fails_alike_and_the_group_goes_on() -> None:
 def check_a_rank_that_does_not_come_ends_in_a_timeout_that_names_the_call() -> None:
     group = dist.new_group(timeout=timedelta(seconds=2))
     if RANK != 0:
-        error = error_of(lambda: dist.all_reduce(torch.ones(10), group=group), DeadlineError)
-        assert isinstance(error, TimeoutError)
+        error = error_of(lambda: dist.all_reduce(torch.ones(10), group=group), GroupError)
         assert "all_reduce" in str(error), error
-        assert "0" in str(error.detail), error
+        assert "timed out" in str(error), error
+        if isinstance(error, DeadlineError):  # the first to notice; it tells the others, whose call is then aborted
+            assert isinstance(error, TimeoutError)
+            assert "rank 0" in error.detail, error
     dist.barrier(GLOO)
 
 
@@ -132,7 +132,6 @@ def check_an_error_in_backward_keeps_the_reducer_alive() -> None:
         assert "INTERNAL ASSERT" not in text, text
         assert "disagree" in text, text
     assert isinstance(gradwire.torch.last_error(), MismatchError)
-    dist.barrier(GLOO)
 
 
 def check_waiting_with_a_timeout_leaves_the_collective_running() -> None:
