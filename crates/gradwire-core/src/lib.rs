@@ -20,6 +20,8 @@ mod connection;
 mod contract;
 mod error;
 mod event;
+#[doc(hidden)]
+pub mod fuzzing;
 mod path;
 pub mod recovery;
 mod stats;

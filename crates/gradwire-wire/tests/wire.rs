@@ -179,6 +179,24 @@ proptest! {
     }
 }
 
+#[test]
+fn the_seed_corpus_of_the_fuzzer_passes() {
+    let seeds: [&[u8]; 8] = [
+        include_bytes!("../../../fuzz/corpus/wire/data"),
+        include_bytes!("../../../fuzz/corpus/wire/ack"),
+        include_bytes!("../../../fuzz/corpus/wire/status"),
+        include_bytes!("../../../fuzz/corpus/wire/probe"),
+        include_bytes!("../../../fuzz/corpus/wire/hello"),
+        include_bytes!("../../../fuzz/corpus/wire/ping"),
+        include_bytes!("../../../fuzz/corpus/wire/goodbye"),
+        include_bytes!("../../../fuzz/corpus/wire/abort"),
+    ];
+    for (kind, seed) in KINDS.iter().zip(seeds) {
+        assert_eq!(Header::decode(seed).map(|(header, _)| header.kind), Ok(*kind));
+        gradwire_wire::fuzzing::parse_and_write_again(seed);
+    }
+}
+
 /// docs/protocol.md section 2, byte by byte.
 #[test]
 fn the_header_has_the_documented_layout() {

@@ -1,0 +1,360 @@
+//! Body of the connection's fuzz target, shared with the test that replays the seed corpus. Not part of the
+//! interface.
+//!
+//! The input is a program: each byte names a command, and the bytes behind it are its arguments. Two connections
+//! talk over a link that the program loses, repeats, reorders, corrupts and forges packets on, while it posts,
+//! retires, leaves and lets time pass. Whatever it does, nothing may panic, grow without bound, or wake up for
+//! ever at the same moment, and no byte of a transfer may be handed out twice or outside of it.
+
+use crate::{
+    Body, Connection, ConnectionConfig, Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer,
+    Timestamp, Transmit,
+};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+use gradwire_wire::{
+    ConnectionId, Reader, TransferId, Writer, ABORT_RECORD_BYTES, OPENING_BYTES, POSITION_RECORD_BYTES,
+};
+
+/// Runs the program and returns how many transfers it completed.
+///
+/// # Panics
+/// When a connection breaks one of the promises above.
+pub fn run_connection(program: &[u8]) -> usize {
+    let mut world = World::new();
+    let mut program = Reader::new(program);
+    // The first byte decides whether the two have met; most of the state lies behind that.
+    if program.u8().is_ok_and(|byte| byte & 1 == 1) {
+        world.meet();
+    }
+    for _ in 0..COMMANDS_MAX {
+        if world.step(&mut program).is_none() {
+            break;
+        }
+    }
+    world.completed
+}
+
+/// Enough for any interesting history, short enough for thousands of runs a second.
+const COMMANDS_MAX: usize = 400;
+const DATAGRAM_BYTES: usize = 1_200;
+/// Datagrams on the way in one direction; older ones are lost.
+const LINK_MAX: usize = 64;
+/// No call may cause more datagrams or events than this.
+const BURST_MAX: usize = 20_000;
+
+#[derive(Debug)]
+struct Side {
+    connection: Connection,
+    /// Datagrams on their way to this side.
+    link: VecDeque<Vec<u8>>,
+    /// Sizes of posted sends and receives.
+    sends: BTreeMap<TransferId, u64>,
+    receives: BTreeMap<TransferId, u64>,
+    /// Offsets handed out of each open receive.
+    placed: BTreeMap<TransferId, BTreeSet<u64>>,
+}
+
+#[derive(Debug)]
+struct World {
+    now: Timestamp,
+    sides: [Side; 2],
+    completed: usize,
+}
+
+fn side(local: u32, remote: u32) -> Side {
+    let id = |value| ConnectionId::new(value).unwrap_or_else(|| unreachable!("small"));
+    let config = ConnectionConfig {
+        local: id(local),
+        remote: id(remote),
+        datagram_bytes: DATAGRAM_BYTES,
+        fingerprint: 7,
+        eager_bytes: 16 << 10,
+        ack_every: 3,
+        ack_delay_max: Duration::from_micros(500),
+        initial_rate: 125_000_000,
+        incast: 1,
+        receive_buffer_bytes: 1 << 20,
+        peer_timeout: Duration::from_secs(5),
+    };
+    Side {
+        connection: Connection::new(config, Timestamp::ZERO),
+        link: VecDeque::new(),
+        sends: BTreeMap::new(),
+        receives: BTreeMap::new(),
+        placed: BTreeMap::new(),
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        Self { now: Timestamp::ZERO, sides: [side(1, 2), side(2, 1)], completed: 0 }
+    }
+
+    /// Delivers everything until both sides know each other.
+    fn meet(&mut self) {
+        for _ in 0..4 {
+            (0..2).for_each(|at| self.drain(at));
+            self.now = self.now + Duration::from_micros(100);
+            for at in 0..2 {
+                while let Some(datagram) = self.sides[at].link.pop_front() {
+                    self.deliver(at, &datagram);
+                }
+            }
+        }
+        assert!(self.sides.iter().all(|side| side.connection.is_connected()), "nothing was lost");
+    }
+
+    /// Executes one command; `None` at the end of the program.
+    fn step(&mut self, program: &mut Reader<'_>) -> Option<()> {
+        let command = program.u8().ok()?;
+        let at = usize::from(command & 1);
+        match command >> 1 & 0xF {
+            0 | 1 => self.post_send(at, program)?,
+            2 | 3 => self.post_receive(at, program)?,
+            4..=6 => self.deliver_next(at, 1 + usize::from(command >> 5)),
+            7 => _ = self.sides[at].link.pop_front(),
+            8 => self.sides[at].link.rotate_left(1.min(self.sides[at].link.len())),
+            9 => self.deliver_corrupt(at, program)?,
+            10 => self.deliver_forged(at, program)?,
+            11 => self.wait(Duration::from_micros(u64::from(program.u16().ok()?))),
+            12 => self.wait(Duration::from_millis(u64::from(program.u8().ok()?))),
+            13 => self.wait_for_timer(at),
+            14 => self.sides[at].connection.retire(transfer(program.u8().ok()?)),
+            _ => self.rare(at, program)?,
+        }
+        (0..2).for_each(|at| self.drain(at));
+        Some(())
+    }
+
+    fn rare(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
+        let what = program.u8().ok()?;
+        let connection = &mut self.sides[at].connection;
+        match what {
+            0 => connection.leave(self.now),
+            1 => connection.abort(self.now, [what; ABORT_RECORD_BYTES]),
+            2..=127 => connection.set_position(self.now, [what; POSITION_RECORD_BYTES]),
+            _ => {
+                // The network repeats a datagram.
+                if let Some(datagram) = self.sides[at].link.front().cloned() {
+                    self.sides[at].link.push_back(datagram);
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn post_send(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
+        let (transfer, bytes) = (transfer(program.u8().ok()?), size(program.u16().ok()?));
+        let reliability = if bytes % 2 == 0 { Reliability::Exact } else { Reliability::Tolerant };
+        let request = SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority: 0 };
+        let side = &mut self.sides[at];
+        if side.connection.send(self.now, request).is_ok() {
+            side.sends.insert(transfer, bytes);
+        }
+        Some(())
+    }
+
+    fn post_receive(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
+        let (transfer, bytes) = (transfer(program.u8().ok()?), size(program.u16().ok()?));
+        let contract = Contract {
+            loss_bound: if bytes % 2 == 0 { 0.0 } else { 0.25 },
+            deadline: (bytes % 3 == 0).then_some(Duration::from_millis(20)),
+            ..Contract::EXACT
+        };
+        let request = ReceiveTransfer { transfer, bytes, descriptor: [1; 16], contract };
+        let side = &mut self.sides[at];
+        if side.connection.receive(self.now, request).is_ok() {
+            side.receives.insert(transfer, bytes);
+            side.placed.insert(transfer, BTreeSet::new());
+        }
+        Some(())
+    }
+
+    fn deliver_next(&mut self, at: usize, count: usize) {
+        for _ in 0..count {
+            let Some(datagram) = self.sides[at].link.pop_front() else { return };
+            self.deliver(at, &datagram);
+            self.drain(at);
+        }
+    }
+
+    fn deliver_corrupt(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
+        let (place, value) = (usize::from(program.u8().ok()?), program.u8().ok()?);
+        let mut datagram = self.sides[at].link.pop_front().unwrap_or_default();
+        if let Some(byte) = datagram.get_mut(place) {
+            *byte ^= value;
+        }
+        datagram.truncate(datagram.len().saturating_sub(usize::from(value == 0) * place));
+        self.deliver(at, &datagram);
+        Some(())
+    }
+
+    /// A datagram that names the right connection and holds whatever the program says.
+    fn deliver_forged(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
+        let length = usize::from(program.u8().ok()?) + 4;
+        let rest = program.rest();
+        let body = rest.get(..length.min(rest.len()))?;
+        program.take(body.len()).ok()?;
+        let mut datagram = Vec::from(body);
+        if let Some(id) = datagram.get_mut(4..7) {
+            id.copy_from_slice(&[at as u8 + 1, 0, 0]);
+        }
+        self.deliver(at, &datagram);
+        Some(())
+    }
+
+    fn deliver(&mut self, at: usize, datagram: &[u8]) {
+        let side = &mut self.sides[at];
+        if let Ok(Some(payload)) = side.connection.handle_datagram(self.now, datagram) {
+            place(&side.receives, &mut side.placed, &payload);
+        }
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now = self.now + time;
+        for side in &mut self.sides {
+            side.connection.handle_timeout(self.now);
+        }
+    }
+
+    /// Sleeps exactly until the next timer. Handling it must lead to a later one.
+    fn wait_for_timer(&mut self, at: usize) {
+        for _ in 0..TIMERS_AT_ONCE {
+            let Some(timeout) = self.sides[at].connection.poll_timeout() else { return };
+            if timeout.at > self.now + Duration::from_secs(10) {
+                return;
+            }
+            let due = timeout.at <= self.now;
+            self.now = self.now.max(timeout.at);
+            self.sides[at].connection.handle_timeout(self.now);
+            self.drain(at);
+            if !due {
+                return;
+            }
+        }
+        panic!("{:?} stays due at {:?}", self.sides[at].connection.poll_timeout(), self.now);
+    }
+
+    fn drain(&mut self, at: usize) {
+        let side = &mut self.sides[at];
+        while let Some(payload) = side.connection.poll_payload(self.now) {
+            place(&side.receives, &mut side.placed, &payload);
+        }
+        for count in 0.. {
+            assert!(count < BURST_MAX, "events without end");
+            match side.connection.poll_event() {
+                Some(Event::Received(receipt)) => {
+                    assert!(side.placed.remove(&receipt.transfer).is_some(), "closed twice");
+                    assert!(receipt.received_bytes <= receipt.total_bytes);
+                    self.completed += 1;
+                }
+                Some(Event::Sent(receipt)) => {
+                    let total = side.sends.remove(&receipt.transfer).unwrap_or_else(|| panic!("sent twice"));
+                    let ends = receipt.missing.iter().flat_map(|range| [range.start, range.end]);
+                    assert!(ends.is_sorted(), "missing ranges are in order");
+                    assert!(receipt.missing.iter().all(|range| range.end <= total));
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        self.transmit(at);
+    }
+
+    fn transmit(&mut self, at: usize) {
+        let mut scratch = [0; DATAGRAM_BYTES];
+        for count in 0.. {
+            assert!(count < BURST_MAX, "packets without end");
+            let side = &mut self.sides[at];
+            let Some(transmit) = side.connection.poll_transmit(self.now, &mut scratch) else { return };
+            let datagram = assemble(&transmit, &scratch, &side.sends);
+            assert!(datagram.len() <= DATAGRAM_BYTES);
+            let link = &mut self.sides[1 - at].link;
+            link.push_back(datagram);
+            if link.len() > LINK_MAX {
+                link.pop_front();
+            }
+        }
+    }
+}
+
+/// Timers that may be due at the same moment: each kind once, and one for each posted transfer.
+const TIMERS_AT_ONCE: usize = 256;
+
+/// Few enough that both sides often mean the same one.
+fn transfer(byte: u8) -> TransferId {
+    match byte {
+        0..=191 => TransferId::collective(u32::from(byte >> 3 & 7), u32::from(byte & 7)),
+        192.. => TransferId::point_to_point(u32::from(byte & 7)),
+    }
+}
+
+/// Up to 60 chunks; the smallest values are the edges of the grid.
+fn size(value: u16) -> u64 {
+    let chunk = gradwire_wire::chunk_bytes_for(DATAGRAM_BYTES) as u64;
+    match u64::from(value) {
+        small @ 0..=8 => (small / 3 * chunk + small % 3).saturating_sub(1),
+        value => value,
+    }
+}
+
+fn place(
+    receives: &BTreeMap<TransferId, u64>,
+    placed: &mut BTreeMap<TransferId, BTreeSet<u64>>,
+    payload: &Payload<'_>,
+) {
+    let total =
+        receives.get(&payload.transfer).copied().unwrap_or_else(|| panic!("nobody posted {payload:?}"));
+    assert!(payload.offset + payload.bytes.len() as u64 <= total, "outside of its transfer");
+    let offsets = placed.get_mut(&payload.transfer).unwrap_or_else(|| panic!("payload after the end"));
+    assert!(offsets.insert(payload.offset), "handed out twice");
+}
+
+fn assemble(transmit: &Transmit, scratch: &[u8], sends: &BTreeMap<TransferId, u64>) -> Vec<u8> {
+    let mut datagram = transmit.header.encode().to_vec();
+    if let Some(opening) = transmit.opening {
+        let mut bytes = [0; OPENING_BYTES];
+        opening.encode(&mut Writer::new(&mut bytes));
+        datagram.extend_from_slice(&bytes);
+    }
+    match transmit.body {
+        Body::Control { bytes } => datagram.extend_from_slice(&scratch[..bytes]),
+        Body::Payload { offset, bytes } => {
+            let total =
+                sends.get(&transmit.header.transfer).copied().unwrap_or_else(|| panic!("memory is gone"));
+            assert!(offset + bytes as u64 <= total, "outside of its transfer");
+            datagram.resize(datagram.len() + bytes, 0);
+        }
+    }
+    datagram
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_seed_corpus_passes_and_reaches_what_it_is_meant_to() {
+        for (program, completed) in SEEDS {
+            assert_eq!(run_connection(program), completed);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_programs_keep_every_promise(program in prop::collection::vec(any::<u8>(), 0..600)) {
+            run_connection(&program);
+        }
+    }
+
+    const SEEDS: [(&[u8], usize); 5] = [
+        (include_bytes!("../../../fuzz/corpus/connection/exact_transfer"), 1),
+        (include_bytes!("../../../fuzz/corpus/connection/early_and_tolerant"), 2),
+        (include_bytes!("../../../fuzz/corpus/connection/loss_and_timers"), 1),
+        (include_bytes!("../../../fuzz/corpus/connection/forged_packets"), 1),
+        (include_bytes!("../../../fuzz/corpus/connection/leave_and_abort"), 1),
+    ];
+}
