@@ -47,6 +47,8 @@ pub struct Connection {
     /// Last sign of progress for what we send, and how often we have asked since.
     progress_at: Timestamp,
     probe_backoff: u32,
+    /// Where in the list of waiting sends the next questions begin.
+    asked_before: usize,
     /// When and with which stamp the latest probe left: its answer settles what was sent before it.
     last_probe: Option<(u32, Timestamp)>,
     /// A probe asked for an acknowledgement that echoes this stamp.
@@ -73,6 +75,7 @@ impl Connection {
             probe_due: VecDeque::new(),
             progress_at: now,
             probe_backoff: 0,
+            asked_before: 0,
             last_probe: None,
             ack_requested: None,
             events: VecDeque::new(),

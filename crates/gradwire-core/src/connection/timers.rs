@@ -80,15 +80,20 @@ impl Connection {
         Some(self.progress_at + self.paused(self.probe_backoff))
     }
 
-    /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one.
+    /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one. If many
+    /// wait, each time about others, because which one the receiver wants first is known to it alone.
     fn ask(&mut self, now: Timestamp) {
         self.progress_at = now;
         self.probe_backoff += 1;
         let eager_full = self.eager_used >= self.config.eager_chunks();
         let waits = |send: &&crate::transfer::SendHalf| send.is_all_sent() || !send.granted && eager_full;
+        let waiting = self.sends.iter().filter(waits).count();
+        let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
+        self.asked_before = first + PROBES_AT_ONCE;
         let mut ids = [TransferId(0); PROBES_AT_ONCE];
         let mut count = 0;
-        for (slot, send) in ids.iter_mut().zip(self.sends.iter().filter(waits)) {
+        let in_turn = self.sends.iter().filter(waits).cycle().skip(first).take(waiting);
+        for (slot, send) in ids.iter_mut().zip(in_turn) {
             *slot = send.request.transfer;
             count += 1;
         }
