@@ -6,13 +6,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
-from rank import RANK, WORLD_SIZE
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-
-import gradwire.torch
 from gradwire.errors import (
     DeadlineError,
     GradwireError,
@@ -21,17 +18,18 @@ from gradwire.errors import (
     MismatchError,
     UnsupportedError,
 )
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
 
 
 def error_of(call: Callable[[], Any], kind: type[Exception] = GradwireError) -> Any:
     """The error that `call` ends with."""
-    try:
+    with pytest.raises(kind) as caught:
         call()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind.__name__}")
+    return caught.value
 
 
 def mismatch(call: Callable[[Any], Any]) -> None:

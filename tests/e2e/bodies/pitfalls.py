@@ -1,0 +1,108 @@
+"""What broke other backends written in Python, one check for each."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from gradwire.errors import ForkedError
+from rank import RANK, WORLD_SIZE
+from torch.utils.data import DataLoader, Dataset
+
+GLOO = dist.new_group(backend="gloo")
+
+
+class TriesACollective(Dataset):  # type: ignore[type-arg]
+    """In a DataLoader worker, a fork, every item tries to use the parent's group."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> str:
+        try:
+            dist.all_reduce(torch.ones(4))
+        except ForkedError as error:
+            return f"refused, owner {error.owner_pid}"
+        return "worked"
+
+
+def check_a_forked_dataloader_worker_is_refused_and_harms_nobody() -> None:
+    loader = DataLoader(TriesACollective(), num_workers=1, batch_size=1, multiprocessing_context="fork")
+    assert [item[0] for item in loader] == [f"refused, owner {os.getpid()}"] * 2
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))
+
+
+def check_a_future_completes_on_one_thread_in_the_order_of_the_operations() -> None:
+    import threading
+
+    seen: list[tuple[int, str]] = []
+    works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
+    futures = [
+        work.get_future().then(lambda _f, i=i: seen.append((i, threading.current_thread().name)))
+        for i, work in enumerate(works)
+    ]
+    torch.futures.wait_all(futures)
+    assert len(seen) == 20
+    others = {name for _, name in seen} - {threading.current_thread().name}
+    assert others <= {"gradwire-completer"}, others  # callbacks of what had ended already run here
+
+
+def check_a_busy_python_thread_does_not_stop_the_network() -> None:
+    import threading
+
+    stop = threading.Event()
+    spinner = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
+    spinner.start()
+    try:
+        for _ in range(5):
+            tensor = torch.ones(50_000)
+            dist.all_reduce(tensor, async_op=True).get_future().wait()
+            assert tensor[0] == WORLD_SIZE
+    finally:
+        stop.set()
+        spinner.join()
+
+
+def check_the_memory_of_a_work_that_nobody_holds_stays_until_the_end() -> None:
+    probe = torch.zeros(100_000)
+    for _ in range(10):
+        dist.all_reduce(torch.ones(100_000), async_op=True)  # neither tensor nor work is kept
+    dist.all_reduce(probe)
+    assert not probe.any()
+
+
+def check_works_do_not_pile_up() -> None:
+    import gc
+
+    from gradwire.torch import GradwireWork
+
+    for _ in range(50):
+        dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
+    dist.barrier()
+    gc.collect()
+    alive = sum(isinstance(thing, GradwireWork) for thing in gc.get_objects())
+    assert alive <= 2, f"{alive} works are alive"
+
+
+def check_groups_may_be_destroyed_in_any_order() -> None:
+    groups = [dist.new_group() for _ in range(3)]
+    for group in groups:
+        dist.all_reduce(torch.ones(3), group=group)
+    for index in (1, 0, 2) if RANK == 0 else (2, 1, 0):
+        dist.destroy_process_group(groups[index])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor[0] == WORLD_SIZE
+
+
+def check_idle_groups_cost_no_processor_time() -> None:
+    dist.barrier()
+    before, started = time.process_time(), time.monotonic()
+    dist.barrier(GLOO)
+    time.sleep(1.0)  # the subject is what happens in this second, not a synchronisation
+    used, passed = time.process_time() - before, time.monotonic() - started
+    assert used < 0.3 * passed, f"{used:.2f} s of processor time in {passed:.2f} s of doing nothing"
