@@ -135,6 +135,7 @@ impl Memory {
     ///
     /// # Loss
     /// A contribution that did not arrive is left out of the mean.
+    // claim: mlt/mean-over-contributions, ltp/packet-bubble
     pub(crate) fn finish(&mut self, area: &Range<usize>, first_chunk: usize) {
         let mut start = area.start;
         while start < area.end {

@@ -110,6 +110,7 @@ fn check(case: Case, mut net: Net) {
     }
 }
 
+// test of: ultima/transpose
 #[test]
 fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
     for world_size in [1, 2, 3, 4, 7, 8] {
@@ -146,6 +147,7 @@ fn all_reduce_of_a_large_bucket_is_exact() {
     }
 }
 
+// test of: mlt/order-free
 #[test]
 fn loss_and_reordering_change_nothing_in_a_reliable_all_reduce() {
     for seed in 0..6 {

@@ -34,9 +34,10 @@ pub const TAG_BYTES: usize = 16;
 
 /// Payload bytes of one data packet for a UDP payload of `datagram_bytes`.
 ///
-/// A multiple of 64, so that no element of any dtype is ever split between packets (LTP section III-E) and
+/// A multiple of 64, so that no element of any dtype is ever split between packets (LTP section III-C) and
 /// kernels see whole cache lines. Both ranks compute the grid from the agreed datagram size. Zero when the
 /// datagram is too small for any payload.
+// claim: ltp/padding-bubble
 #[must_use]
 pub const fn chunk_bytes_for(datagram_bytes: usize) -> usize {
     let room = datagram_bytes.saturating_sub(HEADER_BYTES + OPENING_BYTES + TAG_BYTES);

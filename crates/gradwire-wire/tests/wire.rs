@@ -170,6 +170,7 @@ proptest! {
         prop_assert!(TransferId::collective(0xFFFF, index).is_before(TransferId::collective(0, index)));
     }
 
+    // test of: ltp/padding-bubble
     #[test]
     fn a_chunk_fits_its_datagram_and_holds_whole_elements(datagram_bytes in 0..70_000_usize) {
         let chunk = chunk_bytes_for(datagram_bytes);

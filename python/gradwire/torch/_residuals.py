@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 
+# claim: auto/error-feedback
 class Residuals:
     """Flat residual buffers, one for each bucket of the latest layout.
 

@@ -141,6 +141,7 @@ def check_replicas_of_the_mlt_preset_stay_bit_identical() -> None:
     identical_everywhere(train(dist.group.WORLD, lambda model: gradwire.torch.tolerate_loss(model, preset="mlt")))
 
 
+# test of: auto/error-feedback
 def check_residuals_move_with_their_parameters_when_buckets_are_rebuilt() -> None:
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.1)
     state = gradwire.torch.tolerate_loss(model, preset="reliable")

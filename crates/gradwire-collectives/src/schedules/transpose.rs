@@ -13,6 +13,7 @@ use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
 use std::ops::Range;
 
+// claim: ultima/transpose
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Transpose {
@@ -33,6 +34,7 @@ impl Transpose {
         self.layout.shard(rank as usize + rotation as usize)
     }
 
+    // claim: ltp/exact-broadcast, auto/identical-replicas
     fn post_gather(&self, from: u32, posts: &mut Vec<Post>) {
         let shard = self.shard_of(from);
         posts.push(Post::Receive {

@@ -127,7 +127,8 @@ impl Connection {
         self.path.arrivals.record(now, header.packet_number, header.sent_at_us);
     }
 
-    /// Data of a posted receive.
+    /// Data of a posted receive: used where its offset says, whatever came before it.
+    // claim: mlt/order-free
     fn on_expected<'d>(
         &mut self,
         now: Timestamp,

@@ -22,6 +22,7 @@ use super::{AckSample, RateController};
 use crate::Timestamp;
 use core::time::Duration;
 
+// claim: ltp/bdp-control
 /// Paces at the estimated bottleneck bandwidth and keeps about two bandwidth-delay products in flight.
 /// Loss alone never slows it down.
 #[derive(Debug)]

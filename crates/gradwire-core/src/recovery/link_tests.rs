@@ -43,6 +43,7 @@ fn a_flow_fills_a_shallow_buffer_of_a_long_link() {
     assert!(utilisation(link(1_000, ms(40), 300), ms(1_000), ms(4_000)) >= 0.9);
 }
 
+// test of: ltp/bdp-control
 #[test]
 fn five_percent_of_random_loss_costs_little_bandwidth() {
     let lossy = Link { loss_per_mille: 50, ..link(100, ms(1), 64) };
