@@ -97,6 +97,7 @@ pub struct Group {
     events: VecDeque<GroupEvent>,
     failed: Option<OpError>,
     is_leaving: bool,
+    has_said_goodbye: bool,
     /// No operation times out before this.
     next_deadline: Option<Timestamp>,
     pool: Pool,
@@ -163,6 +164,7 @@ impl Group {
             events: VecDeque::new(),
             failed: None,
             is_leaving: false,
+            has_said_goodbye: false,
             next_deadline: None,
             pool: Pool::default(),
             dirty: Vec::new(),
@@ -254,7 +256,8 @@ impl Group {
     }
 
     /// Ends everything in flight with [`OpError::ShutDown`] and says goodbye to the peers. Callers who want what is
-    /// in flight to end well wait for it first. Peers who still needed this rank get [`OpError::PeerLeft`].
+    /// in flight to end well wait for it first; what has ended for them is still confirmed to the peers before the
+    /// goodbye. Peers who still needed this rank get [`OpError::PeerLeft`].
     pub fn leave(&mut self, now: Timestamp) {
         if self.is_leaving {
             return;
@@ -267,17 +270,27 @@ impl Group {
             let record = AbortRecord::about(Cause::ShutDown, self.rank, self.rank);
             return self.fail(now, OpError::ShutDown(during), &record);
         }
+        self.say_goodbye(now);
+        self.drain(now);
+    }
+
+    /// Says goodbye when this rank leaves and has no more to send.
+    fn say_goodbye(&mut self, now: Timestamp) {
+        if !self.is_leaving || self.has_said_goodbye || self.ops.iter().next().is_some() {
+            return;
+        }
+        self.has_said_goodbye = true;
         for slot in 0..self.peers.len() {
             self.peers[slot].connection.leave(now);
             self.dirty.push(slot);
         }
-        self.drain(now);
     }
 
     /// Whether nothing more has to be said after [`Group::leave`].
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        self.peers.iter().all(|peer| peer.connection.is_drained())
+        let has_ended = self.failed.is_some() || self.has_said_goodbye;
+        has_ended && self.peers.iter().all(|peer| peer.connection.is_drained())
     }
 
     /// Counters of the connection to each peer.

@@ -14,6 +14,7 @@ use std::ops::Range;
 pub(crate) struct Pool {
     counts: Vec<Vec<u16>>,
     wide: Vec<Vec<f32>>,
+    pub(crate) staging: Vec<Vec<u8>>,
 }
 
 /// Which of the caller's views a send reads.

@@ -299,3 +299,39 @@ fn the_sixteen_bits_of_an_operation_number_may_wrap() {
     let want = Tensor::f32((0..100).map(|index| value(0, 0, index) + value(1, 0, index)));
     assert!(data.iter().all(|got| got.0 == want.0));
 }
+
+#[test]
+fn a_small_result_is_there_one_way_after_it_was_made_and_is_confirmed_before_the_goodbye() {
+    let (mut net, mut data) = (Net::perfect(4), each(4, |rank| Tensor::f32(row(rank, 0, 256))));
+    net.run_until(std::time::Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+    (0..4).for_each(|rank| _ = net.submit(rank, all_reduce(&mut data[rank as usize], Algorithm::Transpose)));
+    let submitted = net.now;
+    net.run_all(1);
+    // Contributions one way, results another; a third for the confirmation would make it 150 us.
+    assert_eq!((net.now - submitted).as_micros(), 100);
+    let now = net.now;
+    net.groups.iter_mut().for_each(|group| group.leave(now));
+    assert!(!net.groups[0].is_drained());
+    net.run_until(std::time::Duration::from_secs(1), |net| net.groups.iter().all(|group| group.is_drained()));
+    assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
+}
+
+#[test]
+fn ranks_may_leave_at_once_after_a_small_call_on_a_lossy_network() {
+    for seed in 0..20 {
+        let (mut net, mut data) =
+            (Net::new(3, lossy(seed, 20)), each(3, |rank| Tensor::f32(row(rank, 0, 100))));
+        (0..3).for_each(|rank| _ = net.submit(rank, all_reduce(&mut data[rank as usize], Algorithm::Ring)));
+        for leaver in 0..3 {
+            net.run_until(std::time::Duration::from_secs(20), |net| !net.done[leaver].is_empty());
+            let now = net.now;
+            net.groups[leaver].leave(now);
+        }
+        net.run_until(std::time::Duration::from_secs(20), |net| {
+            net.groups.iter().all(|group| group.is_drained())
+        });
+        let want = Tensor::f32((0..100).map(|index| (0..3).map(|rank| value(rank, 0, index)).sum()));
+        assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok), "{:?}", net.done);
+        assert!(data.iter().all(|got| got.0 == want.0));
+    }
+}

@@ -79,7 +79,13 @@ impl Group {
             }
         }
         self.posts = posts;
-        if self.ops.at(key).is_some_and(|op| op.is_complete()) {
+        let Some(op) = self.ops.at(key) else { return };
+        let is_complete = op.is_complete();
+        if op.is_result_ready() && !op.is_reported {
+            let (op, outcome) = (op.id, Ok(op.report(now)));
+            self.events.push_back(GroupEvent::Done { op, outcome });
+        }
+        if is_complete {
             self.end(now, key);
         }
     }
@@ -204,19 +210,18 @@ impl Group {
         }
     }
 
-    /// Ends an operation well.
+    /// Forgets an operation that is over.
     fn end(&mut self, now: Timestamp, key: Key) {
         let Some(op) = self.ops.take(key) else { return };
-        let id = op.id;
         let was_collective = op.is_collective();
-        let report = op.end(now, &mut self.pool);
-        self.events.push_back(GroupEvent::Done { op: id, outcome: Ok(report) });
+        op.release(&mut self.pool);
         if was_collective {
             self.retire_collectives(now);
             self.start_queued(now);
         } else {
             self.retire_point_to_point(key);
         }
+        self.say_goodbye(now);
     }
 
     /// Tells the connections which collectives are over. A late one in the middle holds back those behind it.

@@ -22,9 +22,9 @@ impl Group {
             self.peers[slot].connection.abort(now, record);
             self.dirty.push(slot);
         }
-        let mut ended: Vec<OpId> = self.ops.iter().map(|op| op.id).collect();
+        let mut ended: Vec<OpId> = self.unreported().map(|op| op.id).collect();
         for op in self.ops.drain() {
-            op.end(now, &mut self.pool);
+            op.release(&mut self.pool);
         }
         ended.extend(self.queue.drain(..).chain(self.receives.drain(..)).map(|queued| queued.id));
         ended.sort_unstable();
@@ -125,7 +125,7 @@ impl Group {
     /// Ends everything if an operation ran out of time; else finds the next one that may.
     pub(super) fn check_deadlines(&mut self, now: Timestamp) {
         let queued = || self.queue.iter().chain(&self.receives);
-        let late_op = self.ops.iter().filter(|op| op.deadline() <= now).min_by_key(|op| op.id);
+        let late_op = self.unreported().filter(|op| op.deadline() <= now).min_by_key(|op| op.id);
         let late = match late_op {
             Some(op) => Some((op.call.encode(), op.sequence(), op.submitted)),
             None => queued().find(|queued| queued.deadline() <= now).map(|queued| {
@@ -134,7 +134,7 @@ impl Group {
             }),
         };
         let Some((call, sequence, submitted)) = late else {
-            let deadlines = self.ops.iter().map(Op::deadline).chain(queued().map(Queued::deadline));
+            let deadlines = self.unreported().map(Op::deadline).chain(queued().map(Queued::deadline));
             self.next_deadline = deadlines.min();
             return;
         };
@@ -153,7 +153,7 @@ impl Group {
     /// For each peer that is behind, what is outstanding in the oldest operation that needs it, and where the peer
     /// last said it was. Peers that have not come to that operation are named first: the others may be waiting too.
     fn lag(&self) -> String {
-        let mut ops: Vec<&Op> = self.ops.iter().collect();
+        let mut ops: Vec<&Op> = self.unreported().collect();
         ops.sort_by_key(|op| op.id);
         let lag = |peer: &Peer| {
             let (op, lag) = ops.iter().find_map(|op| Some((op, op.lag_of(peer.rank)?)))?;
@@ -169,6 +169,11 @@ impl Group {
         lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
     }
 
+    /// Operations whose callers wait for them.
+    fn unreported(&self) -> impl Iterator<Item = &Op> {
+        self.ops.iter().filter(|op| !op.is_reported)
+    }
+
     /// What is in progress, for messages.
     fn during(&self) -> String {
         self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned())
@@ -176,7 +181,7 @@ impl Group {
 
     /// The oldest operation that is not over.
     pub(super) fn during_any(&self) -> Option<String> {
-        let in_flight = self.ops.iter().min_by_key(|op| op.id).map(Op::during);
+        let in_flight = self.unreported().min_by_key(|op| op.id).map(Op::during);
         let queued = || self.queue.iter().chain(&self.receives).next();
         in_flight.or_else(|| {
             queued().map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
