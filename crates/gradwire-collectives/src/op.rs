@@ -90,12 +90,13 @@ impl Op {
             _ => 1,
         };
         let is_exact = request.policy.is_exact();
-        let may_stage = match request.collective {
-            Collective::AllReduce { .. } => true,
-            Collective::AllGather | Collective::ReduceScatter => true,
-            Collective::Barrier => true,
-            _ => false,
-        };
+        let may_stage = matches!(
+            request.collective,
+            Collective::AllReduce { .. }
+                | Collective::AllGather
+                | Collective::ReduceScatter
+                | Collective::Barrier
+        );
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
