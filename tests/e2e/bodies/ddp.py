@@ -226,7 +226,7 @@ def check_explicit_all_reduce_refuses_other_dtypes_through_its_work() -> None:
 def check_tensors_without_dense_host_or_gpu_memory_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="meta"):
         gradwire.torch.all_reduce(torch.ones(3, device="meta"))  # torch itself answers dist.all_reduce of a meta tensor
-    work = dist.all_reduce(torch.eye(3).to_sparse_csr(), async_op=True)
+    work = dist.all_reduce(torch.eye(3).to_sparse(), async_op=True)
     with pytest.raises(RuntimeError, match=r"(?i)sparse"):
         work.wait()
 
