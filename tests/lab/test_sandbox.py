@@ -48,7 +48,7 @@ def test_the_network_is_its_own_and_gone_afterwards():
     assert links() == before
 
 
-def test_the_function_is_process_1_and_processes_it_leaves_are_killed(tmp_path):
+def test_the_function_is_process_1_and_processes_it_leaves_are_killed():
     reader, writer = os.pipe()
 
     def main() -> int:
