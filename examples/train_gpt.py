@@ -150,16 +150,20 @@ class Trainer:
         self.model.train()
         return (sums[0] / sums[1]).item()
 
+    def parameters_digest(self) -> bytes:
+        """SHA-256 of all parameters; equal on two ranks when their parameters are equal bit by bit."""
+        digest = hashlib.sha256()
+        for parameter in self.model.parameters():
+            digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
+        return digest.digest()
+
     def check_replicas(self) -> None:
-        """Compares a hash of all parameters among the ranks.
+        """Compares the parameters of all ranks.
 
         Raises:
             ReplicaMismatch: naming the ranks that differ from rank 0.
         """
-        digest = hashlib.sha256()
-        for parameter in self.model.parameters():
-            digest.update(parameter.detach().contiguous().view(torch.uint8).numpy())
-        mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(self.parameters_digest()), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(everyone, mine, group=self.group)
         different = [rank for rank, theirs in enumerate(everyone) if not torch.equal(theirs, everyone[0])]

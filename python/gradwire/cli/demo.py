@@ -31,7 +31,7 @@ Examples:
   gradwire demo --backend gloo                   one backend alone
 
 \b
-Exit status: 0 done, 1 a worker failed, 2 wrong usage, 3 no network could be built, 130 interrupted.
+Exit status: 0 done, 1 a worker failed or replicas differed, 2 wrong usage, 3 no network could be built, 130 interrupted.
 """
 
 
@@ -103,6 +103,8 @@ def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
         console.print("interrupted; the workers and the network are gone")
         return sandbox.EXIT_INTERRUPTED
     console.print(_table(plan, results))
+    steps = sum(result.steps for result in results)
+    console.print(f"the {plan.workers} replicas were bit-identical after each of the {steps} steps", highlight=False)
     picture.draw(plan, results, out / "demo.png")
     console.print(f"picture: {out / 'demo.png'}", highlight=False)
     if json_file is not None:

@@ -15,7 +15,7 @@ from typing import Any
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults
 from gradwire.lab import DEVICE, Cluster
-from gradwire.lab.crew import Crew, rendezvous_environment
+from gradwire.lab.crew import Crew, WorkerFailed, rendezvous_environment
 from gradwire.lab.probe import LossProbe, probe_loss
 
 
@@ -49,7 +49,7 @@ class Conductor:
         """Trains all runs to the end, or until the time is used up, with equally many steps for each.
 
         Raises:
-            WorkerFailed: a rank failed.
+            WorkerFailed: a rank failed, or the ranks' parameters were not bit-identical after a step.
             LabError: the network does not do what it was set to do.
         """
         started = time.monotonic()
@@ -98,6 +98,8 @@ class Conductor:
         self._cluster.set_loss(result.run.loss)
         answers = self._everyone({"do": "train", "run": index, "steps": self.plan.block})
         for step in range(self.plan.block):
+            if len({answer[step]["parameters"] for answer in answers}) > 1:
+                raise WorkerFailed(f"{result.run}: the replicas differ after step {result.steps + 1}")
             result.add_step([answer[step]["record"] for answer in answers], timed=step > 0)
         self._progress.stepped(index, result)
 

@@ -2,9 +2,9 @@
 
 Orders and their answers (see `lab.crew`):
 
-    {"do": "make", "run": 0, "settings": {..}}   ->  {"made": 0}           a replica of the example's model
-    {"do": "train", "run": 0, "steps": 8}        ->  {"run": 0, "record": {..}} for each step, {"trained": 0}
-    {"do": "validate", "run": 0}                 ->  {"run": 0, "val_loss": 2.5}
+    {"do": "make", "run": 0, "settings": {..}}  ->  {"made": 0}: a replica of the example's model
+    {"do": "train", "run": 0, "steps": 8}  ->  {"run": 0, "record": {..}, "parameters": hash} for each step, {"trained": 0}
+    {"do": "validate", "run": 0}  ->  {"run": 0, "val_loss": 2.5}
 
 All runs live in one process, so torch is imported once and runs can take turns.
 """
@@ -55,8 +55,8 @@ class Worker:
     def _train(self, order: crew.Answer) -> None:
         trainer = self._trainers[order["run"]]
         for _ in range(order["steps"]):
-            self._say({"run": order["run"], "record": asdict(trainer.step())})
-        trainer.check_replicas()
+            record = asdict(trainer.step())
+            self._say({"run": order["run"], "record": record, "parameters": trainer.parameters_digest().hex()})
         self._say({"trained": order["run"]})
 
     def _validate(self, order: crew.Answer) -> None:
