@@ -76,7 +76,7 @@ impl Driver {
 
     fn run(&mut self) {
         while !self.has_ended() {
-            self.now = self.clock();
+            self.now = since(self.origin);
             self.take_commands();
             let received = self.receive();
             self.handle_timeouts();
@@ -85,10 +85,6 @@ impl Driver {
                 self.sleep();
             }
         }
-    }
-
-    fn clock(&self) -> Timestamp {
-        Timestamp::from_nanos(self.origin.elapsed().as_nanos() as u64)
     }
 
     fn has_ended(&self) -> bool {
@@ -155,18 +151,24 @@ impl Driver {
         self.groups.iter_mut().flatten().find(|group| group.key() == key)
     }
 
-    /// Takes what has arrived; `false` when that was nothing.
+    /// Takes what has arrived; `false` when that was nothing. The clock is read after each call that brought something: a
+    /// packet that seemed to have arrived before it did would make round trips look shorter than they are.
     fn receive(&mut self) -> bool {
         let before = self.stats.datagrams_received;
-        let (now, groups, routes) = (self.now, &mut self.groups, &self.routes);
+        let (origin, groups, routes) = (self.origin, &mut self.groups, &self.routes);
+        let mut now = self.now;
         let mut unknown = 0;
         let more = self.socket.receive(&mut self.stats, &mut |datagram| {
+            if datagram.is_fresh {
+                now = since(origin);
+            }
             let route = routes.find(datagram.bytes);
             match route.and_then(|r| Some((r.peer, groups.get_mut(r.group as usize)?.as_mut()?))) {
                 Some((peer, group)) => group.handle_datagram(now, peer, datagram.bytes, datagram.from),
                 None => unknown += 1,
             }
         });
+        self.now = now;
         self.stats.datagrams_unknown += unknown;
         more || self.stats.datagrams_received != before
     }
@@ -207,7 +209,7 @@ impl Driver {
 
     /// Sleeps until something arrives, is due, or is commanded.
     fn sleep(&mut self) {
-        let now = self.clock();
+        let now = since(self.origin);
         let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
         let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };
         let due = [due, stop].into_iter().flatten().min();
@@ -222,6 +224,11 @@ impl Driver {
         poll(self.socket.fd(), self.blocked, self.shared.wake_fd(), wait);
         self.shared.wake_up();
     }
+}
+
+/// The driver's clock.
+fn since(origin: Instant) -> Timestamp {
+    Timestamp::from_nanos(origin.elapsed().as_nanos() as u64)
 }
 
 /// Ends a command that can no longer be carried out.

@@ -162,6 +162,7 @@ impl DatagramSocket for LinuxSocket {
             // Nothing there, an interruption, or a pending error of an earlier send, which has been cleared by reading.
             return !is_would_block(OsError::last().0);
         };
+        let mut is_fresh = true;
         for index in 0..received {
             let message = &arrays.messages[index];
             let bytes = (message.msg_len as usize).min(RECEIVE_BYTES);
@@ -177,7 +178,8 @@ impl DatagramSocket for LinuxSocket {
                 self.overflows_seen = overflows;
             }
             for bytes in segments {
-                handle(Datagram { bytes, from: &arrays.names[index] });
+                handle(Datagram { bytes, from: &arrays.names[index], is_fresh });
+                is_fresh = false;
             }
         }
         received == RECEIVE_BUFFERS

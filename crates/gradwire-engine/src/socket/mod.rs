@@ -26,6 +26,8 @@ pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
     /// Where it came from, in the kernel's form.
     pub(crate) from: &'a RawAddress,
+    /// The first that its system call returned: the clock must be read after that call.
+    pub(crate) is_fresh: bool,
 }
 
 /// How a hand-over to the kernel ended.

@@ -61,7 +61,8 @@ impl DatagramSocket for PlainSocket {
                 Ok((bytes, from)) => {
                     stats.datagrams_received += 1;
                     stats.bytes_received += bytes as u64;
-                    handle(Datagram { bytes: &self.buffer[..bytes], from: &RawAddress::new(from) });
+                    let (bytes, from) = (&self.buffer[..bytes], &RawAddress::new(from));
+                    handle(Datagram { bytes, from, is_fresh: true });
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,
                 // A pending error of an earlier send (a port that refused); it is cleared by having been read.
