@@ -2,13 +2,14 @@
 //!
 //! What is only asked for in prose drifts, so the rules of CONTRIBUTING.md that no lint knows are tested here:
 //! claims of papers have code and a test ([`claims`]), the sans-IO crates have no std and files stay readable
-//! ([`layout`]), links between documents lead somewhere ([`links`]). Every check returns its complaints as
-//! lines of `path: what is wrong`; none stops at the first.
+//! ([`layout`]), links between documents lead somewhere ([`links`]), versions agree ([`versions`]). Every check
+//! returns its complaints as lines of `path: what is wrong`; none stops at the first.
 
 mod claims;
 mod layout;
 mod links;
 mod tree;
+mod versions;
 
 use std::process::ExitCode;
 
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
 
 /// All complaints about `tree`, in the order of the checks.
 fn check(tree: &Tree) -> Vec<String> {
-    [claims::check(tree), layout::check(tree), links::check(tree)].concat()
+    [claims::check(tree), layout::check(tree), links::check(tree), versions::check(tree)].concat()
 }
 
 /// The repository's root: the parent of this crate's folder.

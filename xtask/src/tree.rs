@@ -13,7 +13,7 @@ pub(crate) struct File {
 
 /// The text files of a repository, sorted by path.
 pub(crate) struct Tree {
-    /// Rust, Python, TOML and Markdown files.
+    /// Rust, Python, TOML, Markdown and plain text files.
     pub(crate) files: Vec<File>,
 }
 
@@ -57,7 +57,7 @@ impl Tree {
 }
 
 /// Files that checks look at.
-const EXTENSIONS: [&str; 5] = [".rs", ".py", ".pyi", ".md", ".toml"];
+const EXTENSIONS: [&str; 6] = [".rs", ".py", ".pyi", ".md", ".toml", ".txt"];
 
 /// What builds and runs leave behind; hidden folders are skipped as well.
 const SKIPPED_FOLDERS: [&str; 6] = ["target", "demo-out", "bench-out", "__pycache__", "corpus", "artifacts"];
