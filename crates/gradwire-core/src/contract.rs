@@ -47,7 +47,8 @@ pub struct Early {
 pub struct Progress {
     /// Time since its first packet arrived.
     pub elapsed: Duration,
-    /// Time since its latest new packet, or the sender's first word that everything has been sent.
+    /// Time since its latest new packet, or the sender's first word that everything has been sent. In the first pass
+    /// also since the latest packet of another transfer of the same sender: it sends the more urgent one first.
     pub quiet: Duration,
     /// Bytes that are in.
     pub received_bytes: u64,
@@ -174,8 +175,8 @@ impl Contract {
         }
     }
 
-    /// A deadline ends the wait for retransmissions and for a sender that fell silent, never a first pass
-    /// that still flows if the contract promises so (`after_first_pass`).
+    /// A deadline ends the wait for retransmissions and for a sender that fell silent, never a first pass that still
+    /// flows, or its overtaken packets, if the contract promises so (`after_first_pass`).
     fn deadline(&self, progress: &Progress) -> Verdict {
         let Some(deadline) = self.deadline else { return Verdict::Wait(None) };
         if !Self::has(progress, self.floor) {
@@ -188,7 +189,8 @@ impl Contract {
             let silent = self.reorder_slack.max(deadline / 4);
             return Self::after(progress.quiet, silent, CloseReason::Deadline);
         }
-        Verdict::Close(CloseReason::Deadline)
+        let overtaken = if self.after_first_pass { self.reorder_slack } else { Duration::ZERO };
+        Self::after(progress.quiet, overtaken, CloseReason::Deadline)
     }
 
     fn after(elapsed: Duration, limit: Duration, reason: CloseReason) -> Verdict {
@@ -266,6 +268,8 @@ mod tests {
         over.first_pass_over = true;
         assert_eq!(AUTO.verdict(&over), Verdict::Wait(None), "less than the floor");
         over.received_bytes = 500;
+        assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(AUTO.reorder_slack)), "packets may be overtaken");
+        over.quiet = AUTO.reorder_slack;
         assert_eq!(AUTO.verdict(&over), Verdict::Close(CloseReason::Deadline));
         over.elapsed = Duration::from_millis(30);
         assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(Duration::from_millis(70))));

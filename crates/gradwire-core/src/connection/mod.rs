@@ -35,6 +35,8 @@ pub struct Connection {
     /// In the order in which they are served: by priority, then by age.
     sends: Vec<SendHalf>,
     receives: Vec<ReceiveHalf>,
+    /// When the latest new packet of any transfer came.
+    peer_sent_at: Timestamp,
     closed: ClosedTransfers,
     early: EarlyBuffer,
     pregrants: VecDeque<TransferId>,
@@ -67,6 +69,7 @@ impl Connection {
             liveness: Liveness::new(now),
             sends: Vec::new(),
             receives: Vec::new(),
+            peer_sent_at: Timestamp::ZERO,
             closed: ClosedTransfers::default(),
             early: EarlyBuffer::new(config.chunk_bytes() as usize, config.eager_chunks()),
             pregrants: VecDeque::new(),
@@ -213,7 +216,8 @@ impl Connection {
 
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
-        if let Some(reason) = self.receives[index].verdict(now) {
+        self.peer_sent_at = self.peer_sent_at.max(self.receives[index].latest_arrival());
+        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at) {
             self.close(now, index, reason);
         }
     }

@@ -67,10 +67,14 @@ impl Pair {
     }
 
     fn send(&mut self, from: usize, transfer: u32, data: Vec<u8>, reliability: Reliability) {
+        self.send_at(0, from, transfer, data, reliability);
+    }
+
+    fn send_at(&mut self, priority: u8, from: usize, transfer: u32, data: Vec<u8>, reliability: Reliability) {
         let transfer = TransferId(transfer);
         let bytes = data.len() as u64;
         self.ends[from].outgoing.insert(transfer, data);
-        let request = SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority: 0 };
+        let request = SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority };
         self.ends[from].connection.send(self.now, request).expect("a fresh transfer");
     }
 
@@ -212,6 +216,21 @@ fn a_network_that_loses_nothing_makes_a_tolerant_transfer_exact() {
     assert_eq!(pair.receipt(1, 1).expect("closed").reason, CloseReason::AllArrived);
     assert_eq!(pair.ends[1].incoming[&TransferId(1)], data);
     assert_eq!(pair.ends[0].connection.stats().packets_retransmitted, 0);
+}
+
+#[test]
+fn a_transfer_that_waits_behind_a_more_urgent_one_is_not_taken_for_silent() {
+    let mut pair = Pair::connected(never);
+    let data = pattern(400_000);
+    let contract = Contract { deadline: Some(Duration::from_millis(2)), ..AUTO };
+    pair.receive(1, 1, data.len(), contract);
+    pair.receive(1, 2, data.len(), Contract::EXACT);
+    pair.send_at(9, 0, 1, data.clone(), Reliability::Tolerant);
+    pair.run_until(Duration::from_secs(1), |pair| pair.ends[1].incoming[&TransferId(1)][250_000] != 0);
+    pair.send(0, 2, data.clone(), Reliability::Exact);
+    pair.run_until(Duration::from_secs(1), |pair| pair.receipt(1, 1).is_some());
+    assert!(pair.receipt(1, 2).is_some(), "the urgent one was first");
+    assert_eq!(pair.receipt(1, 1).expect("closed").reason, CloseReason::AllArrived);
 }
 
 #[test]

@@ -80,15 +80,21 @@ impl ReceiveHalf {
         self.first_pass_over_at.is_some()
     }
 
-    /// Asks the contract; remembers when it wants to be asked again.
-    pub(crate) fn verdict(&mut self, now: Timestamp) -> Option<CloseReason> {
+    /// When its latest new packet came; time zero if none has.
+    pub(crate) fn latest_arrival(&self) -> Timestamp {
+        self.first_at.map_or(Timestamp::ZERO, |_| self.last_new_at)
+    }
+
+    /// Asks the contract; remembers when it wants to be asked again. `peer_sent_at`: when the latest new packet of any
+    /// transfer came from this peer.
+    pub(crate) fn verdict(&mut self, now: Timestamp, peer_sent_at: Timestamp) -> Option<CloseReason> {
         if self.missing.is_empty() {
             return Some(CloseReason::AllArrived);
         }
         if self.request.contract.is_exact() {
             return None;
         }
-        match self.request.contract.verdict(&self.progress(now)) {
+        match self.request.contract.verdict(&self.progress(now, peer_sent_at)) {
             Verdict::Close(reason) => Some(reason),
             Verdict::Wait(left) => {
                 self.contract_at = left.map(|left| now + left.max(Duration::from_nanos(1)));
@@ -97,8 +103,9 @@ impl ReceiveHalf {
         }
     }
 
-    fn progress(&self, now: Timestamp) -> Progress {
-        let quiet_since = self.first_pass_over_at.map_or(self.last_new_at, |over| over.max(self.last_new_at));
+    fn progress(&self, now: Timestamp, peer_sent_at: Timestamp) -> Progress {
+        // Until the first pass is over, a peer that sends another transfer first is busy and not silent.
+        let quiet_since = self.last_new_at.max(self.first_pass_over_at.unwrap_or(peer_sent_at));
         Progress {
             elapsed: self.first_at.map_or(Duration::ZERO, |first| now.since(first)),
             quiet: now.since(quiet_since),
