@@ -37,7 +37,7 @@ impl Policy {
     /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1).
     pub const MLT: Self =
         Self { loss_bound: 0.1, after_first_pass: false, deadline: DeadlineRule::Never, floor: 0.9 };
-    /// Preset `auto` (DESIGN.md).
+    /// Preset `auto`: nothing that still flows is cut, and no retransmission is waited for beyond what the bound needs.
     pub const AUTO: Self = Self {
         loss_bound: 0.05,
         after_first_pass: true,

@@ -1,7 +1,7 @@
 //! When is a transfer complete? One type answers for every preset.
 //!
 //! A [`Contract`] is plain data and [`Contract::verdict`] a pure function of [`Progress`], called by the
-//! receiver after each packet and when its timer fires. A preset of `DESIGN.md` is one value of it; no code
+//! receiver after each packet and when its timer fires. A preset is one value of it; no code
 //! asks which preset is in use.
 
 use core::time::Duration;
@@ -20,7 +20,7 @@ pub struct Contract {
     pub deadline: Option<Duration>,
     /// Least fraction that a deadline or early timeout may accept.
     pub floor: f32,
-    /// Close when nothing arrives any more (ULTIMA section 3.2).
+    /// Close when nothing arrives any more (ULTIMA section 3.3.2).
     pub early: Option<Early>,
     /// How long packets may be overtaken by later ones before they count as missing.
     pub reorder_slack: Duration,

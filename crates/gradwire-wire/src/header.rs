@@ -53,9 +53,9 @@ pub struct Flags(u8);
 impl Flags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// Must arrive: never counted into a loss budget (LTP section III-B).
+    /// Must arrive: never counted into a loss budget (LTP section III-E).
     pub const CRITICAL: Self = Self(1);
-    /// One of the last percent of its transfer (ULTIMA section 3.2).
+    /// One of the last percent of its transfer (ULTIMA section 3.3.2).
     pub const LAST_PERCENTILE: Self = Self(1 << 1);
     /// Not the first transmission of this data.
     pub const RETRANSMITTED: Self = Self(1 << 2);

@@ -13,7 +13,7 @@ use gradwire_wire::{
     STATUS_WORDS_MAX,
 };
 
-/// The last percent of a transfer, at least one packet, is marked (ULTIMA section 3.2).
+/// The last percent of a transfer, at least one packet, is marked (ULTIMA section 3.3.2).
 const LAST_PERCENTILE_OF: u32 = 100;
 
 /// Transfers of fewer chunks do without the probe behind their end: three control packets would be a large part of

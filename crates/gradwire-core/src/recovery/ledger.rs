@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
-    /// acknowledged (LTP section III-D), or one was and `loss_delay` has passed since it was sent.
+    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent.
     ///
     /// Returns `false` and changes nothing when `ack.largest` was never sent (forged or corrupt).
     pub fn on_ack(
@@ -329,7 +329,7 @@ impl Ledger {
     }
 }
 
-/// Later packets that must be acknowledged before a packet is lost (LTP section III-D; RFC 9002 section 6.1.1).
+/// Later packets that must be acknowledged before a packet is lost (LTP section IV-B; RFC 9002 section 6.1.1).
 const PACKET_THRESHOLD: usize = 3;
 
 /// Packets that an acknowledgement can name.
