@@ -25,6 +25,8 @@ from gradwire.torch._runtime import Runtime, runtime
 
 # Longest single wait on the Store: between two, a missing rank's neighbours are looked at and Ctrl-C is answered.
 POLL_S = 1.0
+# Stores count in whole milliseconds, and 0 means for ever.
+POLL_MIN_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Board:
     def _pause_for(self, key: str, longest_s: float) -> None:
         """Waits for a key, but not for long."""
         try:
-            self._store.wait([key], timedelta(seconds=min(longest_s, POLL_S)))
+            self._store.wait([key], timedelta(seconds=min(max(longest_s, POLL_MIN_S), POLL_S)))
         except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
             text = str(error).lower()
             if "timeout" not in text and "timed out" not in text:

@@ -1,0 +1,131 @@
+"""Groups that cannot form, on real ranks (bodies/start.py) and against a forged Store in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import checks_of, launch
+
+CASES = (
+    "world_size_differs",
+    "a_setting_differs",
+    "the_port_is_in_use_on_rank_1",
+    "a_setting_does_not_exist_on_rank_1",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_learns_why_a_group_does_not_form(case: str, tmp_path: Path) -> None:
+    outcome = launch("start", 2, tmp_path, env={"GRADWIRE_TEST_CASE": case}, backend="")
+    for check in checks_of("start"):
+        outcome.require(check)
+    outcome.require_clean_exit()
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, with a fast and ephemeral configuration; the engine is stopped at the end."""
+    torch = pytest.importorskip("torch")
+    assert torch.distributed.is_available()
+    from gradwire.torch import _rendezvous, _runtime
+
+    monkeypatch.setenv("GRADWIRE_PORT", "0")
+    monkeypatch.setenv("GRADWIRE_CONNECT_TIMEOUT_S", "1")
+    _runtime._process.runtime = None
+    yield _rendezvous
+    if _runtime._process.runtime is not None:
+        _runtime._process.runtime.stop()
+        _runtime._process.runtime = None
+
+
+def place(rendezvous: Any, seconds: float, world_size: int = 3) -> Any:
+    """Rank 0 of a group."""
+    return rendezvous.Place(0, world_size, "test", timedelta(seconds=seconds))
+
+
+def test_missing_ranks_are_named_when_the_timeout_is_over(rendezvous: Any) -> None:
+    from gradwire.errors import MissingRankError
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    store.set(
+        "gradwire/1/1",
+        json.dumps({"rank": 1, "world_size": 3, "host": "elsewhere", "pid": 1, "record": "", "settings": {}}),
+    )
+    started = time.monotonic()
+    with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3") as caught:
+        rendezvous.form_group(store, place(rendezvous, 1.5))
+    assert caught.value.ranks == [2]
+    assert isinstance(caught.value, TimeoutError)
+    assert 1.0 < time.monotonic() - started < 10.0
+
+
+def test_a_wait_that_is_nearly_over_does_not_wait_for_ever(rendezvous: Any) -> None:
+    from torch.distributed import HashStore
+
+    board = rendezvous._Board(HashStore(), "gradwire/1", 0, 2)
+    started = time.monotonic()
+    board._pause_for("nothing", 0.0002)  # rounds to 0 ms, which a Store takes for no limit
+    assert time.monotonic() - started < 5.0
+
+
+def test_an_address_that_answers_nothing_is_named_with_its_rank(rendezvous: Any) -> None:
+    from gradwire.errors import UnreachableError
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    forger = threading.Thread(target=forge_rank_1, args=(store,))
+    forger.start()
+    started = time.monotonic()
+    with pytest.raises(UnreachableError, match=r"198\.51\.100\.7") as caught:
+        rendezvous.form_group(store, place(rendezvous, 20, world_size=2))
+    forger.join()
+    assert caught.value.ranks == [1]
+    assert time.monotonic() - started < 10.0
+
+
+def forge_rank_1(store: Any) -> None:
+    """Publishes a record like that of rank 0, of another host that does not exist (a network for documentation)."""
+    entry = json.loads(store.get("gradwire/1/0"))
+    record = json.loads(entry["record"])
+    record.update(rank=1, host="nowhere", pid=1, boot_id="another", network_namespace=1, addresses=["198.51.100.7"])
+    record["connections"] = list(reversed(record["connections"]))
+    entry.update(rank=1, host="nowhere", pid=1, record=json.dumps(record))
+    store.set("gradwire/1/1", json.dumps(entry))
+
+
+def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradwire import Config
+    from gradwire.torch import _runtime
+
+    del rendezvous
+    for name in (*_runtime.LOCAL_RANK_VARIABLES, "GRADWIRE_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    first, second = _runtime._start_engine(Config()), _runtime._start_engine(Config())
+    try:
+        assert first.port != second.port
+        assert all(47400 <= engine.port < 47464 for engine in (first, second))
+    finally:
+        first.stop()
+        second.stop()
+
+
+def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire.errors import ConfigError
+    from gradwire.torch import _runtime
+
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert _runtime._ports(None) == [47403]
+    assert _runtime._ports(5000) == [5003]
+    assert _runtime._ports(0) == [0]
+    with pytest.raises(ConfigError, match="65538"):
+        _runtime._ports(65535)
