@@ -81,7 +81,7 @@ impl Driver {
             let received = self.receive();
             self.handle_timeouts();
             self.drain();
-            if !received {
+            if !received && !self.has_ended() {
                 self.sleep();
             }
         }
