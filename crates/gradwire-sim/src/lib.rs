@@ -32,6 +32,7 @@ pub use pair::run_pair;
 pub use plan::{Fault, OpKind, OpPlan};
 pub use queue::EventQueue;
 pub use rng::{mix, Rng};
+use runner::run_each;
 pub use runner::{run, run_seeds, Failure, Tally};
 pub use scenario::{HostOptions, Sabotage, Scenario};
 pub use violation::Violation;

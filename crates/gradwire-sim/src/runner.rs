@@ -48,8 +48,20 @@ pub fn run(scenario: Scenario, verbose: bool) -> Result<Summary, Violation> {
 
 /// Runs the scenario of every seed in `seeds`, on every core.
 pub fn run_seeds(seeds: Range<u64>, scenario_of: impl Fn(u64) -> Scenario + Sync) -> Tally {
+    let mut tally = Tally::default();
+    for (seed, result) in run_each(seeds, &scenario_of) {
+        tally.add(result, || scenario_of(seed));
+    }
+    tally
+}
+
+/// Results by seed.
+pub(crate) fn run_each(
+    seeds: Range<u64>,
+    scenario_of: impl Fn(u64) -> Scenario + Sync,
+) -> Vec<(u64, Result<Summary, Violation>)> {
     let next = AtomicU64::new(seeds.start);
-    let tally = Mutex::new(Tally::default());
+    let results = Mutex::new(Vec::new());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..cores {
@@ -58,19 +70,18 @@ pub fn run_seeds(seeds: Range<u64>, scenario_of: impl Fn(u64) -> Scenario + Sync
                 if seed >= seeds.end {
                     break;
                 }
-                let scenario = scenario_of(seed);
-                let result = run(scenario.clone(), false);
-                tally.lock().expect("no thread panics while it holds the tally").add(scenario, result);
+                let result = run(scenario_of(seed), false);
+                results.lock().expect("no thread panics while it holds the results").push((seed, result));
             });
         }
     });
-    let mut tally = tally.into_inner().expect("every thread has ended");
-    tally.failures.sort_by_key(|failure| failure.scenario.seed);
-    tally
+    let mut results = results.into_inner().expect("every thread has ended");
+    results.sort_by_key(|(seed, _)| *seed);
+    results
 }
 
 impl Tally {
-    fn add(&mut self, scenario: Scenario, result: Result<Summary, Violation>) {
+    fn add(&mut self, result: Result<Summary, Violation>, scenario: impl Fn() -> Scenario) {
         self.seeds += 1;
         match result {
             Ok(summary) => {
@@ -79,7 +90,7 @@ impl Tally {
                 self.ops += summary.op_times.iter().flatten().count() as u64;
                 self.elems_uncounted += summary.elems_uncounted;
             }
-            Err(violation) => self.failures.push(Failure { scenario, violation }),
+            Err(violation) => self.failures.push(Failure { scenario: scenario(), violation }),
         }
     }
 
@@ -117,4 +128,4 @@ impl fmt::Display for Tally {
 }
 
 /// More would bury the first.
-const FAILURES_SHOWN: usize = 50;
+const FAILURES_SHOWN: usize = 5;
