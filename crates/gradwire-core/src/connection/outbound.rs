@@ -1,13 +1,14 @@
 //! The way out: what leaves next.
 //!
 //! Control goes first and is not paced: it is small, bounded and idempotent. Data follows in the order of LTP
-//! section IV-B: for exact transfers what was lost goes before what is new, for tolerant ones after it.
+//! section IV-B: what must go again before what is new. That holds for a tolerant transfer too once its receiver
+//! has asked: its next stage waits for nothing else, so new data of other transfers would only hold it up.
 
 use super::liveness::Due;
 use super::Connection;
 use crate::recovery::SentPacket;
-use crate::transfer::{SendHalf, ALL_CHUNKS};
-use crate::{Body, Reliability, Timestamp, Transmit};
+use crate::transfer::ALL_CHUNKS;
+use crate::{Body, Timestamp, Transmit};
 use gradwire_wire::{
     AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
     STATUS_WORDS_MAX,
@@ -191,13 +192,10 @@ impl Connection {
     /// The packet that goes next.
     fn choose(&self) -> Option<Choice> {
         let eager_left = self.config.eager_chunks().saturating_sub(self.eager_used);
-        let exact = |send: &SendHalf| send.request.reliability == Reliability::Exact;
-        let again = |exact_ones: bool| {
+        // A half lists only what it repairs at once: what a tolerant transfer may do without never goes again.
+        let again = || {
             let mut sends = self.sends.iter().enumerate();
-            sends.find_map(|(index, send)| {
-                let chunk = if exact(send) == exact_ones { send.peek_resend() } else { None };
-                chunk.map(|chunk| Choice { send: index, chunk, again: true })
-            })
+            sends.find_map(|(send, half)| half.peek_resend().map(|chunk| Choice { send, chunk, again: true }))
         };
         let new = || {
             let mut sends = self.sends.iter().enumerate();
@@ -206,7 +204,7 @@ impl Connection {
                 chunk.map(|chunk| Choice { send: index, chunk, again: false })
             })
         };
-        again(true).or_else(new).or_else(|| again(false))
+        again().or_else(new)
     }
 
     fn transmit_data(&mut self, now: Timestamp, choice: Choice) -> Transmit {

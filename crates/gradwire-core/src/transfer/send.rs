@@ -148,7 +148,9 @@ impl SendHalf {
         self.granted = true;
         self.asked |= status.wanted_chunks > 0;
         if self.repairs_at_once() {
-            for chunk in set_bits(status).take_while(|chunk| *chunk < self.next) {
+            for chunk in
+                set_bits(status).take_while(|chunk| *chunk < self.next).take(self.repairs_for(status))
+            {
                 // Not what is on its way: its own acknowledgement or loss will tell.
                 if !self.in_flight.contains(chunk) {
                     self.acked.remove(chunk);
@@ -160,6 +162,15 @@ impl SendHalf {
             StatusEffect::Progress
         } else {
             StatusEffect::Nothing
+        }
+    }
+
+    /// How many of the missing chunks to send again: all of an exact transfer, what the contract needs of a tolerant
+    /// one, and a few to spare for those that get lost again.
+    fn repairs_for(&self, status: &StatusBody) -> usize {
+        match self.request.reliability {
+            Reliability::Exact => usize::MAX,
+            Reliability::Tolerant => (status.wanted_chunks + status.wanted_chunks / 8 + 1) as usize,
         }
     }
 
