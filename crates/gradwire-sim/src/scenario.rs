@@ -158,13 +158,14 @@ impl Scenario {
 }
 
 impl Default for HostOptions {
+    /// The engine's defaults.
     fn default() -> Self {
         Self {
             datagram_bytes: 1472,
-            eager_bytes: 64 * 1024,
+            eager_bytes: 256 << 10,
             ack_every: 10,
-            ack_delay_max: Duration::from_millis(1),
-            initial_rate: 12_500_000,
+            ack_delay_max: Duration::from_micros(250),
+            initial_rate: 125_000_000,
             socket_bytes: 4 << 20,
             nic_bytes: None,
             wake_late_max: Duration::ZERO,
@@ -241,7 +242,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions) -> HostOptions {
         datagram_bytes: rng.pick(&[1200, 1472, 1472, 1472, 8972]),
         eager_bytes: rng.pick(&[16 << 10, 64 << 10, 256 << 10]),
         ack_every: rng.pick(&[2, 10, 10]),
-        ack_delay_max: rng.pick(&[Duration::from_micros(200), Duration::from_millis(1)]),
+        ack_delay_max: rng.pick(&[Duration::from_micros(250), Duration::from_millis(1)]),
         initial_rate: rng.log_uniform(1_250_000, 125_000_000),
         socket_bytes: rng.pick(&[256 << 10, 4 << 20]).max(2 * bdp),
         nic_bytes: if rng.chance(0.5) { None } else { Some(rng.log_uniform(20_000, 1_000_000)) },
