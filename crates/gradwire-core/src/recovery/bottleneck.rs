@@ -9,12 +9,16 @@
 //!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, 6 x 0.98   two packets in flight
 //! ```
 //!
-//! Four things differ from BBR. It does not stop for 200 ms to measure the round trip: gradients come in bursts, and
-//! the gap between two steps shows the empty path for free ([`RateController::on_idle_restart`]); a flow that saw a
-//! queue in every sample of a hundred round trips dips for one. What may be in flight on top of the model is
-//! measured, since acknowledgements come in lumps when the peer's thread was not running, and shrinks while a buffer
-//! overflows ([`super::headroom`]). A probe raises the window along with the rate. And a flow that finds nearly a
-//! third of its packets lost while the queue is full believes the newest rate at once.
+//! What differs from BBR:
+//! - It does not stop for 200 ms to measure the round trip. Gradients come in bursts, and the gap between two steps
+//!   shows the empty path for free ([`RateController::on_idle_restart`]); a flow that saw a queue in every sample of a
+//!   hundred round trips dips for one, together with the others, which see the queue fall.
+//! - What may be in flight on top of the model is measured, because acknowledgements come in lumps when the peer's
+//!   thread was not running ([`super::filters::AckAggregation`]), and shrinks while a buffer overflows
+//!   ([`super::headroom`]).
+//! - A probe raises the window along with the rate, is repeated while it finds room, and does not wait for its turn
+//!   where there is no queue: what other flows leave is taken over within a few round trips.
+//! - A flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
@@ -52,9 +56,11 @@ enum Mode {
     Drain {
         rounds: u32,
     },
+    /// `before`: the bandwidth when the phase began.
     ProbeBandwidth {
         phase: usize,
         since: Timestamp,
+        before: u64,
     },
     /// `reached`: when the flight was down to the least window.
     Dip {
@@ -132,7 +138,9 @@ impl BottleneckController {
         self.round.losses.acked += sample.acked_bytes;
         self.round.losses.lost += sample.lost_bytes;
         self.round.app_limited |= sample.app_limited;
-        self.aggregation.on_ack(sample.now, sample.acked_bytes, self.bandwidth.max());
+        // Windows hold whole packets: up to one more would not have fitted.
+        let whole = (self.cwnd - self.cwnd / 8).saturating_sub(self.packet_bytes).max(self.packet_bytes);
+        self.aggregation.on_ack(sample.now, sample.acked_bytes, self.bandwidth.max(), whole);
         if let Some(rate) = sample.delivery_rate {
             self.round.rate_max = self.round.rate_max.max(rate);
             // What an idle application delivers is a lower bound of what the path can do.
@@ -145,11 +153,10 @@ impl BottleneckController {
     fn learn_rtt(&mut self, now: Timestamp, rtt: Duration) {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
-        let soon = now + self.dip_interval() / 2 >= self.dip_at;
         match before {
             // Another flow dips: a flow that joins it sees the path without the queues of both.
             Some(least) if rtt < least - least / 8 => self.dip_at = now,
-            _ if soon && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
+            _ if self.may_dip(now) && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
                 self.dip_at = now
             }
             Some(least) if rtt > least + least / 32 => {}
@@ -157,12 +164,16 @@ impl BottleneckController {
         }
     }
 
-    fn end_round(&mut self) {
+    fn end_round(&mut self, now: Timestamp) {
         let round = core::mem::take(&mut self.round);
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
         self.previous_rtt = round.rtt_min;
         self.cut_on_overflow(&round, queued);
-        self.headroom.on_round(round.losses, queued);
+        let overflows = self.headroom.on_round(round.losses);
+        if overflows && self.may_dip(now) {
+            // All flows lose at the same time, so all look for the empty path at the same time.
+            self.dip_at = now;
+        }
         match &mut self.mode {
             Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round, queued) => {
                 self.mode = Mode::Drain { rounds: 0 };
@@ -203,20 +214,26 @@ impl BottleneckController {
                     self.cruise(now);
                 }
             }
-            Mode::ProbeBandwidth { phase, since } => {
+            Mode::ProbeBandwidth { .. } if now >= self.dip_at => {
+                self.mode = Mode::Dip { since: now, reached: None };
+            }
+            Mode::ProbeBandwidth { phase, since, before } => {
                 let elapsed = now.since(since);
                 let over = match phase {
                     DRAIN_PHASE => drained || elapsed >= rtt * DRAIN_ROUNDS_MAX,
                     _ => elapsed >= rtt,
                 };
-                if now >= self.dip_at {
-                    self.mode = Mode::Dip { since: now, reached: None };
-                } else if over {
-                    self.mode = Mode::ProbeBandwidth { phase: (phase + 1) % PROBE_GAINS.len(), since: now };
+                if over {
+                    self.enter_phase(now, self.next_phase(phase, before));
                 }
             }
             Mode::Dip { since, reached } => self.advance_dip(now, in_flight, since, reached),
         }
+    }
+
+    /// Whether the last dip is at least half an interval ago.
+    fn may_dip(&self, now: Timestamp) -> bool {
+        now + self.dip_interval() / 2 >= self.dip_at
     }
 
     fn dip_interval(&self) -> Duration {
@@ -239,11 +256,27 @@ impl BottleneckController {
         }
     }
 
+    /// Where a whole round trip showed no queue there is room: a probe that found some is followed by another
+    /// one, and the next cycle begins at once. So a flow takes over what others leave within a few round trips.
+    fn next_phase(&self, phase: usize, before: u64) -> usize {
+        let free = self.previous_rtt.is_some_and(|rtt| !self.shows_queue(rtt));
+        match phase {
+            PROBE_PHASE if free && self.bandwidth.max() > before.saturating_add(before / 8) => PROBE_PHASE,
+            PROBE_PHASE => DRAIN_PHASE,
+            DRAIN_PHASE => DRAIN_PHASE + 1,
+            _ if free => PROBE_PHASE,
+            _ => (phase + 1) % PROBE_GAINS.len(),
+        }
+    }
+
+    fn enter_phase(&mut self, now: Timestamp, phase: usize) {
+        self.mode = Mode::ProbeBandwidth { phase, since: now, before: self.bandwidth.max() };
+    }
+
     /// Enters the probing cycle at one of its six even phases, chosen by the clock so that flows that start
     /// together do not probe together.
     fn cruise(&mut self, now: Timestamp) {
-        let phase = 2 + (now.as_nanos() / 1_000 % (PROBE_GAINS.len() as u64 - 2)) as usize;
-        self.mode = Mode::ProbeBandwidth { phase, since: now };
+        self.enter_phase(now, 2 + (now.as_nanos() / 1_000 % (PROBE_GAINS.len() as u64 - 2)) as usize);
     }
 
     fn apply(&mut self) {
@@ -265,20 +298,23 @@ impl BottleneckController {
         self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
     }
 
+    /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest.
     fn window(&self, cwnd_gain: u64) -> u64 {
         let bdp = self.bdp();
-        let above = gain(bdp, cwnd_gain - UNIT).saturating_add(self.allowance());
-        bdp.saturating_add(gain(above, self.headroom.per_mille()).max(self.floor()))
+        let lumps = self.lumps();
+        let standing = bytes_in(self.bandwidth.max(), STANDING).min(self.standing_bytes);
+        let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
+        let headroom = self.headroom.per_mille();
+        gain(bdp, (UNIT + headroom) / 2).saturating_add(lumps).saturating_add(gain(above, headroom))
     }
 
-    /// Bytes on top of the model. Acknowledgements come in lumps, and without this a flow would stand still
-    /// between two of them. Both measures are times at the flow's own rate, so that on a slow link that many
-    /// flows share no queue of many milliseconds builds up.
-    fn allowance(&self) -> u64 {
-        let bandwidth = self.bandwidth.max();
-        let lumps = self.aggregation.bytes().min(bytes_in(bandwidth, LUMP_MAX));
-        let allowance = bytes_in(bandwidth, STANDING).max(lumps);
-        allowance.min(self.standing_bytes).max(self.floor())
+    /// Acknowledgements come in lumps, and without their size on top a flow would stand still between two of them.
+    /// Bounded by a time at the flow's own rate, so that on a slow link that many flows share no queue of many
+    /// milliseconds builds up.
+    fn lumps(&self) -> u64 {
+        let bound = bytes_in(self.bandwidth.max(), LUMP_MAX);
+        let bound = gain(bound, self.headroom.per_mille().max(UNIT / 2)).min(self.standing_bytes);
+        self.aggregation.bytes().min(bound).max(self.floor())
     }
 
     fn bdp(&self) -> u64 {
@@ -304,7 +340,7 @@ impl RateController for BottleneckController {
     fn on_ack(&mut self, sample: &AckSample) {
         // The acknowledgement that ends a round is the first of the next one.
         if sample.round_ended {
-            self.end_round();
+            self.end_round(sample.now);
         }
         self.learn(sample);
         self.advance(sample.now, sample.in_flight);
@@ -344,6 +380,8 @@ const UNIT: u64 = 1_000;
 const STARTUP_GAIN: u64 = 2_773;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
 const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
+/// The phase that looks for more.
+const PROBE_PHASE: usize = 0;
 /// The phase after the probe.
 const DRAIN_PHASE: usize = 1;
 /// A dip costs about one round trip of sending: at most one percent.
@@ -358,8 +396,9 @@ const DRAIN_ROUNDS_MAX: u32 = 4;
 const STARTUP_LOSS_PERCENT: u64 = 20;
 /// More than probing at 1.25 can outgrow (20 %), with some room for bursts of random loss.
 const OVERFLOW_LOSS_PERCENT: u64 = 30;
-/// A round trip must exceed the least one by more than a scheduler's jitter to show a queue.
-const QUEUE_MIN: Duration = Duration::from_micros(200);
+/// A round trip must exceed the least one by more than a scheduler's jitter to show a queue: half of what a window
+/// lets stand.
+const QUEUE_MIN: Duration = Duration::from_micros(500);
 /// Time that the window lets a flow stand in queues beyond its model.
 const STANDING: Duration = Duration::from_millis(1);
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.

@@ -105,8 +105,9 @@ pub(super) struct AckAggregation {
 }
 
 impl AckAggregation {
-    /// Takes one acknowledgement of `bytes`, judged against `bandwidth` bytes per second.
-    pub(super) fn on_ack(&mut self, now: Timestamp, bytes: u64, bandwidth: u64) {
+    /// Takes one acknowledgement of `bytes`, judged against `bandwidth` bytes per second. A lump of `whole` bytes
+    /// is all that was in flight; it was only as large as the window, so twice as much is noted.
+    pub(super) fn on_ack(&mut self, now: Timestamp, bytes: u64, bandwidth: u64, whole: u64) {
         let mut expected = bytes_in(bandwidth, now.since(self.epoch_start));
         if self.epoch_bytes <= expected {
             self.epoch_start = now;
@@ -114,7 +115,9 @@ impl AckAggregation {
             expected = 0;
         }
         self.epoch_bytes = self.epoch_bytes.saturating_add(bytes);
-        self.current = self.current.max(self.epoch_bytes.saturating_sub(expected));
+        let ahead = self.epoch_bytes.saturating_sub(expected);
+        let noted = if ahead >= whole { ahead.saturating_mul(2) } else { ahead };
+        self.current = self.current.max(noted);
     }
 
     /// A round trip is over.
@@ -196,12 +199,14 @@ mod tests {
         let mut aggregation = AckAggregation::default();
         // 1000 bytes for each millisecond, acknowledged in bursts of 8 ms.
         for burst in 1..10 {
-            aggregation.on_ack(at(burst * 8), 8_000, 1_000_000);
+            aggregation.on_ack(at(burst * 8), 8_000, 1_000_000, 10_000);
         }
         assert_eq!(aggregation.bytes(), 8_000);
         for _ in 0..10 {
             aggregation.next_round();
         }
         assert_eq!(aggregation.bytes(), 0);
+        aggregation.on_ack(at(100), 8_000, 1_000_000, 8_000);
+        assert_eq!(aggregation.bytes(), 16_000, "the whole flight came at once");
     }
 }

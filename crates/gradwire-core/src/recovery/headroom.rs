@@ -1,8 +1,7 @@
 //! How much of the window above one bandwidth-delay product a flow may use.
 //!
 //! Asked by [`super::BottleneckController`] at the end of each round trip. A standing queue that costs packets is
-//! too long for its buffer, however short it is; what the model itself needs is never touched, so random loss
-//! costs little bandwidth.
+//! too long for its buffer, however short it is; what the model itself needs is never touched.
 
 /// What one or more round trips have shown.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,14 +23,13 @@ pub(super) struct Headroom {
     per_mille: u64,
     window: LossCount,
     window_bytes: u64,
-    queued: bool,
 }
 
 impl Headroom {
     /// All of it.
     pub(super) fn new(packet_bytes: u64) -> Self {
         let window_bytes = WINDOW_PACKETS * packet_bytes;
-        Self { per_mille: FULL, window: LossCount::default(), window_bytes, queued: true }
+        Self { per_mille: FULL, window: LossCount::default(), window_bytes }
     }
 
     /// The share in thousandths.
@@ -39,66 +37,57 @@ impl Headroom {
         self.per_mille
     }
 
-    /// Takes one round trip; `queued` when every sample of it showed a queue.
-    pub(super) fn on_round(&mut self, round: LossCount, queued: bool) {
+    /// Takes one round trip. Whether a buffer overflows.
+    pub(super) fn on_round(&mut self, round: LossCount) -> bool {
         self.window.acked += round.acked;
         self.window.lost += round.lost;
-        self.queued &= queued;
         if self.window.acked + self.window.lost < self.window_bytes {
-            return;
+            return false;
         }
-        let tolerated = if self.queued { QUEUE_LOSS_PERCENT } else { LOSS_PERCENT };
-        self.per_mille = if self.window.exceeds(tolerated) {
-            (self.per_mille / 2).max(STEP)
-        } else {
-            (self.per_mille + STEP).min(FULL)
-        };
-        self.window = LossCount::default();
-        self.queued = true;
+        let overflows = core::mem::take(&mut self.window).exceeds(LOSS_PERCENT);
+        self.per_mille =
+            if overflows { (self.per_mille / 2).max(STEP) } else { (self.per_mille + STEP).min(FULL) };
+        overflows
     }
 }
 
 const FULL: u64 = 1_000;
 /// Sixteen clean windows give all of it back.
 const STEP: u64 = FULL / 16;
-/// Enough that one lost packet is not two percent.
+/// Enough that a few lost packets are not many percent.
 const WINDOW_PACKETS: u64 = 128;
-/// Loss that a queue is not worth.
-const QUEUE_LOSS_PERCENT: u64 = 2;
-/// A flow that started into a full buffer takes the full buffer for the path and never sees a queue. Loss that
-/// is unlikely to be random counts without one.
+/// Loss that is unlikely to be random. A queue is no condition: a flow that started into a full buffer takes the
+/// full buffer for the path and never sees one.
 const LOSS_PERCENT: u64 = 8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn after(rounds: u32, lost: u64, queued: bool) -> u64 {
+    fn after(rounds: u32, lost: u64) -> u64 {
         let mut headroom = Headroom::new(1);
-        (0..rounds).for_each(|_| headroom.on_round(LossCount { acked: 1_000 - lost, lost }, queued));
+        (0..rounds).for_each(|_| _ = headroom.on_round(LossCount { acked: 1_000 - lost, lost }));
         headroom.per_mille()
     }
 
     #[test]
-    fn loss_counts_from_two_percent_with_a_queue_and_from_eight_without() {
-        assert_eq!(after(10, 20, true), FULL);
-        assert_eq!(after(10, 21, true), STEP);
-        assert_eq!(after(10, 80, false), FULL);
-        assert_eq!(after(10, 81, false), STEP);
+    fn loss_counts_from_eight_percent_on() {
+        assert_eq!(after(10, 80), FULL);
+        assert_eq!(after(10, 81), STEP);
     }
 
     #[test]
     fn clean_windows_give_the_headroom_back() {
         let mut headroom = Headroom::new(1);
-        (0..10).for_each(|_| headroom.on_round(LossCount { acked: 900, lost: 100 }, true));
-        (0..16).for_each(|_| headroom.on_round(LossCount { acked: 1_000, lost: 0 }, true));
+        (0..10).for_each(|_| assert!(headroom.on_round(LossCount { acked: 900, lost: 100 })));
+        (0..16).for_each(|_| assert!(!headroom.on_round(LossCount { acked: 1_000, lost: 0 })));
         assert_eq!(headroom.per_mille(), FULL);
     }
 
     #[test]
     fn a_single_lost_packet_of_a_short_round_changes_nothing() {
         let mut headroom = Headroom::new(1_000);
-        headroom.on_round(LossCount { acked: 1_000, lost: 1_000 }, true);
+        assert!(!headroom.on_round(LossCount { acked: 1_000, lost: 1_000 }));
         assert_eq!(headroom.per_mille(), FULL);
     }
 }

@@ -1,8 +1,8 @@
-//! A modelled bottleneck for tests: rate, delay, drop-tail buffer, random loss; flows with endless data.
+//! A modelled bottleneck for tests: rate, delay, drop-tail buffer, random loss; flows with endless or finite data.
 //!
 //! Deterministic: virtual time, a seeded generator, events in order of time and then of creation. The sender
 //! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
-//! or half a millisecond after the first unacknowledged one.
+//! or a millisecond after the first unacknowledged one.
 
 use super::{
     AckOutcome, AckSample, BottleneckController, Ledger, Pacer, RateController, RttEstimator, SentPacket,
@@ -17,7 +17,7 @@ use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
 
 pub(super) const PACKET: u64 = 1_408;
 const ACK_EVERY: u32 = 10;
-const ACK_DELAY: Duration = Duration::from_micros(500);
+const ACK_DELAY: Duration = Duration::from_millis(1);
 
 /// What the flows share.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +47,30 @@ pub(super) struct Counters {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Arrive { flow: usize, number: u32, sent_at: u64 },
-    AckDue { flow: usize },
-    Ack { flow: usize, words: Box<[u64; ACK_WORDS_MAX]>, largest: u32, echo: u64, held: u64 },
-    Wake { flow: usize },
+    Arrive {
+        flow: usize,
+        number: u32,
+        sent_at: u64,
+    },
+    AckDue {
+        flow: usize,
+    },
+    Ack {
+        flow: usize,
+        words: Box<[u64; ACK_WORDS_MAX]>,
+        largest: u32,
+        echo: u64,
+        held: u64,
+        probed_at: u64,
+    },
+    /// Asks for an acknowledgement at once; what was sent before it and is not named in that is lost.
+    Probe {
+        flow: usize,
+        sent_at: u64,
+    },
+    Wake {
+        flow: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -61,7 +81,14 @@ struct Flow {
     controller: BottleneckController,
     outcome: AckOutcome,
     wake_at: Timestamp,
-    active: bool,
+    /// Packets that still have to leave.
+    queued: u64,
+    /// As in `path.rs`: there was nothing to send though the window was open.
+    app_limited: bool,
+    last_sent_at: Timestamp,
+    /// Data left since the last probe.
+    must_probe: bool,
+    asked_at: Timestamp,
     received: Vec<bool>,
     unacked: u32,
     newest: Option<(u64, Timestamp)>,
@@ -90,7 +117,11 @@ impl World {
             controller: BottleneckController::new(12_500_000, incast, PACKET, 1 << 20),
             outcome: AckOutcome::default(),
             wake_at: Timestamp::ZERO,
-            active: false,
+            queued: 0,
+            app_limited: true,
+            last_sent_at: now,
+            must_probe: false,
+            asked_at: now,
             received: Vec::new(),
             unacked: 0,
             newest: None,
@@ -103,11 +134,24 @@ impl World {
 
     /// Gives a flow endless data from now on, or takes it away.
     pub(super) fn set_active(&mut self, flow: usize, active: bool) {
-        self.flows[flow].active = active;
-        if active && self.flows[flow].ledger.in_flight() == 0 {
-            self.flows[flow].controller.on_idle_restart(self.now);
-        }
+        self.flows[flow].queued = if active { u64::MAX / 2 } else { 0 };
         self.send(flow);
+    }
+
+    /// Gives every flow `packets` more to deliver, waits until all are delivered, and returns how long that took.
+    pub(super) fn deliver(&mut self, packets: u64) -> Duration {
+        let started = self.now;
+        for flow in 0..self.flows.len() {
+            self.flows[flow].queued += packets;
+            self.send(flow);
+        }
+        let busy = |flow: &Flow| flow.queued > 0 || flow.ledger.in_flight() > 0;
+        while self.flows.iter().any(busy) {
+            let Some(Reverse((at, _, event))) = self.events.pop() else { panic!("a flow is stuck") };
+            self.now = at;
+            self.handle(event);
+        }
+        self.now.since(started)
     }
 
     pub(super) fn controller(&self, flow: usize) -> &BottleneckController {
@@ -133,8 +177,9 @@ impl World {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Arrive { flow, number, sent_at } => self.arrive(flow, number, sent_at),
-            Event::AckDue { flow } => self.acknowledge(flow),
-            Event::Ack { flow, words, largest, echo, held } => {
+            Event::AckDue { flow } => self.acknowledge(flow, 0),
+            Event::Probe { flow, sent_at } => self.acknowledge(flow, sent_at),
+            Event::Ack { flow, words, largest, echo, held, probed_at } => {
                 let ack = AckPath {
                     path: PathId(0),
                     largest: PacketNumber(largest),
@@ -142,6 +187,9 @@ impl World {
                     bitmap: *words,
                 };
                 self.flows[flow].on_ack(self.now, &ack, echo, held);
+                if probed_at > 0 {
+                    self.flows[flow].on_answer(self.now, Timestamp::from_nanos(probed_at));
+                }
                 self.send(flow);
             }
             Event::Wake { flow } => {
@@ -164,15 +212,17 @@ impl World {
         receiver.newest = Some((sent_at, now));
         receiver.unacked += 1;
         if receiver.unacked >= ACK_EVERY {
-            self.acknowledge(flow);
+            self.acknowledge(flow, 0);
         } else if receiver.unacked == 1 {
             self.at(now + ACK_DELAY, Event::AckDue { flow });
         }
     }
 
-    fn acknowledge(&mut self, flow: usize) {
+    fn acknowledge(&mut self, flow: usize, probed_at: u64) {
         let receiver = &mut self.flows[flow];
-        let Some((echo, arrived)) = receiver.newest.filter(|_| receiver.unacked > 0) else { return };
+        let Some((echo, arrived)) = receiver.newest.filter(|_| receiver.unacked > 0 || probed_at > 0) else {
+            return;
+        };
         receiver.unacked = 0;
         let largest = receiver.received.len() - 1;
         let mut words = Box::new([0_u64; ACK_WORDS_MAX]);
@@ -180,7 +230,7 @@ impl World {
             words[back / 64] |= u64::from(receiver.received[largest - back]) << (back % 64);
         }
         let held = self.now.since(arrived).as_nanos() as u64;
-        let event = Event::Ack { flow, words, largest: largest as u32, echo, held };
+        let event = Event::Ack { flow, words, largest: largest as u32, echo, held, probed_at };
         self.at(self.now + self.link.rtt / 2, event);
     }
 
@@ -190,12 +240,18 @@ impl World {
         let mut paced_until = None;
         loop {
             let sender = &mut self.flows[flow];
-            if !sender.active || sender.ledger.in_flight() + PACKET > sender.controller.cwnd() {
+            if sender.queued == 0 {
+                sender.app_limited = true;
+                break;
+            }
+            if sender.ledger.in_flight() + PACKET > sender.controller.cwnd() {
+                sender.app_limited = false;
                 break;
             }
             let rate = sender.controller.pacing_rate();
-            let burst = Pacer::burst_for(rate, PACKET);
+            let burst = (rate / 4_000).clamp(2 * PACKET, 64 << 10);
             if !sender.pacer.allows(now, rate, burst) {
+                sender.app_limited = false;
                 paced_until = Some(sender.pacer.next_send(rate, burst));
                 break;
             }
@@ -203,11 +259,26 @@ impl World {
             self.enqueue(flow, number);
         }
         let sender = &mut self.flows[flow];
+        let blocked = sender.queued == 0 || sender.probe_time().is_some_and(|at| at <= now);
+        if blocked && core::mem::take(&mut sender.must_probe) {
+            self.probe(flow);
+        }
+        let sender = &mut self.flows[flow];
         let timer = sender.timer();
         if let Some(at) = [paced_until, timer].into_iter().flatten().min() {
             sender.wake_at = at.max(now + Duration::from_nanos(1));
             let at = sender.wake_at;
             self.at(at, Event::Wake { flow });
+        }
+    }
+
+    /// A probe is too small to matter in the queue, but it waits there and may be lost.
+    fn probe(&mut self, flow: usize) {
+        let lost = self.random() % 1_000 < self.link.loss_per_mille;
+        self.flows[flow].asked_at = self.now;
+        if !lost {
+            let sent_at = self.now.as_nanos();
+            self.at(self.free_at.max(self.now) + self.link.rtt / 2, Event::Probe { flow, sent_at });
         }
     }
 
@@ -253,7 +324,13 @@ impl Flow {
         let number = self.ledger.next_number();
         let packet =
             SentPacket { number, transfer: TransferId(1), chunk: 0, bytes: PACKET as u32, sent_at: now };
-        self.ledger.on_sent(packet, false);
+        if self.ledger.in_flight() == 0 && now.since(self.last_sent_at) > self.rtt.smoothed() {
+            self.controller.on_idle_restart(now);
+        }
+        self.last_sent_at = now;
+        self.queued -= 1;
+        self.must_probe = true;
+        self.ledger.on_sent(packet, self.app_limited);
         self.controller.on_sent(now, PACKET, self.ledger.in_flight());
         self.pacer.on_sent(PACKET);
         self.counters.sent += 1;
@@ -273,15 +350,18 @@ impl Flow {
             self.ledger.on_timeout(now, loss_delay, &mut self.outcome);
             self.report(now, None);
         }
-        if self.probe_time().is_some_and(|at| at <= now) {
-            self.ledger.lose_before(now, &mut self.outcome);
-            self.report(now, None);
-        }
+        self.must_probe |= self.probe_time().is_some_and(|at| at <= now);
+    }
+
+    fn on_answer(&mut self, now: Timestamp, probed_at: Timestamp) {
+        self.ledger.lose_before(probed_at, &mut self.outcome);
+        self.report(now, None);
     }
 
     fn report(&mut self, now: Timestamp, rtt: Option<Duration>) {
         let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         self.counters.declared_lost += self.outcome.lost.len() as u64;
+        self.queued += self.outcome.lost.len() as u64;
         self.controller.on_ack(&AckSample {
             now,
             rtt,
@@ -299,6 +379,6 @@ impl Flow {
     }
 
     fn probe_time(&self) -> Option<Timestamp> {
-        Some(self.ledger.oldest_sent_at()? + self.rtt.probe_timeout(ACK_DELAY) * 2)
+        Some(self.ledger.oldest_sent_at()?.max(self.asked_at) + self.rtt.probe_timeout(ACK_DELAY))
     }
 }

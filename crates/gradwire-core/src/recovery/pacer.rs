@@ -28,14 +28,6 @@ impl Pacer {
         Self { credit: None, updated_at: now, waiting: false }
     }
 
-    /// Bytes of one burst at `rate`: what the rate makes in 1 ms, so that a driver wakes up a thousand times a
-    /// second at most, but two packets at least and 64 KiB (one segmentation-offload send) at most. A burst
-    /// meets every queue of the path at line rate, so it must stay well below what a switch port can hold.
-    #[must_use]
-    pub fn burst_for(rate: u64, packet_bytes: u64) -> u64 {
-        bytes_in(rate, Duration::from_millis(1)).min(64 * 1024).max(2 * packet_bytes)
-    }
-
     /// Whether a packet may leave now. `rate` in bytes per second, `burst` in bytes.
     pub fn allows(&mut self, now: Timestamp, rate: u64, burst: u64) -> bool {
         let gained = now.since(self.updated_at).as_nanos().saturating_mul(u128::from(rate));
@@ -86,10 +78,15 @@ fn scaled(bytes: u64) -> i64 {
 mod tests {
     use super::*;
 
+    /// What the rate makes in a millisecond, within the bounds that a driver would set.
+    fn burst_for(rate: u64, packet: u64) -> u64 {
+        bytes_in(rate, Duration::from_millis(1)).clamp(2 * packet, 64 << 10)
+    }
+
     /// Sends packets of `packet` bytes as fast as the pacer lets them go for `time`, waking up exactly when it
     /// says plus `late`; returns bytes sent and wake-ups.
     fn sent_in(rate: u64, packet: u64, time: Duration, late: Duration) -> (u64, u64) {
-        let burst = Pacer::burst_for(rate, packet);
+        let burst = burst_for(rate, packet);
         let (mut now, mut sent, mut wakes) = (Timestamp::from_nanos(12_345), 0, 0);
         let end = now + time;
         let mut pacer = Pacer::new(now);
@@ -110,7 +107,7 @@ mod tests {
     fn the_average_is_the_rate_from_ten_kilobytes_to_twenty_gigabytes_per_second() {
         for rate in [10_000, 12_500_000, 125_000_000, 1_234_567_891, 20_000_000_000] {
             let (sent, _) = sent_in(rate, 1_408, Duration::from_secs(2), Duration::ZERO);
-            let slack = 2 * Pacer::burst_for(rate, 1_408) + 1_408;
+            let slack = 2 * burst_for(rate, 1_408) + 1_408;
             assert!(sent.abs_diff(2 * rate) <= slack, "rate {rate}: sent {sent}");
         }
     }
