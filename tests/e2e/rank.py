@@ -21,12 +21,14 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GROUP_TIMEOUT = timedelta(seconds=float(os.environ.get("GRADWIRE_TEST_TIMEOUT_S", "30")))
 
 
-def init(backend: str = "gradwire", world_size: int = WORLD_SIZE, timeout: timedelta = GROUP_TIMEOUT) -> None:
-    """Joins the default group through the launch's file Store."""
+def init(
+    backend: str = "gradwire", world_size: int = WORLD_SIZE, timeout: timedelta = GROUP_TIMEOUT, store: str = "store"
+) -> None:
+    """Joins the default group through a file Store of the launch."""
     import gradwire.torch  # noqa: F401  registers the backend with torch < 2.14
 
-    store = f"file://{FOLDER / 'store'}"
-    dist.init_process_group(backend, init_method=store, rank=RANK, world_size=world_size, timeout=timeout)
+    method = f"file://{FOLDER / store}"
+    dist.init_process_group(backend, init_method=method, rank=RANK, world_size=world_size, timeout=timeout)
 
 
 def record(name: str, result: str) -> None:
