@@ -57,8 +57,9 @@ class Config:
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce.", choices=ALGORITHMS, everywhere=True)
     eager_bytes: int = _setting(262144, int, "Bytes that may be sent to a peer before it has asked for them; the memory "
         "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
-    ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3).", unit="packets", low=1, high=256)
-    initial_rate_mbps: float = _setting(10000.0, float, "Rate at which a connection starts, before anything was measured.",
+    ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3).", unit="packets", low=1, high=256,
+        everywhere=True)
+    initial_rate_mbps: float = _setting(1000.0, float, "Rate at which a connection starts, before anything was measured.",
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
         "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)

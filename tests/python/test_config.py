@@ -1,0 +1,80 @@
+"""The configuration object: checked when set, and the operator wins."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from gradwire import Config
+from gradwire.config import PRESETS, settings
+from gradwire.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", 65536), ("port", -1), ("port", True), ("port", "47400"), ("mtu", 100), ("preset", "dlpc"), ("loss_bound", 1.0),
+        ("loss_bound", float("nan")), ("floor", 1.1), ("deadline_ms", -1.0), ("algorithm", "tree"), ("eager_bytes", 0),
+        ("ack_every", 0), ("peer_timeout_s", 0.0), ("dscp", 64), ("offload", "on"), ("sync_futures", 1), ("preset", None),
+    ],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_with_its_name(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field) as caught:
+        Config(**{field: value})
+    assert caught.value.field == field
+    assert caught.value.allowed in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_field_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="los_bound"):
+        Config(los_bound=0.1)
+
+
+def test_the_environment_wins_over_arguments_which_win_over_defaults() -> None:
+    config = Config.from_env(Config.mlt(ack_every=20, dscp=3), {"GRADWIRE_DSCP": "8", "HOME": "/"})
+    assert (config.preset, config.ack_every, config.dscp, config.eager_bytes) == ("mlt", 20, 8, 262144)
+    origins = [config.origin(name) for name in ("eager_bytes", "ack_every", "dscp")]
+    assert origins == ["default", "argument", "environment GRADWIRE_DSCP"]
+    assert config.pinned("dscp")
+    assert not config.pinned("ack_every")
+
+
+def test_explain_has_a_line_for_every_field_with_value_and_origin() -> None:
+    lines = Config.from_env(environ={"GRADWIRE_LOSS_BOUND": "0.2"}).explain().splitlines()
+    assert [line.split()[0] for line in lines] == [f.name for f in settings()]
+    assert next(line for line in lines if line.startswith("loss_bound")).split(maxsplit=2)[1:] == [
+        "0.2",
+        "environment GRADWIRE_LOSS_BOUND",
+    ]
+
+
+def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="GRADWIRE_LOSS_BOUND") as caught:
+        Config.from_env(environ={"GRADWIRE_LOSBOUND": "0.1"})
+    assert caught.value.nearest == "GRADWIRE_LOSS_BOUND"
+
+
+@pytest.mark.parametrize("text", ["many", "", "1.5", "0x10"])
+def test_a_variable_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="GRADWIRE_ACK_EVERY"):
+        Config.from_env(environ={"GRADWIRE_ACK_EVERY": text})
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("off", False), ("false", False)])
+def test_switches_are_read_from_words(text: str, value: bool) -> None:
+    assert Config.from_env(environ={"GRADWIRE_SYNC_FUTURES": text}).sync_futures is value
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().port = 1
+
+
+def test_every_preset_exists_in_the_engine() -> None:
+    from gradwire import _native
+
+    for name in PRESETS:
+        assert _native.preset_defaults(name) is not None
+        assert getattr(Config, name)().preset == name
+    assert _native.preset_defaults("another") is None

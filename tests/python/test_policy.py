@@ -1,0 +1,109 @@
+"""Which numbers a tolerant call gets, which reductions exist, and where residuals wait."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire import Config, _native
+from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.torch._compat import require_torch
+from gradwire.torch._policy import algorithm_code, policy_numbers
+from gradwire.torch._reduction import reduction
+from gradwire.torch._residuals import Residuals
+from gradwire.torch._work import _unwrap
+
+
+def test_a_call_that_says_nothing_gets_the_configured_preset() -> None:
+    assert policy_numbers(Config.mlt()) == _native.preset_defaults("mlt")
+    assert policy_numbers(Config.mlt(loss_bound=0.2))["loss_bound"] == 0.2
+
+
+def test_a_call_that_names_a_preset_starts_from_that_presets_own_numbers() -> None:
+    config = Config.mlt(loss_bound=0.3, deadline_ms=5.0)
+    assert policy_numbers(config, "reliable") == _native.preset_defaults("reliable")
+    assert policy_numbers(config, "auto", loss_bound=0.1)["loss_bound"] == 0.1
+
+
+def test_the_operator_wins_over_the_call() -> None:
+    config = Config.from_env(
+        environ={"GRADWIRE_LOSS_BOUND": "0.0", "GRADWIRE_PRESET": "reliable", "GRADWIRE_ALGORITHM": "ring"}
+    )
+    numbers = policy_numbers(config, "mlt", loss_bound=0.5)
+    assert numbers == {**_native.preset_defaults("reliable"), "loss_bound": 0.0}
+    assert algorithm_code(config, "transpose") == algorithm_code(Config(algorithm="ring"))
+
+
+def test_a_deadline_of_zero_means_never_and_any_other_beats_a_measured_one() -> None:
+    never = policy_numbers(Config.auto(), deadline_ms=0.0)
+    assert (never["deadline_s"], never["deadline_factor"]) == (None, None)
+    fixed = policy_numbers(Config.auto(deadline_ms=30.0))
+    assert (fixed["deadline_s"], fixed["deadline_factor"]) == (0.03, None)
+
+
+def test_arguments_of_a_call_are_checked_like_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="loss_bound"):
+        policy_numbers(Config(), loss_bound=2.0)
+    with pytest.raises(ConfigError, match="algorithm"):
+        algorithm_code(Config(), "tree")
+
+
+def test_a_torch_that_is_too_old_is_refused_with_both_versions() -> None:
+    with pytest.raises(UnsupportedError, match=r"2\.4\.1.*2\.9") as caught:
+        require_torch("2.4.1")
+    assert (caught.value.found, caught.value.floor) == ("2.4.1", "2.9")
+    require_torch("2.9.0")
+    require_torch("3.0.0a0+git1234")
+
+
+def test_reductions_that_mean_nothing_for_a_dtype_are_refused() -> None:
+    for dtype, op in (
+        (torch.float32, dist.ReduceOp.BAND),
+        (torch.complex64, dist.ReduceOp.MAX),
+        (torch.uint32, dist.ReduceOp.MIN),
+        (torch.float8_e4m3fn, dist.ReduceOp.SUM),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            reduction(torch.zeros(2, dtype=dtype), op)
+        assert caught.value.dtype == str(dtype)
+    assert reduction(torch.zeros(2), None)["reduce"] == 0
+
+
+def test_a_future_carries_an_error_as_a_value_and_raises_it_on_the_way_out() -> None:
+    base: torch.futures.Future[object] = torch.futures.Future()
+    outcome = base.then(_unwrap)
+    base.set_result(UnsupportedError("no"))
+    with pytest.raises(RuntimeError, match="no"):
+        outcome.wait()
+
+
+def bucket(*parameters: torch.Tensor) -> SimpleNamespace:
+    """What Residuals needs of a GradBucket."""
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+    parts = flat.split([p.numel() for p in parameters])
+    return SimpleNamespace(buffer=lambda: flat, parameters=lambda: list(parameters), gradients=lambda: list(parts))
+
+
+def test_residuals_follow_their_parameters_into_other_buckets() -> None:
+    a, b, c = (torch.zeros(n) for n in (2, 3, 4))
+    residuals = Residuals([("a", a), ("b", b), ("c", c)])
+    first = residuals.buffer(bucket(a, b, c))
+    first.copy_(torch.arange(9.0))
+    assert residuals.buffer(bucket(a, b, c)) is first
+    assert residuals.buffer(bucket(c)).tolist() == [5.0, 6.0, 7.0, 8.0]
+    assert residuals.buffer(bucket(b, a)).tolist() == [2.0, 3.0, 4.0, 0.0, 1.0]
+    assert len(residuals._buffers) == 2
+
+
+def test_residuals_are_restored_by_name_and_taken_once() -> None:
+    a, b = torch.zeros(2), torch.zeros(3)
+    saved = Residuals([("a", a), ("b", b)])
+    saved.buffer(bucket(a, b)).fill_(7.0)
+    restored = Residuals([("a", a), ("b", b)])
+    restored.load_state_dict(saved.state_dict())
+    assert restored.state_dict().keys() == {"a", "b"}
+    restored.buffer(bucket(b)).zero_()
+    assert restored.buffer(bucket(a)).tolist() == [7.0, 7.0]
+    assert restored.state_dict()["b"].tolist() == [0.0, 0.0, 0.0]
