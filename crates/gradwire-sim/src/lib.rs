@@ -8,6 +8,7 @@
 //! from outside what came out ([`Violation`]). Equal seeds give equal runs, event by event, so a seed and a
 //! commit are a complete bug report.
 
+mod conformance;
 pub mod measure;
 mod memory;
 mod network;
@@ -26,10 +27,12 @@ mod values;
 mod violation;
 mod world;
 
+pub use conformance::{parse_list, ListError};
 pub use memory::Tensor;
 pub use network::{Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats};
+pub use oracle::expected_output;
 pub use pair::run_pair;
-pub use plan::{Fault, OpKind, OpPlan};
+pub use plan::{Fault, OpKind, OpPlan, OutputPlan};
 pub use queue::EventQueue;
 pub use rng::{mix, Rng};
 use runner::run_each;

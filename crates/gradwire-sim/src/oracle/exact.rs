@@ -10,12 +10,13 @@ use gradwire_collectives::ReduceOp;
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     let world_size = world.scenario.world_size;
     let plan = &world.scenario.ops[op];
-    let everywhere = matches!(plan.kind, OpKind::AllReduce(_)).then(|| expected(plan, op, 0, world_size));
+    let everywhere =
+        matches!(plan.kind, OpKind::AllReduce(_)).then(|| expected_output(plan, op, 0, world_size));
     for rank in 0..world_size {
         let Some(finished) = finished(world, op, rank) else { continue };
         let expected = match &everywhere {
             Some(expected) => expected.clone(),
-            None => expected(plan, op, rank, world_size),
+            None => expected_output(plan, op, rank, world_size),
         };
         compare(plan, op, rank, &expected, &finished.output)?;
         if let Ok(report) = &finished.outcome {
@@ -48,8 +49,9 @@ fn compare(plan: &OpPlan, op: usize, rank: usize, expected: &[u8], got: &[u8]) -
     Err(Violation::WrongElement { op, rank, elem: elem as u64, expected: text(expected), got: text(got) })
 }
 
-/// What `rank` must hold in its output.
-fn expected(plan: &OpPlan, op: usize, rank: usize, world_size: usize) -> Vec<u8> {
+/// What `rank` must hold in its output after an exact collective that is number `op` of its list.
+#[must_use]
+pub fn expected_output(plan: &OpPlan, op: usize, rank: usize, world_size: usize) -> Vec<u8> {
     let reduced = |first: usize| {
         let mut out = Vec::with_capacity(plan.bytes());
         for elem in first..first + plan.elems {

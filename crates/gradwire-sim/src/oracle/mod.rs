@@ -7,6 +7,8 @@
 mod exact;
 mod tolerant;
 
+pub use exact::expected_output;
+
 use crate::plan::OpKind;
 use crate::rank::Finished;
 use crate::world::World;
