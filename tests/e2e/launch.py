@@ -67,7 +67,7 @@ def launch(
     *,
     env: Mapping[str, str] | None = None,
     env_of_rank: Sequence[Mapping[str, str]] = (),
-    timeout_s: float = 90.0,
+    timeout_s: float = 180.0,
     backend: str = "gradwire",
     expected_dead: Sequence[int] = (),
 ) -> Outcome:

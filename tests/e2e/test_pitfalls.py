@@ -61,7 +61,7 @@ def test_torchrun_needs_nothing_but_the_name_of_the_backend(tmp_path: Path) -> N
     environment = {**os.environ, "GRADWIRE_PORT": "0", "OMP_NUM_THREADS": "1"}
     script = str(HERE / "bodies" / "torchrun_script.py")
     ran = subprocess.run(
-        [*command, script, str(done)], env=environment, capture_output=True, text=True, timeout=90, check=False
+        [*command, script, str(done)], env=environment, capture_output=True, text=True, timeout=180, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert done.read_text() == "gradwire 2"

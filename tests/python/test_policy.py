@@ -11,7 +11,7 @@ from gradwire import Config, _native
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch._compat import require_torch
 from gradwire.torch._policy import algorithm_code, policy_numbers
-from gradwire.torch._reduction import reduction
+from gradwire.torch._reduction import name_of, reduction
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._work import _unwrap
 
@@ -107,3 +107,9 @@ def test_residuals_are_restored_by_name_and_taken_once() -> None:
     restored.buffer(bucket(b)).zero_()
     assert restored.buffer(bucket(a)).tolist() == [7.0, 7.0]
     assert restored.state_dict()["b"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_names_of_reductions_are_torchs() -> None:
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"):
+        assert name_of(getattr(dist.ReduceOp, name)) == name
+        assert name_of(dist.ReduceOp(getattr(dist.ReduceOp, name))) == name

@@ -74,11 +74,10 @@ def is_direct(tensor: Tensor) -> bool:
 def readable(tensor: Tensor) -> Tensor:
     """The tensor, or a contiguous copy of it in host memory."""
     check(tensor)
-    tensor = tensor.detach()
     if is_direct(tensor):
         return tensor
     staged = host_buffer(tensor.shape, tensor)
-    staged.copy_(tensor)
+    staged.copy_(tensor.detach())
     return staged
 
 
@@ -91,9 +90,9 @@ def writable(tensor: Tensor, after: list[Callable[[], None]], *, load: bool) -> 
         load: whether the present contents matter (in-place collectives).
     """
     check(tensor)
-    tensor = tensor.detach()
     if is_direct(tensor):
         return tensor
+    tensor = tensor.detach()
     staged = host_buffer(tensor.shape, tensor)
     if load:
         staged.copy_(tensor)

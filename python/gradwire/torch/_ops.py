@@ -137,8 +137,9 @@ class Collectives:
 
         def prepare(tensor: Tensor) -> Call:
             after: list[Callable[[], None]] = []
-            buffer = _memory.writable(tensor, after, load=opts.rootRank == self.link.rank)
-            return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": opts.rootRank})
+            root = self._root(opts)
+            buffer = _memory.writable(tensor, after, load=root == self.link.rank)
+            return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": root})
 
         return self._finish([self._start("broadcast", opts, partial(prepare, t)) for t in tensors], opts)
 
@@ -146,7 +147,7 @@ class Collectives:
         """In place at `opts.rootRank`; other ranks' tensors stay as they are."""
 
         def prepare(tensor: Tensor) -> Call:
-            options = {**reduction(tensor, opts.reduceOp), "peer": opts.rootRank}
+            options = {**reduction(tensor, opts.reduceOp), "peer": self._root(opts)}
             if opts.rootRank != self.link.rank:
                 return Call("reduce", [tensor], _memory.readable(tensor), None, [], options)
             after: list[Callable[[], None]] = []
@@ -160,7 +161,7 @@ class Collectives:
 
         def prepare() -> Call:
             source = _memory.readable(inputs[0])
-            options = {**_copy(source), "peer": opts.rootRank}
+            options = {**_copy(source), "peer": self._root(opts)}
             if opts.rootRank != self.link.rank:
                 return Call("gather", [], source, None, [], options)
             self._one_each(outputs[0], like=inputs[0])
@@ -179,7 +180,7 @@ class Collectives:
             if opts.rootRank == self.link.rank:
                 self._one_each(inputs[0], like=outputs[0])
                 source = _memory.stacked(inputs[0])
-            return Call("scatter", list(outputs), source, target, after, {**_copy(target), "peer": opts.rootRank})
+            return Call("scatter", list(outputs), source, target, after, {**_copy(target), "peer": self._root(opts)})
 
         return self._finish([self._start("scatter", opts, prepare)], opts)
 
@@ -287,6 +288,12 @@ class Collectives:
             work.wait()
             return None
         return work
+
+    def _root(self, opts: Any) -> int:
+        root = int(opts.rootRank)
+        if not 0 <= root < self.link.world_size:
+            raise InvalidRequestError(f"root {root} in a group of {self.link.world_size} ranks")
+        return root
 
     def _split_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         rows, world = (tensor.shape[0] if tensor.dim() else 0), self.link.world_size

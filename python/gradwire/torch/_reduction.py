@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ import torch
 from gradwire.errors import UnsupportedError
 from gradwire.torch import _memory
 
-# Codes of the binding (crates/gradwire-py/src/call.rs) by torch's names.
-CODES = {"SUM": 0, "AVG": 1, "PRODUCT": 2, "MIN": 3, "MAX": 4, "BAND": 5, "BOR": 6, "BXOR": 7, "PREMUL_SUM": 8}
-AVG = CODES["AVG"]
+# In the order of torch's RedOpType and of the binding's codes (crates/gradwire-py/src/call.rs).
+NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+CODES = {name: code for code, name in enumerate(NAMES)}
 LINEAR = ("SUM", "AVG", "PREMUL_SUM")
 # The parts of a complex number are reduced like two real ones where the reduction is linear.
 REAL_CODES = {torch.complex32: 3, torch.complex64: 1, torch.complex128: 2}
@@ -38,12 +39,15 @@ def reduction(tensor: torch.Tensor, op: Any) -> dict[str, Any]:
 def name_of(op: Any) -> str:
     """The name that torch gives a reduction: `SUM`, `AVG`, ..."""
     kind = getattr(op, "op", op)
-    name = "SUM" if kind is None else getattr(kind, "name", str(kind).rpartition(".")[2])
-    if name not in CODES:
-        raise UnsupportedError(f"reduction {name} is not supported: one of {', '.join(CODES)}", op=name)
-    return name
+    if kind is None:
+        return "SUM"
+    code = int(kind)  # much cheaper than its name
+    if not 0 <= code < len(NAMES):
+        raise UnsupportedError(f"reduction {kind} is not supported: one of {', '.join(NAMES)}", op=str(kind))
+    return NAMES[code]
 
 
+@functools.cache
 def _dtype_code(dtype: torch.dtype, name: str) -> int:
     if dtype in REAL_CODES and name in LINEAR:
         return REAL_CODES[dtype]
@@ -63,8 +67,3 @@ def _factor(op: Any, name: str) -> float:
             f"torch {torch.__version__} does not show the factor of PREMUL_SUM to a backend", op=name
         )
     return float(factor)
-
-
-def is_average(op: Any) -> bool:
-    """Whether `op` is `ReduceOp.AVG`."""
-    return name_of(op) == "AVG"
