@@ -17,7 +17,7 @@ ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
-RUST_SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
+RUST_SOURCES := $(shell find crates -path '*/src/*.rs' -o -name Cargo.toml)
 LOCKED := --locked --offline
 
 # PyO3 asks this interpreter; the same one everywhere, or cargo would rebuild when the shell's python differs.
