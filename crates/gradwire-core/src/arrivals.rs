@@ -36,7 +36,8 @@ pub(crate) struct Arrivals {
     /// Newest data packet: its time stamp and when it came.
     newest_sent_us: u32,
     newest_at: Timestamp,
-    gap_opened: bool,
+    /// A gap opened, or the sender asked.
+    at_once: bool,
     every: u32,
     delay_max: Duration,
 }
@@ -53,7 +54,7 @@ impl Arrivals {
             oldest_unacked_at: None,
             newest_sent_us: 0,
             newest_at: Timestamp::ZERO,
-            gap_opened: false,
+            at_once: false,
             every: config.ack_every.max(1),
             delay_max: config.ack_delay_max,
         }
@@ -90,7 +91,7 @@ impl Arrivals {
         } else {
             let ahead = number.since(self.largest);
             if ahead > 0 {
-                self.gap_opened |= ahead > 1;
+                self.at_once |= ahead > 1;
                 self.shift(ahead.unsigned_abs() as usize);
                 self.largest = number;
             }
@@ -110,6 +111,11 @@ impl Arrivals {
     /// A duplicate says that the sender does not know what we have: tell it with the next chance.
     pub(crate) fn on_duplicate(&mut self, now: Timestamp) {
         self.oldest_unacked_at.get_or_insert(now);
+    }
+
+    /// The sender asked for an acknowledgement.
+    pub(crate) fn on_asked(&mut self) {
+        self.at_once = true;
     }
 
     fn shift(&mut self, by: usize) {
@@ -134,7 +140,7 @@ impl Arrivals {
     /// Whether an acknowledgement is due.
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
         self.unacked >= self.every
-            || self.gap_opened && self.unacked > 0
+            || self.at_once
             || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
     }
 
@@ -152,7 +158,7 @@ impl Arrivals {
         let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
         let words = (2 * news).div_ceil(64).clamp(4, ACK_WORDS_MAX);
         self.unacked = 0;
-        self.gap_opened = false;
+        self.at_once = false;
         self.oldest_unacked_at = None;
         self.acked_largest = self.largest;
         let delay = u32::try_from(now.since(self.newest_at).as_micros()).unwrap_or(u32::MAX);

@@ -15,6 +15,9 @@ const BURST_TIME: Duration = Duration::from_micros(250);
 /// Largest burst: what one segmentation-offload call takes.
 const BURST_MAX: u64 = 64 << 10;
 
+/// Acknowledgements that a window is worth at least.
+const ACKS_PER_WINDOW: u64 = 4;
+
 /// Sending and receiving state of one path.
 #[derive(Debug)]
 pub(crate) struct Path {
@@ -28,6 +31,8 @@ pub(crate) struct Path {
     /// There was nothing to send though the window was open: delivery rates are lower bounds.
     app_limited: bool,
     last_sent_at: Timestamp,
+    /// Bytes sent since an acknowledgement was last asked for.
+    unasked_bytes: u64,
 }
 
 impl Path {
@@ -48,6 +53,7 @@ impl Path {
             chunk_bytes,
             app_limited: true,
             last_sent_at: now,
+            unasked_bytes: 0,
         }
     }
 
@@ -79,6 +85,17 @@ impl Path {
     /// There is nothing to send.
     pub(crate) fn on_starved(&mut self) {
         self.app_limited = true;
+    }
+
+    /// Whether the packet that leaves now must be acknowledged at once: four times in each window, so that a small
+    /// window never waits for the receiver's count of packets.
+    pub(crate) fn wants_ack(&mut self, bytes: u32) -> bool {
+        self.unasked_bytes += u64::from(bytes);
+        let wants = self.unasked_bytes >= self.controller.cwnd() / ACKS_PER_WINDOW;
+        if wants {
+            self.unasked_bytes = 0;
+        }
+        wants
     }
 
     /// A data packet left.

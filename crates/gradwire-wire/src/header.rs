@@ -67,15 +67,8 @@ impl Flags {
     pub const ALL_SENT: Self = Self(1 << 5);
     /// Answers a packet of the same kind.
     pub const REPLY: Self = Self(1 << 6);
-
-    /// From raw bits; the unassigned bit is an error, so that it can be assigned later.
-    const fn from_bits(bits: u8) -> Option<Self> {
-        if bits & 0x80 == 0 {
-            Some(Self(bits))
-        } else {
-            None
-        }
-    }
+    /// Acknowledge at once: the sender's window is too small to wait for several packets.
+    pub const ACK_NOW: Self = Self(1 << 7);
 
     /// The raw bits.
     #[must_use]
@@ -168,8 +161,7 @@ impl Header {
     /// Parses the header and returns it with the body that follows.
     ///
     /// # Errors
-    /// A [`DecodeError`] when the bytes are too short, of another version, of an unknown kind, or carry an
-    /// unassigned flag.
+    /// A [`DecodeError`] when the bytes are too short, of another version, of an unknown kind.
     pub fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
         let mut reader = Reader::new(datagram);
         let first = reader.u8()?;
@@ -177,7 +169,7 @@ impl Header {
             return Err(DecodeError::Version(first >> 4));
         }
         let kind = Kind::from_bits(first & 0x0F).ok_or(DecodeError::Kind(first & 0x0F))?;
-        let flags = Flags::from_bits(reader.u8()?).ok_or(DecodeError::Field("flags"))?;
+        let flags = Flags(reader.u8()?);
         let weight = reader.u16()?;
         let connection_and_path = reader.u32()?;
         let header = Self {

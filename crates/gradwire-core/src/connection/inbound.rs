@@ -1,7 +1,7 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
 use super::{Connection, PREGRANTS_MAX};
-use crate::arrivals::Arrival;
+use crate::arrivals::{Arrival, Arrivals};
 use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, Timestamp};
 use core::time::Duration;
@@ -117,14 +117,10 @@ impl Connection {
             return self.on_expected(now, header, index, opening, payload);
         }
         if self.answer_if_over(now, transfer) {
-            self.record(now, header);
+            record(&mut self.path.arrivals, now, header);
             return Err(DropReason::Late);
         }
         self.on_early(now, header, opening.ok_or(DropReason::Implausible)?, payload)
-    }
-
-    fn record(&mut self, now: Timestamp, header: &Header) {
-        self.path.arrivals.record(now, header.packet_number, header.sent_at_us);
     }
 
     /// Data of a posted receive: used where its offset says, whatever came before it.
@@ -144,7 +140,7 @@ impl Connection {
         let pause = self.probe_timeout();
         let half = &mut self.receives[index];
         let place = half.grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
-        self.path.arrivals.record(now, header.packet_number, header.sent_at_us);
+        record(&mut self.path.arrivals, now, header);
         if opening.is_none() {
             half.grant_seen = true;
         }
@@ -208,12 +204,12 @@ impl Connection {
             Stored::First => self.events.push_back(Event::Offered { transfer, opening }),
             Stored::Kept => {}
             Stored::Duplicate => {
-                self.record(now, header);
+                record(&mut self.path.arrivals, now, header);
                 return Err(DropReason::Duplicate);
             }
             Stored::Full => return Err(DropReason::EarlyFull),
         }
-        self.record(now, header);
+        record(&mut self.path.arrivals, now, header);
         Ok(None)
     }
 
@@ -360,5 +356,13 @@ impl Connection {
         self.ack_requested = Some(header.sent_at_us);
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())
+    }
+}
+
+/// A data packet is in, whatever becomes of it: its sender must know.
+fn record(arrivals: &mut Arrivals, now: Timestamp, header: &Header) {
+    arrivals.record(now, header.packet_number, header.sent_at_us);
+    if header.flags.contains(Flags::ACK_NOW) {
+        arrivals.on_asked();
     }
 }

@@ -220,6 +220,9 @@ impl Connection {
         if send.is_all_sent() {
             flags = flags.with(Flags::ALL_SENT);
         }
+        if self.path.wants_ack(bytes) {
+            flags = flags.with(Flags::ACK_NOW);
+        }
         if choice.chunk + grid.chunks().div_ceil(LAST_PERCENTILE_OF) >= grid.chunks() {
             flags = flags.with(Flags::LAST_PERCENTILE);
         }
