@@ -46,17 +46,23 @@ def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
 
 
 @pytest.mark.usefixtures("_namespaces")
-def test_a_short_demo_over_gloo_gives_table_picture_and_numbers(tmp_path):
+def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     numbers = tmp_path / "numbers.json"
-    arguments = ["--backend", "gloo", "--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
-    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=180, check=False)
+    arguments = ["--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "step p99" in result.stdout
+    assert "2 replicas were bit-identical after each of the 32 steps" in result.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     runs = json.loads(numbers.read_text())["runs"]
-    assert [(run["backend"], run["loss"], run["steps"]) for run in runs] == [("gloo", 0.0, 8), ("gloo", 0.01, 8)]
+    assert [(run["backend"], run["loss"], run["steps"]) for run in runs] == [
+        ("gloo", 0.0, 8), ("gradwire", 0.0, 8), ("gloo", 0.01, 8), ("gradwire", 0.01, 8),
+    ]  # fmt: skip
     assert all(0 < run["comm_ms_p50"] < run["step_ms_p50"] <= run["step_ms_p99"] for run in runs)
-    assert runs[0]["val_loss"] == pytest.approx(runs[1]["val_loss"], rel=1e-3)  # TCP: late, but the same sums
+    assert [run["bytes_lost_share"] for run in runs[:3]] == [0, 0, 0]  # TCP never; gradwire only if the network does
+    assert 0 < runs[3]["bytes_lost_share"] < 0.1
+    # The same batches and weights: only the gradients that were late make a difference.
+    assert [run["val_loss"] for run in runs] == pytest.approx([runs[0]["val_loss"]] * 4, rel=1e-2)
     assert runs[0]["val_loss"] < 5.5  # an untrained model needs ln 256 = 5.55
 
 
