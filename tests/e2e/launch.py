@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -70,6 +71,7 @@ def launch(
     timeout_s: float = 180.0,
     backend: str = "gradwire",
     expected_dead: Sequence[int] = (),
+    spawn: Callable[..., subprocess.Popen[Any]] | None = None,
 ) -> Outcome:
     """Runs a body on `world_size` ranks.
 
@@ -81,6 +83,7 @@ def launch(
         timeout_s: after which whoever still runs is killed.
         backend: for init_process_group; empty: the body does it.
         expected_dead: ranks that do not end well by design.
+        spawn: `spawn(rank, command, **options)` starts a rank somewhere else than here.
     """
     started = time.monotonic()
     ranks = []
@@ -89,7 +92,8 @@ def launch(
         variables = {**_clean_environment(), **_rank_variables(rank, world_size, folder, backend), **(env or {}), **own}
         output = (folder / f"output-{rank}").open("w+")
         command = [sys.executable, "-X", "faulthandler", "-u", str(HERE / "rank.py"), body]
-        ranks.append((subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT), output))
+        options = {"env": variables, "stdout": output, "stderr": subprocess.STDOUT}
+        ranks.append((spawn(rank, command, **options) if spawn else subprocess.Popen(command, **options), output))
     codes = [_wait(process, started + timeout_s) for process, _ in ranks]
     outputs = []
     for _, output in ranks:
