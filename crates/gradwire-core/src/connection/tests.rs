@@ -266,6 +266,28 @@ fn beyond_its_bound_a_tolerant_transfer_asks_until_the_bound_is_met() {
     assert!(pair.ends[0].connection.stats().packets_retransmitted > 0);
 }
 
+/// Loses a fifth of the first transfer's first pass and nothing else.
+fn lose_first_pass_of_one(header: &Header, dice: u64) -> bool {
+    let first_pass = header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED);
+    first_pass && header.transfer == TransferId(1) && dice % 5 == 0
+}
+
+#[test]
+fn what_a_receiver_asked_for_goes_before_new_data_of_other_transfers() {
+    let mut pair = Pair::connected(lose_first_pass_of_one);
+    let (asked, bulk) = (200_000, 4_000_000);
+    let contract = Contract { loss_bound: 0.02, ..Contract::EXACT };
+    pair.receive(1, 1, asked, contract);
+    pair.receive(1, 2, bulk, Contract::EXACT);
+    pair.send(0, 1, pattern(asked), Reliability::Tolerant);
+    pair.send(0, 2, pattern(bulk), Reliability::Exact);
+    pair.run_until(Duration::from_secs(30), |pair| pair.receipt(1, 1).is_some());
+    assert!(pair.receipt(1, 2).is_none(), "the repairs waited until all the new data had left");
+    // What was needed went again, with a few to spare, not all that was missing.
+    let receipt = pair.receipt(1, 1).expect("just seen");
+    assert_eq!(receipt.reason, CloseReason::BoundMet);
+}
+
 #[test]
 fn the_lost_tail_of_a_transfer_is_found_within_a_few_round_trips() {
     let mut pair = Pair::connected(|header, _| {
