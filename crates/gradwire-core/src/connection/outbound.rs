@@ -226,9 +226,11 @@ impl Connection {
         if choice.chunk + grid.chunks().div_ceil(LAST_PERCENTILE_OF) >= grid.chunks() {
             flags = flags.with(Flags::LAST_PERCENTILE);
         }
-        let opening = (!send.granted).then(|| send.opening());
+        let opening = send.needs_opening(choice.chunk).then(|| send.opening());
         if opening.is_some() {
             flags = flags.with(Flags::OPENING);
+        }
+        if !send.granted {
             self.eager_used += u32::from(!choice.again);
         }
         if send.is_all_sent() && !send.end_announced {

@@ -493,3 +493,24 @@ fn every_transfer_that_waits_for_a_grant_is_announced_in_the_end() {
         pair.ends[1].events.iter().filter(offered).count() == 30
     });
 }
+
+#[test]
+fn a_grant_that_came_before_the_call_hides_no_mismatch() {
+    for bytes in [40, 100_000] {
+        let mut pair = Pair::connected(never);
+        pair.receive(1, 1, bytes, Contract::EXACT);
+        // The other rank is late: the grant has been repeated when it calls something else.
+        let late = pair.now + Duration::from_millis(20);
+        pair.run_until(Duration::from_secs(1), |pair| pair.now >= late);
+        let transfer = TransferId(1);
+        pair.ends[0].outgoing.insert(transfer, pattern(bytes));
+        let reliability = Reliability::Exact;
+        let request =
+            SendTransfer { transfer, bytes: bytes as u64, descriptor: [9; 16], reliability, priority: 0 };
+        pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
+        pair.run_until(Duration::from_secs(1), |pair| {
+            pair.has(1, |event| matches!(event, Event::Mismatch { .. }))
+        });
+        assert!(pair.receipt(1, 1).is_none(), "{bytes} bytes of another call were taken");
+    }
+}

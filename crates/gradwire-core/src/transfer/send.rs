@@ -17,6 +17,8 @@ pub(crate) struct SendHalf {
     /// First chunk that has never been sent.
     next: u32,
     pub(crate) granted: bool,
+    /// A status came after this send was posted. A grant that came before it says nothing about what this rank calls.
+    answered: bool,
     /// Chunks known to have arrived.
     acked: Bitmap,
     /// Chunks with a packet on its way.
@@ -61,6 +63,7 @@ impl SendHalf {
             grid,
             next: 0,
             granted,
+            answered: false,
             acked: Bitmap::zeros(chunks),
             in_flight: Bitmap::zeros(chunks),
             resend: Bitmap::zeros(chunks),
@@ -77,6 +80,12 @@ impl SendHalf {
     /// Whether losses go out again without being asked for.
     fn repairs_at_once(&self) -> bool {
         self.request.reliability == Reliability::Exact || self.asked
+    }
+
+    /// Whether the packet with `chunk` must say what this transfer is. The first chunk always does: without it no exact
+    /// transfer is complete, so that none ends before its two ends were compared, however early the grant came.
+    pub(crate) fn needs_opening(&self, chunk: u32) -> bool {
+        chunk == 0 || !self.answered
     }
 
     /// Everything has been sent at least once.
@@ -146,6 +155,7 @@ impl SendHalf {
     fn on_open(&mut self, status: &StatusBody) -> StatusEffect {
         let mut progress = !self.granted;
         self.granted = true;
+        self.answered = true;
         self.asked |= status.wanted_chunks > 0;
         if self.repairs_at_once() {
             for chunk in
