@@ -377,6 +377,25 @@ fn two_ends_that_disagree_about_a_transfer_are_told_once() {
 }
 
 #[test]
+fn ranks_that_disagree_find_out_even_when_the_grant_was_there_first() {
+    let mut pair = Pair::connected(never);
+    pair.receive(1, 1, 200, Contract::EXACT);
+    // The receiver waits long enough to have announced the transfer before its sender knows of it.
+    let granted = pair.now + Duration::from_secs(1);
+    pair.run_until(Duration::from_secs(10), |pair| pair.now >= granted);
+    pair.ends[0].outgoing.insert(TransferId(1), vec![7; 200]);
+    let request = SendTransfer {
+        transfer: TransferId(1),
+        bytes: 200,
+        descriptor: [2; 16],
+        reliability: Reliability::Exact,
+        priority: 0,
+    };
+    pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
+    pair.run_until(Duration::from_secs(1), |pair| pair.has(1, |e| matches!(e, Event::Mismatch { .. })));
+}
+
+#[test]
 fn a_peer_that_falls_silent_is_lost_after_the_peer_timeout() {
     let mut pair = Pair::connected(never);
     pair.lose = |header, _| header.connection.value() == 1;
