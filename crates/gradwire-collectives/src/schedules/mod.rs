@@ -110,19 +110,20 @@ fn is_empty(request: &Request) -> bool {
     }
 }
 
-/// What [`Algorithm::Auto`] is for this request: transpose, which takes two stages whatever the world size. A ring
-/// has more steps, but never more than one sender for each receiver; that pays for large exact reductions among
-/// many ranks. A ring rounds halves at each step, so it is not chosen for them; and it hands on partial sums, so
-/// that one lost packet takes several ranks' values with it, so it is not chosen where loss is tolerated. Two ranks
-/// do the same in both.
+/// What [`Algorithm::Auto`] is for this request: transpose, which takes two stages whatever the world size, unless a
+/// ring is better. A ring has more steps, but one flow on each link, so that no flow is behind the others when a stage
+/// ends; that pays once a shard takes longer than the steps' round trips. It rounds halves at each step, so it is not
+/// chosen for them. It hands on partial sums, so that one lost packet takes several ranks' values with it (for four
+/// ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among few ranks only, and
+/// never where a contract cuts what still flows, since that would use the bound up at every hop. Two ranks do the same
+/// in both.
 pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) -> Algorithm {
     match algorithm {
         Algorithm::Auto => {
             let large = request.output.len() / world_size as usize >= RING_SHARD_BYTES_MIN;
-            let ring = request.policy.is_exact()
-                && !request.dtype.is_half()
-                && world_size >= RING_RANKS_MIN
-                && large;
+            let policy = &request.policy;
+            let few = world_size <= TOLERANT_RING_RANKS_MAX && policy.after_first_pass;
+            let ring = large && world_size > 2 && !request.dtype.is_half() && (policy.is_exact() || few);
             if ring {
                 Algorithm::Ring
             } else {
@@ -133,10 +134,10 @@ pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) 
     }
 }
 
-/// Seven senders at one receiver is where an incast begins to overrun shallow switch buffers.
-const RING_RANKS_MIN: u32 = 8;
-/// Below this the latency of the ring's steps outweighs what an incast costs.
-const RING_SHARD_BYTES_MIN: usize = 1 << 20;
+/// A lost packet takes half of the ranks' values with it on average: two of four.
+const TOLERANT_RING_RANKS_MAX: u32 = 4;
+/// Below this the round trips of the ring's steps outweigh what flows cost each other.
+const RING_SHARD_BYTES_MIN: usize = 128 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -161,14 +162,17 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_a_ring_only_for_large_exact_sums_among_many() {
+    fn auto_is_a_ring_for_large_sums_that_lose_little_by_it() {
         let mut memory = vec![0; 8 * RING_SHARD_BYTES_MIN];
         let chosen = |request: &Request, world_size| resolve(Algorithm::Auto, request, world_size);
         let large = all_reduce(&mut memory, Dtype::F32, Policy::RELIABLE);
         assert_eq!(chosen(&large, 8), Algorithm::Ring);
-        assert_eq!(chosen(&large, 4), Algorithm::Transpose);
+        assert_eq!(chosen(&large, 2), Algorithm::Transpose);
         let tolerant = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
+        assert_eq!(chosen(&tolerant, 4), Algorithm::Ring);
         assert_eq!(chosen(&tolerant, 8), Algorithm::Transpose);
+        let cutting = all_reduce(&mut memory, Dtype::F32, Policy::MLT);
+        assert_eq!(chosen(&cutting, 4), Algorithm::Transpose);
         let half = all_reduce(&mut memory, Dtype::Bf16, Policy::RELIABLE);
         assert_eq!(chosen(&half, 8), Algorithm::Transpose);
         let small = all_reduce(&mut memory[..1000], Dtype::F32, Policy::RELIABLE);
