@@ -242,6 +242,7 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
 fn an_idle_group_lets_the_processor_rest() {
     let (engines, _groups) = cluster(2, &config());
     let before = engines[0].stats().unwrap().sleeps;
+    // The subject is what happens in this time when nothing does: there is no event to wait for.
     std::thread::sleep(Duration::from_millis(500));
     let woken = engines[0].stats().unwrap().sleeps - before;
     assert!(woken < 60, "{woken} times in half a second");
