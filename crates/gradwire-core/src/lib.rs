@@ -23,6 +23,7 @@ mod event;
 #[doc(hidden)]
 pub mod fuzzing;
 mod path;
+mod paths;
 pub mod recovery;
 mod stats;
 mod time;

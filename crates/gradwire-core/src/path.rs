@@ -138,8 +138,25 @@ impl Path {
         true
     }
 
+    /// When [`Path::on_loss_timeout`] is due.
+    pub(crate) fn loss_time(&self) -> Option<Timestamp> {
+        self.ledger.loss_time(self.rtt.loss_delay())
+    }
+
+    /// Declares by time what counts as lost.
+    pub(crate) fn on_loss_timeout(&mut self, now: Timestamp, outcome: &mut AckOutcome) {
+        self.ledger.on_timeout(now, self.rtt.loss_delay(), outcome);
+        self.inform_controller(now, None, outcome);
+    }
+
+    /// Everything sent at or before `sent_at` that is not acknowledged by now is lost.
+    pub(crate) fn lose_before(&mut self, now: Timestamp, sent_at: Timestamp, outcome: &mut AckOutcome) {
+        self.ledger.lose_before(sent_at, outcome);
+        self.inform_controller(now, None, outcome);
+    }
+
     /// Tells the rate controller what an acknowledgement or timer changed.
-    pub(crate) fn inform_controller(&mut self, now: Timestamp, rtt: Option<Duration>, outcome: &AckOutcome) {
+    fn inform_controller(&mut self, now: Timestamp, rtt: Option<Duration>, outcome: &AckOutcome) {
         let bytes =
             |packets: &[crate::recovery::SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         let sample = AckSample {

@@ -1,7 +1,7 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
 use super::{Connection, PREGRANTS_MAX};
-use crate::arrivals::{Arrival, Arrivals};
+use crate::arrivals::Arrival;
 use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, Timestamp};
 use core::time::Duration;
@@ -40,6 +40,9 @@ impl Connection {
         if header.connection != self.config.local {
             return Err(DropReason::WrongConnection);
         }
+        if !self.paths.contains(header.path) {
+            return Err(DropReason::Implausible);
+        }
         let mut reader = Reader::new(body);
         if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
             self.on_heard(now);
@@ -55,7 +58,7 @@ impl Connection {
             Kind::Ping => {
                 let record = reader.array()?;
                 if header.flags.contains(Flags::REPLY) {
-                    self.path.sample_rtt(now, header.offset, 0);
+                    self.sample_rtt(now, &header, header.offset, 0);
                     self.on_position(record);
                 } else {
                     self.on_ping(header.sent_at_us, record);
@@ -80,7 +83,7 @@ impl Connection {
             return Err(DropReason::WrongConnection);
         }
         if header.flags.contains(Flags::REPLY) {
-            let rtt = self.path.sample_rtt(now, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
+            let rtt = self.sample_rtt(now, header, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
             self.on_connected(now, rtt);
         } else {
             self.liveness.on_hello(header.sent_at_us);
@@ -100,13 +103,11 @@ impl Connection {
             false => None,
         };
         let payload = reader.rest();
-        if header.path != self.path.id {
-            return Err(DropReason::Implausible);
-        }
-        match self.path.arrivals.check(header.packet_number) {
+        let path = self.paths.get_mut(header.path).ok_or(DropReason::Implausible)?;
+        match path.arrivals.check(header.packet_number) {
             Arrival::New => {}
             Arrival::Duplicate => {
-                self.path.arrivals.on_duplicate(now);
+                path.arrivals.on_duplicate(now);
                 return Err(DropReason::Duplicate);
             }
             Arrival::Implausible => return Err(DropReason::Implausible),
@@ -117,10 +118,30 @@ impl Connection {
             return self.on_expected(now, header, index, opening, payload);
         }
         if self.answer_if_over(now, transfer) {
-            record(&mut self.path.arrivals, now, header);
+            self.record(now, header);
             return Err(DropReason::Late);
         }
         self.on_early(now, header, opening.ok_or(DropReason::Implausible)?, payload)
+    }
+
+    /// A data packet is in, whatever becomes of it: its sender must know.
+    fn record(&mut self, now: Timestamp, header: &Header) {
+        let Some(path) = self.paths.get_mut(header.path) else { return };
+        path.arrivals.record(now, header.packet_number, header.sent_at_us);
+        if header.flags.contains(Flags::ACK_NOW) {
+            path.arrivals.on_asked();
+        }
+    }
+
+    /// A round-trip sample of the path on which the answer came: answers take the path of what they answer.
+    fn sample_rtt(
+        &mut self,
+        now: Timestamp,
+        header: &Header,
+        echo_us: u32,
+        delay_us: u32,
+    ) -> Option<Duration> {
+        self.paths.get_mut(header.path)?.sample_rtt(now, echo_us, delay_us)
     }
 
     /// Data of a posted receive: used where its offset says, whatever came before it.
@@ -138,9 +159,10 @@ impl Connection {
             self.check_opening(index, theirs)?;
         }
         let pause = self.probe_timeout();
+        let grid = self.receives[index].grid;
+        let place = grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
+        self.record(now, header);
         let half = &mut self.receives[index];
-        let place = half.grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
-        record(&mut self.path.arrivals, now, header);
         if opening.is_none() {
             half.grant_seen = true;
         }
@@ -204,12 +226,12 @@ impl Connection {
             Stored::First => self.events.push_back(Event::Offered { transfer, opening }),
             Stored::Kept => {}
             Stored::Duplicate => {
-                record(&mut self.path.arrivals, now, header);
+                self.record(now, header);
                 return Err(DropReason::Duplicate);
             }
             Stored::Full => return Err(DropReason::EarlyFull),
         }
-        record(&mut self.path.arrivals, now, header);
+        self.record(now, header);
         Ok(None)
     }
 
@@ -233,17 +255,17 @@ impl Connection {
         let ack = AckBody::decode(reader)?;
         // The echo of a probe is fresher than that of the last data packet, and not held back.
         let rtt = if header.flags.contains(Flags::REPLY) {
-            self.path.sample_rtt(now, header.offset, 0)
+            self.sample_rtt(now, header, header.offset, 0)
         } else {
-            self.path.sample_rtt(now, ack.echo_us, ack.delay_us)
+            self.sample_rtt(now, header, ack.echo_us, ack.delay_us)
         };
         let mut plausible = true;
         for _ in 0..ack.paths {
             let path = AckPath::decode(reader)?;
-            plausible &= self.on_ack_path(now, &path, rtt);
+            plausible &= self.on_ack_path(now, &path, rtt.filter(|_| path.path == header.path));
         }
         if header.flags.contains(Flags::REPLY) {
-            self.settle_probe(now, header.offset);
+            self.settle_probe(now, header);
         }
         if plausible {
             Ok(())
@@ -254,11 +276,9 @@ impl Connection {
 
     /// One path of an acknowledgement; `false` when it names what was never sent.
     fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, rtt: Option<Duration>) -> bool {
-        if ack.path != self.path.id {
-            return false;
-        }
+        let Some(path) = self.paths.get_mut(ack.path) else { return false };
         let mut outcome = core::mem::take(&mut self.outcome);
-        let plausible = self.path.on_ack(now, ack, rtt, &mut outcome);
+        let plausible = path.on_ack(now, ack, rtt, &mut outcome);
         if !outcome.acked.is_empty() {
             self.note_progress(now);
         }
@@ -268,19 +288,15 @@ impl Connection {
     }
 
     /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost.
-    fn settle_probe(&mut self, now: Timestamp, echo_us: u32) {
+    fn settle_probe(&mut self, now: Timestamp, header: &Header) {
         let Some((stamp, sent_at)) = self.last_probe else { return };
-        if stamp != echo_us {
+        let Some(path) = self.paths.get_mut(header.path) else { return };
+        if stamp != header.offset {
             return;
         }
         self.last_probe = None;
         let mut outcome = core::mem::take(&mut self.outcome);
-        outcome.acked.clear();
-        outcome.lost.clear();
-        self.path.ledger.lose_before(sent_at, &mut outcome);
-        outcome.delivery_rate = None;
-        outcome.round_ended = false;
-        self.path.inform_controller(now, None, &outcome);
+        path.lose_before(now, sent_at, &mut outcome);
         self.outcome = outcome;
         self.apply_outcome();
     }
@@ -356,13 +372,5 @@ impl Connection {
         self.ack_requested = Some(header.sent_at_us);
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())
-    }
-}
-
-/// A data packet is in, whatever becomes of it: its sender must know.
-fn record(arrivals: &mut Arrivals, now: Timestamp, header: &Header) {
-    arrivals.record(now, header.packet_number, header.sent_at_us);
-    if header.flags.contains(Flags::ACK_NOW) {
-        arrivals.on_asked();
     }
 }

@@ -218,7 +218,7 @@ impl Connection {
 
     fn drop_transfers(&mut self) {
         for send in self.sends.drain(..) {
-            self.path.ledger.forget(send.request.transfer);
+            self.paths.forget(send.request.transfer);
         }
         self.receives.clear();
         self.status_due.clear();
@@ -279,7 +279,7 @@ impl Connection {
         // Both leaving: each has heard the other, nobody needs a reply any more.
         self.liveness.confirmed |= self.liveness.farewell == Some(Farewell::Goodbye);
         for send in core::mem::take(&mut self.sends) {
-            self.path.ledger.forget(send.request.transfer);
+            self.paths.forget(send.request.transfer);
             let receipt = SendReceipt { transfer: send.request.transfer, missing: Vec::new() };
             self.events.push_back(Event::Sent(receipt));
         }

@@ -11,7 +11,7 @@ mod timers;
 #[cfg(test)]
 mod tests;
 
-use crate::path::Path;
+use crate::paths::Paths;
 use crate::recovery::AckOutcome;
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, SendHalf};
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use gradwire_wire::{PathId, TransferId};
+use gradwire_wire::TransferId;
 use liveness::Liveness;
 
 /// Grants remembered that came before their send was posted.
@@ -30,7 +30,7 @@ const PREGRANTS_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Connection {
     config: ConnectionConfig,
-    path: Path,
+    paths: Paths,
     liveness: Liveness,
     /// In the order in which they are served: by priority, then by age.
     sends: Vec<SendHalf>,
@@ -65,7 +65,7 @@ impl Connection {
     #[must_use]
     pub fn new(config: ConnectionConfig, now: Timestamp) -> Self {
         Self {
-            path: Path::new(PathId(0), &config, now),
+            paths: Paths::new(&config, now),
             liveness: Liveness::new(now),
             sends: Vec::new(),
             receives: Vec::new(),
@@ -203,14 +203,8 @@ impl Connection {
     /// Counters and estimates.
     #[must_use]
     pub fn stats(&self) -> ConnectionStats {
-        use crate::recovery::RateController;
         let mut stats = self.stats;
-        if self.path.rtt.has_sample() {
-            stats.rtt_smoothed = self.path.rtt.smoothed();
-            stats.rtt_min = self.path.rtt.min();
-        }
-        stats.bandwidth = self.path.controller.bandwidth();
-        stats.cwnd = self.path.controller.cwnd();
+        self.paths.fill_stats(&mut stats);
         stats
     }
 
@@ -256,7 +250,7 @@ impl Connection {
     /// Concludes the send at `index`.
     fn conclude(&mut self, index: usize, receipt: SendReceipt) {
         let send = self.sends.remove(index);
-        self.path.ledger.forget(send.request.transfer);
+        self.paths.forget(send.request.transfer);
         if !send.granted {
             self.eager_used -= send.first_pass_chunks();
         }

@@ -50,8 +50,9 @@ impl Connection {
         if !self.liveness.is_open() {
             return None;
         }
-        if self.ack_requested.is_some() || self.path.arrivals.is_due(now) {
-            if let Some(transmit) = self.transmit_ack(now, scratch) {
+        let due = if self.ack_requested.is_some() { Some(0) } else { self.paths.ack_due(now) };
+        if let Some(path) = due {
+            if let Some(transmit) = self.transmit_ack(now, path, scratch) {
                 return Some(transmit);
             }
         }
@@ -113,7 +114,7 @@ impl Connection {
         Some(Transmit { header, opening: None, body: Body::Control { bytes } })
     }
 
-    fn transmit_ack(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
+    fn transmit_ack(&mut self, now: Timestamp, path: usize, scratch: &mut [u8]) -> Option<Transmit> {
         let mut header = self.control(now, Kind::Ack, TransferId(0));
         let mut ack =
             AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
@@ -123,7 +124,7 @@ impl Connection {
         }
         let mut out = Writer::new(scratch);
         // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
-        match self.path.arrivals.acknowledge(now) {
+        match self.paths.at_mut(path).arrivals.acknowledge(now) {
             Some((echo_us, delay_us, path)) => {
                 (ack.echo_us, ack.delay_us, ack.paths) = (echo_us, delay_us, 1);
                 ack.encode(&mut out);
@@ -178,10 +179,11 @@ impl Connection {
 
     fn poll_data(&mut self, now: Timestamp) -> Option<Transmit> {
         let Some(choice) = self.choose() else {
-            self.path.on_starved();
+            self.paths.on_starved();
             return None;
         };
-        self.path.may_send(now).then(|| self.transmit_data(now, choice))
+        let path = self.paths.choose(now)?;
+        Some(self.transmit_data(now, choice, path))
     }
 
     /// Whether there is data that only the window or the pacer holds back.
@@ -207,8 +209,8 @@ impl Connection {
         again().or_else(new)
     }
 
-    fn transmit_data(&mut self, now: Timestamp, choice: Choice) -> Transmit {
-        let number = self.path.ledger.next_number();
+    fn transmit_data(&mut self, now: Timestamp, choice: Choice, path: usize) -> Transmit {
+        let number = self.paths.at(path).ledger.next_number();
         let send = &mut self.sends[choice.send];
         send.on_sent(choice.chunk);
         let (grid, transfer) = (send.grid, send.request.transfer);
@@ -220,7 +222,7 @@ impl Connection {
         if send.is_all_sent() {
             flags = flags.with(Flags::ALL_SENT);
         }
-        if self.path.wants_ack(bytes) {
+        if self.paths.at_mut(path).wants_ack(bytes) {
             flags = flags.with(Flags::ACK_NOW);
         }
         if choice.chunk + grid.chunks().div_ceil(LAST_PERCENTILE_OF) >= grid.chunks() {
@@ -241,7 +243,7 @@ impl Connection {
             }
         }
         let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
-        self.path.on_sent(now, packet);
+        self.paths.at_mut(path).on_sent(now, packet);
         self.stats.packets_sent += 1;
         self.stats.bytes_sent += u64::from(bytes);
         self.stats.packets_retransmitted += u64::from(choice.again);
@@ -249,7 +251,7 @@ impl Connection {
         let mut header = self.control(now, Kind::Data, transfer);
         header.flags = flags;
         header.weight = 1;
-        header.path = self.path.id;
+        header.path = self.paths.at(path).id;
         header.packet_number = number;
         header.offset = offset as u32;
         Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } }

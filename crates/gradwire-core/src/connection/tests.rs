@@ -490,7 +490,7 @@ fn an_answer_without_paths_changes_nothing_again() {
     let mut scratch = [0; 2048];
     let sender = &mut pair.ends[0].connection;
     while sender.poll_transmit(pair.now, &mut scratch).is_some() {}
-    sender.path.ledger.lose_before(pair.now, &mut sender.outcome);
+    sender.paths.at_mut(0).ledger.lose_before(pair.now, &mut sender.outcome);
     let lost = sender.outcome.lost.len() as u64;
     assert!(lost > 0);
     sender.apply_outcome();

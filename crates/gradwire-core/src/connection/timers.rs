@@ -44,15 +44,15 @@ impl Connection {
         offer(self.liveness.due_at(), TimeoutReason::Heartbeat);
         offer(self.liveness.lost_at(self.config.peer_timeout), TimeoutReason::PeerSilent);
         if self.liveness.is_open() {
-            offer(self.path.arrivals.due_at(), TimeoutReason::AckDelay);
-            offer(self.path.ledger.loss_time(self.path.rtt.loss_delay()), TimeoutReason::Loss);
+            offer(self.paths.ack_due_at(), TimeoutReason::AckDelay);
+            offer(self.paths.loss_time(), TimeoutReason::Loss);
             offer(self.probe_at(), TimeoutReason::Probe);
             for half in &self.receives {
                 offer(half.contract_at, TimeoutReason::Contract);
                 offer(half.status_at, TimeoutReason::Status);
             }
             if self.has_data() {
-                offer(self.path.sends_at(), TimeoutReason::Pacing);
+                offer(self.paths.sends_at(), TimeoutReason::Pacing);
             }
         }
         next
@@ -62,9 +62,8 @@ impl Connection {
     /// like a round trip; the least round-trip time bounds for how long that is believed. Asking too early costs a
     /// tiny packet.
     pub(super) fn probe_timeout(&self) -> Duration {
-        let rtt = &self.path.rtt;
-        let believable = PAUSE_MAX.max(rtt.min() * RTT_MIN_MULTIPLE);
-        rtt.probe_timeout(self.config.ack_delay_max).clamp(PROBE_MIN, believable)
+        let (timeout, rtt_min) = self.paths.probe_timeout(self.config.ack_delay_max);
+        timeout.clamp(PROBE_MIN, PAUSE_MAX.max(rtt_min * RTT_MIN_MULTIPLE))
     }
 
     fn paused(&self, backoff: u32) -> Duration {
@@ -108,19 +107,16 @@ impl Connection {
     }
 
     fn check_losses(&mut self, now: Timestamp) {
-        let loss_delay = self.path.rtt.loss_delay();
-        if self.path.ledger.loss_time(loss_delay).is_none_or(|at| now < at) {
-            return;
+        for index in 0..self.paths.len() {
+            let path = self.paths.at_mut(index);
+            if path.loss_time().is_none_or(|at| now < at) {
+                continue;
+            }
+            let mut outcome = core::mem::take(&mut self.outcome);
+            path.on_loss_timeout(now, &mut outcome);
+            self.outcome = outcome;
+            self.apply_outcome();
         }
-        let mut outcome = core::mem::take(&mut self.outcome);
-        outcome.acked.clear();
-        outcome.lost.clear();
-        outcome.delivery_rate = None;
-        outcome.round_ended = false;
-        self.path.ledger.on_timeout(now, loss_delay, &mut outcome);
-        self.path.inform_controller(now, None, &outcome);
-        self.outcome = outcome;
-        self.apply_outcome();
     }
 
     fn check_contracts(&mut self, now: Timestamp) {
