@@ -26,6 +26,9 @@ fn config(local: u32, remote: u32) -> ConnectionConfig {
         incast: 1,
         receive_buffer_bytes: 8 << 20,
         peer_timeout: Duration::from_secs(5),
+        paths: 1,
+        spray: gradwire_core::Spray::Adaptive,
+        spray_run: 1,
     }
 }
 

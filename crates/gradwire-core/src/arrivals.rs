@@ -10,6 +10,12 @@ use gradwire_wire::{AckPath, PacketNumber, PathId, ACK_WORDS_MAX};
 /// Numbers further ahead than this cannot be: no window holds so many packets.
 const AHEAD_MAX: i32 = 1 << 20;
 
+/// A path on which nothing new came for so long has nothing under way.
+const DELAY_FRESH: Duration = Duration::from_millis(100);
+
+/// Least bitmap of an acknowledgement: 256 packets.
+const WORDS_MIN: usize = 4;
+
 /// What a packet number told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arrival {
@@ -38,6 +44,9 @@ pub(crate) struct Arrivals {
     newest_at: Timestamp,
     /// A gap opened, or the sender asked.
     at_once: bool,
+    /// Time from the sender's stamp to the arrival here, microseconds of two clocks: only its difference from that of
+    /// another path means something. Follows longer ones at once and shorter ones slowly. When it was last seen.
+    delay_us: Option<(u32, Timestamp)>,
     every: u32,
     delay_max: Duration,
 }
@@ -55,6 +64,7 @@ impl Arrivals {
             newest_sent_us: 0,
             newest_at: Timestamp::ZERO,
             at_once: false,
+            delay_us: None,
             every: config.ack_every.max(1),
             delay_max: config.ack_delay_max,
         }
@@ -108,6 +118,20 @@ impl Arrivals {
         self.oldest_unacked_at.get_or_insert(now);
     }
 
+    /// A packet of a first pass tells how long the path takes.
+    pub(crate) fn on_first_pass(&mut self, now: Timestamp, sent_at_us: u32) {
+        let delay = now.as_wire_us().wrapping_sub(sent_at_us);
+        let before = self.delay_us.filter(|(_, at)| now.since(*at) < DELAY_FRESH).map_or(delay, |(us, _)| us);
+        let change = delay.wrapping_sub(before) as i32;
+        let next = before.wrapping_add((if change > 0 { change } else { change / 16 }) as u32);
+        self.delay_us = Some((next, now));
+    }
+
+    /// How long packets take on this path, if any came lately.
+    pub(crate) fn delay(&self, now: Timestamp) -> Option<u32> {
+        self.delay_us.filter(|(_, at)| now.since(*at) < DELAY_FRESH).map(|(us, _)| us)
+    }
+
     /// A duplicate says that the sender does not know what we have: tell it with the next chance.
     pub(crate) fn on_duplicate(&mut self, now: Timestamp) {
         self.oldest_unacked_at.get_or_insert(now);
@@ -149,21 +173,23 @@ impl Arrivals {
         self.oldest_unacked_at.map(|oldest| oldest + self.delay_max)
     }
 
+    /// What arrived, in at least `words_min` words of bitmap; `None` when nothing ever did.
+    pub(crate) fn describe(&self, words_min: usize, words_max: usize) -> Option<AckPath> {
+        // Cover twice what is new, so that one lost acknowledgement costs nothing.
+        let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
+        let words = (2 * news).div_ceil(64).clamp(words_min, words_max.max(words_min)) as u8;
+        let (path, largest, bitmap) = (self.path, self.largest, self.bitmap);
+        self.any.then_some(AckPath { path, largest, words, bitmap })
+    }
+
     /// The acknowledgement: `(echo_us, delay_us, bitmap)`; `None` when nothing ever arrived.
     pub(crate) fn acknowledge(&mut self, now: Timestamp) -> Option<(u32, u32, AckPath)> {
-        if !self.any {
-            return None;
-        }
-        // Cover twice what is new, so that one lost acknowledgement costs nothing, and at least 256 packets.
-        let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
-        let words = (2 * news).div_ceil(64).clamp(4, ACK_WORDS_MAX);
+        let path = self.describe(WORDS_MIN, ACK_WORDS_MAX)?;
         self.unacked = 0;
         self.at_once = false;
         self.oldest_unacked_at = None;
         self.acked_largest = self.largest;
         let delay = u32::try_from(now.since(self.newest_at).as_micros()).unwrap_or(u32::MAX);
-        let path =
-            AckPath { path: self.path, largest: self.largest, words: words as u8, bitmap: self.bitmap };
         Some((self.newest_sent_us, delay, path))
     }
 }

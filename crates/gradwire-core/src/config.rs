@@ -1,5 +1,6 @@
 //! Settings of one connection.
 
+use crate::Spray;
 use core::time::Duration;
 use gradwire_wire::ConnectionId;
 
@@ -31,6 +32,13 @@ pub struct ConnectionConfig {
     pub receive_buffer_bytes: u64,
     /// Silence after which a peer is lost.
     pub peer_timeout: Duration,
+    /// Paths over which packets are spread, 1 to [`crate::PATHS_MAX`]. Equal on both ranks.
+    pub paths: u8,
+    /// How they are spread.
+    pub spray: Spray,
+    /// Packets that go over one path before the next is chosen. Segmentation offload joins what follows each other on
+    /// one path, so with it a few packets at a time are cheaper; each choice then comes later by as many.
+    pub spray_run: u32,
 }
 
 impl ConnectionConfig {
@@ -65,6 +73,9 @@ pub(crate) mod tests {
             incast: 1,
             receive_buffer_bytes: 1 << 20,
             peer_timeout: Duration::from_secs(5),
+            paths: 1,
+            spray: Spray::Adaptive,
+            spray_run: 1,
         }
     }
 }

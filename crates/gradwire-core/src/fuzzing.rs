@@ -77,6 +77,9 @@ fn side(local: u32, remote: u32) -> Side {
         incast: 1,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
+        paths: 1,
+        spray: crate::Spray::Adaptive,
+        spray_run: 1,
     };
     Side {
         connection: Connection::new(config, Timestamp::ZERO),

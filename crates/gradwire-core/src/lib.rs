@@ -23,8 +23,10 @@ mod event;
 #[doc(hidden)]
 pub mod fuzzing;
 mod path;
+mod path_health;
 mod paths;
 pub mod recovery;
+mod spray;
 mod stats;
 mod time;
 mod transfer;
@@ -38,5 +40,6 @@ pub use event::{
 };
 pub use gradwire_wire as wire;
 pub use gradwire_wire::{ConnectionId, Descriptor, Flags, Header, Kind, PathId, TransferId};
-pub use stats::ConnectionStats;
+pub use spray::{Spray, PATHS_MAX};
+pub use stats::{ConnectionStats, PathStats};
 pub use time::{Timeout, TimeoutReason, Timestamp};

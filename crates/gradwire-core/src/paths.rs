@@ -1,98 +1,447 @@
 //! The paths between two ranks, as one set.
 //!
 //! Packets are spread over them, but numbers, flight, round trips, rate and arrivals belong to each path alone
-//! ([`crate::path::Path`]), so that a packet that another path overtakes never looks lost.
+//! ([`crate::path::Path`]), so that a packet that another path overtakes never looks lost. What compares paths is
+//! here: which one goes next ([`crate::spray`]), which ones are worse than the others ([`crate::path_health`]), and
+//! when a packet is late though nothing comes back on its own path.
+//!
+//! With one path nothing is compared, and all of this costs a branch.
 
 use crate::path::Path;
-use crate::recovery::RateController;
-use crate::{ConnectionConfig, ConnectionStats, Timestamp};
+use crate::path_health::{Health, Tally};
+use crate::recovery::{AckOutcome, RateController, SentPacket};
+use crate::spray::{PathSet, Sprayer, PATHS_MAX};
+use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
 use core::time::Duration;
-use gradwire_wire::{PathId, TransferId};
+use gradwire_wire::{AckPath, PathId, TransferId};
+
+/// Chunk number of a packet that is a copy: its fate concerns the path and no transfer.
+pub(crate) const COPY: u32 = u32::MAX;
+
+/// A path and what comparing it with the others needs.
+#[derive(Debug)]
+struct Member {
+    path: Path,
+    health: Health,
+    /// When the next copy may go out, while the path is not trusted.
+    copy_at: Timestamp,
+    /// Data packets lately, of all paths' [`SHARE_MEMORY`].
+    recent: u32,
+    stats: PathStats,
+}
+
+impl Member {
+    /// What arrived here, for an acknowledgement of another path.
+    fn brief(&self) -> Option<AckPath> {
+        self.path.arrivals.describe(1, BRIEF_WORDS_MAX)
+    }
+}
 
 /// Path `i` is at index `i`; there is at least one.
 #[derive(Debug)]
-pub(crate) struct Paths(Vec<Path>);
+pub(crate) struct Paths {
+    members: Vec<Member>,
+    sprayer: Sprayer,
+    ack_delay_max: Duration,
+    chunk_bytes: u64,
+    /// Bytes that may be in flight on all paths together until the windows of all have been filled once.
+    starting: Option<u64>,
+    /// When the newest of all acknowledged packets and answered probes was sent.
+    overtaken_at: Timestamp,
+    /// Turned when control had to be repeated: then it takes another path.
+    control_turn: usize,
+    /// Data packets since the last copy.
+    since_copy: u32,
+}
 
 impl Paths {
     pub(crate) fn new(config: &ConnectionConfig, now: Timestamp) -> Self {
-        let mut paths = Vec::new();
-        paths.push(Path::new(PathId(0), config, now));
-        Self(paths)
+        let count = config.paths.clamp(1, PATHS_MAX);
+        let one = Path::new(PathId(0), config, now);
+        let starting = (count > 1).then(|| one.controller.cwnd());
+        // Together they start like one, and together they fill what one may fill.
+        let mut each = config.clone();
+        each.initial_rate /= u64::from(count);
+        each.incast = config.incast.max(1).saturating_mul(u32::from(count));
+        each.receive_buffer_bytes /= u64::from(count);
+        let member = |id| Member {
+            path: Path::new(PathId(id), &each, now),
+            health: Health::new(),
+            copy_at: now,
+            recent: 0,
+            stats: PathStats { path: id, ..PathStats::default() },
+        };
+        Self {
+            members: (0..count).map(member).collect(),
+            sprayer: Sprayer::new(config.spray, config.spray_run, config.local, config.remote),
+            ack_delay_max: config.ack_delay_max,
+            chunk_bytes: u64::from(config.chunk_bytes()),
+            starting,
+            overtaken_at: Timestamp::ZERO,
+            control_turn: 0,
+            since_copy: 0,
+        }
     }
 
     /// The path with this id, if both ranks agreed on so many.
     pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
-        self.0.get_mut(usize::from(id.0))
+        self.members.get_mut(usize::from(id.0)).map(|member| &mut member.path)
     }
 
     /// The path at an index that came out of this set.
     pub(crate) fn at(&self, index: usize) -> &Path {
-        &self.0[index]
+        &self.members[index].path
     }
 
     /// As [`Paths::at`], to change it.
     pub(crate) fn at_mut(&mut self, index: usize) -> &mut Path {
-        &mut self.0[index]
+        &mut self.members[index].path
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.members.len()
     }
 
     pub(crate) fn contains(&self, id: PathId) -> bool {
-        usize::from(id.0) < self.0.len()
+        usize::from(id.0) < self.members.len()
     }
 
     /// There is nothing to send.
     pub(crate) fn on_starved(&mut self) {
-        self.0.iter_mut().for_each(Path::on_starved);
+        self.members.iter_mut().for_each(|member| member.path.on_starved());
     }
 
-    /// The path that a data packet may take now.
-    pub(crate) fn choose(&mut self, now: Timestamp) -> Option<usize> {
-        self.0[0].may_send(now).then_some(0)
+    /// The path that a data packet may take now; not `avoid`, on which the last copy of it was lost, if another can.
+    pub(crate) fn choose(&mut self, now: Timestamp, avoid: Option<usize>) -> Option<usize> {
+        if self.members.len() == 1 {
+            return self.members[0].path.may_send(now).then_some(0);
+        }
+        if self.is_start_full() {
+            return None;
+        }
+        if let Some(current) = self.sprayer.current().filter(|current| Some(*current) != avoid) {
+            let member = &mut self.members[current];
+            if member.health.is_trusted() && member.path.may_send(now) {
+                self.sprayer.continue_run();
+                return Some(current);
+            }
+        }
+        let mut open = self.open(now);
+        if let Some(avoid) = avoid {
+            open = open.avoiding(avoid);
+        }
+        if open.is_empty() {
+            return None;
+        }
+        let Self { members, sprayer, .. } = self;
+        Some(sprayer.choose(open, |path| score(&members[path])))
+    }
+
+    /// Trusted paths that may send now. The others get nothing and must not take that for the path's limit.
+    fn open(&mut self, now: Timestamp) -> PathSet {
+        let mut open = PathSet::default();
+        for (index, member) in self.members.iter_mut().enumerate() {
+            if !member.health.is_trusted() {
+                member.path.on_starved();
+            } else if member.path.may_send(now) {
+                open.insert(index);
+            }
+        }
+        open
+    }
+
+    /// Whether as much is in flight as one path would start with. Grows with what arrives until it bounds nothing.
+    fn is_start_full(&self) -> bool {
+        let in_flight: u64 = self.members.iter().map(|member| member.path.ledger.in_flight()).sum();
+        self.starting.is_some_and(|bytes| in_flight > 0 && in_flight + self.chunk_bytes > bytes)
     }
 
     /// When a pacer lets the next packet go; `None` while acknowledgements must come first.
     pub(crate) fn sends_at(&self) -> Option<Timestamp> {
-        self.0.iter().filter_map(Path::sends_at).min()
+        if self.members.len() > 1 && self.is_start_full() {
+            return None;
+        }
+        self.trusted().filter_map(|member| member.path.sends_at()).min()
+    }
+
+    /// A data packet leaves over `index`.
+    pub(crate) fn on_sent(&mut self, now: Timestamp, index: usize, packet: SentPacket) {
+        let member = &mut self.members[index];
+        member.stats.packets_sent += 1;
+        member.path.on_sent(now, packet);
+        if self.members.len() == 1 {
+            return;
+        }
+        let member = &mut self.members[index];
+        if packet.chunk == COPY {
+            self.since_copy = 0;
+            let pause = member.path.rtt.smoothed() / COPIES_PER_RTT;
+            member.copy_at = now + pause;
+            member.stats.copies_sent += 1;
+            return;
+        }
+        self.since_copy = self.since_copy.saturating_add(1);
+        member.recent += 1;
+        if self.members.iter().map(|member| member.recent).sum::<u32>() >= SHARE_MEMORY {
+            self.members.iter_mut().for_each(|member| member.recent /= 2);
+        }
+    }
+
+    /// A path that is not trusted and over which a copy of the latest packet may leave now, to see whether it has
+    /// healed.
+    pub(crate) fn copy_due(&mut self, now: Timestamp) -> Option<usize> {
+        if self.members.len() == 1 || self.since_copy < PACKETS_PER_COPY {
+            return None;
+        }
+        self.members.iter_mut().position(|member| {
+            !member.health.is_trusted() && now >= member.copy_at && member.path.may_send(now)
+        })
     }
 
     /// The path whose arrivals must be acknowledged now.
     pub(crate) fn ack_due(&self, now: Timestamp) -> Option<usize> {
-        self.0.iter().position(|path| path.arrivals.is_due(now))
+        self.members.iter().position(|member| member.path.arrivals.is_due(now))
     }
 
     /// When arrivals must be acknowledged though nothing more comes.
     pub(crate) fn ack_due_at(&self) -> Option<Timestamp> {
-        self.0.iter().filter_map(|path| path.arrivals.due_at()).min()
+        self.members.iter().filter_map(|member| member.path.arrivals.due_at()).min()
     }
 
-    /// When [`Path::is_loss_due`] becomes true for some path.
+    /// Other paths on which something arrived and whose bitmaps fit in `room` bytes of an acknowledgement.
+    pub(crate) fn others_to_acknowledge(&self, lead: usize, mut room: usize) -> PathSet {
+        let mut others = PathSet::default();
+        if self.members.len() == 1 {
+            return others;
+        }
+        for (index, member) in self.members.iter().enumerate() {
+            let Some(path) = member.brief() else { continue };
+            let bytes = ack_path_bytes(path.words);
+            if index != lead && bytes <= room {
+                room -= bytes;
+                others.insert(index);
+            }
+        }
+        others
+    }
+
+    /// What arrived on these paths.
+    pub(crate) fn describe(&self, paths: PathSet) -> impl Iterator<Item = AckPath> + '_ {
+        let members = self.members.iter().enumerate().filter(move |(index, _)| paths.contains(*index));
+        members.filter_map(|(_, member)| member.brief())
+    }
+
+    /// The path for control that answers nothing: the best one, or after a repetition the next.
+    pub(crate) fn control(&self) -> PathId {
+        if self.members.len() == 1 {
+            return PathId(0);
+        }
+        let trusted = self.members.iter().filter(|member| member.health.is_trusted());
+        let best =
+            trusted.min_by_key(|member| score(member)).map_or(0, |member| usize::from(member.path.id.0));
+        let trusted = self.trusted().count().max(1);
+        let cycle = self.members.iter().cycle().skip(best).filter(|member| member.health.is_trusted());
+        // At least one is trusted; if not, any will do.
+        cycle.take(trusted).nth(self.control_turn % trusted).map_or(PathId(0), |member| member.path.id)
+    }
+
+    /// Control was repeated, so what went over its path may be lost.
+    pub(crate) fn turn_control(&mut self) {
+        self.control_turn = self.control_turn.wrapping_add(1);
+    }
+
+    /// What `outcome` says about path `index`, and with it about the others.
+    pub(crate) fn learn(&mut self, index: usize, outcome: &AckOutcome) {
+        let member = &mut self.members[index];
+        let is_copy = |packet: &&SentPacket| packet.chunk == COPY;
+        let (acked, lost) = (outcome.acked.len() as u32, outcome.lost.len() as u32);
+        member.stats.packets_lost += u64::from(lost);
+        if self.members.len() == 1 || acked + lost == 0 {
+            return;
+        }
+        let newest = outcome.acked.iter().map(|packet| packet.sent_at).max();
+        self.overtaken_at = self.overtaken_at.max(newest.unwrap_or_default());
+        let copies_acked = outcome.acked.iter().filter(is_copy).count() as u32;
+        let copies_lost = outcome.lost.iter().filter(is_copy).count() as u32;
+        let member = &mut self.members[index];
+        member.health.on_packets(acked - copies_acked, lost - copies_lost);
+        member.health.on_copies(copies_acked, copies_lost);
+        self.grow_start(outcome.acked.iter().map(|packet| u64::from(packet.bytes)).sum());
+        if self.sprayer.adapts() {
+            self.judge(index);
+        }
+    }
+
+    fn grow_start(&mut self, acked_bytes: u64) {
+        let windows: u64 = self.members.iter().map(|member| member.path.controller.cwnd()).sum();
+        self.starting = self.starting.map(|bytes| bytes + 2 * acked_bytes).filter(|bytes| *bytes < windows);
+    }
+
+    /// Compares path `index` with the others that are trusted.
+    fn judge(&mut self, index: usize) {
+        let mut others = Tally::default();
+        let mut least = self.members[index].path.rtt.smoothed();
+        for (at, member) in self.members.iter().enumerate() {
+            if at != index && member.path.rtt.has_sample() && !member.health.is_lossy() {
+                least = least.min(member.path.rtt.smoothed());
+            }
+            if at != index && member.health.is_trusted() {
+                others.add(member.health.recent());
+            }
+        }
+        let member = &mut self.members[index];
+        if member.path.rtt.has_sample() {
+            member.health.judge_delay(member.path.rtt.smoothed(), least);
+        }
+        member.health.judge(others);
+        // The last path that was trusted is dead: whatever is wrong with the others is better.
+        let only = self.trusted().count() == 1 && self.members[index].health.is_trusted();
+        if self.trusted().count() == 0 || only && self.members[index].health.seems_dead() {
+            self.members.iter_mut().for_each(|member| member.health.trust());
+        }
+    }
+
+    /// An answer to a probe that was sent at `sent_at` arrived.
+    pub(crate) fn on_answer(&mut self, sent_at: Timestamp) {
+        self.overtaken_at = self.overtaken_at.max(sent_at);
+    }
+
+    /// When [`Paths::check_losses`] is due.
     pub(crate) fn loss_time(&self) -> Option<Timestamp> {
-        self.0.iter().filter_map(Path::loss_time).min()
+        (0..self.len()).filter_map(|index| self.loss_time_of(index)).min()
+    }
+
+    fn loss_time_of(&self, index: usize) -> Option<Timestamp> {
+        let overtaken = self.overtaken_time_of(index);
+        let own = self.members[index].path.loss_time();
+        own.map_or(overtaken, |own| Some(overtaken.map_or(own, |at| at.min(own))))
+    }
+
+    /// When the oldest packet of a path is late though nothing on its own path says so: something that was sent later
+    /// has been answered, and an answer to this one would have come. Only a path that died falls silent like this.
+    fn overtaken_time_of(&self, index: usize) -> Option<Timestamp> {
+        if self.members.len() == 1 {
+            return None;
+        }
+        let oldest = self.members[index].path.ledger.oldest_sent_at()?;
+        (oldest <= self.overtaken_at).then(|| oldest + self.patience(index))
+    }
+
+    /// How long an answer takes on a path at most; of one without a sample as on the slowest path.
+    fn patience(&self, index: usize) -> Duration {
+        let path = &self.members[index].path;
+        if path.rtt.has_sample() {
+            path.rtt.probe_timeout(self.ack_delay_max)
+        } else {
+            self.probe_timeout().0
+        }
+    }
+
+    /// Declares by time what is lost on path `index`; `false` when nothing is due there.
+    pub(crate) fn check_losses(&mut self, now: Timestamp, index: usize, outcome: &mut AckOutcome) -> bool {
+        if self.loss_time_of(index).is_none_or(|at| now < at) {
+            return false;
+        }
+        if self.overtaken_time_of(index).is_some_and(|at| now >= at) {
+            let patience = u64::try_from(self.patience(index).as_nanos()).unwrap_or(u64::MAX);
+            let late = Timestamp::from_nanos(now.as_nanos().saturating_sub(patience));
+            let before = late.min(self.overtaken_at);
+            self.members[index].path.lose_before(now, before, outcome);
+        } else {
+            self.members[index].path.on_loss_timeout(now, outcome);
+        }
+        true
     }
 
     /// A transfer is over.
     pub(crate) fn forget(&mut self, transfer: TransferId) {
-        self.0.iter_mut().for_each(|path| path.ledger.forget(transfer));
+        self.members.iter_mut().for_each(|member| member.path.ledger.forget(transfer));
     }
 
-    /// How long to wait for an answer, and the least round trip, of the path that takes longest.
-    pub(crate) fn probe_timeout(&self, ack_delay_max: Duration) -> (Duration, Duration) {
-        let of = |path: &Path| (path.rtt.probe_timeout(ack_delay_max), path.rtt.min());
-        self.0.iter().map(of).max().unwrap_or_default()
-    }
-
-    /// Adds the estimates.
-    pub(crate) fn fill_stats(&self, stats: &mut ConnectionStats) {
-        let sampled = self.0.iter().filter(|path| path.rtt.has_sample());
-        if let Some(best) = sampled.min_by_key(|path| path.rtt.smoothed()) {
-            stats.rtt_smoothed = best.rtt.smoothed();
-            stats.rtt_min = best.rtt.min();
+    /// How long to wait for an answer, and the least round trip, of the trusted path that takes longest.
+    pub(crate) fn probe_timeout(&self) -> (Duration, Duration) {
+        let of = |path: &Path| (path.rtt.probe_timeout(self.ack_delay_max), path.rtt.min());
+        if self.members.len() == 1 {
+            return of(&self.members[0].path);
         }
-        stats.bandwidth = self.0.iter().map(|path| path.controller.bandwidth()).sum();
-        stats.cwnd = self.0.iter().map(|path| path.controller.cwnd()).sum();
+        let sampled = self.trusted().filter(|member| member.path.rtt.has_sample());
+        sampled.map(|member| of(&member.path)).max().unwrap_or_else(|| of(&self.members[0].path))
+    }
+
+    /// How much longer than on the fastest path packets of the peer take on the slowest, now.
+    pub(crate) fn skew(&self, now: Timestamp) -> Duration {
+        if self.members.len() == 1 {
+            return Duration::ZERO;
+        }
+        let mut delays = self.members.iter().filter_map(|member| member.path.arrivals.delay(now));
+        let Some(first) = delays.next() else { return Duration::ZERO };
+        // Clocks differ by any amount, modulo 2^32: only differences mean something.
+        let (mut least, mut most) = (0, 0);
+        for delay in delays {
+            let difference = delay.wrapping_sub(first) as i32;
+            least = least.min(difference);
+            most = most.max(difference);
+        }
+        Duration::from_micros(u64::from(most.abs_diff(least))).min(SKEW_MAX)
+    }
+
+    fn trusted(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.health.is_trusted())
+    }
+
+    /// Adds the estimates: the best round trip, the sum of rates and windows.
+    pub(crate) fn fill_stats(&self, stats: &mut ConnectionStats) {
+        let sampled = self.trusted().filter(|member| member.path.rtt.has_sample());
+        if let Some(best) = sampled.min_by_key(|member| member.path.rtt.smoothed()) {
+            stats.rtt_smoothed = best.path.rtt.smoothed();
+            stats.rtt_min = best.path.rtt.min();
+        }
+        stats.bandwidth = self.trusted().map(|member| member.path.controller.bandwidth()).sum();
+        stats.cwnd = self.trusted().map(|member| member.path.controller.cwnd()).sum();
+    }
+
+    /// What each path did and how it is.
+    pub(crate) fn stats(&self) -> Vec<PathStats> {
+        let all: u32 = self.members.iter().map(|member| member.recent).sum();
+        let of = |member: &Member| PathStats {
+            rtt_smoothed: if member.path.rtt.has_sample() {
+                member.path.rtt.smoothed()
+            } else {
+                Duration::ZERO
+            },
+            share: if self.members.len() == 1 { 1.0 } else { member.recent as f32 / all.max(1) as f32 },
+            trusted: member.health.is_trusted(),
+            ..member.stats
+        };
+        self.members.iter().map(of).collect()
     }
 }
+
+/// Bytes of a path of an acknowledgement with so many words.
+pub(crate) fn ack_path_bytes(words: u8) -> usize {
+    6 + 8 * usize::from(words)
+}
+
+/// Lower is better: the expected time of a packet, where a loss costs about [`LOSS_RTTS`] round trips. A path that was
+/// never tried comes first.
+fn score(member: &Member) -> u64 {
+    if !member.path.rtt.has_sample() {
+        return 0;
+    }
+    let rtt = u64::try_from(member.path.rtt.smoothed().as_nanos()).unwrap_or(u64::MAX) / 1_024;
+    rtt.saturating_mul(1_024 + LOSS_RTTS * member.health.loss())
+}
+
+/// Each path has acknowledgements of its own; in those of the others its latest 64 packets, or a few more, are enough.
+const BRIEF_WORDS_MAX: usize = 4;
+/// What a loss costs: to be noticed, asked for and sent again, while everything else waits for it.
+const LOSS_RTTS: u64 = 16;
+/// Copies for each round trip of a path that is not trusted: sixteen in a row take eight.
+const COPIES_PER_RTT: u32 = 2;
+/// Copies cost at most one packet in so many.
+const PACKETS_PER_COPY: u32 = 16;
+/// Packets over which the share of a path is taken.
+const SHARE_MEMORY: u32 = 1_024;
+/// More is no difference between paths but a disturbance: the slack of a transfer must end.
+const SKEW_MAX: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! Counters of one connection.
+//! Counters of one connection and of its paths.
 
 use core::time::Duration;
 
@@ -33,4 +33,23 @@ pub struct ConnectionStats {
     pub bandwidth: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
+}
+
+/// Counters and estimates of one path of a connection; counters only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PathStats {
+    /// Which one.
+    pub path: u8,
+    /// Data packets sent, copies included.
+    pub packets_sent: u64,
+    /// Of these, copies of packets that went over another path too, to see whether this one has healed.
+    pub copies_sent: u64,
+    /// Data packets that the sender took for lost, copies included.
+    pub packets_lost: u64,
+    /// Smoothed round-trip time; zero before the first sample.
+    pub rtt_smoothed: Duration,
+    /// Share of the last data packets (about a thousand, without copies) that took this path, 0 to 1.
+    pub share: f32,
+    /// Whether it carries data: it is not much worse than the others.
+    pub trusted: bool,
 }

@@ -167,6 +167,9 @@ impl PendingGroup {
             // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
             receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
             peer_timeout: config.peer_timeout,
+            paths: 1,
+            spray: gradwire_core::Spray::Adaptive,
+            spray_run: 1,
         })
     }
 }

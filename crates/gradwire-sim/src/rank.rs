@@ -229,6 +229,9 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         incast: (scenario.world_size as u32 - 1).max(1),
         receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),
         peer_timeout: host.peer_timeout,
+        paths: 1,
+        spray: gradwire_core::Spray::Adaptive,
+        spray_run: 1,
     }
 }
 

@@ -250,6 +250,9 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         incast: 3,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: PEER_TIMEOUT,
+        paths: 1,
+        spray: gradwire_core::Spray::Adaptive,
+        spray_run: 1,
     };
     PeerConfig { rank: peer, host: format!("host{peer}"), connection }
 }

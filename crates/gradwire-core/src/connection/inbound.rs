@@ -43,6 +43,7 @@ impl Connection {
         if !self.paths.contains(header.path) {
             return Err(DropReason::Implausible);
         }
+        self.heard_on = header.path;
         let mut reader = Reader::new(body);
         if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
             self.on_heard(now);
@@ -61,7 +62,7 @@ impl Connection {
                     self.sample_rtt(now, &header, header.offset, 0);
                     self.on_position(record);
                 } else {
-                    self.on_ping(header.sent_at_us, record);
+                    self.on_ping(header.sent_at_us, header.path, record);
                 }
             }
             Kind::Goodbye => self.on_goodbye(header.flags.contains(Flags::REPLY)),
@@ -84,9 +85,9 @@ impl Connection {
         }
         if header.flags.contains(Flags::REPLY) {
             let rtt = self.sample_rtt(now, header, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
-            self.on_connected(now, rtt);
+            self.on_connected(now, rtt, header.path);
         } else {
-            self.liveness.on_hello(header.sent_at_us);
+            self.liveness.on_hello(header.sent_at_us, header.path);
         }
         Ok(())
     }
@@ -128,6 +129,9 @@ impl Connection {
     fn record(&mut self, now: Timestamp, header: &Header) {
         let Some(path) = self.paths.get_mut(header.path) else { return };
         path.arrivals.record(now, header.packet_number, header.sent_at_us);
+        if !header.flags.contains(Flags::RETRANSMITTED) {
+            path.arrivals.on_first_pass(now, header.sent_at_us);
+        }
         if header.flags.contains(Flags::ACK_NOW) {
             path.arrivals.on_asked();
         }
@@ -241,6 +245,7 @@ impl Connection {
             if now.since(closed.answered_at) >= LATE_ANSWER_PAUSE {
                 closed.answered_at = now;
                 self.queue_status(transfer, 0, 0);
+                self.paths.turn_control();
             }
             return true;
         }
@@ -283,7 +288,7 @@ impl Connection {
             self.note_progress(now);
         }
         self.outcome = outcome;
-        self.apply_outcome();
+        self.apply_outcome(usize::from(ack.path.0));
         plausible
     }
 
@@ -298,7 +303,8 @@ impl Connection {
         let mut outcome = core::mem::take(&mut self.outcome);
         path.lose_before(now, sent_at, &mut outcome);
         self.outcome = outcome;
-        self.apply_outcome();
+        self.paths.on_answer(sent_at);
+        self.apply_outcome(usize::from(header.path.0));
     }
 
     fn on_status(
@@ -369,7 +375,11 @@ impl Connection {
         {
             self.events.push_back(Event::Offered { transfer, opening: theirs });
         }
-        self.ack_requested = Some(header.sent_at_us);
+        if self.closed.find(transfer).is_some() {
+            // The sender asks although it was told: that may have been lost.
+            self.paths.turn_control();
+        }
+        self.ack_requested = Some((header.sent_at_us, header.path));
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())
     }

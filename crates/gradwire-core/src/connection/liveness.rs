@@ -4,7 +4,7 @@ use super::Connection;
 use crate::{Event, SendReceipt, Timestamp};
 use alloc::vec::Vec;
 use core::time::Duration;
-use gradwire_wire::{ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
+use gradwire_wire::{PathId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 
 /// First and longest pause between hellos.
 const HELLO_FIRST: Duration = Duration::from_millis(20);
@@ -27,7 +27,9 @@ pub(super) enum Due {
     Hello,
     HelloReply,
     Ping,
-    PingReply(u32),
+    /// Asks on a path that was not heard yet.
+    PathPing(PathId),
+    PingReply(u32, PathId),
     Goodbye,
     GoodbyeReply,
     Abort([u8; ABORT_RECORD_BYTES]),
@@ -41,9 +43,12 @@ pub(super) struct Liveness {
     hello_at: Timestamp,
     hello_pause: Duration,
     /// Time stamp of the peer's hello that waits for an answer.
-    hello_reply: Option<u32>,
+    hello_reply: Option<(u32, PathId)>,
     ping_at: Option<Timestamp>,
-    ping_reply: Option<u32>,
+    ping_reply: Option<(u32, PathId)>,
+    /// Paths that are still to be tried out, from the last one down.
+    untried: u8,
+    connected_on: PathId,
     position: [u8; POSITION_RECORD_BYTES],
     peer_position: [u8; POSITION_RECORD_BYTES],
     heard_at: Timestamp,
@@ -68,6 +73,8 @@ impl Liveness {
             hello_reply: None,
             ping_at: None,
             ping_reply: None,
+            untried: 0,
+            connected_on: PathId(0),
             position: [0; POSITION_RECORD_BYTES],
             peer_position: [0; POSITION_RECORD_BYTES],
             heard_at: now,
@@ -106,12 +113,12 @@ impl Liveness {
     }
 
     /// The time stamp that a hello reply must echo.
-    pub(super) fn take_hello_reply(&mut self) -> u32 {
-        self.hello_reply.take().unwrap_or(0)
+    pub(super) fn take_hello_reply(&mut self) -> (u32, PathId) {
+        self.hello_reply.take().unwrap_or_default()
     }
 
-    pub(super) fn on_hello(&mut self, sent_at_us: u32) {
-        self.hello_reply = Some(sent_at_us);
+    pub(super) fn on_hello(&mut self, sent_at_us: u32, path: PathId) {
+        self.hello_reply = Some((sent_at_us, path));
     }
 
     /// What is due now, taken off the list.
@@ -136,8 +143,11 @@ impl Liveness {
         if self.lost || self.peer_left {
             return None;
         }
-        if let Some(sent_at_us) = self.ping_reply.take() {
-            return Some(Due::PingReply(sent_at_us));
+        if let Some((sent_at_us, path)) = self.ping_reply.take() {
+            return Some(Due::PingReply(sent_at_us, path));
+        }
+        if let Some(path) = self.next_untried() {
+            return Some(Due::PathPing(path));
         }
         if !self.connected && now >= self.hello_at {
             self.hello_at = now + self.hello_pause;
@@ -147,6 +157,16 @@ impl Liveness {
         if self.ping_at.is_some_and(|at| now >= at) {
             self.ping_at = Some(now + peer_timeout / 5);
             return Some(Due::Ping);
+        }
+        None
+    }
+
+    fn next_untried(&mut self) -> Option<PathId> {
+        while self.untried > 0 {
+            self.untried -= 1;
+            if self.untried != self.connected_on.0 {
+                return Some(PathId(self.untried));
+            }
         }
         None
     }
@@ -245,18 +265,21 @@ impl Connection {
     }
 
     /// The peer answered: full datagrams pass in both directions.
-    pub(super) fn on_connected(&mut self, now: Timestamp, rtt: Duration) {
+    pub(super) fn on_connected(&mut self, now: Timestamp, rtt: Duration, path: PathId) {
         if self.liveness.connected {
             return;
         }
         self.liveness.connected = true;
+        // A first round trip of each other path, before data needs it.
+        self.liveness.untried = self.paths.len() as u8;
+        self.liveness.connected_on = path;
         self.liveness.ping_at = Some(now + self.config.peer_timeout / 5);
         self.note_progress(now);
         self.events.push_back(Event::Connected { rtt });
     }
 
-    pub(super) fn on_ping(&mut self, sent_at_us: u32, record: [u8; POSITION_RECORD_BYTES]) {
-        self.liveness.ping_reply = Some(sent_at_us);
+    pub(super) fn on_ping(&mut self, sent_at_us: u32, path: PathId, record: [u8; POSITION_RECORD_BYTES]) {
+        self.liveness.ping_reply = Some((sent_at_us, path));
         self.on_position(record);
     }
 

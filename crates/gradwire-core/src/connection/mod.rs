@@ -11,16 +11,16 @@ mod timers;
 #[cfg(test)]
 mod tests;
 
-use crate::paths::Paths;
+use crate::paths::{Paths, COPY};
 use crate::recovery::AckOutcome;
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, SendHalf};
 use crate::{
-    CloseReason, ConnectionConfig, ConnectionStats, Event, Payload, ReceiveTransfer, SendReceipt,
+    CloseReason, ConnectionConfig, ConnectionStats, Event, PathStats, Payload, ReceiveTransfer, SendReceipt,
     SendTransfer, Timestamp, TransferError, CHUNKS_MAX,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use gradwire_wire::TransferId;
+use gradwire_wire::{PathId, TransferId};
 use liveness::Liveness;
 
 /// Grants remembered that came before their send was posted.
@@ -53,8 +53,12 @@ pub struct Connection {
     asked_before: usize,
     /// When and with which stamp the latest probe left: its answer settles what was sent before it.
     last_probe: Option<(u32, Timestamp)>,
-    /// A probe asked for an acknowledgement that echoes this stamp.
-    ack_requested: Option<u32>,
+    /// A probe asked for an acknowledgement that echoes this stamp, on its path.
+    ack_requested: Option<(u32, PathId)>,
+    /// Path on which the latest packet came.
+    heard_on: PathId,
+    /// The latest data packet: a path that is not trusted gets a copy of it now and then.
+    latest_sent: Option<(TransferId, u32)>,
     events: VecDeque<Event>,
     outcome: AckOutcome,
     stats: ConnectionStats,
@@ -81,6 +85,8 @@ impl Connection {
             asked_before: 0,
             last_probe: None,
             ack_requested: None,
+            heard_on: PathId(0),
+            latest_sent: None,
             events: VecDeque::new(),
             outcome: AckOutcome::default(),
             stats: ConnectionStats::default(),
@@ -111,7 +117,11 @@ impl Connection {
             self.note_progress(now);
         }
         let at = self.sends.partition_point(|send| send.request.priority <= request.priority);
-        self.sends.insert(at, SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some()));
+        let mut half = SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some());
+        if self.paths.len() > 1 {
+            half.track_paths();
+        }
+        self.sends.insert(at, half);
         Ok(())
     }
 
@@ -208,10 +218,16 @@ impl Connection {
         stats
     }
 
+    /// Counters and estimates of each path, in the order of their ids.
+    #[must_use]
+    pub fn path_stats(&self) -> Vec<PathStats> {
+        self.paths.stats()
+    }
+
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
         self.peer_sent_at = self.peer_sent_at.max(self.receives[index].latest_arrival());
-        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at) {
+        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at, self.paths.skew(now)) {
             self.close(now, index, reason);
         }
     }
@@ -258,15 +274,16 @@ impl Connection {
         self.events.push_back(Event::Sent(receipt));
     }
 
-    /// Packets that the path took for lost go back to their transfers.
-    fn apply_outcome(&mut self) {
+    /// Packets that the path at `index` took for lost go back to their transfers. A copy belongs to none.
+    fn apply_outcome(&mut self, index: usize) {
         let outcome = core::mem::take(&mut self.outcome);
-        for packet in &outcome.acked {
+        self.paths.learn(index, &outcome);
+        for packet in outcome.acked.iter().filter(|packet| packet.chunk != COPY) {
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
                 send.on_acked(packet.chunk);
             }
         }
-        for packet in &outcome.lost {
+        for packet in outcome.lost.iter().filter(|packet| packet.chunk != COPY) {
             self.stats.packets_lost += 1;
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
                 send.on_lost(packet.chunk);

@@ -6,6 +6,7 @@
 
 use super::liveness::Due;
 use super::Connection;
+use crate::paths::COPY;
 use crate::recovery::SentPacket;
 use crate::transfer::ALL_CHUNKS;
 use crate::{Body, Timestamp, Transmit};
@@ -20,6 +21,10 @@ const LAST_PERCENTILE_OF: u32 = 100;
 /// Transfers of fewer chunks do without the probe behind their end: three control packets would be a large part of
 /// them, and the probe timeout finds a lost tail too.
 const ANNOUNCED_CHUNKS: u32 = 16;
+
+/// Transfer of copies in the ledger. A point-to-point transfer may have the same id after 2^31 others: when it ends, the
+/// fate of a copy or two stays unknown.
+const COPY_TRANSFER: TransferId = TransferId(u32::MAX);
 
 /// A data packet that may leave.
 #[derive(Clone, Copy, Debug)]
@@ -50,8 +55,8 @@ impl Connection {
         if !self.liveness.is_open() {
             return None;
         }
-        let due = if self.ack_requested.is_some() { Some(0) } else { self.paths.ack_due(now) };
-        if let Some(path) = due {
+        let asked = self.ack_requested.map(|(_, path)| usize::from(path.0));
+        if let Some(path) = asked.or_else(|| self.paths.ack_due(now)) {
             if let Some(transmit) = self.transmit_ack(now, path, scratch) {
                 return Some(transmit);
             }
@@ -71,6 +76,7 @@ impl Connection {
         let mut header = Header::control(kind, self.config.remote);
         header.transfer = transfer;
         header.sent_at_us = now.as_wire_us();
+        header.path = self.paths.control();
         header
     }
 
@@ -78,13 +84,17 @@ impl Connection {
         let (kind, reply) = match due {
             Due::Hello => (Kind::Hello, false),
             Due::HelloReply => (Kind::Hello, true),
-            Due::Ping => (Kind::Ping, false),
-            Due::PingReply(_) => (Kind::Ping, true),
+            Due::Ping | Due::PathPing(_) => (Kind::Ping, false),
+            Due::PingReply(..) => (Kind::Ping, true),
             Due::Goodbye => (Kind::Goodbye, false),
             Due::GoodbyeReply => (Kind::Goodbye, true),
             Due::Abort(_) => (Kind::Abort, false),
             Due::AbortReply => (Kind::Abort, true),
         };
+        if matches!(due, Due::Hello | Due::Ping | Due::Goodbye | Due::Abort(_)) {
+            // Each is a repetition of the one before, or tells how another path is.
+            self.paths.turn_control();
+        }
         let mut header = self.control(now, kind, TransferId(0));
         if reply {
             header.flags = Flags::REPLY;
@@ -92,17 +102,27 @@ impl Connection {
         let mut out = Writer::new(scratch);
         match due {
             Due::Hello | Due::HelloReply => {
-                let echo_us = if reply { self.liveness.take_hello_reply() } else { 0 };
+                let (echo_us, path) = if reply { self.liveness.take_hello_reply() } else { (0, header.path) };
+                header.path = path;
                 HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
             }
             Due::Ping => _ = out.put(self.liveness.position()),
-            Due::PingReply(sent_at_us) => {
+            Due::PathPing(path) => {
+                header.path = path;
+                out.put(self.liveness.position());
+            }
+            Due::PingReply(sent_at_us, path) => {
+                header.path = path;
                 header.offset = sent_at_us;
                 out.put(self.liveness.position());
             }
             Due::Abort(record) => _ = out.put(&record),
-            Due::AbortReply => _ = out.put(&[0; gradwire_wire::ABORT_RECORD_BYTES]),
-            Due::Goodbye | Due::GoodbyeReply => {}
+            Due::AbortReply => {
+                header.path = self.heard_on;
+                out.put(&[0; gradwire_wire::ABORT_RECORD_BYTES]);
+            }
+            Due::Goodbye => {}
+            Due::GoodbyeReply => header.path = self.heard_on,
         }
         let mut bytes = out.finish()?;
         if due == Due::Hello {
@@ -114,23 +134,37 @@ impl Connection {
         Some(Transmit { header, opening: None, body: Body::Control { bytes } })
     }
 
-    fn transmit_ack(&mut self, now: Timestamp, path: usize, scratch: &mut [u8]) -> Option<Transmit> {
+    /// Takes the path that it is mostly about: the other direction of a path that works is likely to work, and the
+    /// echo of its newest packet then gives the path's own round trip. What arrived on the other paths goes with it, so
+    /// that a path whose way back is broken is not taken for dead.
+    fn transmit_ack(&mut self, now: Timestamp, lead: usize, scratch: &mut [u8]) -> Option<Transmit> {
         let mut header = self.control(now, Kind::Ack, TransferId(0));
+        header.path = self.paths.at(lead).id;
         let mut ack =
             AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
-        if let Some(echo) = self.ack_requested.take() {
+        if let Some((echo, _)) = self.ack_requested.take() {
             header.flags = Flags::REPLY;
             header.offset = echo;
         }
-        let mut out = Writer::new(scratch);
+        let datagram_bytes = self.config.datagram_bytes;
+        let news = self.paths.at_mut(lead).arrivals.acknowledge(now);
+        let lead_words = news.as_ref().map(|(echo_us, delay_us, path)| {
+            (ack.echo_us, ack.delay_us) = (*echo_us, *delay_us);
+            path.words
+        });
+        let room = datagram_bytes.saturating_sub(
+            HEADER_BYTES + ACK_BODY_BYTES + lead_words.map_or(0, crate::paths::ack_path_bytes),
+        );
+        let others = self.paths.others_to_acknowledge(lead, room);
         // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
-        match self.paths.at_mut(path).arrivals.acknowledge(now) {
-            Some((echo_us, delay_us, path)) => {
-                (ack.echo_us, ack.delay_us, ack.paths) = (echo_us, delay_us, 1);
-                ack.encode(&mut out);
-                path.encode(&mut out);
-            }
-            None => ack.encode(&mut out),
+        ack.paths = u8::from(news.is_some()) + others.len();
+        let mut out = Writer::new(scratch);
+        ack.encode(&mut out);
+        if let Some((_, _, path)) = news {
+            path.encode(&mut out);
+        }
+        for path in self.paths.describe(others) {
+            path.encode(&mut out);
         }
         Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
     }
@@ -178,12 +212,39 @@ impl Connection {
     }
 
     fn poll_data(&mut self, now: Timestamp) -> Option<Transmit> {
+        if let Some(copy) = self.poll_copy(now) {
+            return Some(copy);
+        }
         let Some(choice) = self.choose() else {
             self.paths.on_starved();
             return None;
         };
-        let path = self.paths.choose(now)?;
+        let avoid = if choice.again { self.sends[choice.send].sent_over(choice.chunk) } else { None };
+        let path = self.paths.choose(now, avoid)?;
         Some(self.transmit_data(now, choice, path))
+    }
+
+    /// A copy of the latest packet, over a path that may have healed.
+    fn poll_copy(&mut self, now: Timestamp) -> Option<Transmit> {
+        let (transfer, chunk) = self.latest_sent?;
+        let index = self.paths.copy_due(now)?;
+        let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
+        let (bytes, offset) = (send.grid.len(chunk), send.grid.offset(chunk));
+        let opening = send.needs_opening(chunk).then(|| send.opening());
+        let mut header = self.control(now, Kind::Data, transfer);
+        header.flags = Flags::RETRANSMITTED.with(Flags::ACK_NOW);
+        if opening.is_some() {
+            header.flags = header.flags.with(Flags::OPENING);
+        }
+        let path = self.paths.at(index);
+        (header.path, header.packet_number) = (path.id, path.ledger.next_number());
+        header.weight = 1;
+        header.offset = offset as u32;
+        let number = header.packet_number;
+        // Its fate outlives the transfer, whose packets are forgotten when it is over.
+        let packet = SentPacket { number, transfer: COPY_TRANSFER, chunk: COPY, bytes, sent_at: now };
+        self.paths.on_sent(now, index, packet);
+        Some(Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } })
     }
 
     /// Whether there is data that only the window or the pacer holds back.
@@ -212,7 +273,7 @@ impl Connection {
     fn transmit_data(&mut self, now: Timestamp, choice: Choice, path: usize) -> Transmit {
         let number = self.paths.at(path).ledger.next_number();
         let send = &mut self.sends[choice.send];
-        send.on_sent(choice.chunk);
+        send.on_sent(choice.chunk, path);
         let (grid, transfer) = (send.grid, send.request.transfer);
         let bytes = grid.len(choice.chunk);
         let mut flags = Flags::NONE;
@@ -243,7 +304,8 @@ impl Connection {
             }
         }
         let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
-        self.paths.at_mut(path).on_sent(now, packet);
+        self.paths.on_sent(now, path, packet);
+        self.latest_sent = Some((transfer, choice.chunk));
         self.stats.packets_sent += 1;
         self.stats.bytes_sent += u64::from(bytes);
         self.stats.packets_retransmitted += u64::from(choice.again);
@@ -257,6 +319,9 @@ impl Connection {
         Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } }
     }
 }
+
+/// Bytes of the fixed part of an acknowledgement.
+const ACK_BODY_BYTES: usize = 17;
 
 /// A status without a bitmap.
 fn bare_status(state: TransferState, received_chunks: u32) -> StatusBody {

@@ -62,7 +62,7 @@ impl Connection {
     /// like a round trip; the least round-trip time bounds for how long that is believed. Asking too early costs a
     /// tiny packet.
     pub(super) fn probe_timeout(&self) -> Duration {
-        let (timeout, rtt_min) = self.paths.probe_timeout(self.config.ack_delay_max);
+        let (timeout, rtt_min) = self.paths.probe_timeout();
         timeout.clamp(PROBE_MIN, PAUSE_MAX.max(rtt_min * RTT_MIN_MULTIPLE))
     }
 
@@ -84,6 +84,7 @@ impl Connection {
     fn ask(&mut self, now: Timestamp) {
         self.progress_at = now;
         self.probe_backoff += 1;
+        self.paths.turn_control();
         let eager_full = self.eager_used >= self.config.eager_chunks();
         let waits = |send: &&crate::transfer::SendHalf| send.is_all_sent() || !send.granted && eager_full;
         let waiting = self.sends.iter().filter(waits).count();
@@ -108,14 +109,12 @@ impl Connection {
 
     fn check_losses(&mut self, now: Timestamp) {
         for index in 0..self.paths.len() {
-            let path = self.paths.at_mut(index);
-            if path.loss_time().is_none_or(|at| now < at) {
-                continue;
-            }
             let mut outcome = core::mem::take(&mut self.outcome);
-            path.on_loss_timeout(now, &mut outcome);
+            let due = self.paths.check_losses(now, index, &mut outcome);
             self.outcome = outcome;
-            self.apply_outcome();
+            if due {
+                self.apply_outcome(index);
+            }
         }
     }
 
@@ -140,6 +139,9 @@ impl Connection {
             let flows = half.grant_seen && !half.is_first_pass_over();
             if !flows {
                 self.queue_status(transfer, 0, 0);
+                if backoff > 0 {
+                    self.paths.turn_control();
+                }
             }
             let pause = self.paused(backoff);
             let half = &mut self.receives[index];

@@ -86,15 +86,22 @@ impl ReceiveHalf {
     }
 
     /// Asks the contract; remembers when it wants to be asked again. `peer_sent_at`: when the latest new packet of any
-    /// transfer came from this peer.
-    pub(crate) fn verdict(&mut self, now: Timestamp, peer_sent_at: Timestamp) -> Option<CloseReason> {
+    /// transfer came from this peer. `skew`: how much later than others a packet may come because its path is slower.
+    pub(crate) fn verdict(
+        &mut self,
+        now: Timestamp,
+        peer_sent_at: Timestamp,
+        skew: Duration,
+    ) -> Option<CloseReason> {
         if self.missing.is_empty() {
             return Some(CloseReason::AllArrived);
         }
         if self.request.contract.is_exact() {
             return None;
         }
-        match self.request.contract.verdict(&self.progress(now, peer_sent_at)) {
+        let mut contract = self.request.contract;
+        contract.reorder_slack += skew;
+        match contract.verdict(&self.progress(now, peer_sent_at)) {
             Verdict::Close(reason) => Some(reason),
             Verdict::Wait(left) => {
                 self.contract_at = left.map(|left| now + left.max(Duration::from_nanos(1)));

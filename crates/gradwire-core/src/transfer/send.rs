@@ -30,6 +30,8 @@ pub(crate) struct SendHalf {
     /// The probe that follows the first pass has been sent.
     pub(crate) end_announced: bool,
     closing: Option<Closing>,
+    /// For each chunk the path of its latest packet; empty where there is one path only.
+    sent_over: Vec<u8>,
 }
 
 /// The final bitmap while it is put together from several statuses.
@@ -70,6 +72,7 @@ impl SendHalf {
             asked: false,
             end_announced: false,
             closing: None,
+            sent_over: Vec::new(),
         }
     }
 
@@ -112,8 +115,21 @@ impl SendHalf {
         (!self.is_all_sent() && self.closing.is_none()).then_some(self.next)
     }
 
-    /// A chunk left.
-    pub(crate) fn on_sent(&mut self, chunk: u32) {
+    /// Remembers from now on which path each chunk takes.
+    pub(crate) fn track_paths(&mut self) {
+        self.sent_over = alloc::vec![0; self.grid.chunks() as usize];
+    }
+
+    /// The path of the chunk's latest packet, where there are several.
+    pub(crate) fn sent_over(&self, chunk: u32) -> Option<usize> {
+        self.sent_over.get(chunk as usize).map(|path| usize::from(*path))
+    }
+
+    /// A chunk left over `path`.
+    pub(crate) fn on_sent(&mut self, chunk: u32, path: usize) {
+        if let Some(over) = self.sent_over.get_mut(chunk as usize) {
+            *over = path as u8;
+        }
         self.resend.remove(chunk);
         self.in_flight.insert(chunk);
         if chunk == self.next {
