@@ -20,6 +20,9 @@ ENV_PREFIX = "GRADWIRE_"
 PORT_BASE = 47400
 PRESETS = ("auto", "mlt", "reliable")
 ALGORITHMS = ("auto", "ring", "transpose")
+CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
+# The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
+PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
 ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
@@ -59,6 +62,8 @@ class Config:
         "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
     ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3).", unit="packets", low=1, high=256,
         everywhere=True)
+    controller: str = _setting("auto", str, "Rate controller of every connection. `auto`: the preset's, which is `timely` "
+        "for `mlt`, `receiving_rate` for `dlcp` and `bottleneck` for the others.", choices=CONTROLLERS, everywhere=True)
     initial_rate_mbps: float = _setting(1000.0, float, "Rate at which a connection starts, before anything was measured.",
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
@@ -129,6 +134,10 @@ class Config:
         rows = [(f.name, str(getattr(self, f.name)), self.origin(f.name)) for f in settings()]
         width, column = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
         return "\n".join(f"{name:<{width}}  {value:<{column}}  {origin}" for name, value, origin in rows)
+
+    def controller_name(self) -> str:
+        """The rate controller that connections use: the field, or what the preset's paper describes."""
+        return PRESET_CONTROLLERS.get(self.preset, "bottleneck") if self.controller == "auto" else self.controller
 
     def pinned(self, name: str) -> bool:
         """Whether the operator set this field, so that arguments of single calls must not override it."""

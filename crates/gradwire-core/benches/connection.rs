@@ -22,6 +22,7 @@ fn config(local: u32, remote: u32) -> ConnectionConfig {
         eager_bytes: 256 << 10,
         ack_every: 10,
         ack_delay_max: Duration::from_micros(500),
+        controller: gradwire_core::recovery::ControllerKind::default(),
         initial_rate: 1 << 30,
         incast: 1,
         receive_buffer_bytes: 8 << 20,

@@ -1,5 +1,6 @@
 //! Settings of one connection.
 
+use crate::recovery::{ControllerKind, ControllerSettings};
 use crate::Spray;
 use core::time::Duration;
 use gradwire_wire::ConnectionId;
@@ -24,6 +25,8 @@ pub struct ConnectionConfig {
     pub ack_every: u32,
     /// Longest that an acknowledgement is held back.
     pub ack_delay_max: Duration,
+    /// The rate controller.
+    pub controller: ControllerKind,
     /// Rate at which a fresh connection starts, bytes per second, before anything was measured.
     pub initial_rate: u64,
     /// Ranks that send to the same receiver at once: the initial window is divided by it.
@@ -48,6 +51,16 @@ impl ConnectionConfig {
         gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
     }
 
+    /// What the rate controller starts from.
+    pub(crate) fn controller_settings(&self) -> ControllerSettings {
+        ControllerSettings {
+            initial_rate: self.initial_rate,
+            incast: self.incast,
+            packet_bytes: u64::from(self.chunk_bytes()),
+            standing_bytes: self.receive_buffer_bytes,
+        }
+    }
+
     /// Chunks that may be sent before a grant; also the slots of the early buffer.
     #[must_use]
     pub fn eager_chunks(&self) -> u32 {
@@ -69,6 +82,7 @@ pub(crate) mod tests {
             eager_bytes: 64 << 10,
             ack_every: 10,
             ack_delay_max: Duration::from_micros(500),
+            controller: ControllerKind::Bottleneck,
             initial_rate: 125_000_000,
             incast: 1,
             receive_buffer_bytes: 1 << 20,

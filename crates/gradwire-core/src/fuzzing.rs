@@ -73,6 +73,7 @@ fn side(local: u32, remote: u32) -> Side {
         eager_bytes: 16 << 10,
         ack_every: 3,
         ack_delay_max: Duration::from_micros(500),
+        controller: crate::recovery::ControllerKind::default(),
         initial_rate: 125_000_000,
         incast: 1,
         receive_buffer_bytes: 1 << 20,

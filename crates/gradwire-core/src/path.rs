@@ -1,9 +1,7 @@
 //! One way for packets between two ranks: its estimates, its flight, its rate.
 
 use crate::arrivals::Arrivals;
-use crate::recovery::{
-    AckOutcome, AckSample, BottleneckController, Ledger, Pacer, RateController, RttEstimator,
-};
+use crate::recovery::{AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator};
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, PathId};
@@ -24,7 +22,7 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) ledger: Ledger,
     pub(crate) rtt: RttEstimator,
-    pub(crate) controller: BottleneckController,
+    pub(crate) controller: Controller,
     pub(crate) arrivals: Arrivals,
     pacer: Pacer,
     chunk_bytes: u64,
@@ -42,12 +40,7 @@ impl Path {
             id,
             ledger: Ledger::new(),
             rtt: RttEstimator::new(RTT_INITIAL),
-            controller: BottleneckController::new(
-                config.initial_rate,
-                config.incast,
-                chunk_bytes,
-                config.receive_buffer_bytes,
-            ),
+            controller: Controller::new(config.controller, &config.controller_settings()),
             arrivals: Arrivals::new(id, config),
             pacer: Pacer::new(now),
             chunk_bytes,

@@ -1,6 +1,7 @@
 //! Settings of an engine: what the process decides about its socket, and the transport's starting values.
 
 use crate::EngineError;
+use gradwire_core::recovery::ControllerKind;
 use std::time::Duration;
 
 /// Whether kernel offloads (segmentation, coalescing on receive, batched system calls) are used.
@@ -30,6 +31,8 @@ pub struct EngineConfig {
     pub ack_every: u32,
     /// Longest that an acknowledgement is held back. Equal on all ranks.
     pub ack_delay_max: Duration,
+    /// Rate controller of every connection. Equal on all ranks, or flows that meet would not share fairly.
+    pub controller: ControllerKind,
     /// Rate at which a fresh connection starts, bytes per second.
     pub initial_rate: u64,
     /// Silence after which a peer is lost. Equal on all ranks.
@@ -55,6 +58,7 @@ impl Default for EngineConfig {
             // A quarter of the time that a flow may stand in queues: held back longer, acknowledgements come so late that a
             // slow link falls idle between them (measured at 100 Mbit/s: 1 ms costs a fifth under loss, a third without).
             ack_delay_max: Duration::from_micros(250),
+            controller: ControllerKind::default(),
             initial_rate: 125_000_000,
             peer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(60),

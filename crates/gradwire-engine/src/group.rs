@@ -162,6 +162,7 @@ impl PendingGroup {
             eager_bytes: config.eager_bytes,
             ack_every: config.ack_every,
             ack_delay_max: config.ack_delay_max,
+            controller: config.controller,
             initial_rate: config.initial_rate,
             incast: self.record.world_size - 1,
             // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.

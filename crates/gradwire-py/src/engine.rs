@@ -3,6 +3,7 @@
 use crate::call::Call;
 use crate::errors::{config_error, engine_error, invalid_request, join_error};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
+use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -154,6 +155,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "mtu" => config.mtu = value.extract()?,
         "eager_bytes" => config.eager_bytes = value.extract()?,
         "ack_every" => config.ack_every = value.extract()?,
+        "controller" => config.controller = controller(value)?,
         "initial_rate" => config.initial_rate = value.extract()?,
         "peer_timeout_s" => config.peer_timeout = seconds(value)?,
         "connect_timeout_s" => config.connect_timeout = seconds(value)?,
@@ -164,6 +166,14 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
     }
     Ok(())
+}
+
+fn controller(value: &Bound<'_, PyAny>) -> PyResult<ControllerKind> {
+    let name: String = value.extract()?;
+    ControllerKind::ALL
+        .into_iter()
+        .find(|kind| kind.name() == name)
+        .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("bottleneck, timely or receiving_rate"))
 }
 
 fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {

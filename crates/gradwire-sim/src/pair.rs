@@ -314,6 +314,7 @@ fn config(scenario: &Scenario, side: u32) -> ConnectionConfig {
         eager_bytes: host.eager_bytes,
         ack_every: host.ack_every,
         ack_delay_max: host.ack_delay_max,
+        controller: host.controller,
         initial_rate: host.initial_rate,
         incast: 1,
         receive_buffer_bytes: host.socket_bytes,

@@ -225,6 +225,7 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         eager_bytes: host.eager_bytes,
         ack_every: host.ack_every,
         ack_delay_max: host.ack_delay_max,
+        controller: host.controller,
         initial_rate: host.initial_rate,
         incast: (scenario.world_size as u32 - 1).max(1),
         receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),

@@ -5,7 +5,9 @@
 
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng};
+
 use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Policy, ReduceOp};
+use gradwire_core::recovery::ControllerKind;
 use std::fmt;
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ pub struct HostOptions {
     pub ack_every: u32,
     /// Longest that an acknowledgement is held back.
     pub ack_delay_max: Duration,
+    /// Rate controller of every connection.
+    pub controller: ControllerKind,
     /// Rate before anything was measured, bytes per second.
     pub initial_rate: u64,
     /// Socket buffer of a rank.
@@ -165,6 +169,7 @@ impl Default for HostOptions {
             eager_bytes: 256 << 10,
             ack_every: 10,
             ack_delay_max: Duration::from_micros(250),
+            controller: ControllerKind::default(),
             initial_rate: 125_000_000,
             socket_bytes: 4 << 20,
             nic_bytes: None,
@@ -247,6 +252,8 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions) -> HostOptions {
         socket_bytes: rng.pick(&[256 << 10, 4 << 20]).max(2 * bdp),
         nic_bytes: if rng.chance(0.5) { None } else { Some(rng.log_uniform(20_000, 1_000_000)) },
         wake_late_max: rng.pick(&[Duration::ZERO, Duration::from_micros(60), Duration::from_millis(2)]),
+        // Drawn last, so that the rest of each seed stays what it was.
+        controller: rng.pick(&ControllerKind::ALL),
         ..HostOptions::default()
     }
 }

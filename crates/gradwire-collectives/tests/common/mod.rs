@@ -246,6 +246,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         eager_bytes: 64 << 10,
         ack_every: 10,
         ack_delay_max: Duration::from_micros(500),
+        controller: gradwire_core::recovery::ControllerKind::default(),
         initial_rate: 125_000_000,
         incast: 3,
         receive_buffer_bytes: 1 << 20,

@@ -22,7 +22,7 @@
 
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
-use super::{AckSample, RateController};
+use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
 
@@ -102,18 +102,17 @@ impl FullPipe {
 }
 
 impl BottleneckController {
-    /// Starts at `initial_rate` bytes per second with an initial window of ten packets divided by `incast`.
-    /// `standing_bytes` bounds what the window holds on top of two bandwidth-delay products: what the
-    /// receiver's socket can hold.
+    /// Starts at the initial rate with an initial window of ten packets divided by the incast.
     #[must_use]
-    pub fn new(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u64) -> Self {
-        let packet_bytes = packet_bytes.max(1);
-        let initial_cwnd = packet_bytes * (10 / u64::from(incast.max(1))).max(2);
+    pub fn new(settings: &ControllerSettings) -> Self {
+        let packet_bytes = settings.packet_bytes.max(1);
+        let initial_cwnd = packet_bytes * (10 / u64::from(settings.incast.max(1))).max(2);
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
-        let pacing_rate = initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
+        let pacing_rate =
+            settings.initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
         Self {
             packet_bytes,
-            standing_bytes,
+            standing_bytes: settings.standing_bytes,
             initial_cwnd,
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
@@ -356,6 +355,8 @@ impl RateController for BottleneckController {
         }
         self.apply();
     }
+
+    fn on_incast(&mut self, _senders: u32) {}
 
     fn cwnd(&self) -> u64 {
         self.cwnd

@@ -1,6 +1,8 @@
 //! The ledger against single cases and against a naive model that looks at every packet every time.
 
-use super::{AckOutcome, AckSample, BottleneckController, Ledger, RateController, SentPacket};
+use super::{
+    AckOutcome, AckSample, BottleneckController, ControllerSettings, Ledger, RateController, SentPacket,
+};
 use crate::Timestamp;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -282,7 +284,7 @@ proptest! {
         ops in prop::collection::vec(op(), 0..400),
     ) {
         let (mut ledger, mut model, mut outcome) = (Ledger::new(), Model::default(), AckOutcome::default());
-        let mut controller = BottleneckController::new(0, incast, u64::from(BYTES), 100_000);
+        let mut controller = BottleneckController::new(&settings(0, incast, u64::from(BYTES), 100_000));
         ledger.start_at(PacketNumber(first));
         let mut now = at(1);
         for op in ops {
@@ -353,7 +355,7 @@ proptest! {
         ),
         standing in any::<u64>(),
     ) {
-        let mut controller = BottleneckController::new(u64::MAX, 1, 1_408, standing);
+        let mut controller = BottleneckController::new(&settings(u64::MAX, 1, 1_408, standing));
         let mut now = Timestamp::ZERO;
         for (wait, rtt, acked, lost, delivery_rate, (app_limited, round_ended, idle)) in samples {
             now = now + Duration::from_nanos(u64::from(wait));
@@ -388,4 +390,8 @@ fn sample(now: Timestamp, outcome: &AckOutcome, in_flight: u64) -> AckSample {
         app_limited: outcome.app_limited,
         round_ended: outcome.round_ended,
     }
+}
+
+fn settings(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u64) -> ControllerSettings {
+    ControllerSettings { initial_rate, incast, packet_bytes, standing_bytes }
 }

@@ -2,10 +2,11 @@
 //!
 //! Deterministic: virtual time, a seeded generator, events in order of time and then of creation. The sender
 //! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
-//! or a millisecond after the first unacknowledged one.
+//! a quarter of a millisecond after the first unacknowledged one, or when the sender asks, four times in a window.
 
 use super::{
-    AckOutcome, AckSample, BottleneckController, Ledger, Pacer, RateController, RttEstimator, SentPacket,
+    AckOutcome, AckSample, Controller, ControllerKind, ControllerSettings, Ledger, Pacer, RateController,
+    RttEstimator, SentPacket,
 };
 use crate::Timestamp;
 use alloc::boxed::Box;
@@ -17,7 +18,10 @@ use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
 
 pub(super) const PACKET: u64 = 1_408;
 const ACK_EVERY: u32 = 10;
-const ACK_DELAY: Duration = Duration::from_millis(1);
+/// As in the engine's defaults.
+const ACK_DELAY: Duration = Duration::from_micros(250);
+/// As in `path.rs`.
+const ACKS_PER_WINDOW: u64 = 4;
 
 /// What the flows share.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +55,7 @@ enum Event {
         flow: usize,
         number: u32,
         sent_at: u64,
+        ack_now: bool,
     },
     AckDue {
         flow: usize,
@@ -78,7 +83,7 @@ struct Flow {
     ledger: Ledger,
     rtt: RttEstimator,
     pacer: Pacer,
-    controller: BottleneckController,
+    controller: Controller,
     outcome: AckOutcome,
     wake_at: Timestamp,
     /// Packets that still have to leave.
@@ -86,6 +91,7 @@ struct Flow {
     /// As in `path.rs`: there was nothing to send though the window was open.
     app_limited: bool,
     last_sent_at: Timestamp,
+    unasked_bytes: u64,
     /// Data left since the last probe.
     must_probe: bool,
     asked_at: Timestamp,
@@ -108,18 +114,25 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(link: Link, flows: usize, incast: u32) -> Self {
+    pub(super) fn new(kind: ControllerKind, link: Link, flows: usize, incast: u32) -> Self {
+        let settings = ControllerSettings {
+            initial_rate: 125_000_000,
+            incast,
+            packet_bytes: PACKET,
+            standing_bytes: 1 << 20,
+        };
         let now = Timestamp::from_nanos(1_000_000);
         let flow = |_| Flow {
             ledger: Ledger::new(),
             rtt: RttEstimator::new(Duration::from_millis(100)),
             pacer: Pacer::new(now),
-            controller: BottleneckController::new(12_500_000, incast, PACKET, 1 << 20),
+            controller: Controller::new(kind, &settings),
             outcome: AckOutcome::default(),
             wake_at: Timestamp::ZERO,
             queued: 0,
             app_limited: true,
             last_sent_at: now,
+            unasked_bytes: 0,
             must_probe: false,
             asked_at: now,
             received: Vec::new(),
@@ -154,7 +167,7 @@ impl World {
         self.now.since(started)
     }
 
-    pub(super) fn controller(&self, flow: usize) -> &BottleneckController {
+    pub(super) fn controller(&self, flow: usize) -> &Controller {
         &self.flows[flow].controller
     }
 
@@ -176,7 +189,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Arrive { flow, number, sent_at } => self.arrive(flow, number, sent_at),
+            Event::Arrive { flow, number, sent_at, ack_now } => self.arrive(flow, number, sent_at, ack_now),
             Event::AckDue { flow } => self.acknowledge(flow, 0),
             Event::Probe { flow, sent_at } => self.acknowledge(flow, sent_at),
             Event::Ack { flow, words, largest, echo, held, probed_at } => {
@@ -201,7 +214,7 @@ impl World {
         }
     }
 
-    fn arrive(&mut self, flow: usize, number: u32, sent_at: u64) {
+    fn arrive(&mut self, flow: usize, number: u32, sent_at: u64, ack_now: bool) {
         let now = self.now;
         let receiver = &mut self.flows[flow];
         if receiver.received.len() <= number as usize {
@@ -211,7 +224,7 @@ impl World {
         receiver.counters.delivered_bytes += PACKET;
         receiver.newest = Some((sent_at, now));
         receiver.unacked += 1;
-        if receiver.unacked >= ACK_EVERY {
+        if receiver.unacked >= ACK_EVERY || ack_now {
             self.acknowledge(flow, 0);
         } else if receiver.unacked == 1 {
             self.at(now + ACK_DELAY, Event::AckDue { flow });
@@ -255,8 +268,8 @@ impl World {
                 paced_until = Some(sender.pacer.next_send(rate, burst));
                 break;
             }
-            let number = sender.transmit(now);
-            self.enqueue(flow, number);
+            let (number, ack_now) = sender.transmit(now);
+            self.enqueue(flow, number, ack_now);
         }
         let sender = &mut self.flows[flow];
         let blocked = sender.queued == 0 || sender.probe_time().is_some_and(|at| at <= now);
@@ -282,7 +295,7 @@ impl World {
         }
     }
 
-    fn enqueue(&mut self, flow: usize, number: u32) {
+    fn enqueue(&mut self, flow: usize, number: u32, ack_now: bool) {
         let waiting = self.free_at.since(self.now);
         let service = Duration::from_nanos(PACKET * 1_000_000_000 / self.link.rate);
         let counters = &mut self.flows[flow].counters;
@@ -302,7 +315,7 @@ impl World {
             at = at.div_ceil(slice) * slice;
         }
         let sent_at = self.now.as_nanos();
-        self.at(Timestamp::from_nanos(at), Event::Arrive { flow, number, sent_at });
+        self.at(Timestamp::from_nanos(at), Event::Arrive { flow, number, sent_at, ack_now });
     }
 
     fn at(&mut self, at: Timestamp, event: Event) {
@@ -320,7 +333,7 @@ impl World {
 }
 
 impl Flow {
-    fn transmit(&mut self, now: Timestamp) -> u32 {
+    fn transmit(&mut self, now: Timestamp) -> (u32, bool) {
         let number = self.ledger.next_number();
         let packet =
             SentPacket { number, transfer: TransferId(1), chunk: 0, bytes: PACKET as u32, sent_at: now };
@@ -334,7 +347,12 @@ impl Flow {
         self.controller.on_sent(now, PACKET, self.ledger.in_flight());
         self.pacer.on_sent(PACKET);
         self.counters.sent += 1;
-        number.0
+        self.unasked_bytes += PACKET;
+        let ack_now = self.unasked_bytes >= self.controller.cwnd() / ACKS_PER_WINDOW;
+        if ack_now {
+            self.unasked_bytes = 0;
+        }
+        (number.0, ack_now)
     }
 
     fn on_ack(&mut self, now: Timestamp, ack: &AckPath, echo: u64, held: u64) {

@@ -1,11 +1,12 @@
 //! What the sender's machinery achieves over a modelled bottleneck.
 
 use super::link::{Counters, Link, World, PACKET};
-use super::RateController;
+use super::{ControllerKind, RateController};
 use alloc::vec::Vec;
 use core::time::Duration;
 
 const MBIT: u64 = 125_000;
+const KIND: ControllerKind = ControllerKind::Bottleneck;
 
 const fn ms(value: u64) -> Duration {
     Duration::from_millis(value)
@@ -21,7 +22,11 @@ fn delivered(counters: &[Counters]) -> u64 {
 
 /// Share of the link's capacity that one flow uses between `warm_up` and `warm_up + time`.
 fn utilisation(link: Link, warm_up: Duration, time: Duration) -> f64 {
-    let mut world = World::new(link, 1, 1);
+    utilisation_of(KIND, link, warm_up, time)
+}
+
+fn utilisation_of(kind: ControllerKind, link: Link, warm_up: Duration, time: Duration) -> f64 {
+    let mut world = World::new(kind, link, 1, 1);
     world.set_active(0, true);
     world.run(warm_up);
     let bytes = delivered(&world.run(time));
@@ -41,6 +46,19 @@ fn a_flow_fills_a_link_of_1_gbit_and_40_ms() {
 #[test]
 fn a_flow_fills_a_shallow_buffer_of_a_long_link() {
     assert!(utilisation(link(1_000, ms(40), 300), ms(1_000), ms(4_000)) >= 0.9);
+}
+
+// test of: mlt/rate-control
+// test of: dlcp/receiving-rate
+#[test]
+fn every_controller_fills_a_link_with_and_without_loss() {
+    for kind in ControllerKind::ALL {
+        for (loss_per_mille, least) in [(0, 0.9), (50, 0.85)] {
+            let used =
+                utilisation_of(kind, Link { loss_per_mille, ..link(100, ms(1), 64) }, ms(100), ms(2_000));
+            assert!(used >= least, "{kind:?} at {loss_per_mille} per mille: {used:.3}");
+        }
+    }
 }
 
 // test of: ltp/bdp-control
@@ -79,7 +97,7 @@ fn jain(counters: &[Counters]) -> f64 {
 
 /// Flows that start 20 ms after each other.
 fn crowd(link: Link, flows: usize, incast: u32) -> World {
-    let mut world = World::new(link, flows, incast);
+    let mut world = World::new(KIND, link, flows, incast);
     for flow in 0..flows {
         world.set_active(flow, true);
         world.run(ms(20));
@@ -93,7 +111,7 @@ fn flows_that_start_together_share_a_link_fairly() {
         [(100, ms(1), 64), (1_000, ms(1), 300), (10_000, Duration::from_micros(100), 1_000)]
     {
         for flows in [2, 3, 4, 8] {
-            let mut world = World::new(link(mbit, rtt, buffer), flows, flows as u32);
+            let mut world = World::new(KIND, link(mbit, rtt, buffer), flows, flows as u32);
             (0..flows).for_each(|flow| world.set_active(flow, true));
             let counters = world.run(ms(500));
             let index = jain(&counters);
@@ -121,7 +139,7 @@ fn flows_that_start_one_after_the_other_come_to_share_a_link_fairly() {
 fn random_loss_hardly_delays_repeated_incasts() {
     for (rtt, buffer) in [(ms(1), 64), (ms(1), 30), (Duration::from_micros(200), 64)] {
         let times = |loss_per_mille| {
-            let mut world = World::new(Link { loss_per_mille, ..link(100, rtt, buffer) }, 3, 3);
+            let mut world = World::new(KIND, Link { loss_per_mille, ..link(100, rtt, buffer) }, 3, 3);
             let mut times: Vec<Duration> = (0..60)
                 .map(|_| {
                     world.run(ms(30));
@@ -145,7 +163,7 @@ fn random_loss_hardly_delays_repeated_incasts() {
 
 #[test]
 fn a_small_switch_buffer_survives_an_incast() {
-    let mut world = World::new(link(100, ms(1), 64), 3, 3);
+    let mut world = World::new(KIND, link(100, ms(1), 64), 3, 3);
     (0..3).for_each(|flow| world.set_active(flow, true));
     world.run(ms(100));
     let counters = world.run(ms(2_000));
@@ -169,7 +187,7 @@ fn no_long_queue_builds_up_over_half_a_minute() {
 
 #[test]
 fn a_flow_gives_way_when_others_come_and_takes_over_when_they_leave() {
-    let mut world = World::new(link(100, ms(1), 64), 4, 1);
+    let mut world = World::new(KIND, link(100, ms(1), 64), 4, 1);
     world.set_active(0, true);
     world.run(ms(500));
     (1..4).for_each(|flow| world.set_active(flow, true));
@@ -185,7 +203,7 @@ fn a_flow_gives_way_when_others_come_and_takes_over_when_they_leave() {
 
 #[test]
 fn a_link_that_loses_everything_for_a_while_is_used_again() {
-    let mut world = World::new(link(100, ms(1), 64), 1, 1);
+    let mut world = World::new(KIND, link(100, ms(1), 64), 1, 1);
     world.set_active(0, true);
     world.run(ms(200));
     world.link.loss_per_mille = 1_000;
@@ -198,7 +216,7 @@ fn a_link_that_loses_everything_for_a_while_is_used_again() {
 
 #[test]
 fn the_estimate_is_the_link() {
-    let mut world = World::new(link(100, ms(1), 64), 1, 1);
+    let mut world = World::new(KIND, link(100, ms(1), 64), 1, 1);
     world.set_active(0, true);
     world.run(ms(1_000));
     let estimate = world.controller(0).bandwidth() as f64 / (100 * MBIT) as f64;

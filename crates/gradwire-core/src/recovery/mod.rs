@@ -4,6 +4,8 @@
 //! caller's clock and owns no buffers that grow with time.
 
 mod bottleneck;
+mod controller;
+mod empty_path;
 mod filters;
 mod headroom;
 mod ledger;
@@ -14,12 +16,18 @@ mod ledger_tests;
 mod link;
 #[cfg(test)]
 mod link_tests;
+mod model;
 mod pacer;
 mod rate;
+mod receiving_rate;
 mod rtt;
+mod timely;
 
 pub use bottleneck::BottleneckController;
+pub use controller::Controller;
 pub use ledger::{AckOutcome, Ledger, SentPacket};
 pub use pacer::Pacer;
-pub use rate::{AckSample, RateController};
+pub use rate::{AckSample, ControllerKind, ControllerSettings, RateController};
+pub use receiving_rate::ReceivingRateController;
 pub use rtt::RttEstimator;
+pub use timely::TimelyController;

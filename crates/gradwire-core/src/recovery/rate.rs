@@ -1,4 +1,7 @@
 //! The one trait behind which every rate controller lives.
+//!
+//! Called by [`crate::Connection`]'s path for each data packet and each acknowledgement. Which controller serves is
+//! a setting of the connection ([`ControllerKind`]); [`super::Controller`] holds any of them.
 
 use crate::Timestamp;
 use core::time::Duration;
@@ -25,6 +28,9 @@ pub struct AckSample {
 }
 
 /// Decides how much may be in flight and how fast it may leave.
+///
+/// Holds for every implementation, whatever it is told: [`RateController::cwnd`] is at least two packets (or the loss
+/// of one would silence the flow) and [`RateController::pacing_rate`] is above zero.
 pub trait RateController: core::fmt::Debug + Send {
     /// A data packet left.
     fn on_sent(&mut self, now: Timestamp, bytes: u64, in_flight: u64);
@@ -32,10 +38,52 @@ pub trait RateController: core::fmt::Debug + Send {
     fn on_ack(&mut self, sample: &AckSample);
     /// Data starts to flow again after an idle time.
     fn on_idle_restart(&mut self, now: Timestamp);
+    /// The collective says that `senders` ranks, this one included, share the receiver from now on.
+    fn on_incast(&mut self, senders: u32);
     /// Most bytes in flight.
     fn cwnd(&self) -> u64;
     /// Bytes per second at which packets leave.
     fn pacing_rate(&self) -> u64;
     /// Estimated bottleneck bandwidth, bytes per second; zero before the first estimate.
     fn bandwidth(&self) -> u64;
+}
+
+/// Which rate controller a connection uses, for its whole life.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum ControllerKind {
+    /// Bottleneck bandwidth and round-trip time ([`super::BottleneckController`], LTP section III-D).
+    #[default]
+    Bottleneck,
+    /// Round-trip time and its gradient ([`super::TimelyController`], MLT section 4.2.3).
+    Timely,
+    /// What the receiver gets against what is sent ([`super::ReceivingRateController`], DLCP section 3.2.1).
+    ReceivingRate,
+}
+
+impl ControllerKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Bottleneck, Self::Timely, Self::ReceivingRate];
+
+    /// Its name in settings.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bottleneck => "bottleneck",
+            Self::Timely => "timely",
+            Self::ReceivingRate => "receiving_rate",
+        }
+    }
+}
+
+/// What every controller starts from.
+#[derive(Clone, Copy, Debug)]
+pub struct ControllerSettings {
+    /// Bytes per second at which a fresh connection starts: the line rate, as far as it is known.
+    pub initial_rate: u64,
+    /// Ranks that send to the same receiver at once; the first window is divided by it.
+    pub incast: u32,
+    /// Payload bytes of a full packet.
+    pub packet_bytes: u64,
+    /// Most bytes of a standing queue: what the receiver's socket can hold for this sender.
+    pub standing_bytes: u64,
 }

@@ -1,0 +1,169 @@
+//! The round-trip time of the path without queues, and how a flow gets to see it.
+//!
+//! Every controller measures queues against the least round-trip time. A flow that started into a queue takes the
+//! queue for distance, holds a larger window than the others, and makes the queue longer. So a flow that saw a queue
+//! in every sample of a hundred round trips dips: it holds its flight at two packets for one round trip. The others
+//! see the queue fall and dip with it, and all of them see the path. What is queued keeps the link busy meanwhile.
+//!
+//! ```text
+//!   WATCHING --no empty path seen for a hundred round trips, or others dip--> DIPPING --one round trip--> WATCHING
+//! ```
+//!
+//! Gradients come in bursts, so the gap between two steps usually shows the empty path for free
+//! ([`EmptyPath::on_idle_restart`]).
+
+use super::filters::WindowedMin;
+use crate::Timestamp;
+use core::time::Duration;
+
+/// Least round-trip time, that of the last round, and the dip.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct EmptyPath {
+    least: WindowedMin,
+    round: Option<Duration>,
+    previous_round: Option<Duration>,
+    /// When to look for the empty path, unless it is seen before.
+    dip_at: Timestamp,
+    dip: Option<Dip>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dip {
+    since: Timestamp,
+    /// When the flight was down to the least window.
+    reached: Option<Timestamp>,
+}
+
+impl EmptyPath {
+    /// Takes a round-trip sample.
+    pub(super) fn on_rtt(&mut self, now: Timestamp, rtt: Duration) {
+        let before = self.least.min();
+        self.least.insert(now, rtt);
+        self.round = Some(self.round.map_or(rtt, |least| least.min(rtt)));
+        match before {
+            // Another flow dips: a flow that joins it sees the path without the queues of both.
+            Some(least) if rtt < least - least / 8 => self.dip_at = now,
+            _ if self.may_dip(now) && self.previous_round.is_some_and(|previous| rtt < previous * 7 / 8) => {
+                self.dip_at = now;
+            }
+            Some(least) if rtt > least + least / 32 => {}
+            _ => self.dip_at = now + self.interval(),
+        }
+    }
+
+    /// A round trip has ended. Returns its least time.
+    pub(super) fn end_round(&mut self) -> Option<Duration> {
+        self.previous_round = self.round.take();
+        self.previous_round
+    }
+
+    /// Brings the next dip forward to `at`, but never closer to the last one than half the interval.
+    pub(super) fn look_at(&mut self, now: Timestamp, at: Timestamp) {
+        if self.may_dip(now) {
+            self.dip_at = self.dip_at.min(at);
+        }
+    }
+
+    /// Begins, continues or ends a dip; `flight_min` is the flight that a dip goes down to.
+    pub(super) fn advance(&mut self, now: Timestamp, in_flight: u64, flight_min: u64) {
+        let Some(Dip { since, reached }) = self.dip else {
+            if now >= self.dip_at {
+                self.dip = Some(Dip { since: now, reached: None });
+            }
+            return;
+        };
+        let rtt = self.min();
+        let reached = reached.or((in_flight <= flight_min).then_some(now));
+        self.dip = Some(Dip { since, reached });
+        // Of the round trips as they were, so that flows that dip a little later are met.
+        let hold = self.previous_round.unwrap_or(rtt).min(DIP_MAX).max(rtt);
+        let held = reached.is_some_and(|at| now.since(at) >= hold);
+        if held || now.since(since) >= (DIP_MAX + hold).max(rtt * DIP_ROUNDS_MAX) {
+            self.dip = None;
+            self.dip_at = now + self.interval();
+        }
+    }
+
+    /// Data flows again after an idle time: the queue was empty a moment ago, so the samples that come now are good.
+    pub(super) fn on_idle_restart(&mut self, now: Timestamp) {
+        self.least.refresh(now, REFRESH_MIN);
+        self.dip_at = now + self.interval();
+        self.dip = None;
+    }
+
+    /// Whether the flight must be held down.
+    pub(super) fn is_dipping(&self) -> bool {
+        self.dip.is_some()
+    }
+
+    /// Least round-trip time; zero before the first sample.
+    pub(super) fn min(&self) -> Duration {
+        self.least.min().unwrap_or_default()
+    }
+
+    /// Whether the last dip is at least half an interval ago.
+    fn may_dip(&self, now: Timestamp) -> bool {
+        now + self.interval() / 2 >= self.dip_at
+    }
+
+    fn interval(&self) -> Duration {
+        (self.min() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN)
+    }
+}
+
+/// A dip costs about one round trip of sending: at most one percent.
+const DIP_INTERVAL_ROUNDS: u32 = 100;
+/// On short paths rather less.
+const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// A dip ends even when nothing comes back.
+const DIP_MAX: Duration = Duration::from_millis(10);
+/// The same, on paths that are longer than that.
+const DIP_ROUNDS_MAX: u32 = 4;
+/// Restarts nearer than this to each other do not shorten the memory of the least round-trip time.
+const REFRESH_MIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_nanos(ms * 1_000_000)
+    }
+
+    fn ms(value: u64) -> Duration {
+        Duration::from_millis(value)
+    }
+
+    #[test]
+    fn a_flow_that_never_sees_the_empty_path_dips_for_one_round_trip() {
+        let mut path = EmptyPath::default();
+        path.on_rtt(at(0), ms(1));
+        let mut dipped = 0;
+        for now in 1..400 {
+            path.on_rtt(at(now), ms(3));
+            path.advance(at(now), if path.is_dipping() { 0 } else { 100_000 }, 2_816);
+            dipped += u32::from(path.is_dipping());
+        }
+        assert!((1..=8).contains(&dipped), "{dipped} of 400 ms");
+    }
+
+    #[test]
+    fn a_flow_that_sees_the_empty_path_never_dips() {
+        let mut path = EmptyPath::default();
+        for now in 0..1_000 {
+            path.on_rtt(at(now), if now % 50 == 0 { ms(1) } else { Duration::from_micros(1_100) });
+            path.advance(at(now), 100_000, 2_816);
+            assert!(!path.is_dipping());
+        }
+    }
+
+    #[test]
+    fn a_dip_ends_when_nothing_comes_back() {
+        let mut path = EmptyPath::default();
+        path.on_rtt(at(0), ms(1));
+        path.advance(at(300), 100_000, 2_816);
+        assert!(path.is_dipping());
+        path.advance(at(320), 100_000, 2_816);
+        assert!(!path.is_dipping());
+    }
+}

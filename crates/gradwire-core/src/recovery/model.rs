@@ -1,0 +1,148 @@
+//! What the controllers that work with a receiving or a target rate share: one round trip's facts and their window.
+//!
+//! The window is `rate * least round-trip time + a few packets + lumps`. The packets on top are a constant, not a share of
+//! the rate: with window = rate * rtt everywhere, a flow at `rate` then keeps the same number of packets in the queue
+//! as any other, so a flow above the fair share finds its round trips longer than its window was made for and falls,
+//! by a factor of `least rtt / rtt` in each round trip, and one below it rises.
+
+use super::empty_path::EmptyPath;
+use super::filters::{bytes_in, rate_of, AckAggregation};
+use super::headroom::{Headroom, LossCount};
+use super::{AckSample, ControllerSettings};
+use crate::Timestamp;
+use core::time::Duration;
+
+/// What a round trip has shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Round {
+    pub(super) losses: LossCount,
+    /// Largest delivery rate, bytes per second; zero without a sample.
+    pub(super) rate_max: u64,
+    /// Least round-trip time.
+    pub(super) rtt: Option<Duration>,
+    /// How long it took.
+    pub(super) elapsed: Duration,
+    /// Whether the application had nothing to send.
+    pub(super) app_limited: bool,
+}
+
+/// The path as one flow sees it.
+#[derive(Debug)]
+pub(super) struct PathModel {
+    pub(super) path: EmptyPath,
+    pub(super) packet_bytes: u64,
+    standing_bytes: u64,
+    initial_cwnd: u64,
+    round: Round,
+    round_since: Timestamp,
+    aggregation: AckAggregation,
+    headroom: Headroom,
+    lumps: u64,
+}
+
+impl PathModel {
+    pub(super) fn new(settings: &ControllerSettings) -> Self {
+        let packet_bytes = settings.packet_bytes.max(1);
+        Self {
+            path: EmptyPath::default(),
+            packet_bytes,
+            standing_bytes: settings.standing_bytes,
+            initial_cwnd: initial_cwnd(settings),
+            round: Round::default(),
+            round_since: Timestamp::ZERO,
+            aggregation: AckAggregation::default(),
+            headroom: Headroom::new(packet_bytes),
+            lumps: 0,
+        }
+    }
+
+    /// Takes an acknowledgement, judged against `rate`. Returns the round that it ended, if it ended one; the
+    /// acknowledgement itself is the first of the next.
+    pub(super) fn on_ack(&mut self, sample: &AckSample, rate: u64, cwnd: u64) -> Option<Round> {
+        let ended = sample.round_ended.then(|| self.end_round(sample.now));
+        if let Some(rtt) = sample.rtt {
+            self.path.on_rtt(sample.now, rtt);
+        }
+        self.round.losses.acked += sample.acked_bytes;
+        self.round.losses.lost += sample.lost_bytes;
+        self.round.app_limited |= sample.app_limited;
+        self.round.rate_max = self.round.rate_max.max(sample.delivery_rate.unwrap_or(0));
+        // Windows hold whole packets: up to one more would not have fitted.
+        let whole = (cwnd - cwnd / 8).saturating_sub(self.packet_bytes).max(self.packet_bytes);
+        self.aggregation.on_ack(sample.now, sample.acked_bytes, rate, whole);
+        self.lumps = self.aggregation.bytes().min(bytes_in(rate, LUMP_MAX)).min(self.standing_bytes);
+        self.path.advance(sample.now, sample.in_flight, self.cwnd_min());
+        ended
+    }
+
+    fn end_round(&mut self, now: Timestamp) -> Round {
+        let mut round = core::mem::take(&mut self.round);
+        round.rtt = self.path.end_round();
+        round.elapsed = now.since(core::mem::replace(&mut self.round_since, now));
+        self.aggregation.next_round();
+        if self.headroom.on_round(round.losses) {
+            // All flows lose at the same time, so all look for the empty path at the same time.
+            self.path.look_at(now, now);
+        }
+        round
+    }
+
+    /// A flow that started into the queues of others has never seen the path: look soon.
+    pub(super) fn look_soon(&mut self, now: Timestamp) {
+        self.path.look_at(now, now + self.path.min() * LOOK_ROUNDS);
+    }
+
+    /// The window for a flow at `rate`.
+    pub(super) fn window(&self, rate: u64) -> u64 {
+        if self.path.is_dipping() {
+            return self.cwnd_min();
+        }
+        bytes_in(rate, self.path.min()).saturating_add(self.queue_bytes()).max(self.cwnd_min())
+    }
+
+    /// What the flow may keep in queues: a few packets, and what acknowledgements that come in lumps need.
+    pub(super) fn queue_bytes(&self) -> u64 {
+        let kept = QUEUE_PACKETS * self.packet_bytes * self.headroom.per_mille() / 1_000;
+        kept.max(self.packet_bytes).saturating_add(self.lumps)
+    }
+
+    /// First window, and the least while a flow still looks for its rate.
+    pub(super) fn initial_cwnd(&self) -> u64 {
+        self.initial_cwnd
+    }
+
+    /// Two packets: with one, its loss would only be seen by a timer.
+    pub(super) fn cwnd_min(&self) -> u64 {
+        2 * self.packet_bytes
+    }
+
+    /// The least window in the least round trip: an estimate that collapsed recovers within a few of them.
+    pub(super) fn rate_min(&self) -> u64 {
+        let rtt = self.path.min().max(Duration::from_millis(1));
+        rate_of(self.packet_bytes, rtt).unwrap_or(RATE_MIN).max(RATE_MIN)
+    }
+
+    /// The collective says how many senders share the receiver.
+    pub(super) fn on_incast(&mut self, senders: u32) {
+        self.initial_cwnd = initial_cwnd_of(self.packet_bytes, senders);
+    }
+}
+
+/// Ten packets, as TCP takes them (RFC 6928), divided by the incast; at least two.
+fn initial_cwnd(settings: &ControllerSettings) -> u64 {
+    initial_cwnd_of(settings.packet_bytes.max(1), settings.incast)
+}
+
+fn initial_cwnd_of(packet_bytes: u64, senders: u32) -> u64 {
+    packet_bytes * (10 / u64::from(senders.max(1))).max(2)
+}
+
+/// Packets that one flow keeps in queues. Fewer are lost in the noise of bursts of two; with more, eight flows would
+/// fill a switch buffer of 64 packets.
+const QUEUE_PACKETS: u64 = 5;
+/// Round trips that the queues of a start have to drain.
+const LOOK_ROUNDS: u32 = 8;
+/// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
+const LUMP_MAX: Duration = Duration::from_millis(10);
+/// Slowest pacing, bytes per second.
+const RATE_MIN: u64 = 10_000;
