@@ -252,8 +252,6 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions) -> HostOptions {
         socket_bytes: rng.pick(&[256 << 10, 4 << 20]).max(2 * bdp),
         nic_bytes: if rng.chance(0.5) { None } else { Some(rng.log_uniform(20_000, 1_000_000)) },
         wake_late_max: rng.pick(&[Duration::ZERO, Duration::from_micros(60), Duration::from_millis(2)]),
-        // Drawn last, so that the rest of each seed stays what it was.
-        controller: rng.pick(&ControllerKind::ALL),
         ..HostOptions::default()
     }
 }
