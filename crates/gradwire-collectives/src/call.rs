@@ -42,9 +42,21 @@ enum Kind {
     AllToAll = 8,
     Barrier = 9,
     PointToPoint = 10,
+    Refused = 11,
 }
 
 impl Call {
+    /// What stands in a rank's sequence for a collective that it refused: it agrees with nothing but a refusal.
+    pub(crate) const REFUSED: Self = Self {
+        kind: Kind::Refused,
+        dtype: Dtype::Bytes,
+        reduce: None,
+        algorithm: 0,
+        root: NONE,
+        elems: 0,
+        fingerprint: 0,
+    };
+
     /// The call that `request` is, with the schedule that was chosen for it.
     pub(crate) fn of(request: &Request, algorithm: Algorithm) -> Self {
         let (kind, root, bytes) = Self::kind_of(request);
@@ -142,6 +154,7 @@ impl Call {
             (Kind::AllToAll, _) => "all_to_all",
             (Kind::Barrier, _) => "barrier",
             (Kind::PointToPoint, _) => "send/receive",
+            (Kind::Refused, _) => "a call that it refused as invalid",
         }
     }
 
@@ -184,7 +197,7 @@ pub(crate) fn mismatch(sequence: u64, one: (u32, &Descriptor), other: (u32, &Des
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::AllReduce,
         Self::Broadcast,
         Self::AllGather,
@@ -195,6 +208,7 @@ impl Kind {
         Self::AllToAll,
         Self::Barrier,
         Self::PointToPoint,
+        Self::Refused,
     ];
 }
 

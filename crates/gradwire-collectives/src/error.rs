@@ -53,8 +53,8 @@ pub struct Mismatch {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// The request itself is wrong. Nothing was sent, and the group goes on: the call does not count in this rank's
-    /// sequence. Ranks whose own call was right have counted it, and will find the mismatch or time out.
+    /// The request itself is wrong. Nothing of it was sent. The call keeps its place in this rank's sequence: the
+    /// group goes on if every rank was refused there, and a rank whose own call was right gets [`Self::Mismatch`].
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Ranks called different things.

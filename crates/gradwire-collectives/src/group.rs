@@ -117,6 +117,8 @@ struct Queued {
     request: Request,
     submitted: Timestamp,
     sequence: u64,
+    /// It was refused and keeps the place of the call: its caller has the error already.
+    is_stand_in: bool,
 }
 
 impl Queued {
@@ -186,7 +188,11 @@ impl Group {
         let id = OpId(self.next_op);
         self.next_op += 1;
         if let Some(error) = self.refusal(&request) {
+            let takes_place = matches!(error, OpError::Invalid(_)) && request.collective.is_in_sequence();
             self.events.push_back(GroupEvent::Done { op: id, outcome: Err(error) });
+            if takes_place {
+                self.stand_in(now, id);
+            }
             return id;
         }
         let deadline = now + request.timeout;
@@ -196,18 +202,28 @@ impl Group {
             Collective::Receive { .. } => {
                 let sequence = self.next_point_to_point;
                 self.next_point_to_point += 1;
-                self.receives.push_back(Queued { id, request, submitted: now, sequence });
+                let receive = Queued { id, request, submitted: now, sequence, is_stand_in: false };
+                self.receives.push_back(receive);
                 self.match_receives(now);
             }
-            _ => {
-                let sequence = self.next_sequence;
-                self.next_sequence += 1;
-                self.queue.push_back(Queued { id, request, submitted: now, sequence });
-                self.start_queued(now);
-            }
+            _ => self.enqueue(now, id, request, false),
         }
         self.drain(now);
         id
+    }
+
+    fn enqueue(&mut self, now: Timestamp, id: OpId, request: Request, is_stand_in: bool) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.queue.push_back(Queued { id, request, submitted: now, sequence, is_stand_in });
+        self.start_queued(now);
+    }
+
+    /// Keeps the place of a refused collective in the sequence, with bare signals that agree with nothing but another
+    /// refusal. Without it the next call of this rank would meet the refused one of the others.
+    fn stand_in(&mut self, now: Timestamp, id: OpId) {
+        self.enqueue(now, id, Request::nothing(), true);
+        self.drain(now);
     }
 
     /// Takes a datagram from `peer` (found by its connection id). Whatever is wrong with it is only counted.
@@ -276,7 +292,9 @@ impl Group {
 
     /// Says goodbye when this rank leaves and has no more to send.
     fn say_goodbye(&mut self, now: Timestamp) {
-        if !self.is_leaving || self.has_said_goodbye || self.ops.iter().next().is_some() {
+        // Nobody waits for a stand-in, and peers who never make the call would hold it up for ever.
+        let is_busy = self.ops.iter().any(|op| !op.is_stand_in);
+        if !self.is_leaving || self.has_said_goodbye || is_busy {
             return;
         }
         self.has_said_goodbye = true;

@@ -43,6 +43,8 @@ pub(crate) struct Op {
     held: usize,
     /// The caller has been told that it ended.
     pub(crate) is_reported: bool,
+    /// It keeps the place of a refused call; see [`Op::stand_in`].
+    pub(crate) is_stand_in: bool,
     report: DeliveryReport,
 }
 
@@ -123,8 +125,14 @@ impl Op {
             open: 0,
             held: 0,
             is_reported: false,
+            is_stand_in: false,
             report,
         }
+    }
+
+    /// Makes it stand for a call that was refused: its signals say so, and nobody waits for it.
+    pub(crate) fn stand_in(&mut self) {
+        (self.call, self.is_stand_in, self.is_reported) = (Call::REFUSED, true, true);
     }
 
     /// Prepares the memory and gives the first transfers to post.

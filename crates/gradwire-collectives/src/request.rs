@@ -76,6 +76,13 @@ pub enum Collective {
     },
 }
 
+impl Collective {
+    /// Whether it has a place in the group's sequence: every rank calls it.
+    pub(crate) fn is_in_sequence(&self) -> bool {
+        !matches!(self, Self::Send { .. } | Self::Receive { .. })
+    }
+}
+
 /// One call of a collective.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -98,4 +105,21 @@ pub struct Request {
     pub timeout: Duration,
     /// Lower goes first when several are in flight.
     pub priority: u8,
+}
+
+impl Request {
+    /// Bare signals between all pairs, without memory and for nobody to wait for.
+    pub(crate) fn nothing() -> Self {
+        Self {
+            collective: Collective::Barrier,
+            dtype: Dtype::Bytes,
+            reduce: ReduceOp::Sum,
+            input: View::EMPTY,
+            output: View::EMPTY,
+            policy: Policy::RELIABLE,
+            residual: View::EMPTY,
+            timeout: Duration::ZERO,
+            priority: 0,
+        }
+    }
 }

@@ -89,6 +89,57 @@ fn a_mismatch_in_which_nobody_sends_is_found_by_heartbeats() {
 }
 
 #[test]
+fn a_call_that_one_rank_refuses_is_a_mismatch_for_the_others_and_hangs_nobody() {
+    // The refusing rank is a receiver, or the root that everybody waits for; before or after the others call.
+    type Wrong = fn(Request) -> Request;
+    let mixed_up: Wrong = |request| Request { residual: request.output, ..request };
+    let half: Wrong = |request| Request { input: View::EMPTY, ..request };
+    let reduce = |tensor: &mut Tensor| all_reduce(tensor, Algorithm::Transpose);
+    let ring = |tensor: &mut Tensor| all_reduce(tensor, Algorithm::Ring);
+    let broadcast = |tensor: &mut Tensor| Request {
+        output: tensor.view(),
+        ..request(Collective::Broadcast { root: 0 })
+    };
+    type Make<'a> = &'a dyn Fn(&mut Tensor) -> Request;
+    let cases: [(Make<'_>, Wrong); 3] = [(&reduce, half), (&ring, half), (&broadcast, mixed_up)];
+    for (case, (make, wrong)) in cases.into_iter().enumerate() {
+        for refuses_first in [true, false] {
+            let mut net = Net::new(3, lossy(case as u64, 2));
+            let mut tensors = [data(2000), data(2000), data(2000)];
+            let requests = tensors.each_mut().map(|tensor| make(tensor));
+            let refuse = |net: &mut Net| net.submit(0, wrong(requests[0].clone()));
+            let first = refuses_first.then(|| refuse(&mut net));
+            let others = [1, 2].map(|rank| net.submit(rank, requests[rank as usize].clone()));
+            net.run_for(Duration::from_millis(5));
+            let refused = first.unwrap_or_else(|| refuse(&mut net));
+            let next = net.submit(0, request(Collective::Barrier));
+            net.run_until(Duration::from_secs(5), |net| {
+                net.done[0].len() == 2 && net.done[1].len() == 1 && net.done[2].len() == 1
+            });
+            assert!(matches!(net.outcome(0, refused), Err(OpError::Invalid(_))));
+            let mut errors = vec![net.outcome(0, next).clone()];
+            errors.extend([1, 2].map(|rank| net.outcome(rank, others[rank as usize - 1]).clone()));
+            for error in errors {
+                let (a, b) = assert_mismatch(&[error.expect_err("ranks disagree")], 0);
+                assert!(a.starts_with("0 a call that it refused as invalid"), "{a} against {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_refused_a_call_which_nobody_else_made_can_still_leave() {
+    let mut net = Net::perfect(2);
+    let mut tensor = data(10);
+    let wrong = Request { input: View::EMPTY, ..all_reduce(&mut tensor, Algorithm::Ring) };
+    net.submit(0, wrong);
+    net.run_for(Duration::from_millis(50));
+    let now = net.now;
+    net.groups.iter_mut().for_each(|group| group.leave(now));
+    net.run_until(Duration::from_secs(2), |net| net.groups.iter().all(|group| group.is_drained()));
+}
+
+#[test]
 fn a_mismatch_late_in_the_sequence_names_its_number() {
     let mut net = Net::perfect(2);
     let mut tensors = [data(100), data(100)];

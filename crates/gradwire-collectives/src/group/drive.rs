@@ -44,13 +44,17 @@ impl Group {
     /// Starts queued collectives while there is room in flight.
     pub(super) fn start_queued(&mut self, now: Timestamp) {
         while self.queue.front().is_some_and(|queued| self.ops.has_room(queued.sequence)) {
-            let Some(Queued { id, request, submitted, sequence }) = self.queue.pop_front() else { return };
+            let Some(queued) = self.queue.pop_front() else { return };
+            let Queued { id, request, submitted, sequence, is_stand_in } = queued;
             let algorithm = match request.collective {
                 Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
                 _ => Algorithm::Auto,
             };
             let name = Name { id, submitted, point_to_point: None };
-            let op = Op::new(request, algorithm, self.place(sequence), name);
+            let mut op = Op::new(request, algorithm, self.place(sequence), name);
+            if is_stand_in {
+                op.stand_in();
+            }
             self.history.record(sequence, op.call.encode());
             self.next_start = sequence + 1;
             let key = self.ops.insert_collective(Box::new(op));

@@ -26,7 +26,9 @@ impl Group {
         for op in self.ops.drain() {
             op.release(&mut self.pool);
         }
-        ended.extend(self.queue.drain(..).chain(self.receives.drain(..)).map(|queued| queued.id));
+        ended.extend(self.unstarted().map(|queued| queued.id));
+        self.queue.clear();
+        self.receives.clear();
         ended.sort_unstable();
         self.next_deadline = None;
         self.events.push_back(GroupEvent::Failed(error.clone()));
@@ -89,7 +91,8 @@ impl Group {
     pub(super) fn on_left(&mut self, now: Timestamp, slot: usize) {
         self.peers[slot].has_left = true;
         let rank = Some(self.peers[slot].rank);
-        let awaited = self.ops.iter().any(|op| rank.is_some_and(|rank| op.expects_from(rank)));
+        let expects = |op: &Op| !op.is_stand_in && rank.is_some_and(|rank| op.expects_from(rank));
+        let awaited = self.ops.iter().any(expects);
         let is_from = |request: &Request| match request.collective {
             Collective::Receive { from, .. } => from == rank,
             _ => false,
@@ -124,7 +127,7 @@ impl Group {
 
     /// Ends everything if an operation ran out of time; else finds the next one that may.
     pub(super) fn check_deadlines(&mut self, now: Timestamp) {
-        let queued = || self.queue.iter().chain(&self.receives);
+        let queued = || self.unstarted();
         let late_op = self.unreported().filter(|op| op.deadline() <= now).min_by_key(|op| op.id);
         let late = match late_op {
             Some(op) => Some((op.call.encode(), op.sequence(), op.submitted)),
@@ -174,6 +177,11 @@ impl Group {
         self.ops.iter().filter(|op| !op.is_reported)
     }
 
+    /// Calls that have not been started and whose callers wait for them.
+    fn unstarted(&self) -> impl Iterator<Item = &Queued> {
+        self.queue.iter().chain(&self.receives).filter(|queued| !queued.is_stand_in)
+    }
+
     /// What is in progress, for messages.
     fn during(&self) -> String {
         self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned())
@@ -182,9 +190,8 @@ impl Group {
     /// The oldest operation that is not over.
     pub(super) fn during_any(&self) -> Option<String> {
         let in_flight = self.unreported().min_by_key(|op| op.id).map(Op::during);
-        let queued = || self.queue.iter().chain(&self.receives).next();
         in_flight.or_else(|| {
-            queued().map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
+            self.unstarted().next().map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
         })
     }
 

@@ -63,7 +63,7 @@ impl Group {
     }
 
     fn start_receive(&mut self, now: Timestamp, receive: Queued, slot: usize, offer: &Offer) {
-        let Queued { id, mut request, submitted, sequence } = receive;
+        let Queued { id, mut request, submitted, sequence, .. } = receive;
         if let Collective::Receive { from, .. } = &mut request.collective {
             *from = Some(self.peers[slot].rank);
         }
