@@ -65,7 +65,7 @@ impl Connection {
                     self.on_ping(header.sent_at_us, header.path, record);
                 }
             }
-            Kind::Goodbye => self.on_goodbye(header.flags.contains(Flags::REPLY)),
+            Kind::Goodbye => self.on_goodbye(now, header.flags.contains(Flags::REPLY)),
             Kind::Abort => self.on_abort(header.flags.contains(Flags::REPLY), reader.array()?),
         }
         self.on_heard(now);
@@ -80,7 +80,9 @@ impl Connection {
     ) -> Result<(), DropReason> {
         let hello = HelloBody::decode(reader)?;
         if hello.fingerprint != self.config.fingerprint {
-            self.events.push_back(Event::FingerprintMismatch { theirs: hello.fingerprint });
+            if self.liveness.is_first_mismatch() {
+                self.events.push_back(Event::FingerprintMismatch { theirs: hello.fingerprint });
+            }
             return Err(DropReason::WrongConnection);
         }
         if header.flags.contains(Flags::REPLY) {
@@ -320,6 +322,13 @@ impl Connection {
             return Ok(());
         };
         let send = &mut self.sends[index];
+        if status.state == TransferState::Unposted && self.liveness.peer_has_left() {
+            // It left without having counted anything.
+            let receipt = send.uncounted();
+            self.conclude(index, receipt);
+            self.finish_parting();
+            return Ok(());
+        }
         let was_granted = send.granted;
         match send.on_status(&status) {
             StatusEffect::Nothing => {}
@@ -336,6 +345,7 @@ impl Connection {
             StatusEffect::Done(receipt) => {
                 self.note_progress(now);
                 self.conclude(index, receipt);
+                self.finish_parting();
             }
             StatusEffect::Implausible => return Err(DropReason::Implausible),
         }

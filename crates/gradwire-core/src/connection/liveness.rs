@@ -1,8 +1,7 @@
 //! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
 
 use super::Connection;
-use crate::{Event, SendReceipt, Timestamp};
-use alloc::vec::Vec;
+use crate::{Event, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{PathId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 
@@ -12,7 +11,7 @@ const HELLO_MAX: Duration = Duration::from_millis(200);
 /// Shortest pause between repeated goodbyes and aborts.
 const FAREWELL_MIN: Duration = Duration::from_millis(10);
 /// How long a goodbye is repeated: the peer may be gone already.
-const GOODBYE_MAX: Duration = Duration::from_millis(500);
+pub(super) const GOODBYE_MAX: Duration = Duration::from_millis(500);
 
 /// What is said at the end, again and again until it is confirmed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +61,8 @@ pub(super) struct Liveness {
     abort_reply: bool,
     /// Silent for too long.
     lost: bool,
+    /// Other settings were reported: once is enough, however often such a hello comes.
+    mismatch_reported: bool,
 }
 
 impl Liveness {
@@ -87,6 +88,7 @@ impl Liveness {
             goodbye_reply: false,
             abort_reply: false,
             lost: false,
+            mismatch_reported: false,
         }
     }
 
@@ -102,6 +104,34 @@ impl Liveness {
     /// Data may flow.
     pub(super) fn is_open(&self) -> bool {
         self.connected && !self.is_over() && !self.peer_left && !self.peer_aborted
+    }
+
+    /// One of the two leaves in good order, and the other may still ask how its transfers ended.
+    pub(super) fn is_parting(&self) -> bool {
+        let leaves = self.farewell == Some(Farewell::Goodbye) && !self.confirmed;
+        self.connected && !self.lost && !self.peer_aborted && (leaves || self.peer_left)
+    }
+
+    /// The peer says goodbye; `true` for the first time.
+    pub(super) fn on_peer_leaves(&mut self) -> bool {
+        // Both leaving: each has heard the other, nobody needs a reply any more.
+        self.confirmed |= self.farewell == Some(Farewell::Goodbye);
+        !core::mem::replace(&mut self.peer_left, true)
+    }
+
+    /// The peer confirms our goodbye.
+    pub(super) fn on_goodbye_reply(&mut self) {
+        self.confirmed |= self.farewell == Some(Farewell::Goodbye);
+    }
+
+    /// The peer's goodbye is to be confirmed.
+    pub(super) fn confirm_goodbye(&mut self) {
+        self.goodbye_reply = true;
+    }
+
+    /// Whether this is the first hello with other settings.
+    pub(super) fn is_first_mismatch(&mut self) -> bool {
+        !core::mem::replace(&mut self.mismatch_reported, true)
     }
 
     pub(super) fn is_aborting(&self) -> bool {
@@ -288,27 +318,6 @@ impl Connection {
             self.liveness.peer_position = record;
             self.events.push_back(Event::Position(record));
         }
-    }
-
-    pub(super) fn on_goodbye(&mut self, is_reply: bool) {
-        if is_reply {
-            self.liveness.confirmed |= self.liveness.farewell == Some(Farewell::Goodbye);
-            return;
-        }
-        self.liveness.goodbye_reply = true;
-        if core::mem::replace(&mut self.liveness.peer_left, true) {
-            return;
-        }
-        // Both leaving: each has heard the other, nobody needs a reply any more.
-        self.liveness.confirmed |= self.liveness.farewell == Some(Farewell::Goodbye);
-        for send in core::mem::take(&mut self.sends) {
-            self.paths.forget(send.request.transfer);
-            let receipt = SendReceipt { transfer: send.request.transfer, missing: Vec::new() };
-            self.events.push_back(Event::Sent(receipt));
-        }
-        self.eager_used = 0;
-        self.probe_due.clear();
-        self.events.push_back(Event::PeerLeft);
     }
 
     pub(super) fn on_abort(&mut self, is_reply: bool, record: [u8; ABORT_RECORD_BYTES]) {

@@ -1,11 +1,12 @@
 //! The state that two ranks share, as one machine without IO.
 //!
 //! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
-//! `liveness` keeps, ends and fails the association. This file holds the state and the commands.
+//! `liveness` keeps, ends and fails the association, `parting` sees off a peer that leaves. This file holds the state and the commands.
 
 mod inbound;
 mod liveness;
 mod outbound;
+mod parting;
 mod timers;
 
 #[cfg(test)]
@@ -22,6 +23,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use gradwire_wire::{PathId, TransferId};
 use liveness::Liveness;
+use parting::Parting;
 
 /// Grants remembered that came before their send was posted.
 const PREGRANTS_MAX: usize = 64;
@@ -32,6 +34,7 @@ pub struct Connection {
     config: ConnectionConfig,
     paths: Paths,
     liveness: Liveness,
+    parting: Parting,
     /// In the order in which they are served: by priority, then by age.
     sends: Vec<SendHalf>,
     receives: Vec<ReceiveHalf>,
@@ -71,6 +74,7 @@ impl Connection {
         Self {
             paths: Paths::new(&config, now),
             liveness: Liveness::new(now),
+            parting: Parting::No,
             sends: Vec::new(),
             receives: Vec::new(),
             peer_sent_at: Timestamp::ZERO,
@@ -104,9 +108,9 @@ impl Connection {
             return Err(TransferError::Exists(request.transfer));
         }
         if self.liveness.peer_has_left() {
-            // Who left in good order needs nothing more.
-            self.events
-                .push_back(Event::Sent(SendReceipt { transfer: request.transfer, missing: Vec::new() }));
+            // Who left in good order needs nothing more; what would have been counted there is not.
+            let receipt = SendHalf::new(request, self.config.chunk_bytes(), false).unconfirmed();
+            self.events.push_back(Event::Sent(receipt));
             return Ok(());
         }
         let pregranted = self.pregrants.iter().position(|id| *id == request.transfer);

@@ -53,7 +53,7 @@ impl Connection {
             return self.transmit_due(now, due, scratch);
         }
         if !self.liveness.is_open() {
-            return None;
+            return if self.liveness.is_parting() { self.poll_answers(now, scratch) } else { None };
         }
         let asked = self.ack_requested.map(|(_, path)| usize::from(path.0));
         if let Some(path) = asked.or_else(|| self.paths.ack_due(now)) {
@@ -61,6 +61,11 @@ impl Connection {
                 return Some(transmit);
             }
         }
+        self.poll_answers(now, scratch)
+    }
+
+    /// What is said and asked about single transfers.
+    fn poll_answers(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
         if let Some((transfer, first_chunk, echo_us)) = self.status_due.pop_front() {
             return self.transmit_status(now, transfer, (first_chunk, echo_us), scratch);
         }

@@ -19,6 +19,7 @@ impl Connection {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.check_silence(now);
+        self.check_parting(now);
         if !self.liveness.is_open() {
             return;
         }
@@ -43,6 +44,7 @@ impl Connection {
         };
         offer(self.liveness.due_at(), TimeoutReason::Heartbeat);
         offer(self.liveness.lost_at(self.config.peer_timeout), TimeoutReason::PeerSilent);
+        offer(self.parting_at(), TimeoutReason::Heartbeat);
         if self.liveness.is_open() {
             offer(self.paths.ack_due_at(), TimeoutReason::AckDelay);
             offer(self.paths.loss_time(), TimeoutReason::Loss);

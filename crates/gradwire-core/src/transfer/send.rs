@@ -152,6 +152,27 @@ impl SendHalf {
         }
     }
 
+    /// How it ends when nobody can say any more what counted: an exact send was needed by nobody, of a tolerant one what
+    /// was not acknowledged did not count.
+    pub(crate) fn unconfirmed(&self) -> SendReceipt {
+        let mut missing = Bitmap::ones(self.grid.chunks());
+        self.acked.iter().for_each(|chunk| _ = missing.remove(chunk));
+        self.without(&missing)
+    }
+
+    /// How it ends when the receiver dropped it.
+    pub(crate) fn uncounted(&self) -> SendReceipt {
+        self.without(&Bitmap::ones(self.grid.chunks()))
+    }
+
+    fn without(&self, missing: &Bitmap) -> SendReceipt {
+        let missing = match self.request.reliability {
+            Reliability::Exact => Vec::new(),
+            Reliability::Tolerant => byte_ranges(missing, self.grid),
+        };
+        SendReceipt { transfer: self.request.transfer, missing }
+    }
+
     /// Applies the receiver's word.
     pub(crate) fn on_status(&mut self, status: &StatusBody) -> StatusEffect {
         let chunks = self.grid.chunks();
