@@ -96,17 +96,15 @@ fn a_call_that_one_rank_refuses_is_a_mismatch_for_the_others_and_hangs_nobody() 
     let half: Wrong = |request| Request { input: View::EMPTY, ..request };
     let reduce = |tensor: &mut Tensor| all_reduce(tensor, Algorithm::Transpose);
     let ring = |tensor: &mut Tensor| all_reduce(tensor, Algorithm::Ring);
-    let broadcast = |tensor: &mut Tensor| Request {
-        output: tensor.view(),
-        ..request(Collective::Broadcast { root: 0 })
-    };
+    let broadcast =
+        |tensor: &mut Tensor| Request { output: tensor.view(), ..request(Collective::Broadcast { root: 0 }) };
     type Make<'a> = &'a dyn Fn(&mut Tensor) -> Request;
     let cases: [(Make<'_>, Wrong); 3] = [(&reduce, half), (&ring, half), (&broadcast, mixed_up)];
     for (case, (make, wrong)) in cases.into_iter().enumerate() {
         for refuses_first in [true, false] {
             let mut net = Net::new(3, lossy(case as u64, 2));
             let mut tensors = [data(2000), data(2000), data(2000)];
-            let requests = tensors.each_mut().map(|tensor| make(tensor));
+            let requests = tensors.each_mut().map(make);
             let refuse = |net: &mut Net| net.submit(0, wrong(requests[0].clone()));
             let first = refuses_first.then(|| refuse(&mut net));
             let others = [1, 2].map(|rank| net.submit(rank, requests[rank as usize].clone()));

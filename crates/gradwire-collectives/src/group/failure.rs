@@ -191,7 +191,9 @@ impl Group {
     pub(super) fn during_any(&self) -> Option<String> {
         let in_flight = self.unreported().min_by_key(|op| op.id).map(Op::during);
         in_flight.or_else(|| {
-            self.unstarted().next().map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
+            self.unstarted()
+                .next()
+                .map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
         })
     }
 
