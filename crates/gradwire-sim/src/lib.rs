@@ -22,6 +22,7 @@ mod rng;
 mod runner;
 mod sabotage;
 mod scenario;
+mod stray;
 mod trace;
 mod values;
 mod violation;
@@ -29,7 +30,9 @@ mod world;
 
 pub use conformance::{parse_list, ListError};
 pub use memory::Tensor;
-pub use network::{Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats};
+pub use network::{
+    Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats, Port, Trunk,
+};
 pub use oracle::expected_output;
 pub use pair::run_pair;
 pub use plan::{Fault, OpKind, OpPlan, OutputPlan};

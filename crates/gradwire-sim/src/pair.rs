@@ -4,7 +4,7 @@
 //! out at most once and unaltered; what the receiver did not get is exactly what the sender is told; contracts are
 //! kept; memory of a concluded send is never asked for; once the network is healed everything ends.
 
-use crate::{EventQueue, Network, NetworkOptions, Rng, Scenario};
+use crate::{EventQueue, Network, Port, Rng, Scenario};
 use gradwire_core::wire::OPENING_BYTES;
 use gradwire_core::{
     Body, CloseReason, Connection, ConnectionConfig, ConnectionId, Contract, Event, ReceiveTransfer,
@@ -60,7 +60,9 @@ impl Pair {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed).fork(20);
         let scenario = Scenario::swarm(seed);
-        let network = NetworkOptions { ..scenario.network.clone() };
+        let mut network = scenario.network.clone();
+        // Two ranks are one flow: the trunk is one more link in a row, which the narrowest one stands for.
+        (network.trunk, network.impaired_rank) = (None, None);
         let connections = [0, 1].map(|side| Connection::new(config(&scenario, side), Timestamp::ZERO));
         let transfers: Vec<Transfer> =
             (0..rng.below(1..12) as u32).map(|index| draw(&mut rng, index)).collect();
@@ -73,7 +75,7 @@ impl Pair {
         let healed = rng.duration(Duration::from_secs(3));
         queue.schedule(Timestamp::ZERO + healed, Happening::Heal);
         let total: u64 = transfers.iter().map(|transfer| transfer.bytes).sum();
-        let rate = network.link(0).rate.min(network.link(1).rate) as f64;
+        let rate = network.narrowest_rate(2) as f64;
         let patience = Duration::from_secs_f64(16.0 * total as f64 / rate) + Duration::from_secs(1);
         let network = Network::new(network, 2, &rng.fork(21));
         let armed = [(None, 0); 2];
@@ -99,7 +101,7 @@ impl Pair {
     fn handle(&mut self, happening: Happening) -> Result<(), String> {
         let side = match happening {
             Happening::AtPort(to, bytes) => {
-                if let Some(at) = self.network.enqueue(self.now, to, bytes.len()) {
+                if let Some(at) = self.network.enqueue(self.now, Port::Host(to), bytes.len()) {
                     self.queue.schedule(at, Happening::Received(to, bytes));
                 }
                 return Ok(());

@@ -58,14 +58,42 @@ pub enum OpKind {
 /// Something that happens to ranks or links at a time of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The rank does nothing for this long; its socket buffer fills up.
+    /// The rank does nothing for this long; its socket buffer fills up, its clock goes on (a stopped process).
     Pause(usize, Duration),
+    /// The same, but its clock stands still too (a suspended virtual machine).
+    Suspend(usize, Duration),
+    /// The clock of a rank that keeps running jumps ahead. A monotonic clock never goes back.
+    ClockJump(usize, Duration),
     /// Nothing passes between the two ranks for this long.
     Partition(usize, usize, Duration),
     /// The rank is gone for good.
     Crash(usize),
     /// The network stops losing, doubling and reordering.
     Heal,
+}
+
+impl Fault {
+    /// The rank that it happens to; the first one of two.
+    #[must_use]
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Pause(rank, _)
+            | Self::Suspend(rank, _)
+            | Self::ClockJump(rank, _)
+            | Self::Partition(rank, _, _)
+            | Self::Crash(rank) => Some(*rank),
+            Self::Heal => None,
+        }
+    }
+
+    /// How long it lasts. A crash lasts for ever and is over at once: nothing heals after it.
+    #[must_use]
+    pub fn length(&self) -> Duration {
+        match self {
+            Self::Pause(_, length) | Self::Suspend(_, length) | Self::Partition(_, _, length) => *length,
+            Self::ClockJump(..) | Self::Crash(_) | Self::Heal => Duration::ZERO,
+        }
+    }
 }
 
 impl OpPlan {

@@ -27,6 +27,12 @@ impl<E> EventQueue<E> {
         self.scheduled += 1;
     }
 
+    /// When the next event happens.
+    #[must_use]
+    pub fn next_at(&self) -> Option<Timestamp> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
     /// The next event and its time.
     pub fn pop(&mut self) -> Option<(Timestamp, E)> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))

@@ -11,10 +11,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 /// A datagram under way.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     pub(crate) provenance: Option<Provenance>,
+    /// The receiver's checksum will not match.
+    pub(crate) corrupted: bool,
 }
 
 /// One collective on one rank.
@@ -47,7 +49,9 @@ pub(crate) struct Rank {
     /// Every peer has answered.
     pub(crate) connected: bool,
     pub(crate) crashed: bool,
-    pub(crate) paused: bool,
+    /// Reasons for which it stands still.
+    pub(crate) stops: u32,
+    pub(crate) clock: Clock,
     pub(crate) socket: VecDeque<(usize, Packet)>,
     pub(crate) socket_bytes: u64,
     /// The time of the pending wake-up, and how many were armed: older ones are stale.
@@ -60,14 +64,16 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(scenario: &Scenario, rank: usize) -> Self {
+        let clock = Clock { ahead: scenario.clock_of(rank), lost: Duration::ZERO };
         Self {
-            group: Group::new(group_config(scenario, rank), Timestamp::ZERO),
+            group: Group::new(group_config(scenario, rank), clock.local(Timestamp::ZERO)),
             runs: scenario.ops.iter().map(|_| None).collect(),
             next_op: 0,
             in_flight: Vec::new(),
             connected: false,
             crashed: false,
-            paused: false,
+            stops: 0,
+            clock,
             socket: VecDeque::new(),
             socket_bytes: 0,
             armed_at: None,
@@ -78,16 +84,22 @@ impl Rank {
     }
 
     pub(crate) const fn is_running(&self) -> bool {
-        !self.crashed && !self.paused
+        !self.crashed && self.stops == 0
     }
 
-    /// Submits collective `op` of the scenario.
-    pub(crate) fn submit(&mut self, now: Timestamp, scenario: &Scenario, op: usize, rank: usize) {
+    /// Submits collective `op` of the scenario. The two times: that of the world, and that of this rank's clock.
+    pub(crate) fn submit(
+        &mut self,
+        (now, local): (Timestamp, Timestamp),
+        scenario: &Scenario,
+        op: usize,
+        rank: usize,
+    ) {
         let plan = &scenario.ops[op];
         let run = OpRun::new(plan, now, op, rank, scenario.world_size);
         let input = if plan.in_place { run.output.view() } else { run.input.view() };
         let id = self.group.submit(
-            now,
+            local,
             Request {
                 collective: plan.collective(op, rank, scenario.world_size),
                 dtype: plan.dtype,
@@ -139,6 +151,30 @@ impl Rank {
     /// Whether every collective of the scenario is over here.
     pub(crate) fn is_done(&self, ops: &[OpPlan]) -> bool {
         self.next_op == ops.len() && self.in_flight.is_empty()
+    }
+}
+
+/// A monotonic clock of its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    /// By how much it started or jumped ahead of the world's time.
+    ahead: Duration,
+    /// For how long it has stood still.
+    lost: Duration,
+}
+
+impl Clock {
+    /// What it shows.
+    pub(crate) fn local(&self, now: Timestamp) -> Timestamp {
+        Timestamp::ZERO + ((now + self.ahead) - (Timestamp::ZERO + self.lost))
+    }
+
+    pub(crate) fn jump(&mut self, length: Duration) {
+        self.ahead += length;
+    }
+
+    pub(crate) fn lose(&mut self, length: Duration) {
+        self.lost += length;
     }
 }
 

@@ -1,8 +1,11 @@
 //! Deliberate damage: the proof that the checkers can fail.
 
-use crate::rank::{OpRun, Packet, RESIDUAL_FILL};
+use crate::rank::{OpRun, Packet, Rank, RESIDUAL_FILL};
 use crate::scenario::Sabotage;
+use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, View};
 use gradwire_core::wire::{HEADER_BYTES, OPENING_BYTES};
+use gradwire_core::Timestamp;
+use std::time::Duration;
 
 /// Does one kind of damage once, at the first opportunity.
 #[derive(Debug)]
@@ -72,11 +75,38 @@ impl Saboteur {
         }
     }
 
+    /// Everything is done, and nobody has a reason to send anything.
+    pub(crate) fn on_silence(&mut self, ranks: &mut [Rank], now: Timestamp) {
+        if self.kind != Sabotage::Chatter {
+            return;
+        }
+        // A barrier that only one rank calls: it is offered again and again.
+        for rank in ranks.iter_mut().filter(|rank| rank.is_running()).take(1) {
+            let local = rank.clock.local(now);
+            rank.group.submit(local, barrier());
+            self.struck = true;
+        }
+    }
+
     /// On every rank: the others' probes would carry one along.
     pub(crate) fn stops_timers(&mut self) -> bool {
         let stops = self.kind == Sabotage::StopTimers;
         self.struck |= stops;
         stops
+    }
+}
+
+fn barrier() -> Request {
+    Request {
+        collective: Collective::Barrier,
+        dtype: Dtype::Bytes,
+        reduce: ReduceOp::Sum,
+        input: View::EMPTY,
+        output: View::EMPTY,
+        policy: Policy::RELIABLE,
+        residual: View::EMPTY,
+        timeout: Duration::from_secs(3600),
+        priority: 0,
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum Step {
     Overflowed = 3,
     /// A rank received it.
     Received = 4,
+    /// A rank's checksum did not match.
+    Corrupted = 5,
 }
 
 impl Trace {

@@ -215,6 +215,28 @@ pub enum Violation {
         /// How long after.
         waited: Duration,
     },
+    /// Somebody sent what nobody needs any more.
+    #[error("rank {rank} sent {what} at {at:?}, when all was done")]
+    NotQuiet {
+        /// The rank.
+        rank: usize,
+        /// When.
+        at: Timestamp,
+        /// Kind of the datagram.
+        what: String,
+    },
+    /// A survivor was told too late that a rank is gone.
+    #[error("op {op}, rank {rank} learnt at {at:?} that a rank is gone: {bound:?} was the limit")]
+    LateVerdict {
+        /// The collective.
+        op: usize,
+        /// The rank that was told late.
+        rank: usize,
+        /// When.
+        at: Timestamp,
+        /// When it had to know.
+        bound: Duration,
+    },
     /// The code under test panicked.
     #[error("panic: {0}")]
     Panicked(String),

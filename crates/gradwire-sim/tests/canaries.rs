@@ -77,3 +77,8 @@ fn a_world_without_timers_is_found() {
         matches!(violation, Violation::Stuck { .. } | Violation::Failed { .. })
     });
 }
+
+#[test]
+fn talk_without_end_is_found() {
+    is_always_found(Sabotage::Chatter, |violation| matches!(violation, Violation::NotQuiet { .. }));
+}

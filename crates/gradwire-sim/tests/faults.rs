@@ -1,7 +1,7 @@
 //! Ranks that crash, stop, come late or are cut off; buffers that overflow; datagrams that are forged.
 
 use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
-use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Violation};
+use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Trunk, Violation};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -74,6 +74,44 @@ fn a_pause_or_a_partition_shorter_than_the_peer_timeout_is_survived() {
     }
 }
 
+#[test]
+fn a_rank_whose_clock_jumps_ahead_blames_nobody() {
+    for seed in 0..12 {
+        let mut scenario = Scenario::quiet(seed, 3, links(), vec![all_reduce(1 << 18, Policy::RELIABLE); 2]);
+        scenario.network.impairments.loss = 0.05;
+        let jump = scenario.host.peer_timeout * [1, 2, 100][seed as usize % 3];
+        scenario.faults =
+            vec![(MS * (20 + 3 * seed as u32), Fault::ClockJump(1, jump)), (MS * 900, Fault::Heal)];
+        let summary = passes(scenario);
+        assert!(summary.op_times.iter().all(Option::is_some), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_rank_that_stands_still_for_too_long_is_named_by_every_rank_itself_included() {
+    for seed in 0..12 {
+        let mut scenario = Scenario::quiet(seed, 4, links(), vec![all_reduce(1 << 18, Policy::AUTO); 2]);
+        let (asleep, length) = (seed as usize % 4, scenario.host.peer_timeout * [2, 3][seed as usize % 2]);
+        let fault = if seed < 6 { Fault::Pause(asleep, length) } else { Fault::Suspend(asleep, length) };
+        scenario.faults.push((MS * (20 + 3 * seed as u32), fault));
+        let summary = passes(scenario);
+        assert_eq!(summary.verdicts, vec![Some(asleep as u32); 4], "seed {seed}");
+    }
+}
+
+#[test]
+fn two_racks_and_a_narrow_trunk_keep_every_promise() {
+    for seed in 0..8 {
+        let mut network = links();
+        let trunk = Trunk { first_rack: 3, rate: 6_250_000, delay: MS / 4, buffer_bytes: 64 * 1514 };
+        network.trunk = Some(trunk);
+        network.impairments.loss = 0.01;
+        let summary = passes(Scenario::quiet(seed, 6, network, vec![all_reduce(1 << 17, Policy::AUTO); 2]));
+        // 512 KiB: each rack sends 9/36 of the bucket per rank pair across, 0.79 MB in both stages, at 6.25 MB/s.
+        assert!(summary.op_times.iter().flatten().all(|time| *time > MS * 120), "{:?}", summary.op_times);
+    }
+}
+
 /// Seed 1792 of the swarm, made small: the answers of a rank that stood still looked like round trips of a second, and
 /// the next lost status stalled the collective for seconds.
 #[test]
@@ -113,7 +151,7 @@ fn an_incast_of_seven_into_a_small_buffer_ends_and_keeps_its_bound() {
 fn forged_and_damaged_datagrams_panic_nowhere() {
     for seed in 0..150 {
         let mut scenario = Scenario::swarm(seed);
-        scenario.network.impairments.corrupt = 0.02;
+        scenario.network.impairments.forge = 0.02;
         // Without a checksum a flipped payload bit is a wrong value, so results mean nothing here.
         if let Err(
             violation @ (Violation::Panicked(_)

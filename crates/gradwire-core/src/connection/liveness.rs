@@ -51,10 +51,14 @@ pub(super) struct Liveness {
     position: [u8; POSITION_RECORD_BYTES],
     peer_position: [u8; POSITION_RECORD_BYTES],
     heard_at: Timestamp,
+    /// When this rank last looked at the clock for this connection.
+    awake_at: Timestamp,
     farewell: Option<Farewell>,
     farewell_at: Timestamp,
     farewell_until: Timestamp,
     confirmed: bool,
+    /// The peer itself has shown that it knows of the abort.
+    is_told: bool,
     peer_left: bool,
     peer_aborted: bool,
     goodbye_reply: bool,
@@ -79,10 +83,12 @@ impl Liveness {
             position: [0; POSITION_RECORD_BYTES],
             peer_position: [0; POSITION_RECORD_BYTES],
             heard_at: now,
+            awake_at: now,
             farewell: None,
             farewell_at: now,
             farewell_until: now,
             confirmed: false,
+            is_told: false,
             peer_left: false,
             peer_aborted: false,
             goodbye_reply: false,
@@ -321,26 +327,34 @@ impl Connection {
     }
 
     pub(super) fn on_abort(&mut self, is_reply: bool, record: [u8; ABORT_RECORD_BYTES]) {
+        self.liveness.is_told |= self.liveness.is_aborting();
+        self.liveness.confirmed |= self.liveness.is_told;
         if is_reply {
-            self.liveness.confirmed |= self.liveness.is_aborting();
             return;
         }
-        self.liveness.abort_reply = true;
         // Two ranks that abort at once have told each other.
-        self.liveness.confirmed |= self.liveness.is_aborting();
+        self.liveness.abort_reply = true;
         if !core::mem::replace(&mut self.liveness.peer_aborted, true) {
             self.events.push_back(Event::Aborted(record));
         }
     }
 
-    /// Something arrived although this side has aborted: the peer has not heard it yet.
+    /// Something arrived although this side has aborted: the peer has not heard it yet. Also one that was given up or
+    /// taken for lost, and stood still all the time: it would wait for an answer that nobody gives.
     pub(super) fn repeat_abort(&mut self, now: Timestamp) {
-        if self.liveness.is_aborting() && !self.liveness.confirmed {
+        if self.liveness.is_aborting() && !self.liveness.is_told {
+            (self.liveness.confirmed, self.liveness.lost) = (false, false);
             self.liveness.farewell_until = self.liveness.farewell_until.max(now + FAREWELL_MIN);
         }
     }
 
     pub(super) fn check_silence(&mut self, now: Timestamp) {
+        // A heartbeat is due several times in this time: a rank that looks at the clock so late stood still itself, and
+        // cannot know what was sent to it meanwhile.
+        if now.since(self.liveness.awake_at) > self.config.peer_timeout / 2 {
+            self.liveness.heard_at = now;
+        }
+        self.liveness.awake_at = now;
         if self.liveness.lost_at(self.config.peer_timeout).is_some_and(|at| now >= at) {
             self.liveness.lost = true;
             let silent = now.since(self.liveness.heard_at);

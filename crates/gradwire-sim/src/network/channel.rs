@@ -14,8 +14,12 @@ pub struct Flight {
     pub duplicate_at: Option<Timestamp>,
     /// Whether it was held back.
     pub reordered: bool,
-    /// Whether bits flipped on the way.
+    /// Whether bits flipped on the way, which the checksum finds.
     pub corrupted: bool,
+    /// Whether bits flipped which it does not find.
+    pub forged: bool,
+    /// Whether a datagram of somebody else comes with it.
+    pub stray: bool,
 }
 
 /// One direction between two ranks.
@@ -52,7 +56,9 @@ impl Channel {
             arrives_at + behind
         });
         let corrupted = self.rng.chance(impairments.corrupt);
-        Flight { arrives_at: Some(arrives_at), duplicate_at, reordered, corrupted }
+        let forged = self.rng.chance(impairments.forge);
+        let stray = self.rng.chance(impairments.stray);
+        Flight { arrives_at: Some(arrives_at), duplicate_at, reordered, corrupted, forged, stray }
     }
 
     fn burst_loses(&mut self, now: Timestamp, burst: Burst) -> bool {

@@ -1,19 +1,20 @@
-//! The modelled network: every rank is a host on one switch.
+//! The modelled network: every rank is a host on one switch, or on one of two that are joined by a narrow trunk.
 //!
 //! ```text
-//! rank i -> [NIC queue] -> up link -> (loss, burst, delay, jitter, duplicate) -> [port buffer] -> down link -> rank j
+//! rank i -> [NIC queue] -> up link -> (loss, burst, delay, jitter, duplicate)
+//!        -> [port buffer -> trunk ->] [port buffer] -> down link -> rank j
 //! ```
 //!
-//! A datagram leaves the sender's NIC at the up link's rate, crosses the switch, and waits in the receiver's
-//! port, where it is dropped when the buffer is full (incast). All of it is arithmetic on "busy until" times:
-//! the network schedules nothing itself, it answers when a datagram arrives, and the world queues that.
+//! A datagram leaves the sender's NIC at the up link's rate, crosses the switch, and waits in the port to the other
+//! rack and in that of the receiver, where it is dropped when the buffer is full (incast). All of it is arithmetic on
+//! "busy until" times: the network schedules nothing itself, it answers when a datagram arrives, and the world queues that.
 
 mod channel;
 mod options;
 
 use channel::Channel;
 pub use channel::Flight;
-pub use options::{Burst, Impairments, LinkOptions, NetworkOptions};
+pub use options::{Burst, Impairments, LinkOptions, NetworkOptions, Trunk};
 
 use crate::Rng;
 use gradwire_core::Timestamp;
@@ -38,6 +39,15 @@ pub struct NetworkStats {
     pub corrupted: u64,
 }
 
+/// A switch's port, where datagrams wait for a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// To the other rack: 0 from the first to the second, 1 back.
+    Trunk(usize),
+    /// To a rank.
+    Host(usize),
+}
+
 /// The network between `world_size` ranks.
 #[derive(Debug)]
 pub struct Network {
@@ -45,6 +55,7 @@ pub struct Network {
     world_size: usize,
     up_busy_until: Vec<Timestamp>,
     down_busy_until: Vec<Timestamp>,
+    trunk_busy_until: [Timestamp; 2],
     channels: Vec<Channel>,
     stats: NetworkStats,
 }
@@ -59,43 +70,71 @@ impl Network {
             world_size,
             up_busy_until: vec![Timestamp::ZERO; world_size],
             down_busy_until: vec![Timestamp::ZERO; world_size],
+            trunk_busy_until: [Timestamp::ZERO; 2],
             channels,
             stats: NetworkStats::default(),
         }
     }
 
-    /// A datagram of `bytes` UDP payload bytes leaves `from`. Returns when it and its duplicate reach the
-    /// receiver's port.
+    /// A datagram of `bytes` UDP payload bytes leaves `from`. Returns when it and its duplicate reach
+    /// [`Network::first_port`].
     pub fn transmit(&mut self, now: Timestamp, from: usize, to: usize, bytes: usize) -> Flight {
-        let rate = self.options.link(from).rate;
+        let rate = self.options.link(from).up_rate;
         let busy_until = &mut self.up_busy_until[from];
         *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
         let left_at = *busy_until;
         let channel = &mut self.channels[from * self.world_size + to];
-        let flight = channel.cross(left_at, &self.options.impairments, self.options.delay);
+        let impairments = self.options.impairments_between(from, to);
+        let flight = channel.cross(left_at, &impairments, self.options.delay_between(from, to));
         self.count(&flight);
         flight
     }
 
-    /// The datagram reaches the port of `to`. Returns when it has been received, or `None` when the port's
-    /// buffer had no room.
-    pub fn enqueue(&mut self, now: Timestamp, to: usize, bytes: usize) -> Option<Timestamp> {
-        let link = self.options.link(to);
-        let busy_until = &mut self.down_busy_until[to];
-        let waiting = bytes_within(*busy_until - now, link.rate);
-        if waiting + wire_bytes(bytes) > link.buffer_bytes.max(wire_bytes(bytes)) {
+    /// The first port that a datagram from one rank to another waits in.
+    #[must_use]
+    pub fn first_port(&self, from: usize, to: usize) -> Port {
+        let rack = |rank: usize| self.options.trunk.map_or(0, |trunk| usize::from(rank >= trunk.first_rack));
+        if rack(from) == rack(to) {
+            Port::Host(to)
+        } else {
+            Port::Trunk(rack(from))
+        }
+    }
+
+    /// A datagram reaches a port. Returns when it has crossed the link behind it, or `None` when the port's buffer
+    /// had no room. Behind a trunk comes the port of the receiver, behind that the receiver.
+    pub fn enqueue(&mut self, now: Timestamp, port: Port, bytes: usize) -> Option<Timestamp> {
+        let (rate, buffer_bytes, delay) = self.link_behind(port);
+        let busy_until = match port {
+            Port::Trunk(direction) => &mut self.trunk_busy_until[direction],
+            Port::Host(rank) => &mut self.down_busy_until[rank],
+        };
+        let waiting = bytes_within(*busy_until - now, rate);
+        if waiting + wire_bytes(bytes) > buffer_bytes.max(wire_bytes(bytes)) {
             self.stats.overflowed += 1;
             return None;
         }
-        *busy_until = (*busy_until).max(now) + serialisation(bytes, link.rate);
-        self.stats.delivered += 1;
-        Some(*busy_until)
+        *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
+        self.stats.delivered += u64::from(matches!(port, Port::Host(_)));
+        Some(*busy_until + delay)
+    }
+
+    /// Rate, buffer and delay of a port's link. The delay of a rank's own link is part of the way to its switch.
+    fn link_behind(&self, port: Port) -> (u64, u64, Duration) {
+        match (port, self.options.trunk) {
+            (Port::Trunk(_), Some(trunk)) => (trunk.rate, trunk.buffer_bytes, trunk.delay),
+            (Port::Trunk(_), None) => (u64::MAX, u64::MAX, Duration::ZERO),
+            (Port::Host(rank), _) => {
+                let link = self.options.link(rank);
+                (link.down_rate, link.buffer_bytes, Duration::ZERO)
+            }
+        }
     }
 
     /// Time until the NIC of `from` has sent all but `bytes` of what it was given; zero when it has.
     #[must_use]
     pub fn time_until_backlog(&self, now: Timestamp, from: usize, bytes: u64) -> Duration {
-        let allowed = duration_of(bytes, self.options.link(from).rate);
+        let allowed = duration_of(bytes, self.options.link(from).up_rate);
         (self.up_busy_until[from] - now).saturating_sub(allowed)
     }
 

@@ -15,18 +15,19 @@ fn a_datagram_takes_two_serialisations_and_the_delay() {
     // 1500 bytes at 12.5 MB/s: 120 us on each link.
     let at_port = flight.arrives_at.expect("nothing is lost");
     assert_eq!(at_port, Timestamp::from_nanos(620_000));
-    assert_eq!(network.enqueue(at_port, 1, MTU_PAYLOAD), Some(Timestamp::from_nanos(740_000)));
+    assert_eq!(network.enqueue(at_port, Port::Host(1), MTU_PAYLOAD), Some(Timestamp::from_nanos(740_000)));
 }
 
 #[test]
 fn a_full_port_drops_and_drains_at_the_links_rate() {
     let mut network = network(|_| {});
-    let taken = (0..200).filter(|_| network.enqueue(Timestamp::ZERO, 1, MTU_PAYLOAD).is_some()).count();
+    let taken =
+        (0..200).filter(|_| network.enqueue(Timestamp::ZERO, Port::Host(1), MTU_PAYLOAD).is_some()).count();
     assert_eq!(taken, 64);
     assert_eq!(network.stats().overflowed, 136);
     // After the time of ten datagrams there is room for ten.
     let later = Timestamp::ZERO + Duration::from_micros(1200);
-    let taken = (0..200).filter(|_| network.enqueue(later, 1, MTU_PAYLOAD).is_some()).count();
+    let taken = (0..200).filter(|_| network.enqueue(later, Port::Host(1), MTU_PAYLOAD).is_some()).count();
     assert_eq!(taken, 10);
 }
 
@@ -89,4 +90,50 @@ fn equal_seeds_treat_equal_traffic_alike() {
     };
     assert_eq!(flights(5), flights(5));
     assert_ne!(flights(5), flights(6));
+}
+
+#[test]
+fn up_and_down_links_have_rates_of_their_own_and_a_far_host_a_delay() {
+    let mut network = network(|options| {
+        let near = options.link(0);
+        let delay = Duration::from_millis(3);
+        options.links = vec![near, LinkOptions { up_rate: 1_250_000, down_rate: 6_250_000, delay, ..near }];
+    });
+    // 120 us up, 500 us and 3 ms of delay.
+    let at_port = network.transmit(Timestamp::ZERO, 0, 1, MTU_PAYLOAD).arrives_at.expect("nothing is lost");
+    assert_eq!(at_port, Timestamp::from_nanos(3_620_000));
+    // 240 us down.
+    let received = network.enqueue(at_port, Port::Host(1), MTU_PAYLOAD);
+    assert_eq!(received, Some(Timestamp::from_nanos(3_860_000)));
+    // 1200 us up on the way back.
+    let back = network.transmit(Timestamp::ZERO, 1, 0, MTU_PAYLOAD).arrives_at;
+    assert_eq!(back, Some(Timestamp::from_nanos(4_700_000)));
+}
+
+#[test]
+fn only_what_goes_to_the_other_rack_waits_for_the_trunk() {
+    let trunk =
+        Trunk { first_rack: 2, rate: 1_250_000, delay: Duration::from_millis(1), buffer_bytes: 10 * 1500 };
+    let mut network = network(|options| options.trunk = Some(trunk));
+    assert_eq!(network.first_port(0, 1), Port::Host(1));
+    assert_eq!((network.first_port(1, 2), network.first_port(2, 0)), (Port::Trunk(0), Port::Trunk(1)));
+    // 1.2 ms for each datagram, and a millisecond of delay; the two directions do not share.
+    for direction in [0, 1] {
+        let through: Vec<_> = (0..12)
+            .filter_map(|_| network.enqueue(Timestamp::ZERO, Port::Trunk(direction), MTU_PAYLOAD))
+            .collect();
+        assert_eq!(through.len(), 10, "the trunk's port holds ten");
+        assert_eq!(through[1], Timestamp::from_nanos(3_400_000));
+    }
+}
+
+#[test]
+fn an_impaired_rank_leaves_the_others_alone() {
+    let mut network = network(|options| {
+        options.impairments.loss = 1.0;
+        options.impaired_rank = Some(2);
+    });
+    assert!(network.transmit(Timestamp::ZERO, 0, 1, 100).arrives_at.is_some());
+    assert_eq!(network.transmit(Timestamp::ZERO, 0, 2, 100).arrives_at, None);
+    assert_eq!(network.transmit(Timestamp::ZERO, 2, 1, 100).arrives_at, None);
 }

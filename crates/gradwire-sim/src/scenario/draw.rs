@@ -1,0 +1,276 @@
+//! A scenario from a seed.
+//!
+//! Swarm testing: a seed switches whole features on and off before it draws their size, so that some runs are all
+//! about one thing (bursts, say) and a feature cannot mask another in every run.
+
+use super::{HostOptions, Sabotage, Scenario};
+use crate::plan::{Fault, OpKind, OpPlan};
+use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Trunk};
+use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Policy, ReduceOp};
+use std::time::Duration;
+
+pub(super) fn swarm(seed: u64) -> Scenario {
+    let root = Rng::new(seed);
+    let mut rng = root.fork(1);
+    let world_size = rng.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8]);
+    let network = draw_network(&mut root.fork(2), world_size);
+    let ops = draw_ops(&mut root.fork(3), world_size);
+    let late = if rng.chance(0.3) { Duration::from_millis(200) } else { Duration::from_micros(500) };
+    let host = draw_host(&mut root.fork(4), &network, world_size);
+    let faults = draw_faults(&mut root.fork(5), world_size, &network, host.peer_timeout);
+    let (compute, clocks) = draw_ranks(&mut root.fork(6), world_size);
+    Scenario {
+        seed,
+        world_size,
+        ops,
+        in_flight_max: rng.below(1..5) as usize,
+        start: (0..world_size).map(|_| rng.duration(late)).collect(),
+        think_max: if rng.chance(0.5) { Duration::ZERO } else { Duration::from_millis(3) },
+        compute,
+        clocks,
+        host,
+        faults,
+        network,
+        sabotage: Sabotage::Nothing,
+    }
+}
+
+/// 10 Mbit/s to 10 Gbit/s, round trips of 50 us to 40 ms.
+fn draw_network(rng: &mut Rng, world_size: usize) -> NetworkOptions {
+    let rate = rng.log_uniform(1_250_000, 1_250_000_000);
+    let buffer_bytes = rng.log_uniform(24_000, 1_000_000);
+    let rtt = Duration::from_micros(rng.log_uniform(50, 40_000));
+    let mut network = NetworkOptions::uniform(rate, buffer_bytes, rtt);
+    network.impairments = draw_impairments(rng, rtt);
+    let odd_one = rng.below(0..world_size as u64) as usize;
+    if rng.chance(0.15) {
+        network.impaired_rank = Some(odd_one);
+    }
+    draw_topology(rng, world_size, odd_one, &mut network);
+    network
+}
+
+/// A star of equals in half of the runs; else one slow rank, a rank that only receives slowly, hosts of all kinds, or
+/// two racks with a trunk that is two to eight times too narrow.
+fn draw_topology(rng: &mut Rng, world_size: usize, odd_one: usize, network: &mut NetworkOptions) {
+    let usual = network.link(0);
+    let with = |odd: LinkOptions| (0..world_size).map(|r| if r == odd_one { odd } else { usual }).collect();
+    match rng.below(0..10) {
+        0 | 1 => {
+            let (up_rate, down_rate) = (usual.up_rate / 4, usual.down_rate / 4);
+            network.links = with(LinkOptions { up_rate, down_rate, ..usual });
+        }
+        2 => network.links = with(LinkOptions { down_rate: usual.down_rate / 4, ..usual }),
+        3 => {
+            network.links = (0..world_size)
+                .map(|_| LinkOptions {
+                    up_rate: rng.log_uniform(usual.up_rate / 4, usual.up_rate),
+                    down_rate: rng.log_uniform(usual.down_rate / 4, usual.down_rate),
+                    delay: rng.duration(network.delay),
+                    buffer_bytes: rng.log_uniform(usual.buffer_bytes / 2, usual.buffer_bytes),
+                })
+                .collect();
+        }
+        4 if world_size > 1 => {
+            let first_rack = rng.below(1..world_size as u64) as usize;
+            let joined = first_rack.min(world_size - first_rack) as u64;
+            network.trunk = Some(Trunk {
+                first_rack,
+                rate: (usual.up_rate * joined / rng.below(2..9)).max(RATE_MIN),
+                delay: network.delay / 4,
+                buffer_bytes: usual.buffer_bytes * rng.below(1..4),
+            });
+        }
+        _ => {}
+    }
+}
+
+fn draw_impairments(rng: &mut Rng, rtt: Duration) -> Impairments {
+    let mut impairments = Impairments::default();
+    if rng.chance(0.6) {
+        impairments.loss = rng.pick(&[0.001, 0.01, 0.02, 0.05, 0.1, 0.2]);
+    }
+    if rng.chance(0.3) {
+        let mean_length = rng.log_uniform(2, 60) as f64;
+        impairments.burst = Some(Burst {
+            enter: 0.002,
+            leave: 1.0 / mean_length,
+            loss: 0.9,
+            lasts_max: Duration::from_millis(100),
+        });
+    }
+    if rng.chance(0.3) {
+        impairments.reorder = rng.pick(&[0.001, 0.01, 0.1]);
+        impairments.reorder_delay = rng.duration(rtt * 2) + Duration::from_micros(10);
+    }
+    if rng.chance(0.3) {
+        impairments.jitter = rng.duration(rtt);
+    }
+    if rng.chance(0.2) {
+        impairments.duplicate = rng.pick(&[0.001, 0.05]);
+    }
+    if rng.chance(0.1) {
+        impairments.corrupt = rng.pick(&[0.001, 0.02]);
+    }
+    if rng.chance(0.1) {
+        impairments.stray = rng.pick(&[0.01, 0.2]);
+    }
+    impairments
+}
+
+fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> HostOptions {
+    let fastest = (0..world_size).map(|rank| network.link(rank).down_rate).max().unwrap_or_default();
+    let bdp = (fastest as f64 * network.longest_rtt(world_size).as_secs_f64()) as u64;
+    // Of a short timeout few heartbeats may be lost.
+    let timeouts = if is_mild(network) { [1, 2, 5] } else { [5, 5, 5] };
+    HostOptions {
+        datagram_bytes: rng.pick(&[1200, 1472, 1472, 1472, 8972]),
+        eager_bytes: rng.pick(&[16 << 10, 64 << 10, 256 << 10]),
+        ack_every: rng.pick(&[2, 10, 10]),
+        ack_delay_max: rng.pick(&[Duration::from_micros(250), Duration::from_millis(1)]),
+        initial_rate: rng.log_uniform(1_250_000, 125_000_000),
+        socket_bytes: rng.pick(&[256 << 10, 4 << 20]).max(2 * bdp),
+        nic_bytes: if rng.chance(0.5) { None } else { Some(rng.log_uniform(20_000, 1_000_000)) },
+        wake_late_max: rng.pick(&[Duration::ZERO, Duration::from_micros(60), Duration::from_millis(2)]),
+        peer_timeout: Duration::from_secs(rng.pick(&timeouts)),
+        ..HostOptions::default()
+    }
+}
+
+fn is_mild(network: &NetworkOptions) -> bool {
+    network.impairments.loss <= 0.05 && network.impairments.burst.is_none()
+}
+
+/// Each kind of fault on its own, at most once: two seeds in five have one, few have more.
+fn draw_faults(
+    rng: &mut Rng,
+    world_size: usize,
+    network: &NetworkOptions,
+    peer_timeout: Duration,
+) -> Vec<(Duration, Fault)> {
+    let mut faults = vec![(Duration::from_micros(rng.log_uniform(10_000, 10_000_000)), Fault::Heal)];
+    let any_rank = |rng: &mut Rng| rng.below(0..world_size as u64) as usize;
+    let early = |rng: &mut Rng| Duration::from_micros(rng.log_uniform(100, 300_000));
+    // One in five is longer than the silence after which a rank counts as lost.
+    let length = |rng: &mut Rng| match rng.chance(0.2) {
+        true => peer_timeout + rng.duration(peer_timeout * 2),
+        false => Duration::from_millis(rng.log_uniform(1, 2_000)),
+    };
+    if rng.chance(0.12) {
+        faults.push((early(rng), Fault::ClockJump(any_rank(rng), length(rng) * rng.pick(&[1, 1, 100]))));
+    }
+    if world_size > 1 && rng.chance(0.12) {
+        faults.push((early(rng), Fault::Pause(any_rank(rng), length(rng))));
+    }
+    if world_size > 1 && rng.chance(0.08) {
+        faults.push((early(rng), Fault::Suspend(any_rank(rng), length(rng))));
+    }
+    if world_size > 1 && rng.chance(0.12) {
+        let a = any_rank(rng);
+        let b = (a + 1 + rng.below(0..world_size as u64 - 1) as usize) % world_size;
+        faults.push((early(rng), Fault::Partition(a, b, length(rng))));
+    }
+    // Connecting is a matter of its own: when a rank crashes, every other one has heard it.
+    let all_connected = faults.len() == 1 && is_mild(network);
+    if world_size > 1 && all_connected && rng.chance(0.12) {
+        faults.push((early(rng) + Duration::from_millis(500), Fault::Crash(any_rank(rng))));
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    faults
+}
+
+/// Computing times and clocks of the ranks. One run in seven has a straggler; in one of three no two clocks show the
+/// same, and some are about to wrap the microseconds of a time stamp on the wire (2^32).
+fn draw_ranks(rng: &mut Rng, world_size: usize) -> (Vec<Duration>, Vec<Duration>) {
+    let mut compute = vec![Duration::ZERO; world_size];
+    if rng.chance(0.15) {
+        let straggler = rng.below(0..world_size as u64) as usize;
+        compute[straggler] = Duration::from_micros(rng.log_uniform(100, 30_000));
+    }
+    if !rng.chance(0.3) {
+        return (compute, vec![Duration::ZERO]);
+    }
+    let wrap = Duration::from_micros(1 << 32);
+    let clock = |rng: &mut Rng| match rng.chance(0.5) {
+        true => wrap - rng.duration(Duration::from_millis(200)),
+        false => rng.duration(wrap * 3),
+    };
+    (compute, (0..world_size).map(|_| clock(rng)).collect())
+}
+
+fn draw_ops(rng: &mut Rng, world_size: usize) -> Vec<OpPlan> {
+    let count = rng.below(1..7);
+    (0..count).map(|_| draw_op(rng, world_size)).collect()
+}
+
+/// Sizes are drawn on a logarithmic scale up to 2 MB: most are small, which is where the edges are.
+fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
+    let kind = draw_kind(rng, world_size);
+    let tolerant = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.7);
+    let reduces = matches!(kind, OpKind::AllReduce(_) | OpKind::ReduceScatter | OpKind::Reduce(_));
+    let (dtype, reduce) = if tolerant { draw_tolerant(rng) } else { draw_exact(rng, reduces) };
+    let row_bytes_max = if matches!(kind, OpKind::AllReduce(_)) { 2 << 20 } else { 200_000 };
+    let bytes = rng.log_uniform(1, row_bytes_max) as usize;
+    let elems = if rng.chance(0.05) { 0 } else { bytes.div_ceil(dtype.bytes()) };
+    let policy = if tolerant { draw_policy(rng) } else { Policy::RELIABLE };
+    let in_place = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.5);
+    OpPlan { kind, dtype, elems, reduce, policy, in_place, priority: rng.below(0..3) as u8 }
+}
+
+fn draw_kind(rng: &mut Rng, world_size: usize) -> OpKind {
+    let root = rng.below(0..world_size as u64) as usize;
+    let algorithm = rng.pick(&[Algorithm::Transpose, Algorithm::Transpose, Algorithm::Ring, Algorithm::Auto]);
+    if rng.chance(0.7) {
+        return OpKind::AllReduce(algorithm);
+    }
+    match rng.below(0..9) {
+        0 => OpKind::Broadcast(root),
+        1 => OpKind::AllGather,
+        2 => OpKind::ReduceScatter,
+        3 => OpKind::Reduce(root),
+        4 => OpKind::Gather(root),
+        5 => OpKind::Scatter(root),
+        6 => OpKind::AllToAll,
+        7 if world_size > 1 => {
+            let to = (root + 1 + rng.below(0..world_size as u64 - 1) as usize) % world_size;
+            OpKind::SendReceive { from: root, to, any_source: rng.chance(0.5) }
+        }
+        _ => OpKind::Barrier,
+    }
+}
+
+fn draw_tolerant(rng: &mut Rng) -> (Dtype, ReduceOp) {
+    let dtype = rng.pick(&[Dtype::F32, Dtype::F32, Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16]);
+    (dtype, if rng.chance(0.8) { ReduceOp::Avg } else { ReduceOp::Sum })
+}
+
+fn draw_exact(rng: &mut Rng, reduces: bool) -> (Dtype, ReduceOp) {
+    let floats = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16];
+    let integers = [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64];
+    if !reduces {
+        return (rng.pick(&[Dtype::Bytes, Dtype::F32, Dtype::I64, Dtype::Bf16]), ReduceOp::Sum);
+    }
+    if rng.chance(0.6) {
+        (rng.pick(&floats), rng.pick(&[ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max]))
+    } else {
+        let bitwise = [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor];
+        let reduce =
+            if rng.chance(0.3) { rng.pick(&bitwise) } else { rng.pick(&[ReduceOp::Sum, ReduceOp::Max]) };
+        (rng.pick(&integers), reduce)
+    }
+}
+
+fn draw_policy(rng: &mut Rng) -> Policy {
+    let mut policy = rng.pick(&[Policy::AUTO, Policy::AUTO, Policy::MLT]);
+    if rng.chance(0.3) {
+        policy.loss_bound = rng.pick(&[0.01, 0.02, 0.2]);
+        policy.floor = policy.floor.min(1.0 - policy.loss_bound);
+    }
+    if rng.chance(0.1) {
+        policy.deadline = DeadlineRule::Fixed(Duration::from_millis(rng.log_uniform(2, 500)));
+    }
+    policy
+}
+
+/// 1 Mbit/s.
+const RATE_MIN: u64 = 125_000;

@@ -1,0 +1,206 @@
+//! The driver: hands datagrams and time to real groups, and stops the clock while it looks at them.
+//!
+//! ```text
+//! pop event -> move the clock -> handle_datagram | handle_timeout | submit -> drain -> transmit -> arm the timer
+//! ```
+//!
+//! A run has phases in one stretch of time. Safety: until the last fault is over everything that completes must be
+//! right. Liveness: after it everything must complete within a bound. Quiescence: when all is done nobody says more
+//! than heartbeats, and after every rank has left nobody says anything.
+//!
+//! Parts: `schedule` (what happens to a rank), `wire` (what happens to a datagram), `ending` (bounds, the last phases).
+
+mod ending;
+mod schedule;
+mod wire;
+
+use crate::oracle;
+use crate::plan::Fault;
+use crate::rank::{Outbox, Packet, Rank};
+use crate::record::DeliveryRecord;
+use crate::sabotage::Saboteur;
+use crate::trace::Trace;
+use crate::{EventQueue, Network, NetworkStats, Port, Rng, Scenario, Violation};
+use ending::Hush;
+use gradwire_core::Timestamp;
+use std::time::Duration;
+
+/// A run in progress.
+#[derive(Debug)]
+pub struct World {
+    pub(crate) scenario: Scenario,
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) record: DeliveryRecord,
+    pub(crate) network: Network,
+    now: Timestamp,
+    queue: EventQueue<Event>,
+    trace: Trace,
+    rng: Rng,
+    outbox: Outbox,
+    saboteur: Saboteur,
+    /// Ranks that have ended each collective.
+    ended: Vec<usize>,
+    /// What may still be sent.
+    hush: Hush,
+    violation: Option<Violation>,
+}
+
+/// What a run that kept every promise was like.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// Hash of every event.
+    pub trace_hash: u64,
+    /// What the network did.
+    pub network: NetworkStats,
+    /// For each collective, from the first submission to the last rank's end; `None` when it failed, as it had to.
+    pub op_times: Vec<Option<Duration>>,
+    /// For each rank, which one it called lost.
+    pub verdicts: Vec<Option<u32>>,
+    /// Contributions that tolerant reductions left out, in elements.
+    pub elems_uncounted: u64,
+    /// Payload bytes sent, all ranks.
+    pub bytes_sent: u64,
+    /// Payload bytes sent again.
+    pub bytes_retransmitted: u64,
+    /// Whether the saboteur found something to damage.
+    pub sabotaged: bool,
+}
+
+#[derive(Debug)]
+enum Event {
+    /// A datagram reaches a switch's port.
+    AtPort { from: usize, to: usize, port: Port, packet: Packet },
+    /// It has been received.
+    Received { from: usize, to: usize, packet: Packet },
+    /// A timer fires, if no later one was armed.
+    Wake { rank: usize, armed: u64 },
+    /// The NIC has room again.
+    Room { rank: usize },
+    /// A rank may submit its next collectives.
+    Submit { rank: usize },
+    /// Entry of the fault list.
+    Fault(usize),
+    /// A rank goes on. `lost`: for how long its clock stood still too.
+    Resume { rank: usize, lost: Duration },
+    /// A partition is over.
+    Repair { a: usize, b: usize },
+}
+
+impl World {
+    /// Sets up a run. `verbose` prints every event.
+    #[must_use]
+    pub fn new(scenario: Scenario, verbose: bool) -> Self {
+        let rng = Rng::new(scenario.seed);
+        let network = Network::new(scenario.network.clone(), scenario.world_size, &rng.fork(10));
+        let ranks = (0..scenario.world_size).map(|rank| Rank::new(&scenario, rank)).collect();
+        let mut world = Self {
+            ended: vec![0; scenario.ops.len()],
+            saboteur: Saboteur::new(scenario.sabotage),
+            rng: rng.fork(11),
+            ranks,
+            network,
+            scenario,
+            record: DeliveryRecord::default(),
+            now: Timestamp::ZERO,
+            queue: EventQueue::new(),
+            trace: Trace::new(verbose),
+            outbox: Outbox::default(),
+            hush: Hush::Nothing,
+            violation: None,
+        };
+        world.schedule_start();
+        world
+    }
+
+    /// Runs until every rank is done, has fallen silent and has left.
+    ///
+    /// # Errors
+    /// The first promise that was broken.
+    pub fn run(mut self) -> Result<Summary, Violation> {
+        (0..self.ranks.len()).for_each(|rank| self.drain(rank));
+        let bound = Timestamp::ZERO + self.scenario.healed_at() + self.liveness_bound();
+        while !self.everybody_is_done() {
+            self.step(bound)?;
+        }
+        oracle::check_memory(&self)?;
+        self.fall_silent()?;
+        self.leave()?;
+        Ok(self.summary())
+    }
+
+    /// What has been recorded of the network so far.
+    #[must_use]
+    pub const fn network_stats(&self) -> NetworkStats {
+        self.network.stats()
+    }
+
+    fn schedule_start(&mut self) {
+        for (rank, start) in self.scenario.start.iter().enumerate() {
+            self.queue.schedule(Timestamp::ZERO + *start, Event::Submit { rank });
+        }
+        for (index, (at, _)) in self.scenario.faults.iter().enumerate() {
+            self.queue.schedule(Timestamp::ZERO + *at, Event::Fault(index));
+        }
+    }
+
+    fn everybody_is_done(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.crashed || rank.is_done(&self.scenario.ops))
+    }
+
+    fn step(&mut self, limit: Timestamp) -> Result<(), Violation> {
+        let Some((at, event)) = self.queue.pop() else { return Err(self.stuck()) };
+        assert!(at >= self.now, "the queue returned an event of the past");
+        self.now = at;
+        if self.now > limit {
+            return Err(self.stuck());
+        }
+        self.handle(event);
+        match self.violation.take() {
+            Some(violation) => Err(violation),
+            None => Ok(()),
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::AtPort { from, to, port, packet } => self.on_at_port(from, to, port, packet),
+            Event::Received { from, to, packet } => self.on_received(from, to, packet),
+            Event::Wake { rank, armed } => self.on_wake(rank, armed),
+            Event::Room { rank } => {
+                self.ranks[rank].waits_for_room = false;
+                self.drain(rank);
+            }
+            Event::Submit { rank } => {
+                self.submit(rank);
+                self.drain(rank);
+            }
+            Event::Fault(index) => self.on_fault(self.scenario.faults[index].1),
+            Event::Resume { rank, lost } => self.on_resume(rank, lost),
+            Event::Repair { a, b } => self.network.set_partition(a, b, false),
+        }
+    }
+
+    fn on_fault(&mut self, fault: Fault) {
+        self.trace.note(self.now, fault.rank().unwrap_or(0), || format!("FAULT {fault:?}"));
+        match fault {
+            Fault::Pause(rank, length) => self.stop(rank, length, Duration::ZERO),
+            Fault::Suspend(rank, length) => self.stop(rank, length, length),
+            Fault::ClockJump(rank, length) => {
+                self.ranks[rank].clock.jump(length);
+                // What was armed is due earlier now.
+                self.ranks[rank].armed_at = None;
+                self.drain(rank);
+            }
+            Fault::Partition(a, b, length) => {
+                self.network.set_partition(a, b, true);
+                self.queue.schedule(self.now + length, Event::Repair { a, b });
+            }
+            Fault::Crash(rank) => self.ranks[rank].crashed = true,
+            Fault::Heal => self.network.heal(),
+        }
+    }
+
+    fn report(&mut self, violation: Violation) {
+        self.violation.get_or_insert(violation);
+    }
+}

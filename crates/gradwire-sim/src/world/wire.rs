@@ -1,0 +1,143 @@
+//! What happens to a datagram between two ranks, and what the checkers read from it on the way.
+
+use super::{Event, World};
+use crate::oracle;
+use crate::rank::{Outgoing, Packet};
+use crate::record::{Arrival, Provenance};
+use crate::trace::Step;
+use crate::{stray, Port};
+use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState};
+use std::time::Duration;
+
+impl World {
+    pub(super) fn on_at_port(&mut self, from: usize, to: usize, port: Port, packet: Packet) {
+        let Some(at) = self.network.enqueue(self.now, port, packet.bytes.len()) else {
+            self.trace.datagram(self.now, Step::Overflowed, from, to, &packet.bytes);
+            return self.outbox.spare.push(packet.bytes);
+        };
+        let event = match port {
+            Port::Trunk(_) => Event::AtPort { from, to, port: Port::Host(to), packet },
+            Port::Host(_) => Event::Received { from, to, packet },
+        };
+        self.queue.schedule(at, event);
+    }
+
+    pub(super) fn on_received(&mut self, from: usize, to: usize, packet: Packet) {
+        if packet.corrupted {
+            self.trace.datagram(self.now, Step::Corrupted, from, to, &packet.bytes);
+            return self.outbox.spare.push(packet.bytes);
+        }
+        self.trace.datagram(self.now, Step::Received, from, to, &packet.bytes);
+        if self.ranks[to].is_running() {
+            self.deliver(from, to, packet);
+            self.drain(to);
+            return;
+        }
+        let rank = &mut self.ranks[to];
+        let room = rank.socket_bytes + packet.bytes.len() as u64 <= self.scenario.host.socket_bytes;
+        if !rank.crashed && room {
+            rank.socket_bytes += packet.bytes.len() as u64;
+            rank.socket.push_back((from, packet));
+        }
+    }
+
+    pub(super) fn deliver(&mut self, from: usize, to: usize, mut packet: Packet) {
+        self.saboteur.on_delivery(&mut packet);
+        if let Some(provenance) = &packet.provenance {
+            // Until it is connected a rank may close a transfer but cannot say so.
+            let waits = self.ranks[to].connected && self.ranks[to].runs[provenance.op].is_some();
+            let arrival = if waits { Arrival::Open } else { Arrival::Early };
+            self.record.on_arrived(from, to, provenance, arrival);
+        }
+        let local = self.local(to);
+        self.ranks[to].group.handle_datagram(local, from as u32, &packet.bytes);
+        self.outbox.spare.push(packet.bytes);
+    }
+
+    pub(super) fn transmit(&mut self, rank: usize) {
+        self.outbox.room_bytes = self.room_bytes(rank);
+        self.outbox.was_full = self.outbox.room_bytes == 0;
+        let local = self.local(rank);
+        self.ranks[rank].group.poll_transmit(local, &mut self.outbox);
+        if self.outbox.was_full {
+            self.wait_for_room(rank);
+        }
+        let mut datagrams = std::mem::take(&mut self.outbox.datagrams);
+        for outgoing in datagrams.drain(..) {
+            self.send(rank, outgoing);
+        }
+        self.outbox.datagrams = datagrams;
+    }
+
+    fn room_bytes(&self, rank: usize) -> u64 {
+        let Some(limit) = self.scenario.host.nic_bytes else { return u64::MAX };
+        let rate = self.scenario.network.link(rank).up_rate;
+        let backlog = self.network.time_until_backlog(self.now, rank, 0).as_nanos() * u128::from(rate);
+        limit.saturating_sub((backlog / 1_000_000_000) as u64)
+    }
+
+    fn wait_for_room(&mut self, rank: usize) {
+        let half = self.scenario.host.nic_bytes.unwrap_or(u64::MAX) / 2;
+        if !std::mem::replace(&mut self.ranks[rank].waits_for_room, true) {
+            let wait = self.network.time_until_backlog(self.now, rank, half).max(Duration::from_micros(1));
+            self.queue.schedule(self.now + wait, Event::Room { rank });
+        }
+    }
+
+    fn send(&mut self, from: usize, outgoing: Outgoing) {
+        let Outgoing { to, bytes, payload, payload_bytes } = outgoing;
+        self.trace.datagram(self.now, Step::Sent, from, to, &bytes);
+        self.check_hush(from, &bytes);
+        let provenance = self.inspect(from, to, &bytes, payload, payload_bytes);
+        let flight = self.network.transmit(self.now, from, to, bytes.len());
+        let Some(at) = flight.arrives_at else {
+            self.trace.datagram(self.now, Step::Lost, from, to, &bytes);
+            return self.outbox.spare.push(bytes);
+        };
+        let port = self.network.first_port(from, to);
+        if flight.stray {
+            let bytes = stray::datagram(&mut self.rng, &bytes);
+            let packet = Packet { bytes, provenance: None, corrupted: false };
+            self.queue.schedule(at, Event::AtPort { from, to, port, packet });
+        }
+        let mut packet = Packet { bytes, provenance, corrupted: flight.corrupted };
+        if flight.forged {
+            stray::flip_bits(&mut self.rng, &mut packet.bytes);
+        }
+        if let Some(again) = flight.duplicate_at {
+            self.queue.schedule(again, Event::AtPort { from, to, port, packet: packet.clone() });
+        }
+        self.queue.schedule(at, Event::AtPort { from, to, port, packet });
+    }
+
+    /// Reads what a rank sends: which elements a packet carries, and which transfers it calls closed.
+    fn inspect(
+        &mut self,
+        from: usize,
+        to: usize,
+        bytes: &[u8],
+        payload: *const u8,
+        payload_bytes: usize,
+    ) -> Option<Provenance> {
+        let (header, body) = Header::decode(bytes).ok()?;
+        if header.kind == Kind::Status {
+            let status = StatusBody::decode(&mut Reader::new(body)).ok()?;
+            if status.state == TransferState::Closed {
+                self.record.on_closed(to, from, header.transfer.0);
+            }
+        }
+        if header.kind != Kind::Data || header.transfer.is_point_to_point() || header.transfer.index() != 0 {
+            return None;
+        }
+        let (op, offset) = self.ranks[from].locate(&self.scenario.ops, payload)?;
+        let plan = &self.scenario.ops[op];
+        if !plan.is_tolerant() || !oracle::may_be_transpose(plan.kind) {
+            return None;
+        }
+        let width = plan.dtype.bytes() as u64;
+        let elems = offset / width..(offset + payload_bytes as u64) / width;
+        let provenance = Provenance { op, transfer: header.transfer.0, elems };
+        self.record.on_sent(from, to, &provenance);
+        Some(provenance)
+    }
+}
