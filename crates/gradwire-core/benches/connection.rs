@@ -89,9 +89,16 @@ impl Pair {
         let (transfer, bytes, descriptor) =
             (TransferId::collective(self.next, 0), TRANSFER_BYTES as u64, [0; 16]);
         self.next += 1;
-        let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: Contract::EXACT };
+        let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: Contract::EXACT, stage_us: 0 };
         self.ends[1].receive(self.now, receive).expect("fresh");
-        let send = SendTransfer { transfer, bytes, descriptor, reliability: Reliability::Exact, priority: 0 };
+        let send = SendTransfer {
+            transfer,
+            bytes,
+            descriptor,
+            reliability: Reliability::Exact,
+            priority: 0,
+            critical_chunks: 0,
+        };
         self.ends[0].send(self.now, send).expect("fresh");
         loop {
             self.step();

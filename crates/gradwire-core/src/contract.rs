@@ -24,6 +24,10 @@ pub struct Contract {
     pub early: Option<Early>,
     /// How long packets may be overtaken by later ones before they count as missing.
     pub reorder_slack: Duration,
+    /// Chunks at each end of the transfer that must arrive whatever the other rules say (LTP section III-E).
+    pub critical_chunks: u16,
+    /// Whether what is missing is asked for again. Without it a deadline must end the wait.
+    pub repairs: bool,
 }
 
 /// LTP's loss-tolerant threshold.
@@ -45,7 +49,8 @@ pub struct Early {
 /// What the receiver knows about one transfer.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Progress {
-    /// Time since its first packet arrived.
+    /// Time since its first packet arrived, or the sender's first word that it has sent everything: what is lost as a
+    /// whole must end too.
     pub elapsed: Duration,
     /// Time since its latest new packet, or the sender's first word that everything has been sent. In the first pass
     /// also since the latest packet of another transfer of the same sender: it sends the more urgent one first.
@@ -60,6 +65,14 @@ pub struct Progress {
     pub last_percentile_seen: bool,
     /// The sender has sent everything at least once, and said so or shown it.
     pub first_pass_over: bool,
+}
+
+impl Progress {
+    /// The last percent has been seen, or the sender's word that it has sent everything: the whole last percent may be
+    /// lost, and that word is repeated until it is answered.
+    fn is_near_its_end(&self) -> bool {
+        self.last_percentile_seen || self.first_pass_over
+    }
 }
 
 /// Why a transfer closed.
@@ -96,6 +109,8 @@ impl Contract {
         floor: 1.0,
         early: None,
         reorder_slack: Duration::ZERO,
+        critical_chunks: 0,
+        repairs: true,
     };
 
     /// Whether this contract can close a transfer with bytes missing.
@@ -168,7 +183,7 @@ impl Contract {
 
     fn early(&self, progress: &Progress) -> Verdict {
         match self.early {
-            Some(early) if progress.last_percentile_seen && Self::has(progress, self.floor) => {
+            Some(early) if progress.is_near_its_end() && Self::has(progress, self.floor) => {
                 Self::after(progress.quiet, early.quiet, CloseReason::EarlyTimeout)
             }
             _ => Verdict::Wait(None),

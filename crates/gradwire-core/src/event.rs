@@ -12,6 +12,11 @@ pub enum Reliability {
     Exact,
     /// What counts as lost is sent again only when the receiver's contract turns out to need it.
     Tolerant,
+    /// What counts as lost is sent again once everything has been sent, after the new data of all other transfers
+    /// (LTP's retransmission queue), until the receiver says stop.
+    Deferred,
+    /// Nothing is sent again (ULTIMA section 3.2): the receiver's deadline ends the transfer.
+    BestEffort,
 }
 
 /// Posts the sending half of a transfer.
@@ -27,6 +32,8 @@ pub struct SendTransfer {
     pub reliability: Reliability,
     /// Lower goes first; equal ones in the order in which they were posted.
     pub priority: u8,
+    /// Chunks at each end that go first and are always sent again; the receiver's contract names as many.
+    pub critical_chunks: u16,
 }
 
 /// Posts the receiving half of a transfer, which grants it to the sender.
@@ -40,6 +47,9 @@ pub struct ReceiveTransfer {
     pub descriptor: Descriptor,
     /// When it is complete.
     pub contract: Contract,
+    /// Told to the sender when the transfer closes: the time that this rank has learned to expect of the stage,
+    /// microseconds, or zero.
+    pub stage_us: u32,
 }
 
 /// New payload bytes, counted exactly once however often they arrive. The caller places or adds them.
@@ -84,7 +94,7 @@ pub enum Body {
 }
 
 /// How a transfer ended at its receiver.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Receipt {
     /// The transfer.
     pub transfer: TransferId,
@@ -98,6 +108,8 @@ pub struct Receipt {
     pub waited_for_peer: Duration,
     /// Time between the first packet and the end: the network.
     pub elapsed: Duration,
+    /// Byte ranges that did not arrive, in order, disjoint.
+    pub missing: alloc::vec::Vec<Range<u64>>,
 }
 
 /// How a transfer ended at its sender.
@@ -107,6 +119,8 @@ pub struct SendReceipt {
     pub transfer: TransferId,
     /// Byte ranges that did not count at the receiver, in order, disjoint.
     pub missing: alloc::vec::Vec<Range<u64>>,
+    /// What the receiver said in [`ReceiveTransfer::stage_us`]; zero when nothing is known.
+    pub stage_us: u32,
 }
 
 /// Something the layer above must know.
@@ -154,4 +168,11 @@ pub enum Event {
     PeerLeft,
     /// The peer's group failed; first arrival only.
     Aborted([u8; ABORT_RECORD_BYTES]),
+}
+
+impl SendReceipt {
+    /// Everything counted, as far as is known.
+    pub(crate) fn complete(transfer: TransferId) -> Self {
+        Self { transfer, missing: alloc::vec::Vec::new(), stage_us: 0 }
+    }
 }

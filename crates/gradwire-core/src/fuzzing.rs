@@ -152,7 +152,14 @@ impl World {
     fn post_send(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
         let (transfer, bytes) = (transfer(program.u8().ok()?), size(program.u16().ok()?));
         let reliability = if bytes % 2 == 0 { Reliability::Exact } else { Reliability::Tolerant };
-        let request = SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority: 0 };
+        let request = SendTransfer {
+            transfer,
+            bytes,
+            descriptor: [1; 16],
+            reliability,
+            priority: 0,
+            critical_chunks: 0,
+        };
         let side = &mut self.sides[at];
         if side.connection.send(self.now, request).is_ok() {
             side.sends.insert(transfer, bytes);
@@ -167,7 +174,7 @@ impl World {
             deadline: (bytes % 3 == 0).then_some(Duration::from_millis(20)),
             ..Contract::EXACT
         };
-        let request = ReceiveTransfer { transfer, bytes, descriptor: [1; 16], contract };
+        let request = ReceiveTransfer { transfer, bytes, descriptor: [1; 16], contract, stage_us: 0 };
         let side = &mut self.sides[at];
         if side.connection.receive(self.now, request).is_ok() {
             side.receives.insert(transfer, bytes);

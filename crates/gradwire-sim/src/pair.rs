@@ -138,6 +138,7 @@ impl Pair {
             descriptor: [7; 16],
             reliability: if exact { Reliability::Exact } else { Reliability::Tolerant },
             priority: transfer.priority,
+            critical_chunks: 0,
         };
         let posted = self.connections[transfer.from].send(self.now, request);
         posted.map(|()| transfer.from).map_err(|error| format!("send refused: {error}"))
@@ -147,7 +148,7 @@ impl Pair {
         let transfer = &self.transfers[index];
         let (id, bytes, contract) = (transfer.id, transfer.bytes, transfer.contract);
         let to = 1 - transfer.from;
-        let request = ReceiveTransfer { transfer: id, bytes, descriptor: [7; 16], contract };
+        let request = ReceiveTransfer { transfer: id, bytes, descriptor: [7; 16], contract, stage_us: 0 };
         let posted = self.connections[to].receive(self.now, request);
         posted.map_err(|error| format!("receive refused: {error}"))?;
         while let Some(payload) = self.connections[to].poll_payload(self.now) {

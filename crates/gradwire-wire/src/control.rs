@@ -162,6 +162,9 @@ pub struct StatusBody {
     pub first_chunk: u32,
     /// In an answer to a probe, the `sent_at_us` of the probe; else zero.
     pub echo_us: u32,
+    /// When closed, the time that the receiver has learned to expect of this stage (ULTIMA's Timeout field,
+    /// microseconds); zero when it has learned none.
+    pub stage_us: u32,
     /// Words in use.
     pub words: u16,
     /// The bitmap of what is missing.
@@ -174,6 +177,7 @@ impl StatusBody {
         let words = usize::from(self.words).min(STATUS_WORDS_MAX);
         out.u8(self.state as u8).u8(0).u16(words as u16);
         out.u32(self.received_chunks).u32(self.wanted_chunks).u32(self.first_chunk).u32(self.echo_us);
+        out.u32(self.stage_us);
         for word in &self.missing[..words] {
             out.u64(*word);
         }
@@ -202,11 +206,12 @@ impl StatusBody {
             return Err(DecodeError::Field("first chunk"));
         }
         let echo_us = reader.u32()?;
+        let stage_us = reader.u32()?;
         let mut missing = [0; STATUS_WORDS_MAX];
         let used = missing.get_mut(..usize::from(words)).ok_or(DecodeError::Field("status words"))?;
         for word in used {
             *word = reader.u64()?;
         }
-        Ok(Self { state, received_chunks, wanted_chunks, first_chunk, echo_us, words, missing })
+        Ok(Self { state, received_chunks, wanted_chunks, first_chunk, echo_us, stage_us, words, missing })
     }
 }

@@ -54,7 +54,7 @@ prop_compose! {
 prop_compose! {
     fn status()(
         state in 0..3_u8,
-        counts in any::<(u32, u32, u32)>(),
+        counts in any::<(u32, u32, u32, u32)>(),
         first_word in 0..(1_u32 << 26) - STATUS_WORDS_MAX as u32,
         words in prop::collection::vec(any::<u64>(), 0..=STATUS_WORDS_MAX),
     ) -> StatusBody {
@@ -66,6 +66,7 @@ prop_compose! {
             wanted_chunks: counts.1,
             first_chunk: first_word * 64,
             echo_us: counts.2,
+            stage_us: counts.3,
             words: words.len() as u16,
             missing,
         }

@@ -242,9 +242,9 @@ impl Connection {
         let half = self.receives.swap_remove(index);
         let transfer = half.request.transfer;
         self.events.push_back(Event::Received(half.receipt(now, reason)));
-        let chunks = half.grid.chunks();
+        let (chunks, stage_us) = (half.grid.chunks(), half.request.stage_us);
         let missing: Option<Bitmap> = (!half.missing.is_empty()).then_some(half.missing);
-        self.closed.push(Closed { transfer, chunks, missing, answered_at: now });
+        self.closed.push(Closed { transfer, chunks, missing, stage_us, answered_at: now });
         self.queue_status(transfer, 0, 0);
     }
 

@@ -1,8 +1,9 @@
 //! The way out: what leaves next.
 //!
-//! Control goes first and is not paced: it is small, bounded and idempotent. Data follows in the order of LTP
-//! section IV-B: what must go again before what is new. That holds for a tolerant transfer too once its receiver
-//! has asked: its next stage waits for nothing else, so new data of other transfers would only hold it up.
+//! Control goes first and is not paced: it is small, bounded and idempotent. Data follows in three queues, as in LTP
+//! section IV-B: critical packets, lost or new; then new ones; then those that may wait until nothing new is left. What
+//! an exact transfer lost goes before what is new, and so does what the receiver of a tolerant one has asked for: its
+//! next stage waits for nothing else, so new data of other transfers would only hold it up.
 
 use super::liveness::Due;
 use super::Connection;
@@ -14,9 +15,6 @@ use gradwire_wire::{
     AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
     STATUS_WORDS_MAX,
 };
-
-/// The last percent of a transfer, at least one packet, is marked (ULTIMA section 3.3.2).
-const LAST_PERCENTILE_OF: u32 = 100;
 
 /// Transfers of fewer chunks do without the probe behind their end: three control packets would be a large part of
 /// them, and the probe timeout finds a lost tail too.
@@ -258,11 +256,19 @@ impl Connection {
     }
 
     /// The packet that goes next.
+    // claim: ltp/three-queues
     fn choose(&self) -> Option<Choice> {
         let eager_left = self.config.eager_chunks().saturating_sub(self.eager_used);
-        // A half lists only what it repairs at once: what a tolerant transfer may do without never goes again.
-        let again = || {
+        let critical = || {
             let mut sends = self.sends.iter().enumerate();
+            sends.find_map(|(send, half)| {
+                let (chunk, again) = half.peek_critical()?;
+                (again || half.granted || eager_left > 0).then_some(Choice { send, chunk, again })
+            })
+        };
+        // A half lists only what it repairs: what a tolerant transfer may do without never goes again.
+        let again = |deferred: bool| {
+            let mut sends = self.sends.iter().enumerate().filter(move |(_, half)| half.defers() == deferred);
             sends.find_map(|(send, half)| half.peek_resend().map(|chunk| Choice { send, chunk, again: true }))
         };
         let new = || {
@@ -272,7 +278,7 @@ impl Connection {
                 chunk.map(|chunk| Choice { send: index, chunk, again: false })
             })
         };
-        again().or_else(new)
+        critical().or_else(|| again(false)).or_else(new).or_else(|| again(true))
     }
 
     fn transmit_data(&mut self, now: Timestamp, choice: Choice, path: usize) -> Transmit {
@@ -291,7 +297,10 @@ impl Connection {
         if self.paths.at_mut(path).wants_ack(bytes) {
             flags = flags.with(Flags::ACK_NOW);
         }
-        if choice.chunk + grid.chunks().div_ceil(LAST_PERCENTILE_OF) >= grid.chunks() {
+        if send.is_critical(choice.chunk) {
+            flags = flags.with(Flags::CRITICAL);
+        }
+        if send.is_in_last_percent(choice.chunk) {
             flags = flags.with(Flags::LAST_PERCENTILE);
         }
         let opening = send.needs_opening(choice.chunk).then(|| send.opening());
@@ -331,5 +340,14 @@ const ACK_BODY_BYTES: usize = 17;
 /// A status without a bitmap.
 fn bare_status(state: TransferState, received_chunks: u32) -> StatusBody {
     let missing = [0; STATUS_WORDS_MAX];
-    StatusBody { state, received_chunks, wanted_chunks: 0, first_chunk: 0, echo_us: 0, words: 0, missing }
+    StatusBody {
+        state,
+        received_chunks,
+        wanted_chunks: 0,
+        first_chunk: 0,
+        echo_us: 0,
+        stage_us: 0,
+        words: 0,
+        missing,
+    }
 }

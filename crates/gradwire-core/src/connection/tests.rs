@@ -74,14 +74,16 @@ impl Pair {
         let transfer = TransferId(transfer);
         let bytes = data.len() as u64;
         self.ends[from].outgoing.insert(transfer, data);
-        let request = SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority };
+        let request =
+            SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority, critical_chunks: 0 };
         self.ends[from].connection.send(self.now, request).expect("a fresh transfer");
     }
 
     fn receive(&mut self, at: usize, transfer: u32, bytes: usize, contract: Contract) {
         let transfer = TransferId(transfer);
         self.ends[at].incoming.insert(transfer, vec![0; bytes]);
-        let request = ReceiveTransfer { transfer, bytes: bytes as u64, descriptor: [1; 16], contract };
+        let request =
+            ReceiveTransfer { transfer, bytes: bytes as u64, descriptor: [1; 16], contract, stage_us: 0 };
         self.ends[at].connection.receive(self.now, request).expect("a fresh transfer");
         let end = &mut self.ends[at];
         while let Some(payload) = end.connection.poll_payload(self.now) {
@@ -133,7 +135,7 @@ impl Pair {
 
     fn receipt(&self, at: usize, transfer: u32) -> Option<crate::Receipt> {
         self.ends[at].events.iter().find_map(|event| match event {
-            Event::Received(receipt) if receipt.transfer == TransferId(transfer) => Some(*receipt),
+            Event::Received(receipt) if receipt.transfer == TransferId(transfer) => Some(receipt.clone()),
             _ => None,
         })
     }
@@ -186,6 +188,8 @@ const AUTO: Contract = Contract {
     floor: 0.5,
     early: None::<Early>,
     reorder_slack: Duration::from_micros(300),
+    critical_chunks: 0,
+    repairs: true,
 };
 
 fn lose_data_one_in(header: &Header, dice: u64, one_in: u64) -> bool {
@@ -390,6 +394,7 @@ fn ranks_that_disagree_find_out_even_when_the_grant_was_there_first() {
         descriptor: [2; 16],
         reliability: Reliability::Exact,
         priority: 0,
+        critical_chunks: 0,
     };
     pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
     pair.run_until(Duration::from_secs(1), |pair| pair.has(1, |e| matches!(e, Event::Mismatch { .. })));
@@ -578,8 +583,14 @@ fn a_grant_that_came_before_the_call_hides_no_mismatch() {
         let transfer = TransferId(1);
         pair.ends[0].outgoing.insert(transfer, pattern(bytes));
         let reliability = Reliability::Exact;
-        let request =
-            SendTransfer { transfer, bytes: bytes as u64, descriptor: [9; 16], reliability, priority: 0 };
+        let request = SendTransfer {
+            transfer,
+            bytes: bytes as u64,
+            descriptor: [9; 16],
+            reliability,
+            priority: 0,
+            critical_chunks: 0,
+        };
         pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
         pair.run_until(Duration::from_secs(1), |pair| {
             pair.has(1, |event| matches!(event, Event::Mismatch { .. }))

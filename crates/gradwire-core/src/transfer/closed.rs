@@ -23,6 +23,8 @@ pub(crate) struct Closed {
     pub(crate) chunks: u32,
     /// Those that did not count; `None` when all did.
     pub(crate) missing: Option<Bitmap>,
+    /// See [`crate::ReceiveTransfer::stage_us`].
+    pub(crate) stage_us: u32,
     /// When the closing status was last sent because of late data.
     pub(crate) answered_at: Timestamp,
 }
@@ -30,14 +32,16 @@ pub(crate) struct Closed {
 impl Closed {
     /// How it ended, describing chunks from `first_chunk` on.
     pub(crate) fn status(&self, first_chunk: u32) -> StatusBody {
-        match &self.missing {
+        let mut status = match &self.missing {
             Some(missing) => status_of(TransferState::Closed, missing, 0, first_chunk),
             None => {
                 let mut status = status_of(TransferState::Closed, &Bitmap::zeros(0), 0, 0);
                 status.received_chunks = self.chunks;
                 status
             }
-        }
+        };
+        status.stage_us = self.stage_us;
+        status
     }
 }
 
@@ -104,7 +108,7 @@ mod tests {
     fn a_number_that_comes_round_again_is_not_taken_for_the_old_one() {
         let mut closed = ClosedTransfers::default();
         let transfer = TransferId::collective(3, 0);
-        closed.push(Closed { transfer, chunks: 1, missing: None, answered_at: Timestamp::ZERO });
+        closed.push(Closed { transfer, chunks: 1, missing: None, stage_us: 0, answered_at: Timestamp::ZERO });
         for op in 1..=100 {
             closed.retire(TransferId::collective(op, 0));
         }
@@ -116,6 +120,7 @@ mod tests {
                     transfer: ahead,
                     chunks: 1,
                     missing: None,
+                    stage_us: 0,
                     answered_at: Timestamp::ZERO,
                 });
             }

@@ -10,6 +10,6 @@ mod send;
 pub(crate) use bitmap::Bitmap;
 pub(crate) use closed::{Closed, ClosedTransfers};
 pub(crate) use early::{EarlyBuffer, EarlyChunk, Stored};
-pub(crate) use grid::Grid;
+pub(crate) use grid::{byte_ranges, Grid};
 pub(crate) use receive::ReceiveHalf;
 pub(crate) use send::{SendHalf, StatusEffect, ALL_CHUNKS};

@@ -2,7 +2,7 @@
 //!
 //! claim: mlt/bounded-loss (section 4.2.3): any packet can be placed alone, a bitmap says what is missing.
 
-use super::{Bitmap, Grid};
+use super::{byte_ranges, Bitmap, Grid};
 use crate::{CloseReason, Contract, Progress, Receipt, ReceiveTransfer, Timestamp, Verdict};
 use core::time::Duration;
 use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
@@ -16,6 +16,10 @@ pub(crate) struct ReceiveHalf {
     received_bytes: u64,
     posted_at: Timestamp,
     first_at: Option<Timestamp>,
+    /// When the contract's clock began: the first packet, or the word that all has been sent.
+    began_at: Option<Timestamp>,
+    /// Critical chunks that are not in.
+    critical_missing: u32,
     last_new_at: Timestamp,
     first_pass_over_at: Option<Timestamp>,
     last_percentile_seen: bool,
@@ -39,6 +43,8 @@ impl ReceiveHalf {
             received_bytes: 0,
             posted_at: now,
             first_at: None,
+            began_at: None,
+            critical_missing: grid.critical(request.contract.critical_chunks),
             last_new_at: now,
             first_pass_over_at: None,
             last_percentile_seen: false,
@@ -61,14 +67,19 @@ impl ReceiveHalf {
             return false;
         }
         self.first_at.get_or_insert(now);
+        self.began_at.get_or_insert(now);
         self.last_new_at = now;
         self.received_bytes += u64::from(self.grid.len(chunk));
+        if self.grid.is_critical(chunk, self.request.contract.critical_chunks) {
+            self.critical_missing -= 1;
+        }
         true
     }
 
     /// The sender said or showed that everything has been sent once.
     pub(crate) fn on_all_sent(&mut self, now: Timestamp) {
         self.first_pass_over_at.get_or_insert(now);
+        self.began_at.get_or_insert(now);
     }
 
     /// A packet of the last percent came.
@@ -114,11 +125,11 @@ impl ReceiveHalf {
         // Until the first pass is over, a peer that sends another transfer first is busy and not silent.
         let quiet_since = self.last_new_at.max(self.first_pass_over_at.unwrap_or(peer_sent_at));
         Progress {
-            elapsed: self.first_at.map_or(Duration::ZERO, |first| now.since(first)),
+            elapsed: self.began_at.map_or(Duration::ZERO, |began| now.since(began)),
             quiet: now.since(quiet_since),
             received_bytes: self.received_bytes,
             total_bytes: self.request.bytes,
-            critical_missing: 0,
+            critical_missing: self.critical_missing,
             last_percentile_seen: self.last_percentile_seen,
             first_pass_over: self.first_pass_over_at.is_some(),
         }
@@ -127,7 +138,7 @@ impl ReceiveHalf {
     /// Chunks that the contract still needs, as far as this is known: before the first pass is over nobody knows
     /// what is missing rather than under way.
     pub(crate) fn wanted_chunks(&self) -> u32 {
-        if !self.is_first_pass_over() {
+        if !self.is_first_pass_over() || !self.request.contract.repairs {
             return 0;
         }
         let bound = self.request.contract.loss_bound;
@@ -148,7 +159,7 @@ impl ReceiveHalf {
 
     /// How it ended.
     pub(crate) fn receipt(&self, now: Timestamp, reason: CloseReason) -> Receipt {
-        let first = self.first_at.unwrap_or(now);
+        let first = self.first_at.or(self.began_at).unwrap_or(now);
         Receipt {
             transfer: self.request.transfer,
             reason,
@@ -156,6 +167,7 @@ impl ReceiveHalf {
             total_bytes: self.request.bytes,
             waited_for_peer: first.since(self.posted_at),
             elapsed: now.since(first),
+            missing: byte_ranges(&self.missing, self.grid),
         }
     }
 }
@@ -170,6 +182,7 @@ pub(crate) fn status_of(state: TransferState, missing: &Bitmap, wanted: u32, fir
         wanted_chunks: wanted,
         first_chunk: first_word * 64,
         echo_us: 0,
+        stage_us: 0,
         words: 0,
         missing: [0; STATUS_WORDS_MAX],
     };

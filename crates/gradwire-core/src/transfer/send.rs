@@ -1,21 +1,22 @@
 //! The sending half of a transfer: what has been sent, what must go again, and what the receiver said.
 
-use super::{Bitmap, Grid};
+use super::{byte_ranges, Bitmap, Grid};
 use crate::{Reliability, SendReceipt, SendTransfer};
-use alloc::vec::Vec;
-use core::ops::Range;
 use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
 
 /// `received_chunks` of a closed transfer that the receiver has retired: everything counted, as far as it remembers.
 pub(crate) const ALL_CHUNKS: u32 = u32::MAX;
+
+/// The last percent of a transfer, at least one packet, is marked (ULTIMA section 3.3.2).
+const LAST_PERCENTILE_OF: u32 = 100;
 
 /// A posted send.
 #[derive(Debug)]
 pub(crate) struct SendHalf {
     pub(crate) request: SendTransfer,
     pub(crate) grid: Grid,
-    /// First chunk that has never been sent.
-    next: u32,
+    /// Chunks of the first pass that have been sent; its order is that of [`Grid::chunk_in_turn`].
+    sent: u32,
     pub(crate) granted: bool,
     /// A status came after this send was posted. A grant that came before it says nothing about what this rank calls.
     answered: bool,
@@ -63,7 +64,7 @@ impl SendHalf {
         Self {
             request,
             grid,
-            next: 0,
+            sent: 0,
             granted,
             answered: false,
             acked: Bitmap::zeros(chunks),
@@ -80,9 +81,23 @@ impl SendHalf {
         Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor }
     }
 
-    /// Whether losses go out again without being asked for.
-    fn repairs_at_once(&self) -> bool {
-        self.request.reliability == Reliability::Exact || self.asked
+    /// Whether a loss goes out again: unless nothing does, or nobody has asked yet.
+    fn repairs(&self, chunk: u32) -> bool {
+        match self.request.reliability {
+            Reliability::Exact | Reliability::Deferred => true,
+            Reliability::Tolerant => self.asked || self.is_critical(chunk),
+            Reliability::BestEffort => self.is_critical(chunk),
+        }
+    }
+
+    /// Whether what is sent again waits until nothing new is left, here and in all other transfers.
+    pub(crate) fn defers(&self) -> bool {
+        self.request.reliability == Reliability::Deferred
+    }
+
+    /// Whether `chunk` goes first and always arrives.
+    pub(crate) fn is_critical(&self, chunk: u32) -> bool {
+        self.grid.is_critical(chunk, self.request.critical_chunks)
     }
 
     /// Whether the packet with `chunk` must say what this transfer is. The first chunk always does: without it no exact
@@ -93,12 +108,30 @@ impl SendHalf {
 
     /// Everything has been sent at least once.
     pub(crate) fn is_all_sent(&self) -> bool {
-        self.next == self.grid.chunks()
+        self.sent == self.grid.chunks()
     }
 
     /// Chunks of the first pass that have been sent.
     pub(crate) fn first_pass_chunks(&self) -> u32 {
-        self.next
+        self.sent
+    }
+
+    /// The next critical chunk: one that was lost, or else one never sent. The latter is new, and says so.
+    // claim: ltp/critical-packets
+    pub(crate) fn peek_critical(&self) -> Option<(u32, bool)> {
+        let ends = u32::from(self.request.critical_chunks);
+        if ends == 0 || self.closing.is_some() {
+            return None;
+        }
+        if !self.resend.is_empty() {
+            let head = self.resend.first_from(0).filter(|chunk| self.is_critical(*chunk));
+            let tail = || self.resend.first_from(self.grid.chunks().saturating_sub(ends));
+            if let Some(chunk) = head.or_else(tail) {
+                return Some((chunk, true));
+            }
+        }
+        let is_new = self.sent < self.grid.critical(self.request.critical_chunks);
+        is_new.then(|| (self.grid.chunk_in_turn(self.sent, self.request.critical_chunks), false))
     }
 
     /// The next chunk to send again.
@@ -112,7 +145,8 @@ impl SendHalf {
 
     /// The next chunk never sent; none once the receiver wants no more.
     pub(crate) fn peek_new(&self) -> Option<u32> {
-        (!self.is_all_sent() && self.closing.is_none()).then_some(self.next)
+        let has_new = !self.is_all_sent() && self.closing.is_none();
+        has_new.then(|| self.grid.chunk_in_turn(self.sent, self.request.critical_chunks))
     }
 
     /// Remembers from now on which path each chunk takes.
@@ -132,9 +166,21 @@ impl SendHalf {
         }
         self.resend.remove(chunk);
         self.in_flight.insert(chunk);
-        if chunk == self.next {
-            self.next += 1;
+        if self.turn_of(chunk) == self.sent {
+            self.sent += 1;
         }
+    }
+
+    /// Place of `chunk` in the first pass.
+    fn turn_of(&self, chunk: u32) -> u32 {
+        self.grid.turn_of(chunk, self.request.critical_chunks)
+    }
+
+    /// Whether `chunk` is among the last percent of the first pass, or its only one (ULTIMA section 3.3.2).
+    // claim: ultima/last-percentile
+    pub(crate) fn is_in_last_percent(&self, chunk: u32) -> bool {
+        let chunks = self.grid.chunks();
+        self.turn_of(chunk) + chunks.div_ceil(LAST_PERCENTILE_OF) >= chunks
     }
 
     /// A packet with this chunk arrived.
@@ -147,7 +193,7 @@ impl SendHalf {
     /// A packet with this chunk counts as lost.
     pub(crate) fn on_lost(&mut self, chunk: u32) {
         self.in_flight.remove(chunk);
-        if self.repairs_at_once() && !self.acked.contains(chunk) {
+        if self.repairs(chunk) && !self.acked.contains(chunk) {
             self.resend.insert(chunk);
         }
     }
@@ -177,7 +223,7 @@ impl SendHalf {
     pub(crate) fn on_status(&mut self, status: &StatusBody) -> StatusEffect {
         let chunks = self.grid.chunks();
         if status.state == TransferState::Closed && status.received_chunks == ALL_CHUNKS {
-            return StatusEffect::Done(SendReceipt { transfer: self.request.transfer, missing: Vec::new() });
+            return StatusEffect::Done(SendReceipt::complete(self.request.transfer));
         }
         if status.received_chunks > chunks || status.wanted_chunks > chunks || status.first_chunk > chunks {
             return StatusEffect::Implausible;
@@ -194,11 +240,15 @@ impl SendHalf {
         self.granted = true;
         self.answered = true;
         self.asked |= status.wanted_chunks > 0;
-        if self.repairs_at_once() {
-            for chunk in
-                set_bits(status).take_while(|chunk| *chunk < self.next).take(self.repairs_for(status))
-            {
-                // Not what is on its way: its own acknowledgement or loss will tell.
+        let mut spare = self.repairs_for(status);
+        for chunk in set_bits(status) {
+            if spare == 0 {
+                break;
+            }
+            // Not what has never left, and not what is on its way: its own acknowledgement or loss will tell.
+            let was_sent = chunk < self.grid.chunks() && self.turn_of(chunk) < self.sent;
+            if was_sent && self.repairs(chunk) {
+                spare -= 1;
                 if !self.in_flight.contains(chunk) {
                     self.acked.remove(chunk);
                     progress |= self.resend.insert(chunk);
@@ -216,7 +266,7 @@ impl SendHalf {
     /// one, and a few to spare for those that get lost again.
     fn repairs_for(&self, status: &StatusBody) -> usize {
         match self.request.reliability {
-            Reliability::Exact => usize::MAX,
+            Reliability::Exact | Reliability::Deferred | Reliability::BestEffort => usize::MAX,
             Reliability::Tolerant => (status.wanted_chunks + status.wanted_chunks / 8 + 1) as usize,
         }
     }
@@ -224,7 +274,8 @@ impl SendHalf {
     fn on_closed(&mut self, status: &StatusBody) -> StatusEffect {
         let chunks = self.grid.chunks();
         if status.received_chunks == chunks {
-            return StatusEffect::Done(SendReceipt { transfer: self.request.transfer, missing: Vec::new() });
+            let receipt = SendReceipt::complete(self.request.transfer);
+            return StatusEffect::Done(SendReceipt { stage_us: status.stage_us, ..receipt });
         }
         let words = chunks.div_ceil(64);
         let closing = self.closing.get_or_insert_with(|| Closing {
@@ -242,6 +293,7 @@ impl SendHalf {
             None => StatusEffect::Done(SendReceipt {
                 transfer: self.request.transfer,
                 missing: byte_ranges(&closing.missing, self.grid),
+                stage_us: status.stage_us,
             }),
         }
     }
@@ -255,18 +307,4 @@ fn set_bits(status: &StatusBody) -> impl Iterator<Item = u32> + '_ {
         let rests = core::iter::successors(Some(*word).filter(|word| *word != 0), clear_lowest);
         rests.map(move |rest| status.first_chunk + index * 64 + rest.trailing_zeros())
     })
-}
-
-/// Byte ranges of the set chunks; neighbours are joined.
-fn byte_ranges(missing: &Bitmap, grid: Grid) -> Vec<Range<u64>> {
-    let mut ranges: Vec<Range<u64>> = Vec::new();
-    for chunk in missing.iter() {
-        let start = grid.offset(chunk);
-        let end = start + u64::from(grid.len(chunk));
-        match ranges.last_mut() {
-            Some(last) if last.end == start => last.end = end,
-            _ => ranges.push(start..end),
-        }
-    }
-    ranges
 }
