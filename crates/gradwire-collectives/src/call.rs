@@ -16,6 +16,7 @@
 use crate::error::{Mismatch, Position};
 use crate::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
 use gradwire_core::Descriptor;
+use std::time::Duration;
 
 /// One call, as far as ranks must agree about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -223,15 +224,28 @@ fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
     }
     let (rule, value) = match policy.deadline {
         DeadlineRule::Never => (0, 0),
-        DeadlineRule::Fixed(time) => (1, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        DeadlineRule::Fixed(time) => (1, nanos(time)),
         DeadlineRule::Measured { factor } => (2, u64::from(factor.to_bits())),
+        DeadlineRule::SlowestLink { margin } => (3, nanos(margin)),
+        DeadlineRule::WarmUp { rounds, percentile } => {
+            (4, u64::from(rounds) << 32 | u64::from(percentile.to_bits()))
+        }
     };
+    let soft =
+        policy.soft.map_or(0, |soft| u64::from(soft.epoch) << 32 | u64::from(soft.min_fraction.to_bits()));
     let words = [
         u64::from(policy.loss_bound.to_bits()),
         u64::from(policy.after_first_pass),
         rule,
         value,
+        policy.deadline_max.map_or(0, nanos),
         u64::from(policy.floor.to_bits()),
+        soft,
+        policy.early.map_or(u64::MAX, |early| u64::from(early.quiet_share.to_bits())),
+        policy.recovery as u64,
+        u64::from(policy.critical_chunks),
+        u64::from(policy.gather.loss_bound.to_bits()),
+        policy.gather.fill as u64,
         factor.to_bits(),
     ];
     let hash =
@@ -241,6 +255,10 @@ fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
     ((hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) as u16).max(1)
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 const NONE: u32 = u32::MAX;
 const ELEMS_MASK: u64 = (1 << 48) - 1;
 const RING: u8 = Algorithm::Ring as u8;
@@ -248,8 +266,8 @@ const RING: u8 = Algorithm::Ring as u8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::View;
-    use std::time::Duration;
+    use crate::{EarlyRule, Fill, GatherRule, SoftRule, View};
+    use gradwire_core::Reliability;
 
     fn request(collective: Collective, policy: Policy) -> Request {
         Request {
@@ -294,6 +312,23 @@ mod tests {
             Policy { loss_bound: 0.06, ..Policy::AUTO },
             Policy { floor: 0.6, ..Policy::AUTO },
             Policy { deadline: DeadlineRule::Fixed(Duration::from_millis(5)), ..Policy::AUTO },
+            Policy { deadline_max: Some(Duration::from_millis(5)), ..Policy::AUTO },
+            Policy::DLCP,
+            Policy { gather: GatherRule { fill: Fill::Local, ..Policy::DLCP.gather }, ..Policy::DLCP },
+            Policy { recovery: Reliability::Deferred, ..Policy::DLCP },
+            Policy::LTP,
+            Policy { critical_chunks: 2, ..Policy::LTP },
+            Policy { soft: Some(SoftRule { min_fraction: 0.8, epoch: 7 }), ..Policy::LTP },
+            Policy { soft: Some(SoftRule { min_fraction: 0.7, epoch: 1000 }), ..Policy::LTP },
+            Policy {
+                deadline: DeadlineRule::SlowestLink { margin: Duration::from_millis(100) },
+                ..Policy::LTP
+            },
+            Policy::ULTIMA,
+            Policy { early: Some(EarlyRule { quiet_share: 0.2 }), ..Policy::ULTIMA },
+            Policy { early: None, ..Policy::ULTIMA },
+            Policy { deadline: DeadlineRule::WarmUp { rounds: 19, percentile: 0.95 }, ..Policy::ULTIMA },
+            Policy { deadline: DeadlineRule::WarmUp { rounds: 20, percentile: 0.9 }, ..Policy::ULTIMA },
         ] {
             for reduce in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::PremulSum(0.25)]
             {

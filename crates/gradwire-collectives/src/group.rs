@@ -9,6 +9,7 @@ mod failure;
 mod point_to_point;
 mod transmit;
 
+use crate::adaptive::Adaptive;
 use crate::memory::Pool;
 use crate::ops::{Key, Ops};
 use crate::peer::Peer;
@@ -101,6 +102,7 @@ pub struct Group {
     /// No operation times out before this.
     next_deadline: Option<Timestamp>,
     pool: Pool,
+    adaptive: Adaptive,
     /// Peers whose connection may have something to say.
     dirty: Vec<usize>,
     /// Transfers to post, kept for its memory.
@@ -169,6 +171,7 @@ impl Group {
             has_said_goodbye: false,
             next_deadline: None,
             pool: Pool::default(),
+            adaptive: Adaptive::default(),
             dirty: Vec::new(),
             posts: Vec::new(),
             // The next rank first, so that not everybody begins with rank 0.

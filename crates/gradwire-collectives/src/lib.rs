@@ -3,6 +3,7 @@
 //! A [`Group`] is one rank of one process group: a connection to each peer and the collectives in flight. The
 //! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
 
+mod adaptive;
 mod call;
 mod dtype;
 mod error;
@@ -26,7 +27,7 @@ pub use dtype::{Dtype, ReduceOp};
 pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
-pub use policy::{DeadlineRule, Policy};
+pub use policy::{DeadlineRule, EarlyRule, Fill, GatherRule, Policy, SoftRule};
 pub use report::{DeliveryReport, PeerDelivery};
 pub use request::{Algorithm, Collective, OpId, Request};
 pub use view::View;

@@ -6,7 +6,7 @@
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
-use crate::{kernels, Dtype, ReduceOp, View};
+use crate::{kernels, Dtype, Fill, ReduceOp, View};
 use std::ops::Range;
 
 /// Scratch of finished collectives, for the next ones: in steady state nothing is allocated for each bucket.
@@ -110,6 +110,26 @@ impl Memory {
         self.output.part(&(at..at + payload.len())).as_mut_slice().copy_from_slice(payload);
     }
 
+    /// Fills `range` of the output, which a result was expected in and did not come.
+    ///
+    /// # Loss
+    /// The element is what `fill` says, on this rank alone.
+    pub(crate) fn fill(&mut self, range: &Range<usize>, fill: Fill) {
+        match fill {
+            Fill::Zero => self.output.part(range).as_mut_slice().fill(0),
+            Fill::Previous => {}
+            Fill::Local => {
+                if !self.input.overlaps(&self.output) {
+                    self.output.part(range).copy_from(&self.input.part(range));
+                }
+                let factor = self.factor(1);
+                if self.is_scaled(factor) {
+                    kernels::scale(self.reduction.dtype, self.output.part(range).as_mut_slice(), factor);
+                }
+            }
+        }
+    }
+
     /// Contributions in a chunk of the accumulator.
     pub(crate) fn count(&self, chunk: usize) -> u16 {
         self.counts.get(chunk).copied().unwrap_or(1)
@@ -153,15 +173,10 @@ impl Memory {
     }
 
     fn finish_run(&mut self, run: Range<usize>, count: u16) {
-        let Reduction { dtype, reduce, world_size } = self.reduction;
-        let factor = match reduce {
-            ReduceOp::PremulSum(factor) => factor,
-            _ => 1.0,
-        };
-        let factor =
-            if count == world_size { factor } else { factor * f64::from(world_size) / f64::from(count) };
+        let Reduction { dtype, reduce, .. } = self.reduction;
+        let factor = self.factor(count);
         let is_mean = reduce == ReduceOp::Avg;
-        let is_scaled = reduce.is_additive() && dtype.is_float() && (factor - 1.0).abs() > 0.0;
+        let is_scaled = self.is_scaled(factor);
         if self.wide.is_empty() {
             let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
             match (is_mean, is_scaled) {
@@ -179,6 +194,26 @@ impl Memory {
         }
         let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
         kernels::narrow(dtype, wide, part.as_mut_slice());
+    }
+
+    /// What a sum of `count` contributions is multiplied by, to expect the value of all.
+    fn factor(&self, count: u16) -> f64 {
+        let Reduction { reduce, world_size, .. } = self.reduction;
+        let factor = match reduce {
+            ReduceOp::PremulSum(factor) => factor,
+            _ => 1.0,
+        };
+        if count == world_size {
+            factor
+        } else {
+            factor * f64::from(world_size) / f64::from(count)
+        }
+    }
+
+    fn is_scaled(&self, factor: f64) -> bool {
+        let Reduction { dtype, reduce, .. } = self.reduction;
+        let is_sum = reduce.is_additive() && reduce != ReduceOp::Avg;
+        is_sum && dtype.is_float() && (factor - 1.0).abs() > 0.0
     }
 
     /// Gives the scratch back.

@@ -7,10 +7,11 @@
 //! its result is there instead of a round trip later, when the last send is confirmed: for small messages that is a
 //! third of the latency. Only where the result proves that everybody has joined: a send alone waits for its receiver.
 
+use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
-use crate::schedules::{schedule_for, Loss, Place, Post, Schedule, Target};
+use crate::schedules::{schedule_for, Loss, Place, Post, Schedule, Stage, Target};
 use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId};
 use std::ops::Range;
@@ -22,6 +23,8 @@ pub(crate) struct Op {
     pub(crate) id: OpId,
     pub(crate) call: Call,
     pub(crate) policy: Policy,
+    /// Exact whatever the policy says, because the policy measures first.
+    pub(crate) warms_up: bool,
     pub(crate) priority: u8,
     pub(crate) submitted: Timestamp,
     pub(crate) timeout: Duration,
@@ -45,6 +48,8 @@ pub(crate) struct Op {
     pub(crate) is_reported: bool,
     /// It keeps the place of a refused call; see [`Op::stand_in`].
     pub(crate) is_stand_in: bool,
+    /// How the stages ended so far: reduce, gather.
+    stages: [StageEnd; 2],
     report: DeliveryReport,
 }
 
@@ -64,6 +69,7 @@ struct Send {
 #[derive(Clone, Debug)]
 struct Receive {
     target: Target,
+    loss: Loss,
     bytes: usize,
     received: usize,
     is_open: bool,
@@ -103,13 +109,15 @@ impl Op {
             collective: call.name().to_owned(),
             sequence: place.sequence,
             elems: (request.output.len() / request.dtype.bytes()) as u64,
+            replicas_identical: request.policy.gather.loss_bound <= 0.0,
             ..DeliveryReport::default()
         };
         Self {
             id: name.id,
             call,
             policy: request.policy,
-            priority: request.priority,
+            warms_up: false,
+            priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             submitted: name.submitted,
             timeout: request.timeout,
             sequence: place.sequence,
@@ -126,6 +134,7 @@ impl Op {
             held: 0,
             is_reported: false,
             is_stand_in: false,
+            stages: [StageEnd::NOTHING; 2],
             report,
         }
     }
@@ -160,6 +169,34 @@ impl Op {
     /// When it times out.
     pub(crate) fn deadline(&self) -> Timestamp {
         self.submitted + self.timeout
+    }
+
+    /// The policy that its transfers follow.
+    pub(crate) fn policy_in_force(&self) -> &Policy {
+        if self.warms_up {
+            &Policy::RELIABLE
+        } else {
+            &self.policy
+        }
+    }
+
+    /// Bytes of the bucket.
+    pub(crate) fn bytes(&self) -> usize {
+        self.memory.output.len()
+    }
+
+    /// How its stages ended so far: reduce, gather.
+    pub(crate) fn stages(&self) -> &[StageEnd; 2] {
+        &self.stages
+    }
+
+    /// The stage that the send `transfer` to `to` belongs to.
+    pub(crate) fn stage_of_send(&mut self, to: u32, transfer: TransferId) -> Option<Stage> {
+        let index = self.index(transfer);
+        match self.sends.at(to, index)?.loss {
+            Loss::In(stage) => Some(stage),
+            Loss::Never => None,
+        }
     }
 
     /// The id of its transfer `index`.
@@ -237,7 +274,8 @@ impl Op {
         let index = self.index(receipt.transfer);
         let Some(receive) = self.receives.at(from, index).filter(|receive| receive.is_open) else { return };
         receive.is_open = false;
-        let is_contribution = matches!(receive.target, Target::Add { .. });
+        let (target, loss) = (receive.target, receive.loss);
+        let is_contribution = matches!(target, Target::Add { .. });
         self.open -= 1;
         self.held -= 1;
         self.report.bytes_received += receipt.received_bytes;
@@ -250,8 +288,23 @@ impl Op {
             peer.waited_for_peer += receipt.waited_for_peer;
             peer.network_time += receipt.elapsed;
         }
+        if let Loss::In(stage) = loss {
+            let Receipt { elapsed, received_bytes, total_bytes, reason, .. } = *receipt;
+            self.stages[stage as usize].add(elapsed, received_bytes, total_bytes, reason);
+        }
+        if let Target::Place(at) = target {
+            receipt.missing.iter().for_each(|missing| self.fill(at, missing));
+        }
         self.schedule.on_received(from, index, &mut self.memory, posts);
         self.note(posts);
+    }
+
+    /// Puts something where a result did not arrive.
+    fn fill(&mut self, at: usize, missing: &Range<u64>) {
+        let range = at + missing.start as usize..at + missing.end as usize;
+        let elem_bytes = self.memory.elem_bytes();
+        self.report.filled.push((range.start / elem_bytes) as u64..(range.end / elem_bytes) as u64);
+        self.memory.fill(&range, self.policy.gather.fill);
     }
 
     /// A send is over: what did not count goes to the residual before the memory is written again. Gives the
@@ -267,7 +320,7 @@ impl Op {
             return;
         }
         self.held -= 1;
-        if send.loss == Loss::ByPolicy {
+        if send.loss == Loss::In(Stage::Reduce) {
             for missing in &receipt.missing {
                 self.keep_uncounted(&send, missing);
             }
@@ -307,10 +360,14 @@ impl Op {
                         self.held += 1;
                     }
                 }
-                Post::Receive { from, index, target, bytes, .. } => {
+                Post::Receive { from, index, target, bytes, loss } => {
                     self.held += 1;
                     self.report.bytes_expected += bytes as u64;
-                    self.receives.insert(from, index, Receive { target, bytes, received: 0, is_open: true });
+                    self.receives.insert(
+                        from,
+                        index,
+                        Receive { target, loss, bytes, received: 0, is_open: true },
+                    );
                 }
             }
         }
@@ -353,6 +410,10 @@ impl Op {
     pub(crate) fn report(&mut self, now: Timestamp) -> DeliveryReport {
         self.is_reported = true;
         self.report.elapsed = now - self.submitted;
+        self.report.warm_up = self.warms_up;
+        let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };
+        let [reduce, gather] = &self.stages;
+        (self.report.reduce_ended_by, self.report.gather_ended_by) = (ended_by(reduce), ended_by(gather));
         self.report.tidy();
         std::mem::take(&mut self.report)
     }
@@ -365,6 +426,8 @@ impl Op {
     }
 }
 
+/// Where the clock of a transfer runs from its first packet on, others must not be served before it.
+const PRIORITY_IN_ORDER: u8 = 128;
 /// Copying more than this costs about what a round trip in a rack does.
 const STAGED_BYTES_MAX: usize = 16 << 10;
 

@@ -1,6 +1,11 @@
 //! Presets: what an opted-in gradient reduction may leave behind.
+//!
+//! A preset is a value of [`Policy`] and nothing else; no code asks which one is in use. From it, from what the
+//! connection has measured and from what [`crate::adaptive`] has learned comes the contract of each transfer.
 
-use gradwire_core::{ConnectionStats, Contract};
+use crate::adaptive::Learned;
+use crate::schedules::Stage;
+use gradwire_core::{ConnectionStats, Contract, Early, Reliability, Soft};
 use std::time::Duration;
 
 /// How the deadline of a transfer comes about.
@@ -15,58 +20,282 @@ pub enum DeadlineRule {
         /// The multiple.
         factor: f32,
     },
+    /// The largest soft threshold of all links into this rank, and this much more (LTP section III-B).
+    SlowestLink {
+        /// LTP's C: 30 ms in a data centre, 100 ms over long distances.
+        margin: Duration,
+    },
+    /// A percentile of the time that stages of the largest bucket took in exact warm-up rounds (ULTIMA's t_B, section
+    /// 3.3.1). Until then a reduction under this policy is exact.
+    WarmUp {
+        /// Rounds of the largest bucket.
+        rounds: u16,
+        /// The percentile, as a share.
+        percentile: f32,
+    },
+}
+
+/// LTP's soft threshold, learned for each link: the shortest complete transfer of the epoch.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SoftRule {
+    /// Data percentage, as a share, that is enough after the threshold.
+    pub min_fraction: f32,
+    /// Transfers of one size on one link after which the threshold is learned anew.
+    pub epoch: u32,
+}
+
+/// ULTIMA's early timeout.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EarlyRule {
+    /// Share of t_C, the learned time of the stage, that a receiver waits once nothing arrives any more.
+    pub quiet_share: f32,
+}
+
+/// What a rank's result holds where the gather stage lost it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Fill {
+    /// Zero: a gradient of zero leaves its parameter as it was in the iteration before.
+    Zero = 0,
+    /// What the output held before the call.
+    Previous = 1,
+    /// The result that this rank's contribution alone would give.
+    Local = 2,
+}
+
+/// What the gather stage, which sends results back, may leave behind.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GatherRule {
+    /// Share of a transfer that may be missing. Above 0 the ranks' results may differ.
+    pub loss_bound: f32,
+    /// What is put in its place.
+    pub fill: Fill,
+}
+
+impl GatherRule {
+    /// Results arrive whole: replicas stay identical.
+    pub const EXACT: Self = Self { loss_bound: 0.0, fill: Fill::Zero };
 }
 
 /// What a tolerant reduction may leave behind. Group-wide: every rank passes the same values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Policy {
-    /// Share of a transfer that may be missing.
+    /// Share of a transfer of the reduce stage that may be missing.
     pub loss_bound: f32,
     /// See [`gradwire_core::Contract::after_first_pass`].
     pub after_first_pass: bool,
     /// The deadline.
     pub deadline: DeadlineRule,
-    /// Least fraction that a deadline may accept.
+    /// Upper bound of the deadline, whatever it is derived from: the most that a stage is delayed.
+    pub deadline_max: Option<Duration>,
+    /// Least fraction that a deadline or early timeout may accept.
     pub floor: f32,
+    /// A threshold after which a part is enough.
+    pub soft: Option<SoftRule>,
+    /// The end of a wait for packets that do not come.
+    pub early: Option<EarlyRule>,
+    /// What a sender does about losses in the reduce stage.
+    pub recovery: Reliability,
+    /// Packets at each end of a transfer that always arrive (LTP section III-E).
+    pub critical_chunks: u16,
+    /// The gather stage.
+    pub gather: GatherRule,
 }
 
 impl Policy {
     /// Preset `reliable`: everything arrives.
-    pub const RELIABLE: Self =
-        Self { loss_bound: 0.0, after_first_pass: true, deadline: DeadlineRule::Never, floor: 1.0 };
+    pub const RELIABLE: Self = Self {
+        loss_bound: 0.0,
+        after_first_pass: true,
+        deadline: DeadlineRule::Never,
+        deadline_max: None,
+        floor: 1.0,
+        soft: None,
+        early: None,
+        recovery: Reliability::Exact,
+        critical_chunks: 0,
+        gather: GatherRule::EXACT,
+    };
     /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1).
-    pub const MLT: Self =
-        Self { loss_bound: 0.1, after_first_pass: false, deadline: DeadlineRule::Never, floor: 0.9 };
+    pub const MLT: Self = Self {
+        loss_bound: 0.1,
+        after_first_pass: false,
+        floor: 0.9,
+        recovery: Reliability::Tolerant,
+        ..Self::RELIABLE
+    };
+    /// Preset `dlcp` (DLCP section 3.2.1): as `mlt`, and a smaller bound where results are sent back. The paper names
+    /// 10 % for the one and no number for the other.
+    // claim: dlcp/pull-bound
+    pub const DLCP: Self = Self { gather: GatherRule { loss_bound: 0.01, fill: Fill::Zero }, ..Self::MLT };
+    /// Preset `ltp` (LTP section III): after the learned threshold of the link 80 % are enough, 30 ms after the slowest
+    /// link's threshold anything is; the first and last packet of each transfer always arrive.
+    pub const LTP: Self = Self {
+        after_first_pass: false,
+        deadline: DeadlineRule::SlowestLink { margin: Duration::from_millis(30) },
+        floor: 0.0,
+        soft: Some(SoftRule { min_fraction: 0.8, epoch: 1000 }),
+        recovery: Reliability::Deferred,
+        critical_chunks: 1,
+        ..Self::RELIABLE
+    };
+    /// Preset `ultima` (ULTIMA sections 3.2 and 3.3): nothing is sent again; a stage ends when nothing comes any more for
+    /// 10 % of its usual time, or at the 95th percentile of 20 exact rounds.
+    pub const ULTIMA: Self = Self {
+        after_first_pass: false,
+        deadline: DeadlineRule::WarmUp { rounds: 20, percentile: 0.95 },
+        floor: 0.0,
+        early: Some(EarlyRule { quiet_share: 0.1 }),
+        recovery: Reliability::BestEffort,
+        ..Self::RELIABLE
+    };
     /// Preset `auto`: nothing that still flows is cut, and no retransmission is waited for beyond what the bound needs.
     pub const AUTO: Self = Self {
         loss_bound: 0.05,
-        after_first_pass: true,
         deadline: DeadlineRule::Measured { factor: 4.0 },
         floor: 0.5,
+        recovery: Reliability::Tolerant,
+        ..Self::RELIABLE
     };
+    /// Every preset, by its name.
+    pub const PRESETS: [(&'static str, Self); 6] = [
+        ("auto", Self::AUTO),
+        ("mlt", Self::MLT),
+        ("dlcp", Self::DLCP),
+        ("ltp", Self::LTP),
+        ("ultima", Self::ULTIMA),
+        ("reliable", Self::RELIABLE),
+    ];
+
+    /// The preset of this name.
+    #[must_use]
+    pub fn preset(name: &str) -> Option<Self> {
+        Self::PRESETS.iter().find(|(preset, _)| *preset == name).map(|(_, policy)| *policy)
+    }
 
     /// Whether nothing may be missing.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.loss_bound <= 0.0 && self.deadline == DeadlineRule::Never
+        self.loss_bound <= 0.0
+            && self.deadline == DeadlineRule::Never
+            && self.deadline_max.is_none()
+            && self.soft.is_none()
+            && self.early.is_none()
+            && self.gather.loss_bound <= 0.0
+    }
+
+    /// What is wrong with it, if anything.
+    ///
+    /// # Errors
+    /// The first field that is out of range, or contradicts another one.
+    pub fn validate(&self) -> Result<(), String> {
+        let Self { loss_bound, floor, gather, .. } = *self;
+        let is_share = |value: f32| (0.0..=1.0).contains(&value);
+        if !is_share(loss_bound) || !is_share(floor) || !is_share(gather.loss_bound) {
+            let gather = gather.loss_bound;
+            return Err(format!(
+                "loss bound {loss_bound}, floor {floor} or gather bound {gather} is not a share"
+            ));
+        }
+        let (soft, early) = (self.soft, self.early);
+        if soft.is_some_and(|soft| !is_share(soft.min_fraction) || soft.epoch == 0) {
+            return Err(format!("{soft:?}: a share, and an epoch of at least 1"));
+        }
+        if early.is_some_and(|early| !is_share(early.quiet_share)) {
+            return Err(format!("{early:?} is not a share"));
+        }
+        match self.deadline {
+            DeadlineRule::WarmUp { rounds, percentile } if rounds == 0 || !is_share(percentile) => {
+                return Err(format!("a warm-up of {rounds} rounds, percentile {percentile}"));
+            }
+            _ => {}
+        }
+        let ends = matches!(self.deadline, DeadlineRule::Fixed(_) | DeadlineRule::WarmUp { .. });
+        if self.recovery == Reliability::BestEffort && !(ends && floor <= 0.0) {
+            return Err("where nothing is sent again a deadline that does not depend on this rank's measurements must \
+                        end the wait, whatever has arrived"
+                .to_owned());
+        }
+        Ok(())
     }
 }
 
+/// What is known about the link of a transfer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    /// Of the connection to its sender.
+    pub(crate) stats: ConnectionStats,
+    /// Size of the transfer.
+    pub(crate) bytes: usize,
+    /// Ranks that send to this one at once.
+    pub(crate) incast: u32,
+}
+
 impl Policy {
-    /// The contract of one reduce-stage transfer of `bytes` from a peer whose connection has these `stats`, while
-    /// `incast` ranks send to this one.
-    pub(crate) fn contract(&self, stats: &ConnectionStats, bytes: usize, incast: u32) -> Contract {
-        if self.is_exact() {
+    /// The contract of one transfer of a stage that may lose something.
+    pub(crate) fn contract(&self, stage: Stage, link: &Link, learned: &Learned) -> Contract {
+        if self.is_exact() || !self.may_lose(stage) {
             return Contract::EXACT;
         }
-        Contract {
+        let deadline = self.deadline.resolve(link, learned);
+        let soft = self.soft.zip(learned.soft);
+        let early = self.early.zip(learned.stage_time);
+        let contract = Contract {
             loss_bound: self.loss_bound,
             after_first_pass: self.after_first_pass,
-            soft: None,
-            deadline: self.deadline.resolve(stats, bytes, incast),
+            soft: soft.map(|(rule, after)| Soft { after, min_fraction: rule.min_fraction }),
+            deadline: match (deadline, self.deadline_max) {
+                (Some(deadline), Some(most)) => Some(deadline.min(most)),
+                (deadline, most) => deadline.or(most),
+            },
             floor: self.floor,
-            early: None,
-            reorder_slack: (stats.rtt_smoothed / 2).max(REORDER_SLACK_MIN),
+            early: early.map(|(rule, time)| Early { quiet: time.mul_f32(rule.quiet_share.clamp(0.0, 1.0)) }),
+            reorder_slack: (link.stats.rtt_smoothed / 2).max(REORDER_SLACK_MIN),
+            critical_chunks: self.critical_chunks,
+            repairs: self.recovery != Reliability::BestEffort,
+        };
+        match stage {
+            Stage::Reduce => contract,
+            Stage::Gather => self.tightened(contract),
+        }
+    }
+
+    /// Whether a stage may leave anything behind.
+    pub(crate) fn may_lose(&self, stage: Stage) -> bool {
+        match stage {
+            Stage::Reduce => !self.is_exact(),
+            Stage::Gather => self.gather.loss_bound > 0.0,
+        }
+    }
+
+    /// Whether reductions are served in the order of their calls: where the deadline of a transfer runs from its first
+    /// packet on and cuts what still flows, a more urgent one must not stop it midway.
+    pub(crate) fn keeps_order(&self) -> bool {
+        !self.after_first_pass && self.deadline != DeadlineRule::Never
+    }
+
+    /// What the sender of a transfer of `stage` does about losses.
+    pub(crate) fn reliability(&self, stage: Stage) -> Reliability {
+        match stage {
+            _ if !self.may_lose(stage) => Reliability::Exact,
+            Stage::Reduce => self.recovery,
+            // Whatever the reduce stage does: results are repaired down to their bound.
+            Stage::Gather => Reliability::Tolerant,
+        }
+    }
+
+    /// No rule of `contract` accepts less than the bound of the gather stage, and what is missing below it is repaired.
+    // claim: dlcp/pull-bound
+    fn tightened(&self, contract: Contract) -> Contract {
+        let bound = self.gather.loss_bound;
+        let least = 1.0 - bound;
+        let soft = contract.soft.map(|soft| Soft { min_fraction: soft.min_fraction.max(least), ..soft });
+        Contract {
+            loss_bound: contract.loss_bound.min(bound),
+            floor: contract.floor.max(least),
+            soft,
+            repairs: true,
+            ..contract
         }
     }
 }
@@ -74,18 +303,30 @@ impl Policy {
 impl DeadlineRule {
     /// The deadline of one transfer. A measured one divides the bandwidth of the connection by the incast: the
     /// estimate is the best that one flow has seen, perhaps alone on the link. `None` before there is a measurement.
-    fn resolve(self, stats: &ConnectionStats, bytes: usize, incast: u32) -> Option<Duration> {
+    fn resolve(self, link: &Link, learned: &Learned) -> Option<Duration> {
         match self {
             Self::Never => None,
             Self::Fixed(deadline) => Some(deadline),
-            Self::Measured { .. } if stats.bandwidth == 0 || stats.rtt_smoothed.is_zero() => None,
             Self::Measured { factor } => {
-                let share = stats.bandwidth as f64 / f64::from(incast.max(1));
-                let seconds = f64::from(factor.max(1.0)) * bytes as f64 / share;
-                let network = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-                Some(network.saturating_add(stats.rtt_smoothed * DEADLINE_RTTS).max(DEADLINE_MIN))
+                let network = link.transfer_time(factor.max(1.0))?;
+                Some(network.saturating_add(link.stats.rtt_smoothed * DEADLINE_RTTS).max(DEADLINE_MIN))
             }
+            Self::SlowestLink { margin } => Some(learned.slowest_link?.saturating_add(margin)),
+            Self::WarmUp { .. } => learned.stage_limit,
         }
+    }
+}
+
+impl Link {
+    /// `factor` times what the transfer takes at its share of the measured bandwidth; `None` before a measurement.
+    pub(crate) fn transfer_time(&self, factor: f32) -> Option<Duration> {
+        let stats = &self.stats;
+        if stats.bandwidth == 0 || stats.rtt_smoothed.is_zero() {
+            return None;
+        }
+        let share = stats.bandwidth as f64 / f64::from(self.incast.max(1));
+        let seconds = f64::from(factor) * self.bytes as f64 / share;
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     }
 }
 
@@ -118,32 +359,41 @@ mod tests {
         cwnd: 0,
     };
 
+    fn link(stats: ConnectionStats, bytes: usize, incast: u32) -> Link {
+        Link { stats, bytes, incast }
+    }
+
+    /// The contract of a transfer of the reduce stage before anything was learned.
+    fn reduce(policy: Policy, link: &Link) -> Contract {
+        policy.contract(Stage::Reduce, link, &Learned::default())
+    }
+
     #[test]
     fn a_reliable_policy_is_the_exact_contract() {
-        assert_eq!(Policy::RELIABLE.contract(&STATS, 1000, 3), Contract::EXACT);
-        assert!(!Policy::AUTO.contract(&STATS, 1000, 3).is_exact());
+        assert_eq!(reduce(Policy::RELIABLE, &link(STATS, 1000, 3)), Contract::EXACT);
+        assert!(!reduce(Policy::AUTO, &link(STATS, 1000, 3)).is_exact());
     }
 
     #[test]
     fn a_measured_deadline_is_a_multiple_of_the_transfer_time_at_the_shared_bandwidth() {
         // 1.25 MB at 12.5 MB/s shared by 2 take 200 ms; 4 times that and 10 round trips.
-        let contract = Policy::AUTO.contract(&STATS, 1_250_000, 2);
+        let contract = reduce(Policy::AUTO, &link(STATS, 1_250_000, 2));
         assert_eq!(contract.deadline, Some(Duration::from_millis(810)));
-        assert_eq!(Policy::AUTO.contract(&STATS, 0, 2).deadline, Some(DEADLINE_MIN));
+        assert_eq!(reduce(Policy::AUTO, &link(STATS, 0, 2)).deadline, Some(DEADLINE_MIN));
     }
 
     #[test]
     fn there_is_no_deadline_before_a_measurement() {
         let fresh = ConnectionStats { bandwidth: 0, ..STATS };
-        assert_eq!(Policy::AUTO.contract(&fresh, 1_000_000, 3).deadline, None);
-        assert_eq!(Policy::MLT.contract(&STATS, 1_000_000, 3).deadline, None);
+        assert_eq!(reduce(Policy::AUTO, &link(fresh, 1_000_000, 3)).deadline, None);
+        assert_eq!(reduce(Policy::MLT, &link(STATS, 1_000_000, 3)).deadline, None);
     }
 
     #[test]
     fn reorder_slack_follows_the_round_trip_time() {
         let far = ConnectionStats { rtt_smoothed: Duration::from_millis(40), ..STATS };
-        assert_eq!(Policy::AUTO.contract(&far, 0, 1).reorder_slack, Duration::from_millis(20));
+        assert_eq!(reduce(Policy::AUTO, &link(far, 0, 1)).reorder_slack, Duration::from_millis(20));
         let near = ConnectionStats { rtt_smoothed: Duration::from_micros(50), ..STATS };
-        assert_eq!(Policy::AUTO.contract(&near, 0, 1).reorder_slack, REORDER_SLACK_MIN);
+        assert_eq!(reduce(Policy::AUTO, &link(near, 0, 1)).reorder_slack, REORDER_SLACK_MIN);
     }
 }

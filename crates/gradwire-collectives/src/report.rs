@@ -45,6 +45,17 @@ pub struct DeliveryReport {
     pub uncounted: Vec<Range<u64>>,
     /// For each peer that sent in the reduce stage.
     pub peers: Vec<PeerDelivery>,
+    /// What ended the wait for contributions, of several reasons the one that accepts least; names as in
+    /// [`PeerDelivery::closed_by`], empty where the stage received nothing.
+    pub reduce_ended_by: &'static str,
+    /// The same for the results that are sent back.
+    pub gather_ended_by: &'static str,
+    /// Elements of the result that did not arrive here and hold what the policy fills in, as ranges, in order.
+    pub filled: Vec<Range<u64>>,
+    /// Every rank has the same bits. `false` where results may be lost on their way back: then replicas may differ.
+    pub replicas_identical: bool,
+    /// The reduction was exact because its policy measures first (ULTIMA's warm-up).
+    pub warm_up: bool,
 }
 
 impl DeliveryReport {
@@ -76,18 +87,23 @@ impl DeliveryReport {
         &mut self.peers[index]
     }
 
-    /// Puts `uncounted` in order and joins neighbours.
+    /// Puts ranges in order and joins neighbours.
     pub(crate) fn tidy(&mut self) {
-        self.uncounted.sort_by_key(|range| range.start);
-        self.uncounted.dedup_by(|next, previous| {
-            let joined = next.start <= previous.end;
-            if joined {
-                previous.end = previous.end.max(next.end);
-            }
-            joined
-        });
+        join(&mut self.uncounted);
+        join(&mut self.filled);
         self.peers.sort_by_key(|peer| peer.rank);
     }
+}
+
+fn join(ranges: &mut Vec<Range<u64>>) {
+    ranges.sort_by_key(|range| range.start);
+    ranges.dedup_by(|next, previous| {
+        let joined = next.start <= previous.end;
+        if joined {
+            previous.end = previous.end.max(next.end);
+        }
+        joined
+    });
 }
 
 /// The name of `reason` in reports.

@@ -1,6 +1,6 @@
 //! Requests that cannot be right are refused before anything is sent.
 
-use crate::{Collective, Policy, Request, View};
+use crate::{Algorithm, Collective, Policy, Request, View};
 
 /// Checks `request` for a rank of a group of `world_size` ranks.
 ///
@@ -139,15 +139,17 @@ fn check_policy(request: &Request) -> Result<(), String> {
     if !residual.is_empty() && residual.len() != output.len() {
         return Err(format!("a residual of {} bytes for a result of {}", residual.len(), output.len()));
     }
-    let in_range = |value: f32| (0.0..=1.0).contains(&value);
-    if !in_range(policy.loss_bound) || !in_range(policy.floor) {
-        return Err(format!("loss bound {} or floor {} is not a share", policy.loss_bound, policy.floor));
-    }
+    policy.validate()?;
     if *policy == Policy::RELIABLE || policy.is_exact() {
         return Ok(());
     }
-    if !matches!(request.collective, Collective::AllReduce { .. }) {
+    let Collective::AllReduce { algorithm } = request.collective else {
         return Err("only an all-reduce may tolerate loss".to_owned());
+    };
+    if algorithm == Algorithm::Ring && policy.gather.loss_bound > 0.0 {
+        return Err(
+            "results may be lost in a transpose only: a ring would hand on what fills the holes".to_owned()
+        );
     }
     if !request.reduce.is_additive() || !request.dtype.is_float() {
         return Err(format!("{:?} of {:?} cannot tolerate loss", request.reduce, request.dtype));

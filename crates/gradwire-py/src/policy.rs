@@ -31,11 +31,15 @@ impl PolicyNumbers {
             (None, Some(factor)) => DeadlineRule::Measured { factor },
             (None, None) => DeadlineRule::Never,
         };
+        // The rest of a preset is still to be passed.
+        let recovery = Policy::AUTO.recovery;
         Ok(Policy {
             loss_bound: self.loss_bound,
             after_first_pass: self.after_first_pass,
             deadline,
             floor: self.floor,
+            recovery,
+            ..Policy::RELIABLE
         })
     }
 }
@@ -52,7 +56,7 @@ pub(crate) fn preset_defaults<'py>(py: Python<'py>, name: &str) -> PyResult<Opti
     let (fixed, factor) = match policy.deadline {
         DeadlineRule::Fixed(deadline) => (Some(deadline.as_secs_f64()), None),
         DeadlineRule::Measured { factor } => (None, Some(factor)),
-        DeadlineRule::Never => (None, None),
+        _ => (None, None),
     };
     let numbers = PyDict::new(py);
     numbers.set_item("loss_bound", policy.loss_bound)?;

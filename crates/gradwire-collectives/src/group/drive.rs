@@ -3,7 +3,8 @@
 use super::{Group, GroupEvent, Key, Queued};
 use crate::op::{Name, Op};
 use crate::ops::Ops;
-use crate::peer::PointToPoint;
+use crate::peer::{Peer, PointToPoint};
+use crate::policy::Link;
 use crate::position::PositionRecord;
 use crate::schedules::{resolve, Loss, Post};
 use crate::validate::validate;
@@ -43,15 +44,17 @@ impl Group {
 
     /// Starts queued collectives while there is room in flight.
     pub(super) fn start_queued(&mut self, now: Timestamp) {
-        while self.queue.front().is_some_and(|queued| self.ops.has_room(queued.sequence)) {
+        while self.queue.front().is_some_and(|queued| self.may_start(queued)) {
             let Some(queued) = self.queue.pop_front() else { return };
             let Queued { id, request, submitted, sequence, is_stand_in } = queued;
+            let warms_up = self.adaptive.begins(&request.policy, request.output.len());
             let algorithm = match request.collective {
                 Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
                 _ => Algorithm::Auto,
             };
             let name = Name { id, submitted, point_to_point: None };
             let mut op = Op::new(request, algorithm, self.place(sequence), name);
+            op.warms_up = warms_up;
             if is_stand_in {
                 op.stand_in();
             }
@@ -64,6 +67,12 @@ impl Group {
             }
             self.begin(now, key);
         }
+    }
+
+    /// Whether the next collective has room in flight and knows its deadlines.
+    fn may_start(&self, queued: &Queued) -> bool {
+        let Request { policy, output, .. } = &queued.request;
+        self.ops.has_room(queued.sequence) && !self.adaptive.must_wait(policy, output.len())
     }
 
     /// Posts the first transfers of an operation.
@@ -86,6 +95,7 @@ impl Group {
         let Some(op) = self.ops.at(key) else { return };
         let is_complete = op.is_complete();
         if op.is_result_ready() && !op.is_reported {
+            self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
             let (op, outcome) = (op.id, Ok(op.report(now)));
             self.events.push_back(GroupEvent::Done { op, outcome });
         }
@@ -123,13 +133,18 @@ impl Group {
         (index, bytes, loss): (u32, usize, Loss),
     ) -> Result<(), TransferError> {
         let Some(op) = self.ops.at(key) else { return Ok(()) };
-        let may_lose = loss == Loss::ByPolicy && !op.policy.is_exact();
+        let policy = op.policy_in_force();
+        let (reliability, critical_chunks) = match loss {
+            Loss::In(stage) if policy.may_lose(stage) => (policy.reliability(stage), policy.critical_chunks),
+            _ => (Reliability::Exact, 0),
+        };
         let request = SendTransfer {
             transfer: op.transfer(index),
             bytes: bytes as u64,
             descriptor: op.call.for_pair(bytes).encode(),
-            reliability: if may_lose { Reliability::Tolerant } else { Reliability::Exact },
+            reliability,
             priority: op.priority,
+            critical_chunks,
         };
         self.peers[slot].connection.send(now, request)
     }
@@ -141,23 +156,37 @@ impl Group {
         slot: usize,
         (index, bytes, loss): (u32, usize, Loss),
     ) -> Result<(), TransferError> {
+        let (contract, stage_us) = self.terms(key, slot, bytes, loss);
         let Self { peers, ops, .. } = self;
         let (Some(op), peer) = (ops.at(key), &mut peers[slot]) else { return Ok(()) };
-        let contract = match loss {
-            Loss::Never => Contract::EXACT,
-            Loss::ByPolicy => op.policy.contract(&peer.connection.stats(), bytes, peer.incast),
-        };
         let request = ReceiveTransfer {
             transfer: op.transfer(index),
             bytes: bytes as u64,
             descriptor: op.call.for_pair(bytes).encode(),
             contract,
+            stage_us,
         };
         peer.connection.receive(now, request)?;
         while let Some(payload) = peer.connection.poll_payload(now) {
             deliver(peer.rank, &peer.traffic, ops, &payload);
         }
         Ok(())
+    }
+
+    /// The contract of a receive, and what its sender is told about the time of the stage when it ends.
+    fn terms(&mut self, key: Key, slot: usize, bytes: usize, loss: Loss) -> (Contract, u32) {
+        let Self { peers, ops, adaptive, .. } = self;
+        let (Some(op), Loss::In(stage)) = (ops.at(key), loss) else { return (Contract::EXACT, 0) };
+        let told = adaptive.told(&op.policy, stage, op.bytes());
+        let policy = op.policy_in_force();
+        if !policy.may_lose(stage) {
+            return (Contract::EXACT, told);
+        }
+        let link_of = |peer: &Peer| Link { stats: peer.connection.stats(), bytes, incast: peer.incast };
+        let (peer, link) = (peers[slot].rank, link_of(&peers[slot]));
+        let links = peers.iter().map(|peer| (peer.rank, link_of(peer)));
+        let learned = adaptive.learned(policy, (stage, op.bytes()), (peer, &link), links);
+        (policy.contract(stage, &link, &learned), told)
     }
 
     /// Carries what the connections report to where it belongs, until they have nothing more to say.
@@ -176,10 +205,19 @@ impl Group {
             Event::Offered { transfer, opening } => self.on_offered(now, slot, transfer, &opening),
             Event::Received(receipt) => {
                 let key = key_of(&self.ops, &self.peers[slot].traffic.receiving, receipt.transfer);
+                if let Some(op) = key.and_then(|key| self.ops.at(key)) {
+                    self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
+                }
                 self.advance(now, key, |op, posts| op.on_received(rank, &receipt, posts));
             }
             Event::Sent(receipt) => {
                 let key = key_of(&self.ops, &self.peers[slot].traffic.sending, receipt.transfer);
+                if let Some(op) = key.and_then(|key| self.ops.at(key)) {
+                    if let Some(stage) = op.stage_of_send(rank, receipt.transfer) {
+                        let about = (stage, op.bytes());
+                        self.adaptive.on_told(&op.policy, rank, about, receipt.stage_us);
+                    }
+                }
                 self.advance(now, key, |op, posts| op.on_sent(rank, &receipt, posts));
             }
             Event::Mismatch { transfer, ours, theirs } => {

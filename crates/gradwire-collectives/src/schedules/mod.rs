@@ -36,13 +36,22 @@ impl Place {
     }
 }
 
+/// The two stages of an all-reduce.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Stage {
+    /// Contributions on their way to be averaged.
+    Reduce,
+    /// Results on their way back.
+    Gather,
+}
+
 /// Whether holes may be left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Loss {
     /// Everything arrives.
     Never,
-    /// What the request's policy allows.
-    ByPolicy,
+    /// What the request's policy allows in this stage.
+    In(Stage),
 }
 
 /// Where received bytes go.
@@ -123,7 +132,10 @@ pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) 
             let large = request.output.len() / world_size as usize >= RING_SHARD_BYTES_MIN;
             let policy = &request.policy;
             let few = world_size <= TOLERANT_RING_RANKS_MAX && policy.after_first_pass;
-            let ring = large && world_size > 2 && !request.dtype.is_half() && (policy.is_exact() || few);
+            // A ring would hand on what it has filled in for a lost result.
+            let whole = policy.gather.loss_bound <= 0.0;
+            let ring =
+                large && whole && world_size > 2 && !request.dtype.is_half() && (policy.is_exact() || few);
             if ring {
                 Algorithm::Ring
             } else {

@@ -9,7 +9,7 @@
 //! so it is posted when that send has concluded. At that moment a lost partial sum is still in place for the
 //! residual of the rank that sent it.
 
-use super::{Loss, Place, Post, Schedule, Target};
+use super::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
 
@@ -52,7 +52,7 @@ impl Ring {
             side: Side::Output,
             range: self.layout.shard(shard),
             weights: Some(self.first_chunk(shard)),
-            loss: Loss::ByPolicy,
+            loss: Loss::In(Stage::Reduce),
         });
     }
 
@@ -64,7 +64,7 @@ impl Ring {
             index: step,
             target: Target::Add { at: range.start, chunk: self.first_chunk(shard) },
             bytes: range.len(),
-            loss: Loss::ByPolicy,
+            loss: Loss::In(Stage::Reduce),
         });
     }
 
@@ -75,7 +75,7 @@ impl Ring {
             side: Side::Output,
             range: self.layout.shard(self.shard_before(1, step)),
             weights: None,
-            loss: Loss::Never,
+            loss: Loss::In(Stage::Gather),
         });
     }
 
@@ -86,7 +86,7 @@ impl Ring {
             index: self.steps() + step,
             target: Target::Place(range.start),
             bytes: range.len(),
-            loss: Loss::Never,
+            loss: Loss::In(Stage::Gather),
         });
     }
 

@@ -8,7 +8,7 @@
 //! In place, the result of a shard must not overwrite what is still being sent: the receive of stage two is posted
 //! when the send of the same memory has concluded.
 
-use super::{Loss, Place, Post, Schedule, Target};
+use super::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
 use std::ops::Range;
@@ -42,7 +42,7 @@ impl Transpose {
             index: GATHER,
             target: Target::Place(shard.start),
             bytes: shard.len(),
-            loss: Loss::Never,
+            loss: Loss::In(Stage::Gather),
         });
     }
 
@@ -57,7 +57,7 @@ impl Transpose {
                 side: Side::Output,
                 range,
                 weights: None,
-                loss: Loss::Never,
+                loss: Loss::In(Stage::Gather),
             });
         }
     }
@@ -78,7 +78,7 @@ impl Schedule for Transpose {
                 side: Side::Input,
                 range,
                 weights: None,
-                loss: Loss::ByPolicy,
+                loss: Loss::In(Stage::Reduce),
             });
             if !self.in_place {
                 self.post_gather(to, posts);
@@ -94,7 +94,7 @@ impl Schedule for Transpose {
                 index: REDUCE,
                 target: Target::Add { at: 0, chunk: 0 },
                 bytes: own.len(),
-                loss: Loss::ByPolicy,
+                loss: Loss::In(Stage::Reduce),
             });
         }
         if self.contributions_open == 0 {

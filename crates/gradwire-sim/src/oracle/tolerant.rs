@@ -188,10 +188,12 @@ impl<'w> View<'w> {
         let fraction = match peer.closed_by {
             "all_arrived" => 1.0,
             "bound_met" => 1.0 - self.plan.policy.loss_bound,
+            "soft_threshold" => self.plan.policy.soft.map_or(1.0, |soft| soft.min_fraction),
             _ => self.plan.policy.floor,
         };
         let bound = Contract::needed(expected * width, fraction).div_ceil(width);
-        let known = ["all_arrived", "bound_met", "deadline"].contains(&peer.closed_by);
+        let reasons = ["all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
+        let known = reasons.contains(&peer.closed_by);
         if received < bound || !known {
             let closed_by = peer.closed_by;
             return Err(Violation::OverBudget {

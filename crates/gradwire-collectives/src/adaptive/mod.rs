@@ -1,0 +1,115 @@
+//! What a rank learns about its links and about how long stages take, for the contracts of later transfers.
+//!
+//! Pure state machines, fed by the group with what ended and how; they answer with thresholds. [`ltp`] keeps one
+//! threshold for each link, [`ultima`] the limit and the average time of the two stages of an all-reduce.
+
+mod ltp;
+mod ultima;
+
+use crate::policy::{DeadlineRule, Link, Policy};
+use crate::schedules::Stage;
+use gradwire_core::{CloseReason, Receipt};
+use std::time::Duration;
+
+pub(crate) use ultima::StageEnd;
+
+/// Thresholds for one transfer. `None`: nothing is known yet, so the rule that needs it does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Learned {
+    /// LTP's threshold of the link.
+    pub(crate) soft: Option<Duration>,
+    /// The largest such threshold of all links.
+    pub(crate) slowest_link: Option<Duration>,
+    /// ULTIMA's t_B.
+    pub(crate) stage_limit: Option<Duration>,
+    /// ULTIMA's t_C of this stage and size.
+    pub(crate) stage_time: Option<Duration>,
+}
+
+/// What a rank has learned.
+#[derive(Debug, Default)]
+pub(crate) struct Adaptive {
+    links: ltp::LinkThresholds,
+    timeout: ultima::AdaptiveTimeout,
+}
+
+impl Adaptive {
+    /// Whether a reduction of `bytes` bytes must wait until the exact rounds before it have ended here: without their
+    /// times it would have no deadline.
+    pub(crate) fn must_wait(&self, policy: &Policy, bytes: usize) -> bool {
+        warm_up_of(policy).is_some_and(|rounds| self.timeout.must_wait(bytes, rounds))
+    }
+
+    /// The next reduction in the group's order begins. `true`: it is exact, to warm up. Every rank decides alike, because
+    /// the answer depends on nothing but the order and sizes of the calls.
+    pub(crate) fn begins(&mut self, policy: &Policy, bytes: usize) -> bool {
+        warm_up_of(policy).is_some_and(|rounds| self.timeout.begins(bytes, rounds))
+    }
+
+    /// Thresholds for a transfer over `link` from `peer`, part of a reduction of `bytes` bytes. `others`: the links from
+    /// all ranks.
+    pub(crate) fn learned(
+        &mut self,
+        policy: &Policy,
+        (stage, bytes): (Stage, usize),
+        (peer, link): (u32, &Link),
+        others: impl Iterator<Item = (u32, Link)>,
+    ) -> Learned {
+        let mut learned = Learned::default();
+        if let Some(rule) = policy.soft {
+            learned.soft = self.links.begins(peer, link, rule.epoch);
+            learned.slowest_link = self.links.slowest(link.bytes, others);
+        }
+        if warm_up_of(policy).is_some() || policy.early.is_some() {
+            learned.stage_limit = self.timeout.limit();
+            learned.stage_time = self.timeout.time_of(stage, bytes);
+        }
+        learned
+    }
+
+    /// What the senders of a stage are told about this rank's time for it, microseconds; zero when there is none.
+    pub(crate) fn told(&self, policy: &Policy, stage: Stage, bytes: usize) -> u32 {
+        let time = warm_up_of(policy).and_then(|_| self.timeout.own_time(stage, bytes));
+        time.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1))
+    }
+
+    /// A transfer from `peer` has ended.
+    pub(crate) fn on_received(&mut self, policy: &Policy, peer: u32, receipt: &Receipt) {
+        if policy.soft.is_some() && receipt.reason == CloseReason::AllArrived {
+            self.links.on_complete(peer, receipt.total_bytes, receipt.elapsed);
+        }
+    }
+
+    /// `peer` has told its time for a stage.
+    pub(crate) fn on_told(
+        &mut self,
+        policy: &Policy,
+        peer: u32,
+        (stage, bytes): (Stage, usize),
+        stage_us: u32,
+    ) {
+        if stage_us > 0 && warm_up_of(policy).is_some() {
+            self.timeout.on_told(peer, stage, bytes, Duration::from_micros(u64::from(stage_us)));
+        }
+    }
+
+    /// Both stages of a reduction have ended here.
+    pub(crate) fn on_ended(
+        &mut self,
+        policy: &Policy,
+        bytes: usize,
+        was_exact: bool,
+        stages: &[StageEnd; 2],
+    ) {
+        if let DeadlineRule::WarmUp { rounds, percentile } = policy.deadline {
+            self.timeout.on_ended(bytes, was_exact.then_some((rounds, percentile)), stages);
+        }
+    }
+}
+
+fn warm_up_of(policy: &Policy) -> Option<u16> {
+    match policy.deadline {
+        DeadlineRule::WarmUp { rounds, .. } => Some(rounds),
+        _ => None,
+    }
+}

@@ -1,0 +1,295 @@
+//! ULTIMA's adaptive timeout (section 3.3): t_B, the most that a stage may take, and t_C, what it usually takes.
+//!
+//! t_B is a percentile of what both stages took on all ranks in exact rounds of the largest bucket. t_C is a moving
+//! average for each stage and bucket size, and its median over the ranks: each rank tells its own when it closes a
+//! transfer. A bucket larger than all before it warms up anew, since a limit learned on a smaller one would cut it.
+//!
+//! ```text
+//!   begins() in the order of the calls, alike on every rank:     WARM-UP x rounds --> TIMED
+//!                                                                   ^------ larger bucket ------'
+//! ```
+
+use crate::schedules::Stage;
+use gradwire_core::CloseReason;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How a stage ended on this rank: its transfers taken together.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct StageEnd {
+    /// Longest time of a transfer, from its first packet to its end.
+    pub(crate) elapsed: Duration,
+    /// Bytes that arrived.
+    pub(crate) received: u64,
+    /// Bytes of all transfers; zero: the rank receives nothing in this stage.
+    pub(crate) total: u64,
+    /// What ended the wait, where that differed the last to be given up for.
+    pub(crate) reason: CloseReason,
+}
+
+impl StageEnd {
+    /// A stage of which nothing has ended yet.
+    pub(crate) const NOTHING: Self =
+        Self { elapsed: Duration::ZERO, received: 0, total: 0, reason: CloseReason::AllArrived };
+
+    /// Adds a transfer.
+    pub(crate) fn add(&mut self, elapsed: Duration, received: u64, total: u64, reason: CloseReason) {
+        self.elapsed = self.elapsed.max(elapsed);
+        self.received += received;
+        self.total += total;
+        if severity(reason) > severity(self.reason) {
+            self.reason = reason;
+        }
+    }
+}
+
+/// In the order in which the reasons take less.
+fn severity(reason: CloseReason) -> u8 {
+    match reason {
+        CloseReason::AllArrived => 0,
+        CloseReason::BoundMet => 1,
+        CloseReason::SoftThreshold => 2,
+        CloseReason::EarlyTimeout => 3,
+        CloseReason::Deadline => 4,
+    }
+}
+
+/// State of one rank.
+#[derive(Debug, Default)]
+pub(super) struct AdaptiveTimeout {
+    /// Size of the largest bucket so far, with the exact rounds of it that have begun and ended.
+    largest: usize,
+    begun: u16,
+    ended: u16,
+    /// Times of stages in those rounds, of all ranks.
+    times: Vec<Duration>,
+    limit: Option<Duration>,
+    averages: BTreeMap<(usize, Stage), Average>,
+}
+
+/// What one stage of one bucket size usually takes.
+#[derive(Debug, Default)]
+struct Average {
+    own: Option<Duration>,
+    /// Latest word of each peer.
+    peers: BTreeMap<u32, Duration>,
+}
+
+impl AdaptiveTimeout {
+    pub(super) fn must_wait(&self, bytes: usize, rounds: u16) -> bool {
+        bytes <= self.largest && self.begun >= rounds && self.ended < self.begun
+    }
+
+    pub(super) fn begins(&mut self, bytes: usize, rounds: u16) -> bool {
+        if bytes > self.largest {
+            (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
+            self.times.clear();
+        }
+        let warms_up = self.begun < rounds;
+        if warms_up && bytes == self.largest {
+            self.begun += 1;
+        }
+        warms_up
+    }
+
+    /// t_B; `None` until the warm-up is over.
+    pub(super) fn limit(&self) -> Option<Duration> {
+        self.limit
+    }
+
+    /// t_C: the median of what the ranks say.
+    pub(super) fn time_of(&self, stage: Stage, bytes: usize) -> Option<Duration> {
+        let average = self.averages.get(&(bytes, stage))?;
+        let mut times: Vec<Duration> = average.peers.values().copied().chain(average.own).collect();
+        median(&mut times)
+    }
+
+    /// This rank's part of it.
+    pub(super) fn own_time(&self, stage: Stage, bytes: usize) -> Option<Duration> {
+        self.averages.get(&(bytes, stage))?.own
+    }
+
+    pub(super) fn on_told(&mut self, peer: u32, stage: Stage, bytes: usize, time: Duration) {
+        if bytes == self.largest && self.limit.is_none() {
+            self.times.push(time);
+        }
+        if let Some(average) = self.averages.get_mut(&(bytes, stage)) {
+            average.peers.insert(peer, time);
+        }
+    }
+
+    /// A round has ended; `warm_up` are the rounds and the percentile, if it was one of them.
+    pub(super) fn on_ended(&mut self, bytes: usize, warm_up: Option<(u16, f32)>, stages: &[StageEnd; 2]) {
+        for (stage, end) in [Stage::Reduce, Stage::Gather].into_iter().zip(stages) {
+            self.update(stage, bytes, end);
+        }
+        let Some((rounds, percentile)) = warm_up.filter(|_| bytes == self.largest) else { return };
+        self.times.extend(stages.iter().filter(|end| end.total > 0).map(|end| end.elapsed));
+        self.ended += 1;
+        if self.ended >= rounds {
+            self.limit = self::percentile(&mut self.times, percentile);
+        }
+    }
+
+    // claim: ultima/t-c
+    fn update(&mut self, stage: Stage, bytes: usize, end: &StageEnd) {
+        let Some(latest) = self.completion_time(end) else { return };
+        if self.averages.len() >= SIZES_MAX && !self.averages.contains_key(&(bytes, stage)) {
+            self.averages.pop_first();
+        }
+        let average = self.averages.entry((bytes, stage)).or_default();
+        average.own =
+            Some(average.own.map_or(latest, |before| latest.mul_f64(ALPHA) + before.mul_f64(1.0 - ALPHA)));
+    }
+
+    /// The time that a stage took or would have taken, in the paper's three cases: it was complete; it ran into t_B;
+    /// or it was given up, and the rest would have taken its share of time.
+    fn completion_time(&self, end: &StageEnd) -> Option<Duration> {
+        match end.reason {
+            _ if end.total == 0 => None,
+            CloseReason::AllArrived => Some(end.elapsed),
+            CloseReason::Deadline => self.limit.or(Some(end.elapsed)),
+            _ if end.received == 0 => self.limit,
+            _ => Some(end.elapsed.mul_f64(end.total as f64 / end.received as f64)),
+        }
+    }
+}
+
+/// The median, in place; of an even number the mean of the two in the middle.
+fn median(times: &mut [Duration]) -> Option<Duration> {
+    times.sort_unstable();
+    let upper = *times.get(times.len() / 2)?;
+    let lower = times[(times.len() - 1) / 2];
+    Some((lower + upper) / 2)
+}
+
+/// The least value that at least `share` of the values do not exceed.
+// claim: ultima/t-b
+fn percentile(times: &mut [Duration], share: f32) -> Option<Duration> {
+    times.sort_unstable();
+    let rank = (f64::from(share) * times.len() as f64 - 1e-6).ceil() as usize;
+    times.get(rank.max(1) - 1).copied()
+}
+
+/// Weight of the latest time in the moving average (section 3.3.2, appendix of the evaluation: 0.95).
+const ALPHA: f64 = 0.95;
+/// Bucket sizes remembered, for two stages.
+const SIZES_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    fn end(elapsed: u64, received: u64, reason: CloseReason) -> StageEnd {
+        StageEnd { elapsed: ms(elapsed), received, total: 1000, reason }
+    }
+
+    fn complete(elapsed: u64) -> StageEnd {
+        end(elapsed, 1000, CloseReason::AllArrived)
+    }
+
+    /// Warmed up by 20 rounds of 1000 bytes whose stages took 1 to 20 and 101 to 120 ms: t_B is 118 ms.
+    fn warm() -> AdaptiveTimeout {
+        let mut timeout = AdaptiveTimeout::default();
+        for round in 1..=20 {
+            assert!(timeout.begins(1000, 20));
+            timeout.on_ended(1000, Some((20, 0.95)), &[complete(round), complete(100 + round)]);
+        }
+        assert_eq!(timeout.limit(), Some(ms(118)));
+        timeout
+    }
+
+    // test of: ultima/t-b
+    #[test]
+    fn the_limit_is_the_95th_percentile_of_both_stages_of_twenty_rounds_on_all_ranks() {
+        assert!(!warm().begins(1000, 20));
+        let mut timeout = AdaptiveTimeout::default();
+        for round in 1..=20 {
+            timeout.begins(1000, 20);
+            assert_eq!(timeout.limit(), None);
+            // Three more ranks, ten times slower: 120 of 160 values.
+            for peer in 1..4 {
+                timeout.on_told(peer, Stage::Reduce, 1000, ms(10 * round));
+                timeout.on_told(peer, Stage::Gather, 1000, ms(10 * round));
+            }
+            timeout.on_ended(1000, Some((20, 0.95)), &[complete(1), complete(1)]);
+        }
+        // 152nd of 160, 40 of which are 1 ms: the 112th of six each of 10 to 200 ms.
+        assert_eq!(timeout.limit(), Some(ms(190)));
+    }
+
+    #[test]
+    fn a_larger_bucket_warms_up_anew_and_a_smaller_one_does_not_count() {
+        let mut timeout = warm();
+        assert!(!timeout.begins(500, 20));
+        assert!(timeout.begins(2000, 20));
+        assert_eq!(timeout.limit(), None, "a limit of the smaller one would cut it");
+        for _ in 0..50 {
+            assert!(timeout.begins(1000, 20), "exact while the largest warms up");
+            timeout.on_ended(1000, Some((20, 0.95)), &[complete(1); 2]);
+        }
+        for _ in 1..20 {
+            assert!(timeout.begins(2000, 20));
+        }
+        assert!(timeout.must_wait(2000, 20) && timeout.must_wait(10, 20), "its exact rounds are under way");
+        for _ in 0..20 {
+            timeout.on_ended(2000, Some((20, 0.95)), &[complete(7); 2]);
+        }
+        assert!(!timeout.must_wait(2000, 20) && !timeout.begins(2000, 20));
+        assert_eq!(timeout.limit(), Some(ms(7)));
+    }
+
+    // test of: ultima/t-c
+    #[test]
+    fn the_three_cases_of_the_usual_time() {
+        let timeout = warm();
+        assert_eq!(timeout.completion_time(&complete(30)), Some(ms(30)), "on time");
+        assert_eq!(timeout.completion_time(&end(60, 900, CloseReason::Deadline)), Some(ms(118)), "timed out");
+        let given_up = end(45, 900, CloseReason::EarlyTimeout);
+        assert_eq!(timeout.completion_time(&given_up), Some(ms(50)), "the rest would have taken a tenth");
+    }
+
+    // The published code divides whole numbers here: its ratio is 1, or a division by zero.
+    #[test]
+    fn the_share_that_arrived_is_a_ratio_and_a_round_that_lost_everything_counts_as_timed_out() {
+        let timeout = warm();
+        let third = end(10, 333, CloseReason::EarlyTimeout);
+        assert_eq!(timeout.completion_time(&third).map(|time| time.as_micros()), Some(30_030));
+        assert_eq!(timeout.completion_time(&end(10, 0, CloseReason::EarlyTimeout)), Some(ms(118)));
+        assert_eq!(timeout.completion_time(&StageEnd::NOTHING), None);
+    }
+
+    #[test]
+    fn the_moving_average_weighs_the_latest_time_by_095_and_keeps_stages_and_sizes_apart() {
+        let mut timeout = warm();
+        timeout.on_ended(3, None, &[complete(100), complete(40)]);
+        timeout.on_ended(3, None, &[complete(200), complete(40)]);
+        assert_eq!(timeout.own_time(Stage::Reduce, 3), Some(ms(195)));
+        assert_eq!(timeout.own_time(Stage::Gather, 3), Some(ms(40)));
+        assert_eq!(timeout.own_time(Stage::Reduce, 4), None);
+    }
+
+    #[test]
+    fn the_usual_time_is_the_median_over_any_number_of_ranks() {
+        let mut timeout = warm();
+        timeout.on_ended(3, None, &[complete(1); 2]);
+        assert_eq!(timeout.time_of(Stage::Reduce, 3), Some(ms(1)));
+        for peer in 1..=100 {
+            timeout.on_told(peer, Stage::Reduce, 3, ms(u64::from(peer)));
+        }
+        // 1, 1, 2, ..., 100: the 51st of 101.
+        assert_eq!(timeout.time_of(Stage::Reduce, 3), Some(ms(50)));
+        timeout.on_told(1, Stage::Reduce, 3, ms(1000));
+        assert_eq!(
+            timeout.time_of(Stage::Reduce, 3),
+            Some(ms(51)),
+            "a rank's latest word replaces the one before"
+        );
+        assert_eq!(median(&mut []), None);
+        assert_eq!(median(&mut [ms(4), ms(2)]), Some(ms(3)));
+    }
+}
