@@ -126,7 +126,6 @@ impl Policy {
     };
     /// Preset `dlcp` (DLCP section 3.2.1): as `mlt`, and a smaller bound where results are sent back. The paper names
     /// 10 % for the one and no number for the other.
-    // claim: dlcp/pull-bound
     pub const DLCP: Self = Self { gather: GatherRule { loss_bound: 0.01, fill: Fill::Zero }, ..Self::MLT };
     /// Preset `ltp` (LTP section III): after the learned threshold of the link 80 % are enough, 30 ms after the slowest
     /// link's threshold anything is; the first and last packet of each transfer always arrive.
@@ -285,7 +284,6 @@ impl Policy {
     }
 
     /// No rule of `contract` accepts less than the bound of the gather stage, and what is missing below it is repaired.
-    // claim: dlcp/pull-bound
     fn tightened(&self, contract: Contract) -> Contract {
         let bound = self.gather.loss_bound;
         let least = 1.0 - bound;

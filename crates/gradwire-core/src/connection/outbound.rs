@@ -256,7 +256,6 @@ impl Connection {
     }
 
     /// The packet that goes next.
-    // claim: ltp/three-queues
     fn choose(&self) -> Option<Choice> {
         let eager_left = self.config.eager_chunks().saturating_sub(self.eager_used);
         let critical = || {

@@ -2,6 +2,7 @@
 
 use super::{byte_ranges, Bitmap, Grid};
 use crate::{Reliability, SendReceipt, SendTransfer};
+use alloc::vec::Vec;
 use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
 
 /// `received_chunks` of a closed transfer that the receiver has retired: everything counted, as far as it remembers.
@@ -86,6 +87,7 @@ impl SendHalf {
         match self.request.reliability {
             Reliability::Exact | Reliability::Deferred => true,
             Reliability::Tolerant => self.asked || self.is_critical(chunk),
+            // claim: ultima/best-effort
             Reliability::BestEffort => self.is_critical(chunk),
         }
     }
@@ -307,4 +309,77 @@ fn set_bits(status: &StatusBody) -> impl Iterator<Item = u32> + '_ {
         let rests = core::iter::successors(Some(*word).filter(|word| *word != 0), clear_lowest);
         rests.map(move |rest| status.first_chunk + index * 64 + rest.trailing_zeros())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gradwire_wire::TransferId;
+
+    fn half(chunks: u32, reliability: Reliability, critical_chunks: u16) -> SendHalf {
+        let bytes = u64::from(chunks) * 64;
+        let (transfer, descriptor) = (TransferId(1), [0; 16]);
+        let request = SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks };
+        SendHalf::new(request, 64, true)
+    }
+
+    // test of: ultima/last-percentile
+    #[test]
+    fn the_last_percent_that_is_sent_is_marked_and_never_nothing() {
+        for (chunks, marked) in [(1, 1), (2, 1), (99, 1), (100, 1), (101, 2), (1000, 10)] {
+            for critical in [0, 1] {
+                let half = half(chunks, Reliability::BestEffort, critical);
+                let in_turn = (0..chunks).map(|turn| half.grid.chunk_in_turn(turn, critical));
+                let marks: Vec<bool> = in_turn.map(|chunk| half.is_in_last_percent(chunk)).collect();
+                let first = (chunks - marked) as usize;
+                assert!(marks[..first].iter().all(|mark| !mark), "{chunks} chunks");
+                assert!(marks[first..].iter().all(|mark| *mark), "{chunks} chunks");
+            }
+        }
+    }
+
+    // test of: ultima/best-effort
+    #[test]
+    fn best_effort_sends_nothing_again_even_when_asked() {
+        let mut half = half(3, Reliability::BestEffort, 0);
+        (0..3).for_each(|chunk| half.on_sent(chunk));
+        half.on_lost(1);
+        assert_eq!(half.peek_resend(), None);
+        let mut missing = [0; STATUS_WORDS_MAX];
+        missing[0] = 0b010;
+        let (received_chunks, wanted_chunks) = (2, 1);
+        let status = StatusBody {
+            state: TransferState::Open,
+            received_chunks,
+            wanted_chunks,
+            first_chunk: 0,
+            echo_us: 0,
+            stage_us: 0,
+            words: 1,
+            missing,
+        };
+        half.on_status(&status);
+        assert_eq!((half.peek_resend(), half.peek_new()), (None, None));
+    }
+
+    // test of: ltp/critical-packets
+    #[test]
+    fn critical_chunks_go_first_and_are_sent_again_whatever_the_rest_does() {
+        for reliability in [Reliability::Tolerant, Reliability::BestEffort, Reliability::Deferred] {
+            let mut half = half(5, reliability, 1);
+            assert_eq!(half.peek_critical(), Some((0, false)));
+            half.on_sent(0);
+            assert_eq!(half.peek_critical(), Some((4, false)), "the last one next");
+            half.on_sent(4);
+            assert_eq!((half.peek_critical(), half.peek_new()), (None, Some(1)));
+            half.on_lost(4);
+            assert_eq!(half.peek_critical(), Some((4, true)));
+            half.on_sent(4);
+            (1..4).for_each(|chunk| half.on_sent(chunk));
+            half.on_lost(2);
+            assert!(half.is_all_sent() && half.peek_critical().is_none());
+            let again = (reliability == Reliability::Deferred).then_some(2);
+            assert_eq!(half.peek_resend(), again, "{reliability:?}");
+        }
+    }
 }
