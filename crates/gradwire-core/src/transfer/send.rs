@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn best_effort_sends_nothing_again_even_when_asked() {
         let mut half = half(3, Reliability::BestEffort, 0);
-        (0..3).for_each(|chunk| half.on_sent(chunk));
+        (0..3).for_each(|chunk| half.on_sent(chunk, 0));
         half.on_lost(1);
         assert_eq!(half.peek_resend(), None);
         let mut missing = [0; STATUS_WORDS_MAX];
@@ -368,14 +368,14 @@ mod tests {
         for reliability in [Reliability::Tolerant, Reliability::BestEffort, Reliability::Deferred] {
             let mut half = half(5, reliability, 1);
             assert_eq!(half.peek_critical(), Some((0, false)));
-            half.on_sent(0);
+            half.on_sent(0, 0);
             assert_eq!(half.peek_critical(), Some((4, false)), "the last one next");
-            half.on_sent(4);
+            half.on_sent(4, 0);
             assert_eq!((half.peek_critical(), half.peek_new()), (None, Some(1)));
             half.on_lost(4);
             assert_eq!(half.peek_critical(), Some((4, true)));
-            half.on_sent(4);
-            (1..4).for_each(|chunk| half.on_sent(chunk));
+            half.on_sent(4, 0);
+            (1..4).for_each(|chunk| half.on_sent(chunk, 0));
             half.on_lost(2);
             assert!(half.is_all_sent() && half.peek_critical().is_none());
             let again = (reliability == Reliability::Deferred).then_some(2);
