@@ -8,7 +8,6 @@
 use super::liveness::GOODBYE_MAX;
 use super::Connection;
 use crate::{Event, Reliability, SendReceipt, Timestamp};
-use alloc::vec::Vec;
 
 /// How far the parting is that the peer began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -33,7 +32,7 @@ impl Connection {
             let is_exact = |send: &crate::transfer::SendHalf| send.request.reliability == Reliability::Exact;
             while let Some(index) = self.sends.iter().position(is_exact) {
                 let transfer = self.sends[index].request.transfer;
-                self.conclude(index, SendReceipt { transfer, missing: Vec::new() });
+                self.conclude(index, SendReceipt::complete(transfer));
             }
         }
         // Each repeated goodbye is a chance to ask again: no timer of its own.

@@ -216,9 +216,9 @@ impl SendHalf {
     fn without(&self, missing: &Bitmap) -> SendReceipt {
         let missing = match self.request.reliability {
             Reliability::Exact => Vec::new(),
-            Reliability::Tolerant => byte_ranges(missing, self.grid),
+            _ => byte_ranges(missing, self.grid),
         };
-        SendReceipt { transfer: self.request.transfer, missing }
+        SendReceipt { missing, ..SendReceipt::complete(self.request.transfer) }
     }
 
     /// Applies the receiver's word.
