@@ -43,15 +43,20 @@ class Link:
         buffer_bytes: what the switch holds for one port before it drops; a few hundred KB is common for a port of a
             plain top-of-rack switch. Too small drops every burst, too big hides a sender that is too fast.
         delay_ms: one-way delay of one crossing of the switch; needs netem. A round trip has two crossings.
+        host_rate_mbit: what the host's own device sends at; the link's rate unless given. A faster one moves the queue
+            of a single flow from the host, which pushes back, into the switch, which drops.
     """
 
     rate_mbit: float = 100.0
     buffer_bytes: int = 256 * 1024
     delay_ms: float = 0.0
+    host_rate_mbit: float | None = None
 
     def __post_init__(self) -> None:
         if self.rate_mbit <= 0 or self.buffer_bytes < 4 * MTU_BYTES or self.delay_ms < 0:
             raise LabError(f"a link needs a rate, a buffer of four packets at least, and no negative delay: {self}")
+        if self.host_rate_mbit is not None and self.host_rate_mbit <= 0:
+            raise LabError(f"a host's device needs a rate: {self}")
 
 
 class Cluster:
@@ -196,7 +201,8 @@ class Cluster:
         self._shape(DEVICE, _HOST_QUEUE_PACKETS * MTU_BYTES)
 
     def _shape(self, device: str, limit_bytes: int) -> None:
-        rate = f"rate {self.link.rate_mbit}mbit burst {_BURST_BYTES} limit {limit_bytes}"
+        mbit = self.link.host_rate_mbit if device == DEVICE and self.link.host_rate_mbit else self.link.rate_mbit
+        rate = f"rate {mbit}mbit burst {_BURST_BYTES} limit {limit_bytes}"
         iproute.tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
         if device != DEVICE and (self.link.delay_ms or isinstance(self._filter, NetemLoss)):
             iproute.tc(self._emulation().command("add", device))

@@ -32,6 +32,11 @@ class UmlCluster(Cluster):
         self._switch: UmlSwitch | None = None
         super().__init__(hosts, link, loss)
 
+    def set_link(self, link: Link, loss: float = 0.0) -> None:
+        """Gives the switch's ports another rate, delay and buffer from now on; the hosts' own devices stay as they are."""
+        self.link = link
+        self.set_loss(loss)
+
     def set_loss(self, share: float) -> None:
         """Loses each packet that leaves a port with this probability from now on; zeroes the counters."""
         assert self._switch is not None

@@ -1,0 +1,225 @@
+"""What both transport benchmarks share: the shaped network, one gradwire flow, one TCP flow, and what both delivered.
+
+    host 0 ---\
+    host 1 ----+-- switch (user-mode-linux): rate, delay, loss and a buffer of so many bytes at each port
+    host 2 ---/
+
+Hosts send at twice the rate of the switch's ports, so that a queue stands in the switch, whose buffer drops, and not in
+the sender's own kernel, which would push back instead.
+
+Goodput is counted at the receiver: payload bytes that the application got. A link of 200 Mbit/s (Ethernet headers
+included, as tbf counts) cannot carry so much payload, so shares are of what it can: rate times payload over frame.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab import LabError, Link, ToolMissing
+from gradwire.lab.soft_cluster import SoftCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+GRADWIRE = "gradwire"
+COLOURS = {GRADWIRE: "#0b7a75", "bbr": "#b5651d", "cubic": "#8a8f98", "reno": "#5b6ea6"}
+
+SWITCH_RTT_MS = 0.0
+HOST_RATE_FACTOR = 2.0
+MTU_BYTES = 1500
+FRAME_BYTES = {GRADWIRE: 1408 + 24 + 8 + 20 + 14, "tcp": 1448 + 32 + 20 + 14}  # payload and headers of a full frame
+PAYLOAD_BYTES = {GRADWIRE: 1408, "tcp": 1448}
+IPERF_PORT = 5201
+TCP_BUFFER_BYTES = 32 << 20  # so that no socket buffer limits TCP, which grows into it by itself
+
+
+def payload_mbit(flow: str, rate_mbit: float) -> float:
+    """The most payload, in Mbit/s, that a link of this rate carries for a flow."""
+    kind = GRADWIRE if flow == GRADWIRE else "tcp"
+    return rate_mbit * PAYLOAD_BYTES[kind] / FRAME_BYTES[kind]
+
+
+@dataclass
+class Flow:
+    """What one flow delivered.
+
+    Attributes:
+        name: `gradwire` or TCP's congestion control.
+        bytes: payload that arrived while it ran.
+        seconds: how long it ran.
+        timeline: (seconds since the start, bytes until then), in order.
+        counters: whatever else its program reports.
+    """
+
+    name: str
+    bytes: int
+    seconds: float
+    timeline: list[tuple[float, int]] = field(default_factory=list)
+    counters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mbit(self) -> float:
+        """Goodput in Mbit/s."""
+        return self.bytes * 8e-6 / self.seconds
+
+
+def link_of(rate_mbit: float, rtt_ms: float, buffer_bytes: int) -> Link:
+    """A link whose round trip is `rtt_ms`, with what the switch itself adds counted in."""
+    delay_ms = max(0.0, rtt_ms - SWITCH_RTT_MS) / 2
+    return Link(rate_mbit, buffer_bytes, delay_ms, host_rate_mbit=HOST_RATE_FACTOR * rate_mbit)
+
+
+def bdp_bytes(rate_mbit: float, rtt_ms: float) -> int:
+    """Bandwidth-delay product."""
+    return int(rate_mbit * 1e3 * rtt_ms / 8)
+
+
+class Ground:
+    """The network, with the programs that send over it. A context manager, used inside `sandbox.run`."""
+
+    def __init__(self, hosts: int, link: Link, stream: Path) -> None:
+        """Boots the switch.
+
+        Args:
+            hosts: how many.
+            link: of each host.
+            stream: the built example `stream`.
+
+        Raises:
+            ToolMissing: iperf3 or user-mode-linux is not installed.
+        """
+        if shutil.which("iperf3") is None:
+            raise ToolMissing("iperf3 not found: install it (apt install iperf3)")
+        self._stream = stream
+        self.cluster = SoftCluster(hosts, link)
+        for host in range(hosts):
+            with self.cluster.on_host(host):
+                for name in ("tcp_rmem", "tcp_wmem"):
+                    Path(f"/proc/sys/net/ipv4/{name}").write_text(f"4096 131072 {TCP_BUFFER_BYTES}")
+        self._pool = ThreadPoolExecutor(8)
+
+    def __enter__(self) -> Ground:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        self.cluster.close()
+
+    def gradwire(self, sender: int, receiver: int, size: int, seconds: float) -> Flow:
+        """One transfer of `size` bytes, given up after `seconds`. Blocks until it is over.
+
+        Raises:
+            LabError: an end failed; a value arrived wrong.
+        """
+        ends = [self._start_end(rank, host, size, seconds) for rank, host in ((0, sender), (1, receiver))]
+        records = "".join(end.stdout.readline() for end in ends)  # type: ignore[union-attr]
+        outputs = list(self._pool.map(lambda end: end.communicate(records, timeout=seconds + 60), ends))
+        for end, (_, errors) in zip(ends, outputs, strict=True):
+            if end.returncode != 0:
+                raise LabError(f"{end.args} failed: {errors.strip()}")
+        sent, received = ([json.loads(line) for line in output.splitlines()] for output, _ in outputs)
+        last = received[-1]
+        if last["wrong"]:
+            raise LabError(f"{last['wrong']} words of {size // 4} arrived wrong")
+        begun = sent[-1]["begun"]
+        timeline = [(line["at"] - begun, line["bytes_received"]) for line in received[:-1]]
+        counters = {"sender": sent, "receiver": received}
+        return Flow(GRADWIRE, last["bytes"], last["ended"] - begun, timeline, counters)
+
+    def _start_end(self, rank: int, host: int, size: int, seconds: float) -> subprocess.Popen[str]:
+        command = [str(self._stream), "--rank", str(rank), "--bytes", str(size // 4 * 4), "--seconds", str(seconds)]
+        pipe = subprocess.PIPE
+        return self.cluster.spawn(host, command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def tcp(self, algorithm: str, sender: int, receiver: int, seconds: float) -> Flow:
+        """One iperf3 flow for so many seconds. Blocks until it is over.
+
+        Raises:
+            LabError: iperf3 failed.
+        """
+        self.cluster.set_congestion_control(algorithm)
+        return self._iperf(algorithm, sender, receiver, seconds, ["--interval", "0.1"])
+
+    def udp_ceiling(self, rate_mbit: float, seconds: float = 2.0) -> float:
+        """Mbit/s of payload that arrive when more than the link carries is sent by UDP: what the lab itself can do."""
+        flags = ["--udp", "--bitrate", f"{1.05 * rate_mbit}M", "--length", str(PAYLOAD_BYTES["tcp"])]
+        flow = self._iperf("udp", 0, 1, seconds, flags)
+        return flow.mbit
+
+    def _iperf(self, name: str, sender: int, receiver: int, seconds: float, flags: list[str]) -> Flow:
+        pipe, address = subprocess.PIPE, self.cluster.address(receiver)
+        server = self.cluster.spawn(
+            receiver, ["iperf3", "--server", "--one-off", "--json"], stdout=pipe, stderr=pipe, text=True
+        )
+        self._wait_until_listening(receiver)
+        client = self.cluster.spawn(
+            sender,
+            ["iperf3", "--client", address, "--time", f"{max(1, round(seconds))}", "--json", *flags],
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        ends = (server, client)
+        outputs = list(self._pool.map(lambda end: end.communicate(timeout=seconds + 60)[0], ends))
+        at_server, at_client = (json.loads(output) for output in outputs)
+        if "error" in at_client:
+            raise LabError(f"iperf3: {at_client['error']}")
+        return _flow_of(name, at_server, at_client)
+
+    def _wait_until_listening(self, host: int) -> None:
+        wanted = f":{IPERF_PORT:04X}"
+        ends = time.monotonic() + 10
+        with self.cluster.on_host(host):
+            while time.monotonic() < ends:
+                for table in ("tcp", "tcp6"):
+                    lines = Path(f"/proc/thread-self/net/{table}").read_text().splitlines()[1:]
+                    if any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines):
+                        return
+                time.sleep(0.005)
+        raise LabError("iperf3's server does not listen")
+
+
+def _flow_of(name: str, at_server: dict[str, Any], at_client: dict[str, Any]) -> Flow:
+    """What arrived, by the server's own intervals."""
+    end = at_client["end"]
+    total = end.get("sum_received") or end["sum"]
+    timeline, until = [], 0
+    for interval in at_server.get("intervals", []):
+        until += interval["sum"]["bytes"]
+        timeline.append((interval["sum"]["end"], until))
+    seconds = total["seconds"]
+    received = total["bytes"] * (1 - total.get("lost_percent", 0.0) / 100)
+    return Flow(name, int(received), seconds, timeline, {"end": end})
+
+
+def build_stream() -> Path:
+    """Builds the sending program and returns its path.
+
+    Raises:
+        ToolMissing: there is no Rust.
+    """
+    if shutil.which("cargo") is None:
+        raise ToolMissing("cargo not found: install Rust (https://rustup.rs)")
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "--offline", "--package", "gradwire-engine"]
+    subprocess.run([*command, "--example", "stream"], cwd=ROOT, check=True)
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "release", "examples", "stream")
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers belong to."""
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {
+        "commit": git.stdout.strip(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
