@@ -49,11 +49,11 @@ struct Ended {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = parse(std::env::args().skip(1))?;
+    let mut memory = pattern(&options); // outlives the engine, which may write to it until it has stopped
     let engine = Engine::start(EngineConfig::default())?;
     let pending = engine.new_group(options.rank, 2, "stream")?;
     println!("{}", pending.record());
     let records: Vec<String> = std::io::stdin().lines().collect::<Result<_, _>>()?;
-    let mut memory = pattern(&options);
     let group = pending.join(&records, Some(Duration::from_secs(20)))?;
     let (begun, cpu) = (now(), cpu_seconds());
     let op = start(&options, &group, &mut memory)?;

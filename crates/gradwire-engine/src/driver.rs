@@ -217,12 +217,13 @@ impl Driver {
         if self.blocked {
             wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
         }
-        if wait == Some(Duration::ZERO) || !self.shared.fall_asleep() {
+        if wait == Some(Duration::ZERO) || !self.shared.doorbell().fall_asleep() {
             return;
         }
         self.stats.sleeps += 1;
-        poll(self.socket.fd(), self.blocked, self.shared.wake_fd(), wait);
-        self.shared.wake_up();
+        let bell = self.shared.doorbell();
+        let signalled = poll(self.socket.fd(), self.blocked, bell.fd(), wait);
+        bell.wake_up(signalled);
     }
 }
 
@@ -244,8 +245,9 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Waits until the socket is readable (or writable, if `write`), `wake` is readable, or `timeout` has passed.
-fn poll(socket: RawFd, write: bool, wake: RawFd, timeout: Option<Duration>) {
+/// Waits until the socket is readable (or writable, if `write`), `wake` is readable, or `timeout` has passed. Whether `wake`
+/// is readable.
+fn poll(socket: RawFd, write: bool, wake: RawFd, timeout: Option<Duration>) -> bool {
     let events = if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
     let mut fds = [
         libc::pollfd { fd: socket, events, revents: 0 },
@@ -258,6 +260,7 @@ fn poll(socket: RawFd, write: bool, wake: RawFd, timeout: Option<Duration>) {
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null()) };
+    fds[1].revents != 0
 }
 
 /// Signals belong to the main thread (Python's handlers run there) unless this thread's own fault raised them, and a wake-up for pacing must come within

@@ -44,9 +44,7 @@ pub(crate) struct Shared {
     /// Process that started the engine.
     parent: u32,
     inbox: Mutex<Inbox>,
-    has_commands: AtomicBool,
-    asleep: AtomicBool,
-    wake: EventFd,
+    doorbell: Doorbell,
     next_id: AtomicU64,
     /// Queue of ended operations.
     pub(crate) completions: Completions,
@@ -70,9 +68,7 @@ impl Shared {
         Ok(Self {
             parent: std::process::id(),
             inbox: Mutex::default(),
-            has_commands: AtomicBool::new(false),
-            asleep: AtomicBool::new(false),
-            wake: EventFd::new()?,
+            doorbell: Doorbell::new()?,
             next_id: AtomicU64::new(1),
             completions: Completions::default(),
             ids: Mutex::default(),
@@ -104,11 +100,7 @@ impl Shared {
         }
         inbox.commands.push(command);
         drop(inbox);
-        // Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one total order.
-        self.has_commands.store(true, Ordering::SeqCst);
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            self.wake.signal();
-        }
+        self.doorbell.ring();
         Ok(())
     }
 
@@ -119,9 +111,53 @@ impl Shared {
 
     /// Network thread: swaps the waiting commands into the empty `commands`.
     pub(crate) fn take_commands(&self, commands: &mut Vec<Command>) {
-        if self.has_commands.swap(false, Ordering::SeqCst) {
+        if self.doorbell.answer() {
             std::mem::swap(&mut lock(&self.inbox).commands, commands);
         }
+    }
+
+    /// Network thread: no command will be taken any more; returns those that nobody has looked at.
+    pub(crate) fn close(&self, cause: Option<String>) -> Vec<Command> {
+        let mut inbox = lock(&self.inbox);
+        inbox.stopped = true;
+        inbox.cause = cause;
+        std::mem::take(&mut inbox.commands)
+    }
+
+    /// What the network thread sleeps beside.
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+}
+
+/// Wakes the network thread for a command, and costs a system call only when it sleeps.
+pub(crate) struct Doorbell {
+    has_commands: AtomicBool,
+    asleep: AtomicBool,
+    wake: EventFd,
+}
+
+impl Doorbell {
+    fn new() -> Result<Self, EngineError> {
+        Ok(Self {
+            has_commands: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            wake: EventFd::new()?,
+        })
+    }
+
+    /// A command is there. Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one
+    /// total order.
+    fn ring(&self) {
+        self.has_commands.store(true, Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+    }
+
+    /// Whether a command has come since the last call.
+    fn answer(&self) -> bool {
+        self.has_commands.swap(false, Ordering::SeqCst)
     }
 
     /// Network thread: announces sleep; `false` when a command has come and it must not sleep.
@@ -134,23 +170,18 @@ impl Shared {
         true
     }
 
-    /// Network thread: awake again.
-    pub(crate) fn wake_up(&self) {
-        if !self.asleep.swap(false, Ordering::SeqCst) {
+    /// Network thread: awake again; `signalled`: the descriptor was readable. Who rings signals after it has seen that we
+    /// sleep, and meanwhile a packet may have woken us: a late signal must be cleared too, or every sleep until the next
+    /// command would end at once.
+    pub(crate) fn wake_up(&self, signalled: bool) {
+        self.asleep.store(false, Ordering::SeqCst);
+        if signalled {
             self.wake.clear();
         }
     }
 
-    /// Network thread: no command will be taken any more; returns those that nobody has looked at.
-    pub(crate) fn close(&self, cause: Option<String>) -> Vec<Command> {
-        let mut inbox = lock(&self.inbox);
-        inbox.stopped = true;
-        inbox.cause = cause;
-        std::mem::take(&mut inbox.commands)
-    }
-
     /// Descriptor that becomes readable when a sleeping thread must wake.
-    pub(crate) fn wake_fd(&self) -> RawFd {
+    pub(crate) fn fd(&self) -> RawFd {
         self.wake.0.as_raw_fd()
     }
 }
@@ -179,5 +210,45 @@ impl EventFd {
         let mut count = [0_u8; 8];
         // SAFETY: eight live bytes. It fails when nothing was signalled, which is as good.
         unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_signalled(bell: &Doorbell) -> bool {
+        let mut fd = libc::pollfd { fd: bell.fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live entry.
+        unsafe { libc::poll(&mut fd, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn a_command_wakes_a_sleeping_thread_once() {
+        let bell = Doorbell::new().unwrap();
+        assert!(bell.fall_asleep() && !is_signalled(&bell));
+        bell.ring();
+        assert!(is_signalled(&bell));
+        bell.wake_up(true);
+        assert!(bell.answer() && !is_signalled(&bell));
+    }
+
+    #[test]
+    fn a_thread_does_not_fall_asleep_before_a_command() {
+        let bell = Doorbell::new().unwrap();
+        bell.ring();
+        assert!(!bell.fall_asleep() && !is_signalled(&bell));
+    }
+
+    /// The caller has seen that the thread sleeps, a packet wakes the thread, and only then the caller signals.
+    #[test]
+    fn a_late_signal_ends_one_sleep_and_not_all_that_follow() {
+        let bell = Doorbell::new().unwrap();
+        assert!(bell.fall_asleep());
+        bell.wake_up(false);
+        bell.wake.signal();
+        assert!(bell.fall_asleep() && is_signalled(&bell));
+        bell.wake_up(is_signalled(&bell));
+        assert!(bell.fall_asleep() && !is_signalled(&bell));
     }
 }
