@@ -13,19 +13,27 @@ use core::time::Duration;
 /// ```text
 ///   OPEN --credit used up--> WAITING --credit for a whole burst--> OPEN
 /// ```
+///
+/// A sender whose thread was not run for a while would lose that time for good, and the rate controller would take what it
+/// then sees for the path's rate. So lateness is remembered: a little of it may be made up at once, the rest at up to
+/// twice the rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
     /// Bytes times 10^9; below zero after a packet larger than what was left; `None` is a full bucket.
     credit: Option<i64>,
+    /// What lateness has cost, in the same unit, until it is made up.
+    owed: i64,
     updated_at: Timestamp,
     waiting: bool,
+    /// Something else than the pacer held the sender back: the time since then is not lateness.
+    excused: bool,
 }
 
 impl Pacer {
     /// A full bucket.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
-        Self { credit: None, updated_at: now, waiting: false }
+        Self { credit: None, owed: 0, updated_at: now, waiting: false, excused: false }
     }
 
     /// Whether a packet may leave now. `rate` in bytes per second, `burst` in bytes.
@@ -33,12 +41,24 @@ impl Pacer {
         let gained = now.since(self.updated_at).as_nanos().saturating_mul(u128::from(rate));
         self.updated_at = self.updated_at.max(now);
         let credit = self.credit.unwrap_or(scaled(burst));
-        let grown = credit.saturating_add(i64::try_from(gained).unwrap_or(i64::MAX));
+        let gained = i64::try_from(gained).unwrap_or(i64::MAX);
+        let made_up = self.owed.min(gained);
+        let grown = credit.saturating_add(gained).saturating_add(made_up);
         // Time adds nothing above the depth, but credit for lateness that is there already stays.
         let credit = grown.min(self.depth(rate, burst).max(credit));
+        let late = if self.waiting && !self.excused { grown - credit } else { 0 };
+        self.owed = (self.owed - made_up).saturating_add(late).min(scaled(bytes_in(rate, OWED_MAX)));
+        self.excused = false;
         self.waiting &= credit < scaled(burst);
         self.credit = Some(credit);
         !self.waiting
+    }
+
+    /// The window is full or there is nothing to send: until [`Pacer::allows`] is asked again nobody is late, and what
+    /// lateness has cost before is no longer worth making up.
+    pub fn on_held_back(&mut self) {
+        self.excused = true;
+        self.owed = 0;
     }
 
     /// Charges a packet.
@@ -56,6 +76,8 @@ impl Pacer {
             return self.updated_at;
         }
         let missing = scaled(burst).saturating_sub(self.credit.unwrap_or(i64::MAX)).max(0).unsigned_abs();
+        // What is owed comes along at the same rate.
+        let missing = missing - (missing / 2).min(self.owed.unsigned_abs());
         self.updated_at + Duration::from_nanos(missing.div_ceil(rate.max(1)))
     }
 
@@ -67,8 +89,10 @@ impl Pacer {
     }
 }
 
-/// How late a wake-up may be without slowing the flow down: about one time slice of a busy machine.
+/// Lateness that is made up at once.
 const CATCH_UP: Duration = Duration::from_millis(1);
+/// Most lateness that is made up at all: a few time slices of a busy machine. The window bounds it on short paths.
+const OWED_MAX: Duration = Duration::from_millis(20);
 
 fn scaled(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX).saturating_mul(1_000_000_000)
@@ -117,6 +141,67 @@ mod tests {
         let late = Duration::from_micros(300);
         let (sent, _) = sent_in(1_000_000_000, 1_408, Duration::from_secs(1), late);
         assert!(sent >= 999_000_000, "sent {sent}");
+    }
+
+    /// A busy machine runs the sender's thread every ten milliseconds for two.
+    #[test]
+    fn time_slices_of_others_do_not_slow_the_flow_down() {
+        let (rate, packet) = (25_000_000, 1_408);
+        let burst = burst_for(rate, packet);
+        let mut pacer = Pacer::new(Timestamp::ZERO);
+        let (mut sent, mut now) = (0, 0);
+        while now < 2_000_000_000 {
+            let at = Timestamp::from_nanos(now);
+            while pacer.allows(at, rate, burst) {
+                pacer.on_sent(packet);
+                sent += packet;
+            }
+            let next = pacer.next_send(rate, burst).as_nanos();
+            now = if next % 10_000_000 < 5_500_000 { next } else { next.next_multiple_of(10_000_000) };
+        }
+        assert!(sent >= 2 * rate * 97 / 100 && sent <= 2 * rate + 2 * burst, "sent {sent}");
+    }
+
+    #[test]
+    fn lateness_is_made_up_at_twice_the_rate_at_most() {
+        let (rate, packet) = (25_000_000, 1_408);
+        let burst = burst_for(rate, packet);
+        let mut pacer = Pacer::new(Timestamp::ZERO);
+        let send = |pacer: &mut Pacer, at: u64| {
+            let mut sent = 0;
+            while pacer.allows(Timestamp::from_nanos(at), rate, burst) {
+                pacer.on_sent(packet);
+                sent += packet;
+            }
+            sent
+        };
+        send(&mut pacer, 0);
+        let at_once = send(&mut pacer, 10_000_000);
+        assert!(at_once <= burst + bytes_in(rate, CATCH_UP) + packet, "{at_once} at once");
+        let later: u64 = (1..=50).map(|step| send(&mut pacer, 10_000_000 + step * 100_000)).sum();
+        assert!(later >= bytes_in(rate, Duration::from_millis(9)), "{later} in 5 ms");
+        assert!(later <= 2 * bytes_in(rate, Duration::from_millis(5)) + burst, "{later} in 5 ms");
+    }
+
+    #[test]
+    fn a_full_window_is_no_lateness() {
+        let (rate, burst) = (25_000_000, 12_500);
+        let mut pacer = Pacer::new(Timestamp::ZERO);
+        while pacer.allows(Timestamp::ZERO, rate, burst) {
+            pacer.on_sent(1_000);
+        }
+        pacer.on_held_back();
+        let sent_at = |pacer: &mut Pacer, at: u64| {
+            let mut sent = 0;
+            while pacer.allows(Timestamp::from_nanos(at), rate, burst) {
+                pacer.on_sent(1_000);
+                sent += 1_000;
+            }
+            sent
+        };
+        sent_at(&mut pacer, 10_000_000);
+        let later: u64 = (1..=50).map(|step| sent_at(&mut pacer, 10_000_000 + step * 100_000)).sum();
+        assert!(later <= bytes_in(rate, Duration::from_millis(5)) + burst, "{later} in 5 ms");
     }
 
     #[test]
