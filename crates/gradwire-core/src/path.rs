@@ -64,7 +64,11 @@ impl Path {
     /// Whether a data packet may leave now; called only when there is one.
     pub(crate) fn may_send(&mut self, now: Timestamp) -> bool {
         let (rate, burst) = (self.controller.pacing_rate(), self.burst());
-        let open = !self.is_window_full() && self.pacer.allows(now, rate, burst);
+        let full = self.is_window_full();
+        if full {
+            self.pacer.on_held_back();
+        }
+        let open = !full && self.pacer.allows(now, rate, burst);
         self.app_limited &= open;
         open
     }
@@ -77,6 +81,7 @@ impl Path {
 
     /// There is nothing to send.
     pub(crate) fn on_starved(&mut self) {
+        self.pacer.on_held_back();
         self.app_limited = true;
     }
 

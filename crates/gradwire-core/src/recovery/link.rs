@@ -254,10 +254,12 @@ impl World {
         loop {
             let sender = &mut self.flows[flow];
             if sender.queued == 0 {
+                sender.pacer.on_held_back();
                 sender.app_limited = true;
                 break;
             }
             if sender.ledger.in_flight() + PACKET > sender.controller.cwnd() {
+                sender.pacer.on_held_back();
                 sender.app_limited = false;
                 break;
             }
