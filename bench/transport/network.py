@@ -1,7 +1,7 @@
 """What both transport benchmarks share: the shaped network, one gradwire flow, one TCP flow, and what both delivered.
 
     host 0 ---\
-    host 1 ----+-- switch (user-mode-linux): rate, delay, loss and a buffer of so many bytes at each port
+    host 1 ----+-- switch (a program of the lab): rate, delay, loss and a buffer of so many bytes at each port
     host 2 ---/
 
 Hosts send at twice the rate of the switch's ports, so that a queue stands in the switch, whose buffer drops, and not in
@@ -31,9 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GRADWIRE = "gradwire"
 COLOURS = {GRADWIRE: "#0b7a75", "bbr": "#b5651d", "cubic": "#8a8f98", "reno": "#5b6ea6"}
 
-SWITCH_RTT_MS = 0.0
 HOST_RATE_FACTOR = 2.0
-MTU_BYTES = 1500
 FRAME_BYTES = {GRADWIRE: 1408 + 24 + 8 + 20 + 14, "tcp": 1448 + 32 + 20 + 14}  # payload and headers of a full frame
 PAYLOAD_BYTES = {GRADWIRE: 1408, "tcp": 1448}
 IPERF_PORT = 5201
@@ -71,9 +69,8 @@ class Flow:
 
 
 def link_of(rate_mbit: float, rtt_ms: float, buffer_bytes: int) -> Link:
-    """A link whose round trip is `rtt_ms`, with what the switch itself adds counted in."""
-    delay_ms = max(0.0, rtt_ms - SWITCH_RTT_MS) / 2
-    return Link(rate_mbit, buffer_bytes, delay_ms, host_rate_mbit=HOST_RATE_FACTOR * rate_mbit)
+    """A link whose round trip, without queues, is `rtt_ms`."""
+    return Link(rate_mbit, buffer_bytes, rtt_ms / 2, host_rate_mbit=HOST_RATE_FACTOR * rate_mbit)
 
 
 def bdp_bytes(rate_mbit: float, rtt_ms: float) -> int:
@@ -85,7 +82,7 @@ class Ground:
     """The network, with the programs that send over it. A context manager, used inside `sandbox.run`."""
 
     def __init__(self, hosts: int, link: Link, stream: Path) -> None:
-        """Boots the switch.
+        """Starts the switch.
 
         Args:
             hosts: how many.
@@ -93,7 +90,7 @@ class Ground:
             stream: the built example `stream`.
 
         Raises:
-            ToolMissing: iperf3 or user-mode-linux is not installed.
+            ToolMissing: iperf3 or a C compiler is not installed.
         """
         if shutil.which("iperf3") is None:
             raise ToolMissing("iperf3 not found: install it (apt install iperf3)")
@@ -146,6 +143,17 @@ class Ground:
         """
         self.cluster.set_congestion_control(algorithm)
         return self._iperf(algorithm, sender, receiver, seconds, ["--interval", "0.1"])
+
+    def pair(self, algorithm: str, size: int, seconds: float) -> tuple[Flow, Flow]:
+        """One gradwire flow from host 0 and one TCP flow from host 1, both to host 2, at the same time.
+
+        Raises:
+            LabError: either failed.
+        """
+        self.cluster.set_congestion_control(algorithm)
+        theirs = self._pool.submit(self._iperf, algorithm, 1, 2, seconds, ["--interval", "0.1"])
+        ours = self.gradwire(0, 2, size, seconds)
+        return ours, theirs.result()
 
     def udp_ceiling(self, rate_mbit: float, seconds: float = 2.0) -> float:
         """Mbit/s of payload that arrive when more than the link carries is sent by UDP: what the lab itself can do."""
@@ -214,9 +222,7 @@ def build_stream() -> Path:
 
 def machine() -> dict[str, Any]:
     """What the numbers belong to."""
-    git = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "commit": git.stdout.strip(),
         "kernel": platform.release(),

@@ -1,4 +1,4 @@
-"""Both switches deliver what was sent. A virtual link does not verify checksums, so nothing else would notice."""
+"""All switches deliver what was sent. A virtual link does not verify checksums, so nothing else would notice."""
 
 import shutil
 import socket
@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from gradwire.lab import Cluster, Link, NamespacesUnavailable, sandbox
+from gradwire.lab.soft_cluster import SoftCluster
 from gradwire.lab.uml_cluster import UmlCluster
 from gradwire.lab.uml_switch import PROGRAM
 
@@ -33,7 +34,7 @@ def deliver(cluster, sender: int, receiver: int) -> bytes:
     return bytes(received)
 
 
-@pytest.mark.parametrize("kind", [Cluster, UmlCluster])
+@pytest.mark.parametrize("kind", [Cluster, SoftCluster, UmlCluster])
 def test_what_arrives_is_what_was_sent_also_under_loss(kind):
     if kind is UmlCluster and shutil.which(PROGRAM) is None:
         pytest.skip(f"{PROGRAM} is not installed")

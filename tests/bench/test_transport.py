@@ -1,0 +1,47 @@
+"""The transport benchmarks run to their end and write what they promise; their small modes show no performance."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.lab import NamespacesUnavailable, sandbox
+
+FOLDER = Path(__file__).resolve().parents[2] / "bench" / "transport"
+
+
+@pytest.fixture(autouse=True)
+def _needs_what_the_benches_need():
+    for program in ("iperf3", "cargo", "cc", "ip"):
+        if shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])) is None:
+            pytest.skip(f"{program} is not installed")
+    try:
+        assert sandbox.run(lambda: 0) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+
+
+def run_small(name: str, out: Path) -> dict:
+    numbers = out / "numbers.json"
+    command = [sys.executable, str(FOLDER / name), "--small", "--json", str(numbers), "--out", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return json.loads(numbers.read_text())
+
+
+def test_goodput_measures_gradwire_and_tcp_and_draws(tmp_path):
+    rows = run_small("goodput.py", tmp_path)["rows"]
+    assert [row["flow"] for row in rows] == ["gradwire", "bbr"]
+    assert all(0 < row["share"] <= 1.02 for row in rows), rows
+    assert (tmp_path / "goodput.png").stat().st_size > 10_000
+
+
+def test_fairness_measures_both_flows_and_draws(tmp_path):
+    (row,) = run_small("fairness.py", tmp_path)["rows"]
+    assert row["gradwire_mbit"] > 0
+    assert row["peer_mbit"] > 0
+    assert 0 < row["link_used"] <= 1.05
+    assert (tmp_path / "fairness.png").stat().st_size > 10_000

@@ -1,0 +1,122 @@
+"""The switch that is a program: its links do what they were set to do, as seen from the hosts."""
+
+import json
+import select
+import shutil
+import socket
+import time
+
+import pytest
+from gradwire.lab import LabError, Link, NamespacesUnavailable, sandbox
+from gradwire.lab.probe import LossProbe, probe_loss, probe_round_trip_ms
+from gradwire.lab.soft_cluster import SoftCluster
+from gradwire.lab.soft_switch import SoftSwitch
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+
+
+def in_sandbox(tmp_path, main):
+    """Runs `main` in a sandbox and returns its result; an exception in it fails the test with its text."""
+    result = tmp_path / "result.json"
+
+    def wrapped() -> int:
+        result.write_text(json.dumps(main()))
+        return 0
+
+    try:
+        status = sandbox.run(wrapped)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    assert status == 0, "see the error above"
+    return json.loads(result.read_text())
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
+def test_losses_are_as_set_and_of_single_packets(tmp_path, loss):
+    def main():
+        with SoftCluster(2, loss=loss) as cluster:
+            probe = probe_loss(cluster)
+            counters = cluster.loss_counters()
+            return [probe.sent, probe.lost, probe.longest_run, counters.seen, counters.dropped]
+
+    sent, lost, longest_run, seen, dropped = in_sandbox(tmp_path, main)
+    assert LossProbe(sent, lost, longest_run).agrees_with(loss), (sent, lost, longest_run)
+    assert (seen, dropped) == (sent, lost)
+
+
+def test_the_round_trip_is_as_set_and_changes_with_the_link(tmp_path):
+    def main():
+        with SoftCluster(2, Link(delay_ms=2.0)) as cluster:
+            near = probe_round_trip_ms(cluster)
+            cluster.set_link(Link(delay_ms=20.0))
+            return [near, probe_round_trip_ms(cluster, times=10)]
+
+    near, far = in_sandbox(tmp_path, main)
+    # The median; a busy machine makes it longer, and nothing makes it shorter.
+    assert 4.0 <= near < 20.0
+    assert 40.0 <= far < 60.0
+
+
+def send_at_once(cluster, packets: int, payload: int) -> tuple[int, float]:
+    """Sends packets without a pause; returns how many arrive and for how long they keep arriving."""
+    with cluster.on_host(1):
+        inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with cluster.on_host(0):
+        outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with inbox, outbox:
+        inbox.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        inbox.bind((cluster.address(1), 0))
+        for _ in range(packets):
+            outbox.sendto(bytes(payload), inbox.getsockname())
+        arrived, first, last = 0, 0.0, 0.0
+        while select.select([inbox], [], [], 0.5)[0]:
+            inbox.recv(2048)
+            last = time.monotonic()
+            first = first or last
+            arrived += 1
+        return arrived, last - first
+
+
+def test_a_burst_leaves_at_the_rate_of_the_link(tmp_path):
+    def main():
+        with SoftCluster(2, Link(rate_mbit=10.0, buffer_bytes=1 << 20, host_rate_mbit=1000.0)) as cluster:
+            return send_at_once(cluster, packets=101, payload=1208)  # of 1250 bytes on the wire: 1 ms each
+
+    arrived, seconds = in_sandbox(tmp_path, main)
+    assert arrived == 101
+    assert 0.095 < seconds < 0.15  # late wake-ups of the receiver can only lengthen it, but for the first packet's
+
+
+def test_a_burst_beyond_the_buffer_is_dropped(tmp_path):
+    def main():
+        link = Link(rate_mbit=1.0, buffer_bytes=12_500, host_rate_mbit=1000.0)
+        with SoftCluster(2, link) as cluster:
+            arrived, _ = send_at_once(cluster, packets=50, payload=1208)
+            counters = cluster.port_counters()
+            return [arrived, counters.seen, counters.lost, counters.overflowed]
+
+    arrived, seen, lost, overflowed = in_sandbox(tmp_path, main)
+    assert (seen, lost, arrived + overflowed) == (50, 0, 50)
+    assert 10 <= arrived <= 14  # ten wait, and while the burst arrives the first ones leave
+
+
+def test_a_switch_without_its_ports_says_so(tmp_path):
+    def main():
+        try:
+            SoftSwitch(["no-such-port"])
+        except LabError as error:
+            return str(error)
+
+    assert "no-such-port" in in_sandbox(tmp_path, main)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_loss_that_is_no_probability_is_refused(tmp_path, share):
+    def main():
+        with SoftCluster(2) as cluster:
+            try:
+                cluster.set_loss(share)
+            except ValueError as error:
+                return str(error)
+
+    assert "between 0 and 1" in in_sandbox(tmp_path, main)
