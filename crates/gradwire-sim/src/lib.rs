@@ -26,6 +26,7 @@ mod stray;
 mod trace;
 mod values;
 mod violation;
+mod watch;
 mod world;
 
 pub use conformance::{parse_list, ListError};
@@ -40,6 +41,7 @@ pub use queue::EventQueue;
 pub use rng::{mix, Rng};
 use runner::run_each;
 pub use runner::{run, run_seeds, Failure, Tally};
-pub use scenario::{HostOptions, Sabotage, Scenario};
+pub use sabotage::Sabotage;
+pub use scenario::{HostOptions, Scenario};
 pub use violation::Violation;
 pub use world::{Summary, World};

@@ -17,6 +17,7 @@ pub(crate) struct Packet {
     pub(crate) provenance: Option<Provenance>,
     /// The receiver's checksum will not match.
     pub(crate) corrupted: bool,
+    pub(crate) sent_at: Timestamp,
 }
 
 /// One collective on one rank.
@@ -96,6 +97,7 @@ impl Rank {
         rank: usize,
     ) {
         let plan = &scenario.ops[op];
+        let policy = scenario.sabotage.policy(plan.policy);
         let run = OpRun::new(plan, now, op, rank, scenario.world_size);
         let input = if plan.in_place { run.output.view() } else { run.input.view() };
         let id = self.group.submit(
@@ -106,7 +108,7 @@ impl Rank {
                 reduce: plan.reduce,
                 input,
                 output: run.output.view(),
-                policy: plan.policy,
+                policy,
                 residual: run.residual.view(),
                 timeout: OP_TIMEOUT,
                 priority: plan.priority,

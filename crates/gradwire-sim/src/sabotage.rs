@@ -1,11 +1,56 @@
 //! Deliberate damage: the proof that the checkers can fail.
 
-use crate::rank::{OpRun, Packet, Rank, RESIDUAL_FILL};
-use crate::scenario::Sabotage;
+use crate::rank::{Finished, OpRun, Packet, Rank, RESIDUAL_FILL};
 use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, View};
-use gradwire_core::wire::{HEADER_BYTES, OPENING_BYTES};
+use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES};
 use gradwire_core::Timestamp;
 use std::time::Duration;
+
+/// Deliberate damage. The canary tests prove that each kind is found, by the checker that is meant to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Sabotage {
+    /// None.
+    #[default]
+    Nothing,
+    /// One bit of one payload flips past every check.
+    FlipPayloadBit,
+    /// One packet's payload is swapped for that of the same transfer's previous packet.
+    SwapPayload,
+    /// Every rank has the same wrong sum.
+    WrongSum,
+    /// One rank's residual of uncounted values is wiped.
+    ForgetResidual,
+    /// One rank is told twice of the same uncounted values.
+    ReportTwice,
+    /// One rank's result differs from the others' in its last element.
+    DivergeReplica,
+    /// No timer ever fires.
+    StopTimers,
+    /// Timers fire when they like.
+    LazyTimers,
+    /// Nobody hears from rank 0 that a transfer is over.
+    SwallowClosing,
+    /// A rank goes on talking when all is done.
+    Chatter,
+    /// Transfers are cut while they flow (promise 1).
+    CutEarly,
+    /// Transfers wait for everything (promise 2).
+    WaitForAll,
+    /// Exact collectives are treated as tolerant (promise 6).
+    TolerateExact,
+}
+
+impl Sabotage {
+    /// What ranks ask for instead of the plan's policy.
+    pub(crate) fn policy(self, policy: Policy) -> Policy {
+        match self {
+            Self::CutEarly => Policy { after_first_pass: false, ..policy },
+            Self::WaitForAll => Policy::RELIABLE,
+            Self::TolerateExact => Policy::AUTO,
+            _ => policy,
+        }
+    }
+}
 
 /// Does one kind of damage once, at the first opportunity.
 #[derive(Debug)]
@@ -18,7 +63,9 @@ pub(crate) struct Saboteur {
 
 impl Saboteur {
     pub(crate) const fn new(kind: Sabotage) -> Self {
-        Self { kind, struck: false, previous: None }
+        // These strike with every call, see `Sabotage::policy`.
+        let struck = matches!(kind, Sabotage::CutEarly | Sabotage::WaitForAll | Sabotage::TolerateExact);
+        Self { kind, struck, previous: None }
     }
 
     pub(crate) const fn has_struck(&self) -> bool {
@@ -56,22 +103,60 @@ impl Saboteur {
     }
 
     /// Alters what a rank got back.
-    pub(crate) fn on_finished(&mut self, run: Option<&mut OpRun>) {
-        let Some(finished) = run.and_then(|run| run.finished.as_mut()).filter(|_| !self.struck) else {
-            return;
-        };
-        match self.kind {
-            Sabotage::ForgetResidual => {
+    pub(crate) fn on_finished(&mut self, op: usize, run: Option<&mut OpRun>) {
+        let Some(finished) = run.and_then(|run| run.finished.as_mut()) else { return };
+        if self.kind == Sabotage::WrongSum && op == 0 {
+            // The sign of the first element, on every rank.
+            finished.output[3] ^= 0x80;
+            self.struck = true;
+        }
+        if !self.struck {
+            self.alter_once(finished);
+        }
+    }
+
+    fn alter_once(&mut self, finished: &mut Finished) {
+        match (self.kind, &mut finished.outcome) {
+            (Sabotage::ForgetResidual, _) => {
                 self.struck = finished.residual.iter().any(|byte| *byte != RESIDUAL_FILL);
                 finished.residual.fill(RESIDUAL_FILL);
             }
-            Sabotage::DivergeReplica => {
+            (Sabotage::ReportTwice, Ok(report)) => {
+                let again = report.uncounted.first().cloned();
+                self.struck = again.is_some();
+                report.uncounted.extend(again);
+            }
+            (Sabotage::DivergeReplica, _) => {
                 if let Some(byte) = finished.output.last_mut() {
                     *byte ^= 1;
                     self.struck = true;
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Whether a datagram is lost by design.
+    pub(crate) fn swallows(&mut self, from: usize, bytes: &[u8]) -> bool {
+        if self.kind != Sabotage::SwallowClosing || from != 0 {
+            return false;
+        }
+        let Ok((header, body)) = Header::decode(bytes) else { return false };
+        let is_closing = header.kind == Kind::Status
+            && StatusBody::decode(&mut Reader::new(body))
+                .is_ok_and(|status| status.state == TransferState::Closed);
+        self.struck |= is_closing;
+        is_closing
+    }
+
+    /// By how much timers are late on top of what the scenario allows.
+    pub(crate) fn laziness(&mut self) -> Duration {
+        let is_lazy = self.kind == Sabotage::LazyTimers;
+        self.struck |= is_lazy;
+        if is_lazy {
+            Duration::from_millis(20)
+        } else {
+            Duration::ZERO
         }
     }
 

@@ -225,6 +225,44 @@ pub enum Violation {
         /// Kind of the datagram.
         what: String,
     },
+    /// A tolerant transfer sent something again although its receiver had not asked.
+    #[error("op {op}: rank {from} repaired at {at:?} what rank {to} had not asked for")]
+    RepairedUnasked {
+        /// The collective.
+        op: usize,
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// When.
+        at: Timestamp,
+    },
+    /// A receiver asked for repairs although its bound was met.
+    #[error("op {op}: rank {to} asked rank {from} at {at:?} for more than its bound needs")]
+    AskedForTooMuch {
+        /// The collective.
+        op: usize,
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// When.
+        at: Timestamp,
+    },
+    /// A tolerant transfer stayed open although nothing was left to wait for.
+    #[error("op {op}: rank {to} closed its transfer from rank {from} at {at:?}, but had to by {limit:?}")]
+    WaitedTooLong {
+        /// The collective.
+        op: usize,
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// When.
+        at: Timestamp,
+        /// The limit.
+        limit: Timestamp,
+    },
     /// A survivor was told too late that a rank is gone.
     #[error("op {op}, rank {rank} learnt at {at:?} that a rank is gone: {bound:?} was the limit")]
     LateVerdict {

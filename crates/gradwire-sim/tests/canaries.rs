@@ -4,20 +4,23 @@ use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
 use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
 use std::time::Duration;
 
-/// Three ranks, one tolerant all-reduce of 200 KB over a network that loses one datagram in twenty-five.
-fn damaged(seed: u64, sabotage: Sabotage) -> Result<bool, Violation> {
-    let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
-    network.impairments.loss = 0.04;
-    let op = OpPlan {
+fn all_reduce(policy: Policy) -> OpPlan {
+    OpPlan {
         kind: OpKind::AllReduce(Algorithm::Transpose),
         dtype: Dtype::F32,
         elems: 50_000,
         reduce: ReduceOp::Avg,
-        policy: Policy::AUTO,
+        policy,
         in_place: false,
         priority: 0,
-    };
-    let mut scenario = Scenario::quiet(seed, 3, network, vec![op; 2]);
+    }
+}
+
+/// Three ranks, one tolerant all-reduce of 200 KB over a network that loses one datagram in twenty-five.
+fn damaged(seed: u64, sabotage: Sabotage) -> Result<bool, Violation> {
+    let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
+    network.impairments.loss = 0.04;
+    let mut scenario = Scenario::quiet(seed, 3, network, vec![all_reduce(Policy::AUTO); 2]);
     scenario.faults[0].0 = Duration::from_secs(5);
     scenario.sabotage = sabotage;
     run(scenario, false).map(|summary| summary.sabotaged)
@@ -79,6 +82,58 @@ fn a_world_without_timers_is_found() {
 }
 
 #[test]
+fn a_sum_that_is_wrong_alike_on_every_rank_is_found() {
+    is_always_found(Sabotage::WrongSum, |violation| matches!(violation, Violation::NotAMean { .. }));
+}
+
+#[test]
+fn values_that_are_handed_back_twice_are_found() {
+    is_always_found(Sabotage::ReportTwice, |violation| {
+        matches!(violation, Violation::ReportDisagrees { .. })
+    });
+}
+
+#[test]
+fn a_word_that_never_comes_is_found() {
+    is_always_found(Sabotage::SwallowClosing, |violation| matches!(violation, Violation::Stuck { .. }));
+}
+
+#[test]
 fn talk_without_end_is_found() {
     is_always_found(Sabotage::Chatter, |violation| matches!(violation, Violation::NotQuiet { .. }));
+}
+
+#[test]
+fn waiting_for_more_than_the_bound_needs_is_found() {
+    is_always_found(Sabotage::WaitForAll, |violation| matches!(violation, Violation::RepairedUnasked { .. }));
+    is_always_found(Sabotage::LazyTimers, |violation| matches!(violation, Violation::WaitedTooLong { .. }));
+}
+
+#[test]
+fn a_transfer_that_is_cut_while_it_flows_is_found() {
+    let mut found = 0;
+    for seed in 0..20 {
+        let network = NetworkOptions::uniform(12_500_000, 4 << 20, Duration::from_millis(1));
+        let mut scenario = Scenario::quiet(seed, 4, network, vec![all_reduce(Policy::AUTO); 2]);
+        scenario.sabotage = Sabotage::CutEarly;
+        match run(scenario, false) {
+            Err(Violation::LostOnQuietNetwork { .. }) => found += 1,
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+    assert_eq!(found, 20);
+}
+
+#[test]
+fn an_exact_collective_that_may_lose_is_found() {
+    let mut found = 0;
+    for seed in 0..20 {
+        let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
+        network.impairments.loss = 0.04;
+        let mut scenario = Scenario::quiet(seed, 3, network, vec![all_reduce(Policy::RELIABLE); 2]);
+        scenario.faults[0].0 = Duration::from_secs(5);
+        scenario.sabotage = Sabotage::TolerateExact;
+        found += u32::from(matches!(run(scenario, false), Err(Violation::WrongElement { .. })));
+    }
+    assert!(found >= 18, "{found} of 20");
 }

@@ -21,6 +21,7 @@ use std::ops::Range;
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     let view = View::new(world, op);
     view.check_replicas()?;
+    view.check_reported_once()?;
     view.check_quiet_network()?;
     if view.is_transpose() {
         view.check_values_against_reports()?;
@@ -72,6 +73,19 @@ impl<'w> View<'w> {
             if *output != self.outputs[0] {
                 let byte = output.iter().zip(self.outputs[0]).position(|(a, b)| a != b).unwrap_or(0);
                 return Err(Violation::ReplicasDiffer { op: self.op, rank, byte });
+            }
+        }
+        Ok(())
+    }
+
+    /// What did not count is told once: in a ring or a transpose every element is sent by a rank once at most.
+    fn check_reported_once(&self) -> Result<(), Violation> {
+        for (rank, report) in self.reports.iter().enumerate() {
+            let (told, distinct) = (count(&report.uncounted), count(&self.uncounted[rank]));
+            if told != distinct {
+                let reported = format!("{told} elements uncounted");
+                let actual = format!("{distinct} different ones");
+                return Err(Violation::ReportDisagrees { op: self.op, rank, reported, actual });
             }
         }
         Ok(())

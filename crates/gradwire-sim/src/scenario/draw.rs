@@ -3,9 +3,9 @@
 //! Swarm testing: a seed switches whole features on and off before it draws their size, so that some runs are all
 //! about one thing (bursts, say) and a feature cannot mask another in every run.
 
-use super::{HostOptions, Sabotage, Scenario};
+use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
-use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Trunk};
+use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
 use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Policy, ReduceOp};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 mod draw;
 
 use crate::plan::{Fault, OpKind, OpPlan};
-use crate::NetworkOptions;
+use crate::{NetworkOptions, Sabotage};
 use gradwire_core::recovery::ControllerKind;
 use std::fmt;
 use std::time::Duration;
@@ -60,26 +60,6 @@ pub struct HostOptions {
     pub wake_late_max: Duration,
     /// Silence after which a peer is lost.
     pub peer_timeout: Duration,
-}
-
-/// Deliberate damage. The canary tests prove that each kind is found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Sabotage {
-    /// None.
-    #[default]
-    Nothing,
-    /// One bit of one payload flips past every check.
-    FlipPayloadBit,
-    /// One packet's payload is swapped for that of the same transfer's previous packet.
-    SwapPayload,
-    /// One rank's residual of uncounted values is wiped.
-    ForgetResidual,
-    /// One rank's result differs from the others' in its last element.
-    DivergeReplica,
-    /// No timer ever fires.
-    StopTimers,
-    /// A rank goes on talking when all is done.
-    Chatter,
 }
 
 impl Scenario {

@@ -20,6 +20,7 @@ use crate::rank::{Outbox, Packet, Rank};
 use crate::record::DeliveryRecord;
 use crate::sabotage::Saboteur;
 use crate::trace::Trace;
+use crate::watch::Watch;
 use crate::{EventQueue, Network, NetworkStats, Port, Rng, Scenario, Violation};
 use ending::Hush;
 use gradwire_core::Timestamp;
@@ -32,6 +33,7 @@ pub struct World {
     pub(crate) ranks: Vec<Rank>,
     pub(crate) record: DeliveryRecord,
     pub(crate) network: Network,
+    watch: Watch,
     now: Timestamp,
     queue: EventQueue<Event>,
     trace: Trace,
@@ -101,6 +103,7 @@ impl World {
             network,
             scenario,
             record: DeliveryRecord::default(),
+            watch: Watch::default(),
             now: Timestamp::ZERO,
             queue: EventQueue::new(),
             trace: Trace::new(verbose),

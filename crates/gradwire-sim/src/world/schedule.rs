@@ -102,7 +102,7 @@ impl World {
         let Some(op) = self.ranks[rank].finish(self.now, id, outcome) else {
             return self.report(Violation::UnknownDone { rank });
         };
-        self.saboteur.on_finished(self.ranks[rank].runs[op].as_mut());
+        self.saboteur.on_finished(op, self.ranks[rank].runs[op].as_mut());
         let compute = self.scenario.compute_of(rank) + self.rng.duration(self.scenario.think_max);
         self.queue.schedule(self.now + compute, Event::Submit { rank });
         self.ended[op] += 1;
@@ -147,7 +147,8 @@ impl World {
         self.ranks[rank].armed_at = due;
         self.ranks[rank].armed += 1;
         if let Some(due) = due {
-            let at = self.now + due.since(local) + self.rng.duration(self.scenario.host.wake_late_max);
+            let late = self.rng.duration(self.scenario.host.wake_late_max) + self.saboteur.laziness();
+            let at = self.now + due.since(local) + late;
             self.queue.schedule(at, Event::Wake { rank, armed: self.ranks[rank].armed });
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Event, World};
 use crate::oracle;
+use crate::plan::Fault;
 use crate::rank::{Outgoing, Packet};
 use crate::record::{Arrival, Provenance};
 use crate::trace::Step;
@@ -43,12 +44,15 @@ impl World {
 
     pub(super) fn deliver(&mut self, from: usize, to: usize, mut packet: Packet) {
         self.saboteur.on_delivery(&mut packet);
+        let runs = &self.ranks[to].runs;
+        let has_called = |provenance: &Provenance| runs[provenance.op].is_some();
+        // Until it is connected a rank may close a transfer but cannot say so.
+        let waits = self.ranks[to].connected && packet.provenance.as_ref().is_none_or(has_called);
         if let Some(provenance) = &packet.provenance {
-            // Until it is connected a rank may close a transfer but cannot say so.
-            let waits = self.ranks[to].connected && self.ranks[to].runs[provenance.op].is_some();
             let arrival = if waits { Arrival::Open } else { Arrival::Early };
             self.record.on_arrived(from, to, provenance, arrival);
         }
+        self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits);
         let local = self.local(to);
         self.ranks[to].group.handle_datagram(local, from as u32, &packet.bytes);
         self.outbox.spare.push(packet.bytes);
@@ -89,6 +93,9 @@ impl World {
         self.trace.datagram(self.now, Step::Sent, from, to, &bytes);
         self.check_hush(from, &bytes);
         let provenance = self.inspect(from, to, &bytes, payload, payload_bytes);
+        if self.saboteur.swallows(from, &bytes) {
+            return self.outbox.spare.push(bytes);
+        }
         let flight = self.network.transmit(self.now, from, to, bytes.len());
         let Some(at) = flight.arrives_at else {
             self.trace.datagram(self.now, Step::Lost, from, to, &bytes);
@@ -97,10 +104,10 @@ impl World {
         let port = self.network.first_port(from, to);
         if flight.stray {
             let bytes = stray::datagram(&mut self.rng, &bytes);
-            let packet = Packet { bytes, provenance: None, corrupted: false };
+            let packet = Packet { bytes, provenance: None, corrupted: false, sent_at: self.now };
             self.queue.schedule(at, Event::AtPort { from, to, port, packet });
         }
-        let mut packet = Packet { bytes, provenance, corrupted: flight.corrupted };
+        let mut packet = Packet { bytes, provenance, corrupted: flight.corrupted, sent_at: self.now };
         if flight.forged {
             stray::flip_bits(&mut self.rng, &mut packet.bytes);
         }
@@ -125,6 +132,9 @@ impl World {
             if status.state == TransferState::Closed {
                 self.record.on_closed(to, from, header.transfer.0);
             }
+            let late_max = self.timers_late_max();
+            let checked = self.watch.on_status_sent(self.now, (from, to), &header, &status, late_max);
+            checked.unwrap_or_else(|violation| self.report(violation));
         }
         if header.kind != Kind::Data || header.transfer.is_point_to_point() || header.transfer.index() != 0 {
             return None;
@@ -138,6 +148,18 @@ impl World {
         let elems = offset / width..(offset + payload_bytes as u64) / width;
         let provenance = Provenance { op, transfer: header.transfer.0, elems };
         self.record.on_sent(from, to, &provenance);
+        let checked = self.watch.on_data_sent(self.now, (from, to), (op, plan), &header, body);
+        checked.unwrap_or_else(|violation| self.report(violation));
         Some(provenance)
+    }
+
+    /// How late a rank's word may be after it was due. Unknown where a NIC holds datagrams back, or a rank or its clock
+    /// does not go on evenly.
+    fn timers_late_max(&self) -> Option<Duration> {
+        let is_even =
+            |fault: &Fault| !matches!(fault, Fault::Pause(..) | Fault::Suspend(..) | Fault::ClockJump(..));
+        let is_known = self.scenario.host.nic_bytes.is_none()
+            && self.scenario.faults.iter().all(|(_, fault)| is_even(fault));
+        is_known.then_some(self.scenario.host.wake_late_max * 2 + Duration::from_micros(2))
     }
 }
