@@ -7,6 +7,8 @@ mod adaptive;
 mod call;
 mod dtype;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod kernels;
 mod layout;

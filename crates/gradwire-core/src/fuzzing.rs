@@ -6,6 +6,7 @@
 //! retires, leaves and lets time pass. Whatever it does, nothing may panic, grow without bound, or wake up for
 //! ever at the same moment, and no byte of a transfer may be handed out twice or outside of it.
 
+use crate::recovery::ControllerKind;
 use crate::{
     Body, Connection, ConnectionConfig, Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer,
     Timestamp, Transmit,
@@ -22,10 +23,11 @@ use gradwire_wire::{
 /// # Panics
 /// When a connection breaks one of the promises above.
 pub fn run_connection(program: &[u8]) -> usize {
-    let mut world = World::new();
     let mut program = Reader::new(program);
-    // The first byte decides whether the two have met; most of the state lies behind that.
-    if program.u8().is_ok_and(|byte| byte & 1 == 1) {
+    let options = program.u8().unwrap_or(0);
+    let mut world = World::new(options);
+    // The first bit decides whether the two have met; most of the state lies behind that.
+    if options & 1 == 1 {
         world.meet();
     }
     for _ in 0..COMMANDS_MAX {
@@ -34,6 +36,36 @@ pub fn run_connection(program: &[u8]) -> usize {
         }
     }
     world.completed
+}
+
+/// Hands datagrams that hold whatever `bytes` say to a connection with transfers in both directions: a byte for the
+/// length of each, then its bytes, with the version and the connection id set right.
+///
+/// # Panics
+/// When a connection breaks one of the promises above.
+pub fn run_datagrams(bytes: &[u8]) {
+    let mut world = World::new(0);
+    world.meet();
+    for small in 0..4 {
+        let post = [small * 9, small * 40, small];
+        _ = world.post_send(0, &mut Reader::new(&post));
+        _ = world.post_receive(0, &mut Reader::new(&post));
+    }
+    let mut bytes = Reader::new(bytes);
+    for _ in 0..COMMANDS_MAX {
+        let Ok(length) = bytes.u8() else { return };
+        let length = usize::from(length).min(bytes.rest().len());
+        let mut datagram = bytes.take(length).map_or_else(|_| Vec::new(), Vec::from);
+        if let Some(first) = datagram.first_mut() {
+            *first = gradwire_wire::VERSION << 4 | *first & 0x0F;
+        }
+        if let Some(id) = datagram.get_mut(4..7) {
+            id.copy_from_slice(&[1, 0, 0]);
+        }
+        world.deliver(0, &datagram);
+        world.drain(0);
+        world.wait_for_timer(0);
+    }
 }
 
 /// Enough for any interesting history, short enough for thousands of runs a second.
@@ -63,7 +95,7 @@ struct World {
     completed: usize,
 }
 
-fn side(local: u32, remote: u32) -> Side {
+fn side(local: u32, remote: u32, options: u8) -> Side {
     let id = |value| ConnectionId::new(value).unwrap_or_else(|| unreachable!("small"));
     let config = ConnectionConfig {
         local: id(local),
@@ -73,14 +105,14 @@ fn side(local: u32, remote: u32) -> Side {
         eager_bytes: 16 << 10,
         ack_every: 3,
         ack_delay_max: Duration::from_micros(500),
-        controller: crate::recovery::ControllerKind::default(),
+        controller: ControllerKind::ALL[usize::from(options >> 2 & 7) % ControllerKind::ALL.len()],
         initial_rate: 125_000_000,
         incast: 1,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
-        paths: 1,
+        paths: 1 + (options >> 6),
         spray: crate::Spray::Adaptive,
-        spray_run: 1,
+        spray_run: 1 + u32::from(options >> 5 & 1),
     };
     Side {
         connection: Connection::new(config, Timestamp::ZERO),
@@ -92,8 +124,9 @@ fn side(local: u32, remote: u32) -> Side {
 }
 
 impl World {
-    fn new() -> Self {
-        Self { now: Timestamp::ZERO, sides: [side(1, 2), side(2, 1)], completed: 0 }
+    /// `options`: bits 2 to 4 the controller, bit 5 the run of a path, bits 6 and 7 the number of paths.
+    fn new(options: u8) -> Self {
+        Self { now: Timestamp::ZERO, sides: [side(1, 2, options), side(2, 1, options)], completed: 0 }
     }
 
     /// Delivers everything until both sides know each other.

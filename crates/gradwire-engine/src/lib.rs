@@ -12,6 +12,8 @@ mod config;
 mod driver;
 mod engine;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod handle;
 mod interfaces;

@@ -1,0 +1,80 @@
+//! Bodies of the fuzz targets, shared with the test that replays their corpus. Not part of the interface.
+
+use crate::interfaces::{self, Interface};
+use crate::rendezvous::{Local, Place, Record, Roster};
+use crate::EngineConfig;
+use std::net::IpAddr;
+
+/// Reads `text` as the record that another rank published, in a group of two.
+///
+/// # Panics
+/// When what was read is not what would be published.
+pub fn read_record(text: &str) {
+    let ours = own_record();
+    let Ok(roster) = Roster::new(&ours, &[text.to_owned()]) else { return };
+    assert_eq!(roster.records.len(), 2);
+    for record in &roster.records {
+        let again = Roster::new(&ours, &[record.to_json(), ours.to_json()]);
+        assert!(record.rank == ours.rank || again.is_ok_and(|again| again.records == roster.records));
+        _ = ours.candidates(record);
+    }
+    _ = roster.fingerprint();
+}
+
+/// What [`read_record`] compares with; published, it is the beginning of a corpus.
+#[must_use]
+pub fn peer_record_json() -> String {
+    Record { rank: 1, ..own_record() }.to_json()
+}
+
+fn own_record() -> Record {
+    let local = Local {
+        place: Place { host: "a".into(), boot_id: "b".into(), network_namespace: 1 },
+        port: 47_400,
+        bind: IpAddr::from([0, 0, 0, 0]),
+        addresses: vec![IpAddr::from([10, 0, 0, 1])],
+        loopback: true,
+        datagram_bytes: 1_472,
+        datagram_bytes_local: 8_972,
+        receive_buffer_bytes: 1 << 20,
+        config: EngineConfig::default(),
+    };
+    local.record("g", 0, vec![0, 5])
+}
+
+/// Chooses among the interfaces of an imagined machine by the list `asked`.
+///
+/// # Panics
+/// When an address is chosen that no peer could use, or that the machine does not have.
+pub fn choose_interfaces(asked: &str) {
+    let found = machine();
+    let Ok(chosen) = interfaces::select(asked, &found) else { return };
+    let is_ipv4 = chosen.bind.is_ipv4();
+    for address in &chosen.addresses {
+        let known = found.iter().find(|interface| interface.address == *address);
+        assert!(known.is_some_and(|interface| !interface.loopback && interface.mtu >= chosen.mtu));
+        assert!(address.is_ipv4() == is_ipv4 && !address.to_string().starts_with("fe80"));
+    }
+    assert!(chosen.loopback || !chosen.addresses.is_empty(), "nobody can reach this rank");
+    assert!((1..=9_000).contains(&chosen.mtu));
+    if asked.trim().is_empty() {
+        assert!(chosen.addresses.iter().all(|address| *address != IpAddr::from([172, 17, 0, 1])));
+    }
+}
+
+fn machine() -> Vec<Interface> {
+    let interface = |name: &str, address: &str, mtu| {
+        let address: IpAddr = address.parse().unwrap_or_else(|_| unreachable!("{address} is an address"));
+        Interface { name: name.to_owned(), address, loopback: address.is_loopback(), mtu }
+    };
+    vec![
+        interface("lo", "127.0.0.1", 65_536),
+        interface("lo", "::1", 65_536),
+        interface("eth0", "10.0.0.1", 1_500),
+        interface("eth0", "fe80::1", 1_500),
+        interface("eth0", "2001:db8::1", 1_500),
+        interface("eth1", "10.1.0.1", 9_000),
+        interface("eth10", "10.2.0.1", 65_000),
+        interface("docker0", "172.17.0.1", 1_500),
+    ]
+}

@@ -1,0 +1,17 @@
+//! What the fuzzers have found and learned stays true: every file of their corpus passes, without a fuzzer.
+
+use gradwire_engine::fuzzing;
+
+#[path = "../../../fuzz/replay.rs"]
+mod replay;
+
+#[test]
+fn the_corpus_of_the_rendezvous_target_passes() {
+    replay::replay("rendezvous", |bytes| fuzzing::read_record(&String::from_utf8_lossy(bytes)));
+    fuzzing::read_record(&fuzzing::peer_record_json());
+}
+
+#[test]
+fn the_corpus_of_the_interfaces_target_passes() {
+    replay::replay("interfaces", |bytes| fuzzing::choose_interfaces(&String::from_utf8_lossy(bytes)));
+}
