@@ -50,6 +50,11 @@ impl Path {
         }
     }
 
+    /// Looks for the path's rate from the beginning: what was known of it is out of date.
+    pub(crate) fn restart(&mut self, config: &ConnectionConfig) {
+        self.controller = Controller::new(config.controller, &config.controller_settings());
+    }
+
     fn burst(&self) -> u64 {
         let rate = u128::from(self.controller.pacing_rate());
         let bytes = (rate * BURST_TIME.as_nanos() / 1_000_000_000) as u64;

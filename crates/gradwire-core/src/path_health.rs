@@ -20,23 +20,39 @@ use core::time::Duration;
 pub(crate) struct Tally {
     pub(crate) decided: u32,
     pub(crate) lost: u32,
+    /// Sum of the squares of what was found lost at a time.
+    squares: u32,
 }
 
 impl Tally {
+    pub(crate) fn new(acked: u32, lost: u32) -> Self {
+        Self { decided: acked + lost, lost, squares: lost * lost }
+    }
+
     pub(crate) fn add(&mut self, other: Self) {
         self.decided += other.decided;
         self.lost += other.lost;
+        self.squares += other.squares;
     }
 
-    /// Whether this loses more than `others` beyond chance: by three standard deviations of the difference, plus one
-    /// so that a lost packet or three say nothing. Without others there is no evidence.
+    fn halve(&mut self) {
+        *self = Self { decided: self.decided / 2, lost: self.lost / 2, squares: self.squares / 2 };
+    }
+
+    /// Lost packets that `others` would have had among as many as these.
+    fn expected_by(self, others: Self) -> f64 {
+        f64::from(self.decided) * (f64::from(others.lost) + 0.5) / (f64::from(others.decided) + 1.0)
+    }
+
+    /// Whether this loses more than `others` beyond chance. Packets that overflow a buffer are lost in lumps, so what
+    /// varies is the number of lumps: the sum of their squares is the variance of what was lost. Six lumps where the
+    /// others have none are beyond chance, however large one is. Without others there is no evidence.
     fn exceeds(self, others: Self) -> bool {
-        let (decided, lost) = (f64::from(self.decided), f64::from(self.lost));
-        let others_decided = f64::from(others.decided) + 1.0;
-        let expected = decided * (f64::from(others.lost) + 0.5) / others_decided;
-        let excess = lost - expected;
-        let variance = expected * (1.0 + decided / others_decided) + 1.0;
-        excess > 0.0 && excess * excess > 9.0 * variance
+        let lump = f64::from(others.squares) / f64::from(others.lost.max(1));
+        let expected = self.expected_by(others);
+        let excess = f64::from(self.lost) - expected;
+        let by_others = lump * expected * (1.0 + f64::from(self.decided) / (f64::from(others.decided) + 1.0));
+        excess > 0.0 && excess * excess > EVIDENCE * f64::from(self.squares).max(by_others)
     }
 }
 
@@ -47,11 +63,13 @@ pub(crate) struct Health {
     /// Packets lost since the last one that arrived.
     lost_in_a_row: u32,
     suspended: bool,
-    /// Copies that came through since the last one that was lost, and how many it takes.
-    clean: u32,
+    /// What became of copies, and how many it takes to judge by them.
+    copies: Tally,
     needed: u32,
     /// Packets decided since the path was trusted again.
     trusted_for: u32,
+    /// Packets that are still to be decided before the path is judged: while it looks for its rate it overflows buffers.
+    grace: u32,
     lags: bool,
 }
 
@@ -61,9 +79,10 @@ impl Health {
             recent: Tally::default(),
             lost_in_a_row: 0,
             suspended: false,
-            clean: 0,
-            needed: CLEAN_MIN,
+            copies: Tally::default(),
+            needed: 0,
             trusted_for: TRUSTED_LONG,
+            grace: GRACE,
             lags: false,
         }
     }
@@ -86,6 +105,11 @@ impl Health {
         u64::from(self.recent.lost) * 1_024 / u64::from(self.recent.decided.max(1))
     }
 
+    /// Whether the latest packet that was decided arrived.
+    pub(crate) fn works(&self) -> bool {
+        self.lost_in_a_row == 0
+    }
+
     /// Whether nothing comes through at the moment.
     pub(crate) fn seems_dead(&self) -> bool {
         self.lost_in_a_row >= DEAD_AFTER
@@ -94,40 +118,56 @@ impl Health {
     /// Data packets whose fate became known: arrived ones first, then lost ones.
     pub(crate) fn on_packets(&mut self, acked: u32, lost: u32) {
         if self.suspended {
-            // What was on its way when the path was suspended says nothing about its recovery.
+            self.note_row(acked, lost);
+            // What was on its way when the path was suspended says little about its recovery.
             return;
         }
         self.note_row(acked, lost);
-        self.recent.add(Tally { decided: acked + lost, lost });
+        if self.grace > 0 {
+            self.grace = self.grace.saturating_sub(acked + lost);
+            return;
+        }
+        self.recent.add(Tally::new(acked, lost));
         self.trusted_for = self.trusted_for.saturating_add(acked + lost);
         while self.recent.decided > MEMORY {
-            self.recent = Tally { decided: self.recent.decided / 2, lost: self.recent.lost / 2 };
+            self.recent.halve();
         }
     }
 
-    /// Copies whose fate became known.
-    pub(crate) fn on_copies(&mut self, acked: u32, lost: u32) {
+    /// Copies whose fate became known. Enough of them, of which no more are lost than on the `others`, bring a
+    /// suspended path back: then `true`.
+    pub(crate) fn on_copies(&mut self, acked: u32, lost: u32, others: Tally) -> bool {
         self.note_row(acked, lost);
-        self.clean = if lost > 0 { 0 } else { self.clean + acked };
-        if self.suspended && self.clean >= self.needed {
+        self.copies.add(Tally::new(acked, lost));
+        let expected = self.copies.expected_by(others);
+        if f64::from(self.copies.lost) > expected + expected / 4.0 {
+            // One too many: from the beginning.
+            self.copies = Tally::default();
+        } else if self.suspended && self.copies.decided >= self.needed {
             self.trust();
+            return true;
         }
+        false
     }
 
     fn note_row(&mut self, acked: u32, lost: u32) {
-        self.lost_in_a_row = lost + if acked > 0 { 0 } else { self.lost_in_a_row };
+        // What was found lost together with an arrival is older than that.
+        self.lost_in_a_row = if acked > 0 { 0 } else { self.lost_in_a_row + lost };
     }
 
     /// Compares with the other trusted paths.
     // claim: mlt/gray-path
     pub(crate) fn judge(&mut self, others: Tally) {
-        if self.suspended || !self.recent.exceeds(others) {
+        let dead = self.seems_dead() && others.decided >= MEMORY / 4;
+        if self.suspended || !dead && !self.recent.exceeds(others) {
             return;
         }
         self.suspended = true;
-        self.clean = 0;
-        let again = self.trusted_for < TRUSTED_LONG;
-        self.needed = if again { (self.needed * 2).min(CLEAN_MAX) } else { CLEAN_MIN };
+        self.copies = Tally::default();
+        let again = if self.trusted_for < TRUSTED_LONG { self.needed * 2 } else { 0 };
+        // So many that a path which has not healed would lose one or two of them.
+        let telling = 2 * self.recent.decided / self.recent.lost.max(1);
+        self.needed = again.max(telling).clamp(COPIES_MIN, COPIES_MAX);
     }
 
     /// Compares the round trip with the least of the paths.
@@ -142,19 +182,25 @@ impl Health {
         self.lags = false;
         self.recent = Tally::default();
         self.trusted_for = 0;
+        self.grace = GRACE;
     }
 }
 
 /// Packets that are remembered, half of them for certain: enough to tell 1 % from nothing.
-const MEMORY: u32 = 512;
-/// Copies in a row that a healed path must carry: a path that loses 30 % does so once in 300 times.
-const CLEAN_MIN: u32 = 16;
-/// As many for a path that came back too early again and again: one that loses 1 % does so once in 13 times.
-const CLEAN_MAX: u32 = 256;
+const MEMORY: u32 = 1_024;
+/// Variances by which a path must lose more than the others: two and a half standard deviations.
+const EVIDENCE: f64 = 6.0;
+/// Fewest copies that a healed path must carry: one that still loses 30 % does so once in 300 times.
+const COPIES_MIN: u32 = 16;
+/// Most copies, for a path that came back too early again and again: one that still loses 1 % does so once in 170
+/// times.
+const COPIES_MAX: u32 = 512;
 /// A path that was trusted for so many packets starts afresh: what it had was another disturbance.
 const TRUSTED_LONG: u32 = 8_192;
+/// Packets in which a path finds its rate from the beginning: five round trips of growth from two packets.
+const GRACE: u32 = 256;
 /// So many losses in a row are no chance on a path that works at all.
-const DEAD_AFTER: u32 = 8;
+const DEAD_AFTER: u32 = 24;
 /// Round trips longer than this multiple of the least one, and by more than a scheduler's jitter, hold up transfers
 /// more than their path adds: nearly all of a transfer is through when its first slow packet arrives.
 const LAG_FACTOR: u32 = 4;
@@ -166,52 +212,80 @@ const LAG_MIN: Duration = Duration::from_millis(1);
 mod tests {
     use super::*;
 
-    const CLEAN: Tally = Tally { decided: 1_500, lost: 0 };
+    const CLEAN: Tally = Tally { decided: 1_500, lost: 0, squares: 0 };
 
-    #[test]
-    fn four_losses_among_clean_paths_are_no_chance_and_three_may_be() {
-        assert!(!Tally { decided: 50, lost: 3 }.exceeds(CLEAN));
-        assert!(Tally { decided: 50, lost: 4 }.exceeds(CLEAN));
+    /// `lost` of `decided`, found one at a time.
+    fn single(decided: u32, lost: u32) -> Tally {
+        Tally { decided, lost, squares: lost }
     }
 
     #[test]
-    fn loss_that_all_paths_share_is_nobodys_fault() {
-        for lost in [1, 5, 20, 60] {
-            let others = Tally { decided: 1_200, lost: lost * 3 };
-            assert!(!Tally { decided: 400, lost: lost + lost / 4 }.exceeds(others), "{lost} of 400");
-        }
+    fn seven_losses_among_clean_paths_are_no_chance_and_one_lump_may_be() {
+        assert!(!single(50, 6).exceeds(CLEAN));
+        assert!(single(50, 7).exceeds(CLEAN));
+        assert!(!Tally::new(0, 30).exceeds(CLEAN));
+    }
+
+    #[test]
+    fn where_packets_are_lost_in_lumps_it_takes_more() {
+        let others = single(1_200, 60);
+        assert!(single(400, 46).exceeds(others));
+        let lumpy = Tally { squares: 60 * 10, ..others };
+        assert!(!single(400, 46).exceeds(lumpy));
+        assert!(single(400, 120).exceeds(lumpy), "30 %");
     }
 
     #[test]
     fn without_others_there_is_nothing_to_compare_with() {
         let mut health = Health::new();
+        health.on_packets(GRACE, 0);
         health.on_packets(0, 500);
         health.judge(Tally::default());
         assert!(health.is_trusted() && health.seems_dead());
     }
 
+    fn suspend(health: &mut Health, acked: u32, others: Tally) {
+        health.on_packets(GRACE, 0);
+        (0..20).for_each(|_| health.on_packets(acked, 1));
+        health.judge(others);
+        assert!(!health.is_trusted());
+    }
+
     // test of: mlt/gray-path
     #[test]
-    fn only_copies_in_a_row_bring_a_path_back_and_each_time_it_takes_more() {
+    fn only_copies_bring_a_path_back_and_each_time_it_takes_more() {
         let mut health = Health::new();
-        let mut needed = CLEAN_MIN;
-        for _ in 0..6 {
-            health.on_packets(90, 10);
-            health.judge(CLEAN);
-            assert!(!health.is_trusted());
+        let mut needed = COPIES_MIN;
+        for _ in 0..7 {
+            suspend(&mut health, 4, CLEAN);
             health.on_packets(500, 0);
-            health.on_copies(needed - 1, 0);
-            assert!(!health.is_trusted(), "{needed}");
-            health.on_copies(0, 1);
-            health.on_copies(needed, 0);
+            assert!(!health.on_copies(needed - 1, 0, CLEAN), "{needed}");
+            health.on_copies(0, 1, CLEAN);
+            assert!(!health.on_copies(needed - 1, 0, CLEAN), "a lost copy starts the count again");
+            assert!(health.on_copies(1, 0, CLEAN));
             assert!(health.is_trusted());
-            needed = (needed * 2).min(CLEAN_MAX);
+            needed = (needed * 2).min(COPIES_MAX);
         }
-        health.on_packets(TRUSTED_LONG, 0);
-        health.on_packets(0, 200);
-        health.judge(CLEAN);
-        health.on_copies(CLEAN_MIN, 0);
-        assert!(health.is_trusted(), "a new disturbance after a long good time");
+        (0..2).for_each(|_| health.on_packets(TRUSTED_LONG, 0));
+        suspend(&mut health, 4, CLEAN);
+        assert!(health.on_copies(COPIES_MAX / 4, 0, CLEAN), "a new disturbance after a long good time");
+    }
+
+    #[test]
+    fn the_less_a_path_lost_the_more_copies_it_takes_to_see_that_it_has_healed() {
+        let mut health = Health::new();
+        suspend(&mut health, 49, CLEAN);
+        assert!(!health.on_copies(99, 0, CLEAN));
+        assert!(health.on_copies(1, 0, CLEAN));
+    }
+
+    #[test]
+    fn a_path_comes_back_though_it_loses_as_much_as_the_others() {
+        let others = single(1_500, 150);
+        let mut health = Health::new();
+        suspend(&mut health, 1, others);
+        health.on_copies(14, 1, others);
+        assert!(health.on_copies(1, 0, others));
     }
 
     #[test]
@@ -233,7 +307,7 @@ mod tests {
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (random >> 33) % 100 < percent
             });
-            Tally { decided: packets, lost: lost.count() as u32 }
+            single(packets, lost.count() as u32)
         };
         for percent in [0, 1, 5, 20] {
             let mistaken = (0..1_000).filter(|_| lost_of(400, percent).exceeds(lost_of(1_200, percent)));

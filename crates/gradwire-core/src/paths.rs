@@ -28,6 +28,8 @@ struct Member {
     copy_at: Timestamp,
     /// Data packets lately, of all paths' [`SHARE_MEMORY`].
     recent: u32,
+    /// Packets of the peer lately, of all paths' [`HEARD_MEMORY`].
+    heard: u32,
     stats: PathStats,
 }
 
@@ -43,12 +45,15 @@ impl Member {
 pub(crate) struct Paths {
     members: Vec<Member>,
     sprayer: Sprayer,
-    ack_delay_max: Duration,
+    /// Settings of one path: what one path alone would have, divided among all.
+    each: ConnectionConfig,
     chunk_bytes: u64,
     /// Bytes that may be in flight on all paths together until the windows of all have been filled once.
     starting: Option<u64>,
     /// When the newest of all acknowledged packets and answered probes was sent.
     overtaken_at: Timestamp,
+    /// Paths over which the packet that is next may go, when these are not all.
+    only: Option<PathSet>,
     /// Turned when control had to be repeated: then it takes another path.
     control_turn: usize,
     /// Data packets since the last copy.
@@ -70,15 +75,17 @@ impl Paths {
             health: Health::new(),
             copy_at: now,
             recent: 0,
+            heard: 0,
             stats: PathStats { path: id, ..PathStats::default() },
         };
         Self {
             members: (0..count).map(member).collect(),
             sprayer: Sprayer::new(config.spray, config.spray_run, config.local, config.remote),
-            ack_delay_max: config.ack_delay_max,
             chunk_bytes: u64::from(config.chunk_bytes()),
+            each,
             starting,
             overtaken_at: Timestamp::ZERO,
+            only: None,
             control_turn: 0,
             since_copy: 0,
         }
@@ -128,14 +135,28 @@ impl Paths {
             }
         }
         let mut open = self.open(now);
-        if let Some(avoid) = avoid {
-            open = open.avoiding(avoid);
+        self.only = avoid.map(|_| self.working()).filter(|working| !working.is_empty());
+        if let Some(only) = self.only {
+            open = open.within(only);
         }
         if open.is_empty() {
             return None;
         }
+        let others = open.without(avoid);
+        let open = if others.is_empty() { open } else { others };
         let Self { members, sprayer, .. } = self;
         Some(sprayer.choose(open, |path| score(&members[path])))
+    }
+
+    /// Trusted paths whose latest packet arrived: what was lost once goes over no other while there are any.
+    fn working(&self) -> PathSet {
+        let mut working = PathSet::default();
+        for (index, member) in self.members.iter().enumerate() {
+            if member.health.is_trusted() && member.health.works() {
+                working.insert(index);
+            }
+        }
+        working
     }
 
     /// Trusted paths that may send now. The others get nothing and must not take that for the path's limit.
@@ -162,7 +183,9 @@ impl Paths {
         if self.members.len() > 1 && self.is_start_full() {
             return None;
         }
-        self.trusted().filter_map(|member| member.path.sends_at()).min()
+        let may =
+            |member: &&Member| self.only.is_none_or(|only| only.contains(usize::from(member.path.id.0)));
+        self.trusted().filter(may).filter_map(|member| member.path.sends_at()).min()
     }
 
     /// A data packet leaves over `index`.
@@ -194,9 +217,19 @@ impl Paths {
         if self.members.len() == 1 || self.since_copy < PACKETS_PER_COPY {
             return None;
         }
-        self.members.iter_mut().position(|member| {
-            !member.health.is_trusted() && now >= member.copy_at && member.path.may_send(now)
-        })
+        let mut due: Option<usize> = None;
+        for index in 0..self.members.len() {
+            let member = &mut self.members[index];
+            if member.health.is_trusted() || now < member.copy_at || !member.path.may_send(now) {
+                continue;
+            }
+            // The one that waits longest, so that each gets its copies.
+            let at = member.copy_at;
+            if due.is_none_or(|due| at < self.members[due].copy_at) {
+                due = Some(index);
+            }
+        }
+        due
     }
 
     /// The path whose arrivals must be acknowledged now.
@@ -237,13 +270,25 @@ impl Paths {
         if self.members.len() == 1 {
             return PathId(0);
         }
-        let trusted = self.members.iter().filter(|member| member.health.is_trusted());
-        let best =
-            trusted.min_by_key(|member| score(member)).map_or(0, |member| usize::from(member.path.id.0));
-        let trusted = self.trusted().count().max(1);
-        let cycle = self.members.iter().cycle().skip(best).filter(|member| member.health.is_trusted());
-        // At least one is trusted; if not, any will do.
-        cycle.take(trusted).nth(self.control_turn % trusted).map_or(PathId(0), |member| member.path.id)
+        let most = self.members.iter().map(|member| member.heard).max().unwrap_or(0);
+        // A rank that sends no data learns nothing of its paths but which ones the peer likes.
+        let good = |member: &&Member| member.health.is_trusted() && 4 * member.heard >= most;
+        let best = self.members.iter().filter(good).min_by_key(|member| score(member));
+        let first = best.map_or(0, |member| usize::from(member.path.id.0));
+        let count = self.members.iter().filter(good).count().max(1);
+        let after = self.members.iter().cycle().skip(first).take(self.members.len()).filter(good);
+        after.cycle().nth(self.control_turn % count).map_or(PathId(0), |member| member.path.id)
+    }
+
+    /// Something came on this path.
+    pub(crate) fn on_heard(&mut self, id: PathId) {
+        if self.members.len() == 1 {
+            return;
+        }
+        self.members[usize::from(id.0)].heard += 1;
+        if self.members.iter().map(|member| member.heard).sum::<u32>() > HEARD_MEMORY {
+            self.members.iter_mut().for_each(|member| member.heard /= 2);
+        }
     }
 
     /// Control was repeated, so what went over its path may be lost.
@@ -264,13 +309,28 @@ impl Paths {
         self.overtaken_at = self.overtaken_at.max(newest.unwrap_or_default());
         let copies_acked = outcome.acked.iter().filter(is_copy).count() as u32;
         let copies_lost = outcome.lost.iter().filter(is_copy).count() as u32;
+        let others = self.others(index);
         let member = &mut self.members[index];
         member.health.on_packets(acked - copies_acked, lost - copies_lost);
-        member.health.on_copies(copies_acked, copies_lost);
+        let any = copies_acked + copies_lost > 0;
+        if any && member.health.on_copies(copies_acked, copies_lost, others) {
+            member.path.restart(&self.each);
+        }
         self.grow_start(outcome.acked.iter().map(|packet| u64::from(packet.bytes)).sum());
         if self.sprayer.adapts() {
-            self.judge(index);
+            self.judge(index, others);
         }
+    }
+
+    /// What the other trusted paths have shown.
+    fn others(&self, index: usize) -> Tally {
+        let mut others = Tally::default();
+        for (at, member) in self.members.iter().enumerate() {
+            if at != index && member.health.is_trusted() {
+                others.add(member.health.recent());
+            }
+        }
+        others
     }
 
     fn grow_start(&mut self, acked_bytes: u64) {
@@ -279,15 +339,11 @@ impl Paths {
     }
 
     /// Compares path `index` with the others that are trusted.
-    fn judge(&mut self, index: usize) {
-        let mut others = Tally::default();
+    fn judge(&mut self, index: usize, others: Tally) {
         let mut least = self.members[index].path.rtt.smoothed();
         for (at, member) in self.members.iter().enumerate() {
             if at != index && member.path.rtt.has_sample() && !member.health.is_lossy() {
                 least = least.min(member.path.rtt.smoothed());
-            }
-            if at != index && member.health.is_trusted() {
-                others.add(member.health.recent());
             }
         }
         let member = &mut self.members[index];
@@ -295,10 +351,11 @@ impl Paths {
             member.health.judge_delay(member.path.rtt.smoothed(), least);
         }
         member.health.judge(others);
-        // The last path that was trusted is dead: whatever is wrong with the others is better.
-        let only = self.trusted().count() == 1 && self.members[index].health.is_trusted();
-        if self.trusted().count() == 0 || only && self.members[index].health.seems_dead() {
-            self.members.iter_mut().for_each(|member| member.health.trust());
+        // What is left is dead: whatever is wrong with the others is better.
+        if self.trusted().all(|member| member.health.seems_dead()) {
+            let all_dead = self.members.iter().all(|member| member.health.seems_dead());
+            let alive = self.members.iter_mut().filter(|member| all_dead || !member.health.seems_dead());
+            alive.for_each(|member| member.health.trust());
         }
     }
 
@@ -332,7 +389,7 @@ impl Paths {
     fn patience(&self, index: usize) -> Duration {
         let path = &self.members[index].path;
         if path.rtt.has_sample() {
-            path.rtt.probe_timeout(self.ack_delay_max)
+            path.rtt.probe_timeout(self.each.ack_delay_max)
         } else {
             self.probe_timeout().0
         }
@@ -361,7 +418,7 @@ impl Paths {
 
     /// How long to wait for an answer, and the least round trip, of the trusted path that takes longest.
     pub(crate) fn probe_timeout(&self) -> (Duration, Duration) {
-        let of = |path: &Path| (path.rtt.probe_timeout(self.ack_delay_max), path.rtt.min());
+        let of = |path: &Path| (path.rtt.probe_timeout(self.each.ack_delay_max), path.rtt.min());
         if self.members.len() == 1 {
             return of(&self.members[0].path);
         }
@@ -437,10 +494,12 @@ fn score(member: &Member) -> u64 {
 const BRIEF_WORDS_MAX: usize = 4;
 /// What a loss costs: to be noticed, asked for and sent again, while everything else waits for it.
 const LOSS_RTTS: u64 = 16;
-/// Copies for each round trip of a path that is not trusted: sixteen in a row take eight.
-const COPIES_PER_RTT: u32 = 2;
+/// Copies for each round trip of a path that is not trusted: sixteen take four round trips.
+const COPIES_PER_RTT: u32 = 4;
 /// Copies cost at most one packet in so many.
 const PACKETS_PER_COPY: u32 = 16;
+/// Packets over which is seen which paths the peer uses.
+const HEARD_MEMORY: u32 = 256;
 /// Packets over which the share of a path is taken.
 const SHARE_MEMORY: u32 = 1_024;
 /// More is no difference between paths but a disturbance: the slack of a transfer must end.

@@ -44,6 +44,7 @@ impl Connection {
             return Err(DropReason::Implausible);
         }
         self.heard_on = header.path;
+        self.paths.on_heard(header.path);
         let mut reader = Reader::new(body);
         if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
             self.on_heard(now);
@@ -247,7 +248,6 @@ impl Connection {
             if now.since(closed.answered_at) >= LATE_ANSWER_PAUSE {
                 closed.answered_at = now;
                 self.queue_status(transfer, 0, 0);
-                self.paths.turn_control();
             }
             return true;
         }
@@ -385,8 +385,9 @@ impl Connection {
         {
             self.events.push_back(Event::Offered { transfer, opening: theirs });
         }
-        if self.closed.find(transfer).is_some() {
-            // The sender asks although it was told: that may have been lost.
+        let told_at = self.closed.find(transfer).map(|closed| closed.answered_at);
+        if told_at.is_some_and(|at| now.since(at) > self.probe_timeout()) {
+            // The sender asks although it was told long ago: that was lost.
             self.paths.turn_control();
         }
         self.ack_requested = Some((header.sent_at_us, header.path));

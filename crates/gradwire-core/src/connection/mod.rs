@@ -10,6 +10,8 @@ mod parting;
 mod timers;
 
 #[cfg(test)]
+mod path_tests;
+#[cfg(test)]
 mod tests;
 
 use crate::paths::{Paths, COPY};

@@ -1,0 +1,347 @@
+//! Two connections over four paths of which one misbehaves.
+//!
+//! Each side has one link of its own, and behind it the paths, each with its delay, loss and rate. Deterministic:
+//! virtual time, a seeded generator, events in order of time and then of creation.
+
+use super::*;
+use crate::{Body, Contract, Reliability, Spray, Transmit};
+use core::time::Duration;
+use gradwire_wire::{ConnectionId, Header, Writer, HEADER_BYTES};
+use std::collections::BTreeMap;
+
+const PATHS: usize = 4;
+/// 125 Mbyte/s: 80 packets in a round trip of 1 ms.
+const LINK_RATE: u64 = 125_000_000;
+const DELAY: Duration = Duration::from_micros(500);
+/// What each switch port holds.
+const BUFFER: Duration = Duration::from_millis(4);
+const TRANSFER: u64 = 512 << 10;
+
+/// One path, both directions alike.
+#[derive(Clone, Copy, Debug)]
+struct PathModel {
+    loss_percent: u64,
+    delay: Duration,
+    /// Bytes per second behind the shared link.
+    rate: u64,
+}
+
+const GOOD: PathModel = PathModel { loss_percent: 0, delay: DELAY, rate: LINK_RATE };
+
+struct Network {
+    now: Timestamp,
+    ends: [Connection; 2],
+    paths: [PathModel; PATHS],
+    link_free_at: [Timestamp; 2],
+    path_free_at: [[Timestamp; PATHS]; 2],
+    wire: BTreeMap<(Timestamp, u64), (usize, Vec<u8>)>,
+    created: u64,
+    random: u64,
+    next_transfer: u32,
+    contract: Contract,
+    delivered: u64,
+    uncounted: u64,
+    buffer: Duration,
+    /// Data packets that went again, by path.
+    again: [u64; PATHS],
+    /// The one direction in which loss happens, by sender.
+    dead_direction: Option<usize>,
+}
+
+fn connection(local: u32, remote: u32, paths: usize, spray: Spray) -> Connection {
+    let mut config = crate::config::tests::config();
+    config.local = ConnectionId::new(local).expect("fits");
+    config.remote = ConnectionId::new(remote).expect("fits");
+    (config.paths, config.spray) = (paths as u8, spray);
+    Connection::new(config, Timestamp::ZERO)
+}
+
+impl Network {
+    fn new(spray: Spray) -> Self {
+        Self::with(PATHS, spray)
+    }
+
+    fn with(paths: usize, spray: Spray) -> Self {
+        let mut network = Self {
+            now: Timestamp::ZERO,
+            ends: [connection(1, 2, paths, spray), connection(2, 1, paths, spray)],
+            paths: [GOOD; PATHS],
+            link_free_at: [Timestamp::ZERO; 2],
+            path_free_at: [[Timestamp::ZERO; PATHS]; 2],
+            wire: BTreeMap::new(),
+            created: 0,
+            random: 7,
+            next_transfer: 1,
+            contract: Contract::EXACT,
+            delivered: 0,
+            uncounted: 0,
+            buffer: BUFFER,
+            again: [0; PATHS],
+            dead_direction: None,
+        };
+        network.run(Duration::from_millis(10));
+        assert!(network.ends.iter().all(Connection::is_connected));
+        network
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.random =
+            self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 33) % 100 < percent
+    }
+
+    /// Posts one transfer from side 0 to side 1 on both sides.
+    fn post(&mut self) {
+        let transfer = TransferId(self.next_transfer);
+        self.next_transfer += 1;
+        let reliability = if self.contract.is_exact() { Reliability::Exact } else { Reliability::Tolerant };
+        let (bytes, descriptor) = (TRANSFER, [1; 16]);
+        let send = SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0 };
+        self.ends[0].send(self.now, send).expect("a fresh transfer");
+        let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: self.contract, stage_us: 0 };
+        self.ends[1].receive(self.now, receive).expect("a fresh transfer");
+    }
+
+    /// Keeps two transfers going for `time`; returns payload bytes of those that ended, per second.
+    fn flow(&mut self, time: Duration) -> u64 {
+        let (end, before) = (self.now + time, self.delivered);
+        while self.now < end {
+            while self.ends[0].sends.len() < 2 {
+                self.post();
+            }
+            self.step(end);
+        }
+        ((self.delivered - before) as f64 / time.as_secs_f64()) as u64
+    }
+
+    /// Lets things happen for `time` without new transfers.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.step(end);
+        }
+    }
+
+    /// Waits until all that was posted has ended.
+    fn finish(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        while !self.ends[0].sends.is_empty() || !self.ends[1].receives.is_empty() {
+            assert!(self.now < end, "not done after {limit:?} {:?}", self.dead_direction);
+            self.step(end);
+        }
+    }
+
+    fn step(&mut self, end: Timestamp) {
+        self.drain();
+        let timers = self.ends.iter().filter_map(Connection::poll_timeout).map(|timeout| timeout.at);
+        let next = timers.chain(self.wire.keys().next().map(|(at, _)| *at)).min().unwrap_or(end);
+        self.now = next.min(end).max(self.now);
+        while let Some(entry) = self.wire.first_entry().filter(|entry| entry.key().0 <= self.now) {
+            let (to, datagram) = entry.remove();
+            let _ = self.ends[to].handle_datagram(self.now, &datagram);
+        }
+        self.ends.iter_mut().for_each(|end| end.handle_timeout(self.now));
+    }
+
+    fn drain(&mut self) {
+        let mut scratch = [0; 2048];
+        for from in 0..2 {
+            while self.ends[from].poll_payload(self.now).is_some() {}
+            while let Some(event) = self.ends[from].poll_event() {
+                if let Event::Received(receipt) = event {
+                    self.delivered += receipt.received_bytes;
+                    self.uncounted += receipt.total_bytes - receipt.received_bytes;
+                }
+            }
+            while let Some(transmit) = self.ends[from].poll_transmit(self.now, &mut scratch) {
+                self.send(from, &transmit, &scratch);
+            }
+        }
+    }
+
+    fn send(&mut self, from: usize, transmit: &Transmit, scratch: &[u8]) {
+        let datagram = assemble(transmit, scratch);
+        assert!(datagram.len() <= 1472, "{:?}", transmit.header);
+        let index = usize::from(transmit.header.path.0);
+        let path = self.paths[index];
+        let service = |rate: u64| Duration::from_nanos(datagram.len() as u64 * 1_000_000_000 / rate);
+        let left = self.link_free_at[from].max(self.now) + service(LINK_RATE);
+        self.link_free_at[from] = left;
+        let port = &mut self.path_free_at[from][index];
+        if port.since(left) > self.buffer || left.since(self.now) > self.buffer {
+            return;
+        }
+        *port = (*port).max(left) + service(path.rate);
+        let at = *port + path.delay;
+        let again = transmit.header.flags.contains(gradwire_wire::Flags::RETRANSMITTED);
+        self.again[index] += u64::from(again);
+        let spared = self.dead_direction.is_some_and(|direction| direction != from);
+        if spared || !self.chance(path.loss_percent) {
+            self.created += 1;
+            self.wire.insert((at, self.created), (1 - from, datagram));
+        }
+    }
+
+    fn sent(&self) -> Vec<u64> {
+        self.ends[0].path_stats().iter().map(|path| path.packets_sent).collect()
+    }
+
+    /// Share of path 0 in what is sent during `time`, in percent.
+    fn share(&mut self, time: Duration) -> f64 {
+        let before = self.sent();
+        self.flow(time);
+        let sent: Vec<u64> = self.sent().iter().zip(before).map(|(now, before)| now - before).collect();
+        100.0 * sent[0] as f64 / sent.iter().sum::<u64>() as f64
+    }
+}
+
+fn assemble(transmit: &Transmit, scratch: &[u8]) -> Vec<u8> {
+    let mut datagram = transmit.header.encode().to_vec();
+    if let Some(opening) = transmit.opening {
+        let mut bytes = [0; gradwire_wire::OPENING_BYTES];
+        opening.encode(&mut Writer::new(&mut bytes));
+        datagram.extend(bytes);
+    }
+    match transmit.body {
+        Body::Control { bytes } => datagram.extend(&scratch[..bytes]),
+        Body::Payload { bytes, .. } => datagram.resize(datagram.len() + bytes, 1),
+    }
+    assert!(datagram.len() >= HEADER_BYTES && Header::decode(&datagram).is_ok());
+    datagram
+}
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// Share of path 0 while it works, a while after `change`, and a while after it works again; the rate before and after
+/// the change. The paths together carry what the link does.
+fn disturb(change: fn(&mut PathModel), settle: Duration) -> ([f64; 3], [u64; 2]) {
+    let mut network = Network::new(Spray::Adaptive);
+    network.paths.iter_mut().for_each(|path| path.rate = LINK_RATE / 4);
+    network.flow(MS(100));
+    let (good, before) = (network.share(MS(50)), network.flow(MS(100)));
+    let well = network.paths[0];
+    change(&mut network.paths[0]);
+    network.flow(settle);
+    let (bad, during) = (network.share(MS(100)), network.flow(MS(200)));
+    network.paths[0] = well;
+    network.flow(settle + MS(100));
+    let healed = network.share(MS(100));
+    network.finish(MS(500));
+    ([good, bad, healed], [before, during])
+}
+
+fn check(change: fn(&mut PathModel), settle: Duration, share_max: f64) {
+    let ([good, bad, healed], [before, during]) = disturb(change, settle);
+    assert!(good > 15.0, "share {good} % before");
+    assert!(bad < share_max, "share {bad} % while it is bad");
+    assert!(healed > 15.0, "share {healed} % after it has healed");
+    // Three of four paths.
+    assert!(during as f64 > 0.7 * before as f64, "{during} of {before} bytes per second");
+}
+
+// test of: mlt/gray-path
+#[test]
+fn a_dead_path_loses_its_share_within_ten_round_trips_and_gets_it_back() {
+    check(|path| path.loss_percent = 100, MS(10), 6.0);
+}
+
+#[test]
+fn a_path_that_loses_30_percent_loses_its_share_within_ten_round_trips_and_gets_it_back() {
+    check(|path| path.loss_percent = 30, MS(10), 6.0);
+}
+
+#[test]
+fn a_path_that_loses_5_percent_loses_most_of_its_share_within_forty_round_trips_and_gets_it_back() {
+    check(|path| path.loss_percent = 5, MS(40), 15.0);
+}
+
+#[test]
+fn a_path_that_loses_1_percent_loses_most_of_its_share_within_some_hundred_packets_and_gets_it_back() {
+    check(|path| path.loss_percent = 1, MS(200), 12.0);
+}
+
+#[test]
+fn a_path_that_becomes_ten_times_slower_loses_its_share_and_gets_it_back() {
+    check(|path| path.delay = DELAY * 10, MS(20), 6.0);
+}
+
+#[test]
+fn several_paths_lose_nothing_on_a_network_that_loses_nothing_however_their_delays_differ() {
+    for spray in [Spray::RoundRobin, Spray::Random, Spray::Adaptive] {
+        let mut network = Network::new(spray);
+        let models = network.paths.iter_mut().zip(1..);
+        models.for_each(|(path, factor)| path.delay = DELAY * factor);
+        network.paths.iter_mut().for_each(|path| path.rate = LINK_RATE / 4);
+        network.buffer = Duration::from_secs(1);
+        network.contract = Contract {
+            loss_bound: 0.05,
+            deadline: Some(MS(200)),
+            floor: 0.5,
+            reorder_slack: Duration::from_micros(500),
+            ..Contract::EXACT
+        };
+        let rate = network.flow(MS(300));
+        network.finish(MS(500));
+        assert_eq!(network.uncounted, 0, "{spray:?}");
+        assert!(rate > LINK_RATE / 2, "{spray:?}: {rate}");
+        let stats = network.ends[0].stats();
+        assert!(stats.packets_lost * 500 < stats.packets_sent, "{spray:?}: {stats:?}");
+    }
+}
+
+#[test]
+fn all_paths_together_start_like_one() {
+    for paths in [1, 4] {
+        let mut network = Network::with(paths, Spray::Adaptive);
+        network.post();
+        let mut scratch = [0; 2048];
+        let mut first = 0;
+        while let Some(transmit) = network.ends[0].poll_transmit(network.now, &mut scratch) {
+            first += u32::from(transmit.header.kind == gradwire_wire::Kind::Data);
+        }
+        assert!((8..=10).contains(&first), "{first} packets over {paths} paths");
+    }
+}
+
+#[test]
+fn what_is_lost_on_one_path_goes_again_over_another() {
+    let mut network = Network::new(Spray::RoundRobin);
+    network.paths[0].loss_percent = 100;
+    network.flow(MS(50));
+    network.finish(MS(100));
+    let again = core::mem::take(&mut network.again);
+    // What the others lost while their own buffers overflowed may take it.
+    assert!(again[0] * 10 < again[1..].iter().sum(), "{again:?}");
+}
+
+#[test]
+fn control_finds_its_way_though_three_of_four_paths_are_dead_in_one_direction_or_both() {
+    for direction in 0..3 {
+        let mut network = Network::new(Spray::Adaptive);
+        network.dead_direction = (direction < 2).then_some(direction);
+        network.paths[..3].iter_mut().for_each(|path| path.loss_percent = 100);
+        for _ in 0..4 {
+            network.post();
+        }
+        network.finish(MS(500));
+    }
+}
+
+#[test]
+fn loss_that_all_paths_share_leaves_them_their_shares() {
+    let mut network = Network::new(Spray::Adaptive);
+    network.paths.iter_mut().for_each(|path| (path.rate, path.loss_percent) = (LINK_RATE / 4, 5));
+    network.flow(MS(100));
+    let before = network.sent();
+    network.flow(MS(300));
+    let sent: Vec<u64> = network.sent().iter().zip(before).map(|(now, before)| now - before).collect();
+    let all: u64 = sent.iter().sum();
+    assert!(sent.iter().all(|sent| sent * 100 > all * 12), "{sent:?}");
+}
+
+#[test]
+fn each_path_has_a_round_trip_before_the_first_data() {
+    let network = Network::new(Spray::Adaptive);
+    let sampled = |end: &Connection| end.path_stats().iter().all(|path| path.rtt_smoothed > Duration::ZERO);
+    assert!(network.ends.iter().all(sampled));
+}
