@@ -130,9 +130,10 @@ impl Pair {
         let reliability = if contract.is_exact() { Reliability::Exact } else { Reliability::Tolerant };
         for end in &mut self.ends {
             end.retire(transfer);
-            let receive = ReceiveTransfer { transfer, bytes, descriptor, contract };
+            let receive = ReceiveTransfer { transfer, bytes, descriptor, contract, stage_us: 0 };
             end.receive(self.now, receive).expect("fresh");
-            let send = SendTransfer { transfer, bytes, descriptor, reliability, priority: 0 };
+            let send =
+                SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0 };
             end.send(self.now, send).expect("fresh");
         }
     }
