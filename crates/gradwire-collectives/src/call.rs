@@ -266,7 +266,7 @@ const RING: u8 = Algorithm::Ring as u8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EarlyRule, Fill, GatherRule, SoftRule, View};
+    use crate::{EarlyRule, Fill, GatherRule, SoftRule, Tags, View};
     use gradwire_core::Reliability;
 
     fn request(collective: Collective, policy: Policy) -> Request {
@@ -280,6 +280,7 @@ mod tests {
             residual: View::EMPTY,
             timeout: Duration::from_secs(1),
             priority: 0,
+            tags: Tags::default(),
         }
     }
 

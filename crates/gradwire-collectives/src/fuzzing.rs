@@ -7,12 +7,12 @@
 
 use crate::call::Call;
 use crate::core::wire::{ConnectionId, Reader, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
-use crate::core::{ConnectionConfig, Timestamp};
+use crate::core::{ConnectionConfig, Mark, Timestamp};
 use crate::position::PositionRecord;
 use crate::verdict::AbortRecord;
 use crate::{
     Algorithm, Collective, Dtype, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy, ReduceOp,
-    Request, TransmitSink, View,
+    Request, Tags, TransmitSink, View,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -238,7 +238,7 @@ impl TransmitSink for Link<'_> {
         self.room > 0
     }
 
-    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+    fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         assert!(head.len() + payload.len() <= DATAGRAM_BYTES);
         self.room -= 1;
         let link = &mut self.links[peer as usize];
@@ -292,6 +292,7 @@ fn request_of(
         residual: View::EMPTY,
         timeout: Duration::from_millis(if how & 64 == 0 { 30_000 } else { 50 }),
         priority: how >> 7,
+        tags: Tags::default(),
     }
 }
 

@@ -18,7 +18,9 @@ use crate::schedules::{Place, Post};
 use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request};
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
-use gradwire_core::{ConnectionConfig, ConnectionStats, Timeout, TimeoutReason, Timestamp};
+use gradwire_core::{
+    ConnectionConfig, ConnectionStats, Mark, ReceivedMark, Timeout, TimeoutReason, Timestamp,
+};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -49,10 +51,10 @@ pub struct GroupConfig {
 pub trait TransmitSink {
     /// Whether another datagram fits.
     fn has_room(&self) -> bool;
-    /// Takes one datagram for `peer`: `head`, which must be copied at once, then `payload`, which points into the
+    /// Takes one datagram for `peer`, which the network should treat as `mark` says: `head`, which must be copied at once, then `payload`, which points into the
     /// tensor and must be copied or sent before the group is called again. `head.len() + payload.len()` is at most
     /// the datagram size.
-    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]);
+    fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]);
 }
 
 /// What a group reports.
@@ -231,10 +233,15 @@ impl Group {
 
     /// Takes a datagram from `peer` (found by its connection id). Whatever is wrong with it is only counted.
     pub fn handle_datagram(&mut self, now: Timestamp, peer: u32, datagram: &[u8]) {
+        self.handle_marked_datagram(now, peer, datagram, ReceivedMark::default());
+    }
+
+    /// As [`Group::handle_datagram`], for one whose class and ECN field are known.
+    pub fn handle_marked_datagram(&mut self, now: Timestamp, peer: u32, datagram: &[u8], mark: ReceivedMark) {
         let Some(slot) = self.slot_of(peer) else { return };
         let Self { peers, ops, .. } = self;
         let from = &mut peers[slot];
-        if let Ok(Some(payload)) = from.connection.handle_datagram(now, datagram) {
+        if let Ok(Some(payload)) = from.connection.handle_marked_datagram(now, datagram, mark) {
             drive::deliver(from.rank, &from.traffic, ops, &payload);
         }
         self.dirty.push(slot);

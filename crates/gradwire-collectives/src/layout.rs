@@ -28,6 +28,11 @@ impl Layout {
         start..start.saturating_add(self.shard_bytes).min(self.bytes)
     }
 
+    /// Index of the shard that begins at byte `start`.
+    pub(crate) fn index_at(&self, start: usize) -> usize {
+        start / self.shard_bytes.max(1)
+    }
+
     /// Chunks of a full shard, at least one.
     pub(crate) fn chunks_per_shard(&self) -> usize {
         self.shard_bytes.div_ceil(self.chunk_bytes).max(1)

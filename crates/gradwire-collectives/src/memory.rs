@@ -15,6 +15,7 @@ pub(crate) struct Pool {
     counts: Vec<Vec<u16>>,
     wide: Vec<Vec<f32>>,
     pub(crate) staging: Vec<Vec<u8>>,
+    pub(crate) samples: Vec<f32>,
 }
 
 /// Which of the caller's views a send reads.

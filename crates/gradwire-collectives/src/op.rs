@@ -12,8 +12,9 @@ use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
 use crate::schedules::{schedule_for, Loss, Place, Post, Schedule, Stage, Target};
+use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request};
-use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId};
+use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ pub(crate) struct Op {
     /// Exact whatever the policy says, because the policy measures first.
     pub(crate) warms_up: bool,
     pub(crate) priority: u8,
+    class: u8,
+    /// The packets that a switch should keep, where some may be lost.
+    important: Option<Important>,
     pub(crate) submitted: Timestamp,
     pub(crate) timeout: Duration,
     sequence: u64,
@@ -85,8 +89,16 @@ pub(crate) struct Name {
 
 impl Op {
     /// A valid request on its way; nothing happens before [`Op::start`].
-    pub(crate) fn new(request: Request, algorithm: Algorithm, place: Place, name: Name) -> Self {
+    pub(crate) fn new(
+        request: Request,
+        algorithm: Algorithm,
+        place: Place,
+        name: Name,
+        pool: &mut Pool,
+    ) -> Self {
         let call = Call::of(&request, algorithm);
+        let grid = (place.world_size as usize, place.chunk_bytes);
+        let important = Important::of(&request, grid, place.sequence, &mut pool.samples);
         let reduction = Reduction {
             dtype: request.dtype,
             reduce: request.reduce,
@@ -118,6 +130,8 @@ impl Op {
             policy: request.policy,
             warms_up: false,
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
+            class: request.tags.class,
+            important,
             submitted: name.submitted,
             timeout: request.timeout,
             sequence: place.sequence,
@@ -202,6 +216,12 @@ impl Op {
     /// The id of its transfer `index`.
     pub(crate) fn transfer(&self, index: u32) -> TransferId {
         self.point_to_point.unwrap_or(TransferId::collective(self.sequence as u32, index))
+    }
+
+    /// What the network is told about the packets of a send that starts at byte `start` of its view.
+    pub(crate) fn tags(&self, start: usize, loss: Loss) -> TransferTags {
+        let important = self.important.as_ref().filter(|_| loss != Loss::Never);
+        TransferTags { class: self.class, important: important.map(|important| important.of_shard(start)) }
     }
 
     /// The inverse of [`Op::transfer`].

@@ -141,7 +141,7 @@ const OFFERS_AHEAD_MAX: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+    use crate::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
     use std::time::Duration;
 
     fn opening(tag: u32) -> Opening {
@@ -155,6 +155,7 @@ mod tests {
             residual: View::EMPTY,
             timeout: Duration::from_secs(1),
             priority: 0,
+            tags: Tags::default(),
         };
         Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode() }
     }

@@ -340,6 +340,14 @@ const DEADLINE_MIN: Duration = Duration::from_millis(10);
 mod tests {
     use super::*;
 
+    const NO_TAGS: gradwire_core::TagStats = gradwire_core::TagStats {
+        sent: [0; 8],
+        received: [0; 8],
+        important_sent: 0,
+        important_received: 0,
+        ecn_capable_received: 0,
+        congestion_received: 0,
+    };
     const STATS: ConnectionStats = ConnectionStats {
         packets_sent: 0,
         bytes_sent: 0,
@@ -355,6 +363,7 @@ mod tests {
         rtt_min: Duration::from_millis(1),
         bandwidth: 12_500_000,
         cwnd: 0,
+        tags: NO_TAGS,
     };
 
     fn link(stats: ConnectionStats, bytes: usize, incast: u32) -> Link {

@@ -1,6 +1,6 @@
 //! What a caller asks a group to do.
 
-use crate::{Dtype, Policy, ReduceOp, View};
+use crate::{Dtype, Policy, ReduceOp, Tags, View};
 use std::time::Duration;
 
 /// Names a submitted collective on this rank.
@@ -105,6 +105,8 @@ pub struct Request {
     pub timeout: Duration,
     /// Lower goes first when several are in flight.
     pub priority: u8,
+    /// What the network is told about its packets.
+    pub tags: Tags,
 }
 
 impl Request {
@@ -120,6 +122,7 @@ impl Request {
             residual: View::EMPTY,
             timeout: Duration::ZERO,
             priority: 0,
+            tags: Tags::default(),
         }
     }
 }

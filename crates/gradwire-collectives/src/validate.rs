@@ -1,6 +1,7 @@
 //! Requests that cannot be right are refused before anything is sent.
 
 use crate::{Algorithm, Collective, Policy, Request, View};
+use gradwire_core::CLASSES_MAX;
 
 /// Checks `request` for a rank of a group of `world_size` ranks.
 ///
@@ -11,7 +12,8 @@ pub(crate) fn validate(request: &Request, rank: u32, world_size: u32) -> Result<
     check_sizes(request, rank, world_size as usize)?;
     check_aliases(request, rank)?;
     check_reduction(request)?;
-    check_policy(request)
+    check_policy(request)?;
+    check_tags(request)
 }
 
 fn check_ranks(collective: &Collective, rank: u32, world_size: u32) -> Result<(), String> {
@@ -132,6 +134,14 @@ fn check_reduction(request: &Request) -> Result<(), String> {
         return Err(format!("{:?} is not defined for {:?}", request.reduce, request.dtype));
     }
     Ok(())
+}
+
+fn check_tags(request: &Request) -> Result<(), String> {
+    let class = request.tags.class;
+    if usize::from(class) < CLASSES_MAX {
+        return Ok(());
+    }
+    Err(format!("traffic class {class}: there are {CLASSES_MAX}"))
 }
 
 fn check_policy(request: &Request) -> Result<(), String> {

@@ -7,7 +7,7 @@
 use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use gradwire_core::{
     Body, Connection, ConnectionConfig, ConnectionId, Contract, Event, ReceiveTransfer, Reliability,
-    SendTransfer, Timestamp, TransferId,
+    SendTransfer, Timestamp, TransferId, TransferTags,
 };
 use std::time::Duration;
 
@@ -98,6 +98,7 @@ impl Pair {
             reliability: Reliability::Exact,
             priority: 0,
             critical_chunks: 0,
+            tags: TransferTags::default(),
         };
         self.ends[0].send(self.now, send).expect("fresh");
         loop {

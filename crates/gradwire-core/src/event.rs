@@ -1,6 +1,6 @@
 //! What goes into a connection and what comes out of it.
 
-use crate::{CloseReason, Contract};
+use crate::{CloseReason, Contract, Mark, TransferTags};
 use core::ops::Range;
 use core::time::Duration;
 use gradwire_wire::{Descriptor, Header, Opening, TransferId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
@@ -20,7 +20,7 @@ pub enum Reliability {
 }
 
 /// Posts the sending half of a transfer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SendTransfer {
     /// Its id; the receiver posts the same.
     pub transfer: TransferId,
@@ -34,6 +34,17 @@ pub struct SendTransfer {
     pub priority: u8,
     /// Chunks at each end that go first and are always sent again; the receiver's contract names as many.
     pub critical_chunks: u16,
+    /// What the network is told about its packets.
+    pub tags: TransferTags,
+}
+
+impl SendTransfer {
+    /// An exact one of the first priority, with nothing marked.
+    #[must_use]
+    pub fn exact(transfer: TransferId, bytes: u64, descriptor: Descriptor) -> Self {
+        let (reliability, tags) = (Reliability::Exact, TransferTags::default());
+        Self { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0, tags }
+    }
 }
 
 /// Posts the receiving half of a transfer, which grants it to the sender.
@@ -68,8 +79,10 @@ pub struct Payload<'a> {
 /// A datagram to send: `header.encode()`, then the opening if there is one, then the body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit {
-    /// The header; for data the caller sets `weight` (and may set IMPORTANT) before encoding.
+    /// The header; for data the caller sets `weight` before encoding.
     pub header: Header,
+    /// How the network is asked to treat it.
+    pub mark: Mark,
     /// Prefix of opening data packets.
     pub opening: Option<Opening>,
     /// What follows.

@@ -9,7 +9,7 @@
 use crate::recovery::ControllerKind;
 use crate::{
     Body, Connection, ConnectionConfig, Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer,
-    Timestamp, Transmit,
+    Timestamp, TransferTags, Transmit,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -192,6 +192,7 @@ impl World {
             reliability,
             priority: 0,
             critical_chunks: 0,
+            tags: TransferTags::default(),
         };
         let side = &mut self.sides[at];
         if side.connection.send(self.now, request).is_ok() {

@@ -22,6 +22,7 @@ mod error;
 mod event;
 #[doc(hidden)]
 pub mod fuzzing;
+mod mark;
 mod path;
 mod path_health;
 mod paths;
@@ -40,6 +41,7 @@ pub use event::{
 };
 pub use gradwire_wire as wire;
 pub use gradwire_wire::{ConnectionId, Descriptor, Flags, Header, Kind, PathId, TransferId};
+pub use mark::{ChunkSet, Ecn, Mark, ReceivedMark, TagStats, TrafficClass, TransferTags, CLASSES_MAX};
 pub use spray::{Spray, PATHS_MAX};
 pub use stats::{ConnectionStats, PathStats};
 pub use time::{Timeout, TimeoutReason, Timestamp};

@@ -1,5 +1,6 @@
 //! Counters of one connection and of its paths.
 
+use crate::TagStats;
 use core::time::Duration;
 
 /// Counters and estimates of one connection; counters only grow.
@@ -33,6 +34,8 @@ pub struct ConnectionStats {
     pub bandwidth: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
+    /// Classes, importance and congestion marks.
+    pub tags: TagStats,
 }
 
 /// Counters and estimates of one path of a connection; counters only grow.

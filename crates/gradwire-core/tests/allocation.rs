@@ -132,8 +132,7 @@ impl Pair {
             end.retire(transfer);
             let receive = ReceiveTransfer { transfer, bytes, descriptor, contract, stage_us: 0 };
             end.receive(self.now, receive).expect("fresh");
-            let send =
-                SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0 };
+            let send = SendTransfer { reliability, ..SendTransfer::exact(transfer, bytes, descriptor) };
             end.send(self.now, send).expect("fresh");
         }
     }

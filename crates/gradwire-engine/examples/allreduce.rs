@@ -7,7 +7,7 @@
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
 //! is the processor time of rank 0 for one round.
 
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -182,6 +182,7 @@ fn run(group: &GroupHandle, collective: Collective, view: View) -> Result<(), Bo
         residual: View::EMPTY,
         timeout: TIMEOUT,
         priority: 0,
+        tags: Tags::default(),
     };
     let op = group.submit(request, Box::new(()))?;
     match op.wait(Some(TIMEOUT)).ok_or("timed out")? {

@@ -9,7 +9,7 @@
 //! which the two ends share when they are on one machine. After `--seconds` both ends give up; `bytes` says how far the
 //! transfer came (rank 1) and `wrong` counts 32-bit words of a complete transfer that are not what was sent.
 
-use gradwire_engine::collectives::{Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_engine::collectives::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use gradwire_engine::{Engine, EngineConfig, EngineStats, GroupHandle, OpHandle, PeerStats};
 use serde::Serialize;
 use std::error::Error;
@@ -132,6 +132,7 @@ fn start(options: &Options, group: &GroupHandle, memory: &mut [u32]) -> Result<O
         residual: View::EMPTY,
         timeout: TIMEOUT,
         priority: 0,
+        tags: Tags::default(),
     };
     Ok(group.submit(request, Box::new(()))?)
 }

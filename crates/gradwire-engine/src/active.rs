@@ -1,12 +1,13 @@
 //! A group on the network thread: the machine, the addresses of its peers, the operations in flight.
 
+use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::routes::{Route, Routes};
 use crate::shared::Unanswered;
-use crate::socket::{Batch, RawAddress};
+use crate::socket::{Batch, Datagram, RawAddress};
 use crate::{GroupStats, OpHandle, Outcome, PeerStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
-use gradwire_core::{ConnectionStats, Header, Timestamp};
+use gradwire_core::{ConnectionStats, Header, Mark, Timestamp};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -121,12 +122,19 @@ impl ActiveGroup {
     }
 
     /// Takes a datagram of `peer`.
-    pub(crate) fn handle_datagram(&mut self, now: Timestamp, peer: u32, bytes: &[u8], from: &RawAddress) {
+    pub(crate) fn handle_datagram(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        datagram: &Datagram<'_>,
+        codes: &CodePoints,
+    ) {
+        let Datagram { bytes, from, octet, .. } = *datagram;
         let address = &mut self.peers[peer as usize];
         if address.locked.is_none() && Header::decode(bytes).is_ok() {
             address.locked = from.to_socket_addr().map(RawAddress::new);
         }
-        self.group.handle_datagram(now, peer, bytes);
+        self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
     }
 
@@ -162,8 +170,8 @@ impl ActiveGroup {
     }
 
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
-    pub(crate) fn fill(&mut self, now: Timestamp, batch: &mut Batch) {
-        self.group.poll_transmit(now, &mut Sink { batch, peers: &self.peers });
+    pub(crate) fn fill(&mut self, now: Timestamp, batch: &mut Batch, codes: &CodePoints) {
+        self.group.poll_transmit(now, &mut Sink { batch, codes, peers: &self.peers });
     }
 
     /// Everything was drained.
@@ -255,6 +263,7 @@ impl ActiveGroup {
             rtt_min_us: stats.rtt_min.as_secs_f64() * 1e6,
             bandwidth: stats.bandwidth,
             cwnd: stats.cwnd,
+            tags: stats.tags.into(),
         }
     }
 
@@ -276,6 +285,7 @@ impl ActiveGroup {
 /// Adds datagrams of one group to the batch.
 struct Sink<'a> {
     batch: &'a mut Batch,
+    codes: &'a CodePoints,
     peers: &'a [PeerAddress],
 }
 
@@ -284,7 +294,8 @@ impl TransmitSink for Sink<'_> {
         self.batch.has_room()
     }
 
-    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+    fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
+        let octet = self.codes.octet(mark);
         let peer = &self.peers[peer as usize];
         let every = peer.locked.as_slice();
         // Until the peer has answered only small control traffic flows: it goes to all its addresses.
@@ -292,7 +303,7 @@ impl TransmitSink for Sink<'_> {
             if self.batch.has_room() {
                 // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group
                 // again, and until then the group's contract keeps the tensor's memory valid.
-                unsafe { self.batch.push(*to, head, payload) };
+                unsafe { self.batch.push((*to, octet), head, payload) };
             }
         }
     }

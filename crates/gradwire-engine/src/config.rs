@@ -2,6 +2,7 @@
 
 use crate::EngineError;
 use gradwire_core::recovery::ControllerKind;
+use gradwire_core::CLASSES_MAX;
 use std::time::Duration;
 
 /// Whether kernel offloads (segmentation, coalescing on receive, batched system calls) are used.
@@ -39,8 +40,15 @@ pub struct EngineConfig {
     pub peer_timeout: Duration,
     /// Longest that [`crate::PendingGroup::join`] waits when it is given no timeout.
     pub connect_timeout: Duration,
-    /// Differentiated-services code point of everything that is sent, 0 to 63.
+    /// Differentiated-services code point of everything that is sent, 0 to 63, unless the next three say otherwise.
     pub dscp: u8,
+    /// Code point of each class of data, the most urgent first; empty: all have `dscp`.
+    pub dscp_classes: Vec<u8>,
+    /// Code point of acknowledgements and other control packets; `None`: `dscp`.
+    pub dscp_control: Option<u8>,
+    /// Packets that a switch should keep are ECN-capable. No rate reacts to congestion marks: only for switches that are
+    /// configured to drop what is not ECN-capable first.
+    pub ecn: bool,
     /// Kernel offloads.
     pub offload: Offload,
     /// Digest of settings of the layers above that must be equal on all ranks.
@@ -63,6 +71,9 @@ impl Default for EngineConfig {
             peer_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(60),
             dscp: 0,
+            dscp_classes: Vec::new(),
+            dscp_control: None,
+            ecn: false,
             offload: Offload::Auto,
             fingerprint: 0,
         }
@@ -95,7 +106,12 @@ impl EngineConfig {
         require_time("peer_timeout", silence, "100 ms to 1 hour", range.contains(&silence))?;
         let connect = self.connect_timeout;
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
-        require("dscp", self.dscp, "0 to 63", self.dscp < 64)
+        require("dscp", self.dscp, "0 to 63", self.dscp < 64)?;
+        let classes = &self.dscp_classes;
+        let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
+        require("dscp_classes", format!("{classes:?}"), "up to 8 values of 0 to 63", valid)?;
+        let control = self.dscp_control.unwrap_or(0);
+        require("dscp_control", control, "0 to 63", control < 64)
     }
 }
 
@@ -142,6 +158,9 @@ mod tests {
             EngineConfig { mtu: Some(100), ..EngineConfig::default() },
             EngineConfig { ack_every: 0, ..EngineConfig::default() },
             EngineConfig { initial_rate: 0, ..EngineConfig::default() },
+            EngineConfig { dscp_classes: vec![64], ..EngineConfig::default() },
+            EngineConfig { dscp_classes: vec![0; 9], ..EngineConfig::default() },
+            EngineConfig { dscp_control: Some(64), ..EngineConfig::default() },
             EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },
             EngineConfig { connect_timeout: Duration::ZERO, ..EngineConfig::default() },
         ] {

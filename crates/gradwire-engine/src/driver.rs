@@ -5,6 +5,7 @@
 //! once for each collective, do.
 
 use crate::active::ActiveGroup;
+use crate::code_points::CodePoints;
 use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{Batch, DatagramSocket, SendOutcome};
@@ -39,6 +40,7 @@ pub(crate) struct Driver {
     groups: Vec<Option<ActiveGroup>>,
     routes: Routes,
     batch: Batch,
+    codes: CodePoints,
     blocked: bool,
     commands: Vec<Command>,
     stats: EngineStats,
@@ -58,6 +60,7 @@ impl Driver {
             groups: Vec::new(),
             routes: Routes::default(),
             batch: Batch::new(),
+            codes: CodePoints::new(&shared.local.config),
             blocked: false,
             commands: Vec::new(),
             stats: EngineStats::default(),
@@ -155,7 +158,7 @@ impl Driver {
     /// packet that seemed to have arrived before it did would make round trips look shorter than they are.
     fn receive(&mut self) -> bool {
         let before = self.stats.datagrams_received;
-        let (origin, groups, routes) = (self.origin, &mut self.groups, &self.routes);
+        let (origin, groups, routes, codes) = (self.origin, &mut self.groups, &self.routes, &self.codes);
         let mut now = self.now;
         let mut unknown = 0;
         let more = self.socket.receive(&mut self.stats, &mut |datagram| {
@@ -164,7 +167,7 @@ impl Driver {
             }
             let route = routes.find(datagram.bytes);
             match route.and_then(|r| Some((r.peer, groups.get_mut(r.group as usize)?.as_mut()?))) {
-                Some((peer, group)) => group.handle_datagram(now, peer, datagram.bytes, datagram.from),
+                Some((peer, group)) => group.handle_datagram(now, peer, &datagram, codes),
                 None => unknown += 1,
             }
         });
@@ -192,7 +195,7 @@ impl Driver {
         for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
             group.poll_events();
             while !self.blocked {
-                group.fill(self.now, &mut self.batch);
+                group.fill(self.now, &mut self.batch, &self.codes);
                 if self.batch.is_empty() {
                     break;
                 }

@@ -60,6 +60,7 @@ impl Engine {
         let features = Features {
             gso: bound.gso,
             gro: bound.gro,
+            traffic_class: bound.traffic_class,
             batched_calls: bound.batched_calls,
             receive_buffer_bytes: bound.receive_buffer_bytes,
             send_buffer_bytes: bound.send_buffer_bytes,

@@ -8,6 +8,7 @@
 //! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
 
 mod active;
+mod code_points;
 mod config;
 mod driver;
 mod engine;
@@ -30,4 +31,4 @@ pub use gradwire_collectives as collectives;
 pub use gradwire_core as core;
 pub use group::{GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
-pub use stats::{EngineStats, Features, GroupStats, PeerStats};
+pub use stats::{EngineStats, Features, GroupStats, PeerStats, TagCounts};

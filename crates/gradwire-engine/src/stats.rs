@@ -1,5 +1,6 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
+use gradwire_core::{TagStats, CLASSES_MAX};
 use serde::Serialize;
 
 /// What the kernel granted at start.
@@ -9,6 +10,8 @@ pub struct Features {
     pub gso: bool,
     /// Receive offload: one buffer holds many datagrams.
     pub gro: bool,
+    /// Each datagram carries the traffic class that was asked for, and says the one that it arrived with.
+    pub traffic_class: bool,
     /// `sendmmsg` and `recvmmsg`.
     pub batched_calls: bool,
     /// The receive buffer in bytes, as the kernel counts (data and overhead).
@@ -104,4 +107,31 @@ pub struct PeerStats {
     pub bandwidth: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
+    /// Classes, importance and congestion marks of data packets.
+    pub tags: TagCounts,
+}
+
+/// Counters of tagged data packets of one connection; see [`gradwire_core::TagStats`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TagCounts {
+    /// Sent, by class.
+    pub sent: [u64; CLASSES_MAX],
+    /// Arrived with the code point of a class, by class.
+    pub received: [u64; CLASSES_MAX],
+    /// Sent as important.
+    pub important_sent: u64,
+    /// Arrived as important.
+    pub important_received: u64,
+    /// Arrived ECN-capable, marked ones included.
+    pub ecn_capable_received: u64,
+    /// Arrived with the mark of a congested switch.
+    pub congestion_received: u64,
+}
+
+impl From<TagStats> for TagCounts {
+    fn from(stats: TagStats) -> Self {
+        let TagStats { sent, received, important_sent, important_received, .. } = stats;
+        let TagStats { ecn_capable_received, congestion_received, .. } = stats;
+        Self { sent, received, important_sent, important_received, ecn_capable_received, congestion_received }
+    }
 }

@@ -1,7 +1,7 @@
 //! One call of a collective, as Python describes it, turned into a [`Request`].
 
 use crate::policy::PolicyNumbers;
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use pyo3::prelude::*;
 use std::time::Duration;
 
@@ -70,6 +70,7 @@ impl Call {
             residual: unsafe { view(self.residual.unwrap_or_default()) },
             timeout,
             priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
+            tags: Tags::default(),
         };
         Ok((request, self.keep))
     }

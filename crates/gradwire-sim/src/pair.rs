@@ -8,7 +8,7 @@ use crate::{EventQueue, Network, Port, Rng, Scenario};
 use gradwire_core::wire::OPENING_BYTES;
 use gradwire_core::{
     Body, CloseReason, Connection, ConnectionConfig, ConnectionId, Contract, Event, ReceiveTransfer,
-    Reliability, SendTransfer, Timestamp, TransferId,
+    Reliability, SendTransfer, Timestamp, TransferId, TransferTags,
 };
 use std::ops::Range;
 use std::time::Duration;
@@ -139,6 +139,7 @@ impl Pair {
             reliability: if exact { Reliability::Exact } else { Reliability::Tolerant },
             priority: transfer.priority,
             critical_chunks: 0,
+            tags: TransferTags::default(),
         };
         let posted = self.connections[transfer.from].send(self.now, request);
         posted.map(|()| transfer.from).map_err(|error| format!("send refused: {error}"))

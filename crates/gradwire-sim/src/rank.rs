@@ -4,9 +4,9 @@ use crate::plan::{OpPlan, OutputPlan};
 use crate::record::Provenance;
 use crate::{Scenario, Tensor};
 use gradwire_collectives::{
-    DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, TransmitSink,
+    DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, Tags, TransmitSink,
 };
-use gradwire_core::{ConnectionConfig, ConnectionId, Timestamp};
+use gradwire_core::{ConnectionConfig, ConnectionId, Mark, Timestamp};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -112,6 +112,7 @@ impl Rank {
                 residual: run.residual.view(),
                 timeout: OP_TIMEOUT,
                 priority: plan.priority,
+                tags: Tags::default(),
             },
         );
         self.runs[op] = Some(run);
@@ -222,7 +223,7 @@ impl TransmitSink for Outbox {
         self.room_bytes > 0
     }
 
-    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+    fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();
         bytes.extend_from_slice(head);

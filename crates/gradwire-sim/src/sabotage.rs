@@ -1,7 +1,7 @@
 //! Deliberate damage: the proof that the checkers can fail.
 
 use crate::rank::{Finished, OpRun, Packet, Rank, RESIDUAL_FILL};
-use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES};
 use gradwire_core::Timestamp;
 use std::time::Duration;
@@ -192,6 +192,7 @@ fn barrier() -> Request {
         residual: View::EMPTY,
         timeout: Duration::from_secs(3600),
         priority: 0,
+        tags: Tags::default(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The same calls in virtual time over a lossy network and over real sockets, against the same formulas.
 
-use gradwire_collectives::Request;
+use gradwire_collectives::{Request, Tags};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup};
 use gradwire_sim::{expected_output, parse_list, run, NetworkOptions, OpPlan, OutputPlan, Scenario, Tensor};
 use std::time::Duration;
@@ -87,6 +87,7 @@ fn check(groups: &[GroupHandle], plan: &OpPlan, op: usize) {
                 residual: gradwire_collectives::View::EMPTY,
                 timeout: PATIENCE,
                 priority: 0,
+                tags: Tags::default(),
             };
             // The tensors outlive the call: they are dropped below, after every rank has ended it.
             let handle = groups[rank].submit(request, Box::new(())).expect("the engine runs");

@@ -13,6 +13,7 @@ use gradwire_core::{
     Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
 };
+use std::ops::Range;
 
 /// Hands payload to the collective that it belongs to.
 pub(super) fn deliver(rank: u32, traffic: &PointToPoint, ops: &mut Ops, payload: &Payload<'_>) {
@@ -53,7 +54,8 @@ impl Group {
                 _ => Algorithm::Auto,
             };
             let name = Name { id, submitted, point_to_point: None };
-            let mut op = Op::new(request, algorithm, self.place(sequence), name);
+            let place = self.place(sequence);
+            let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
             if is_stand_in {
                 op.stand_in();
@@ -110,9 +112,7 @@ impl Group {
         };
         let Some(slot) = self.slot_of(peer) else { return };
         let posted = match post {
-            Post::Send { index, range, loss, .. } => {
-                self.post_send(now, key, slot, (index, range.len(), loss))
-            }
+            Post::Send { index, range, loss, .. } => self.post_send(now, key, slot, (index, range, loss)),
             Post::Receive { index, bytes, loss, .. } => {
                 self.post_receive(now, key, slot, (index, bytes, loss))
             }
@@ -130,9 +130,10 @@ impl Group {
         now: Timestamp,
         key: Key,
         slot: usize,
-        (index, bytes, loss): (u32, usize, Loss),
+        (index, range, loss): (u32, Range<usize>, Loss),
     ) -> Result<(), TransferError> {
         let Some(op) = self.ops.at(key) else { return Ok(()) };
+        let bytes = range.len();
         let policy = op.policy_in_force();
         let (reliability, critical_chunks) = match loss {
             Loss::In(stage) if policy.may_lose(stage) => (policy.reliability(stage), policy.critical_chunks),
@@ -145,6 +146,7 @@ impl Group {
             reliability,
             priority: op.priority,
             critical_chunks,
+            tags: op.tags(range.start, loss),
         };
         self.peers[slot].connection.send(now, request)
     }

@@ -13,7 +13,8 @@ impl Group {
         let Some(slot) = self.slot_of(to) else { return };
         let transfer = self.peers[slot].traffic.next_transfer();
         let name = Name { id, submitted: now, point_to_point: Some(transfer) };
-        let op = Op::new(request, Algorithm::Auto, self.place(self.next_point_to_point), name);
+        let op =
+            Op::new(request, Algorithm::Auto, self.place(self.next_point_to_point), name, &mut self.pool);
         self.next_point_to_point += 1;
         let key = self.ops.insert_point_to_point(Box::new(op));
         self.peers[slot].traffic.sending.push((transfer, key));
@@ -70,7 +71,7 @@ impl Group {
         let ours = Call::of(&request, Algorithm::Auto).encode();
         self.peers[slot].traffic.take(offer);
         let name = Name { id, submitted, point_to_point: Some(offer.transfer) };
-        let op = Op::new(request, Algorithm::Auto, self.place(sequence), name);
+        let op = Op::new(request, Algorithm::Auto, self.place(sequence), name, &mut self.pool);
         let key = self.ops.insert_point_to_point(Box::new(op));
         self.peers[slot].traffic.receiving.push((offer.transfer, key));
         if ours != offer.opening.descriptor {

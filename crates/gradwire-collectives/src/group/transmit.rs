@@ -39,7 +39,7 @@ fn burst(
             Body::Control { bytes } => {
                 // All of it is head: the sink copies that, and the next control packet uses the scratch again.
                 head.copy_from_slice(&transmit.header.encode());
-                sink.push(peer.rank, &scratch[..HEADER_BYTES + bytes], &[]);
+                sink.push(peer.rank, transmit.mark, &scratch[..HEADER_BYTES + bytes], &[]);
             }
             Body::Payload { offset, bytes } => {
                 push_payload(peer, ops, transmit, offset as usize, bytes, sink)
@@ -58,7 +58,7 @@ fn push_payload(
     bytes: usize,
     sink: &mut dyn TransmitSink,
 ) {
-    let Transmit { mut header, opening, .. } = transmit;
+    let Transmit { mut header, mark, opening, .. } = transmit;
     let key = drive::key_of(ops, &peer.traffic.sending, header.transfer);
     let Some(op) = key.and_then(|key| ops.at(key)) else {
         return debug_assert!(false, "{:?} is sent to {} after its end", header.transfer, peer.rank);
@@ -75,7 +75,7 @@ fn push_payload(
         opening.encode(&mut writer);
     }
     let length = writer.finish().unwrap_or(HEADER_BYTES);
-    sink.push(peer.rank, &head[..length], payload);
+    sink.push(peer.rank, mark, &head[..length], payload);
 }
 
 /// Datagrams of one turn: 40 of the common size fill one segmentation-offload call (64 KiB).

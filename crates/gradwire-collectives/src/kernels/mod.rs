@@ -7,9 +7,11 @@
 
 mod element;
 mod half;
+mod magnitude;
 mod scale;
 
 pub(crate) use self::half::{accumulate, narrow, widen};
+pub(crate) use magnitude::mean_magnitude;
 pub(crate) use scale::{divide, divide_f32, scale, scale_f32};
 
 use crate::{Dtype, ReduceOp};

@@ -154,7 +154,7 @@ const RING_SHARD_BYTES_MIN: usize = 128 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Policy, ReduceOp, View};
+    use crate::{Dtype, Policy, ReduceOp, Tags, View};
     use std::time::Duration;
 
     fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
@@ -170,6 +170,7 @@ mod tests {
             residual: View::EMPTY,
             timeout: Duration::from_secs(1),
             priority: 0,
+            tags: Tags::default(),
         }
     }
 

@@ -4,10 +4,10 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 use gradwire_collectives::core::wire::{ConnectionId, Header};
-use gradwire_collectives::core::{ConnectionConfig, Timestamp};
+use gradwire_collectives::core::{ConnectionConfig, Mark, Timestamp};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, Dtype, Group, GroupConfig, GroupEvent, OpError, OpId, PeerConfig,
-    Policy, ReduceOp, Request, TransmitSink, View,
+    Policy, ReduceOp, Request, Tags, TransmitSink, View,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -72,7 +72,7 @@ impl TransmitSink for Sink {
         self.packets.len() < 64
     }
 
-    fn push(&mut self, peer: u32, head: &[u8], payload: &[u8]) {
+    fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         let bytes = [head, payload].concat();
         assert!(bytes.len() <= DATAGRAM_BYTES);
         let (header, _) = Header::decode(&bytes).expect("what a group sends can be parsed");
@@ -310,6 +310,7 @@ pub(crate) fn request(collective: Collective) -> Request {
         residual: View::EMPTY,
         timeout: Duration::from_secs(30),
         priority: 0,
+        tags: Tags::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
-use crate::{DropReason, Event, Payload, Timestamp};
+use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
     AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, Reader, StatusBody, TransferId, TransferState,
@@ -22,7 +22,21 @@ impl Connection {
         now: Timestamp,
         datagram: &'d [u8],
     ) -> Result<Option<Payload<'d>>, DropReason> {
-        let result = self.dispatch(now, datagram);
+        self.handle_marked_datagram(now, datagram, ReceivedMark::default())
+    }
+
+    /// As [`Connection::handle_datagram`], for one whose class and ECN field are known. They are only counted: the rate
+    /// follows delivery, and gradients that a switch has spared are no sign to slow down.
+    ///
+    /// # Errors
+    /// [`DropReason`]: the datagram changed nothing but a counter.
+    pub fn handle_marked_datagram<'d>(
+        &mut self,
+        now: Timestamp,
+        datagram: &'d [u8],
+        mark: ReceivedMark,
+    ) -> Result<Option<Payload<'d>>, DropReason> {
+        let result = self.dispatch(now, datagram, mark);
         match result {
             Err(DropReason::Duplicate) => self.stats.packets_duplicate += 1,
             Err(_) => self.stats.packets_dropped += 1,
@@ -35,6 +49,7 @@ impl Connection {
         &mut self,
         now: Timestamp,
         datagram: &'d [u8],
+        mark: ReceivedMark,
     ) -> Result<Option<Payload<'d>>, DropReason> {
         let (header, body) = Header::decode(datagram)?;
         if header.connection != self.config.local {
@@ -52,7 +67,10 @@ impl Connection {
             return Err(DropReason::Closed);
         }
         match header.kind {
-            Kind::Data => return self.on_data(now, &header, body),
+            Kind::Data => {
+                self.stats.tags.on_received(mark, header.flags.contains(Flags::IMPORTANT));
+                return self.on_data(now, &header, body);
+            }
             Kind::Ack => self.on_ack(now, &header, &mut reader)?,
             Kind::Status => self.on_status(now, &header, &mut reader)?,
             Kind::Probe => self.on_probe(now, &header, &mut reader)?,

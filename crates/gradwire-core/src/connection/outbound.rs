@@ -10,7 +10,7 @@ use super::Connection;
 use crate::paths::COPY;
 use crate::recovery::SentPacket;
 use crate::transfer::ALL_CHUNKS;
-use crate::{Body, Timestamp, Transmit};
+use crate::{Body, Mark, Reliability, Timestamp, TrafficClass, Transmit};
 use gradwire_wire::{
     AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
     STATUS_WORDS_MAX,
@@ -134,7 +134,7 @@ impl Connection {
             scratch.get_mut(bytes..full)?.fill(0);
             bytes = full;
         }
-        Some(Transmit { header, opening: None, body: Body::Control { bytes } })
+        Some(control(header, bytes))
     }
 
     /// Takes the path that it is mostly about: the other direction of a path that works is likely to work, and the
@@ -169,7 +169,7 @@ impl Connection {
         for path in self.paths.describe(others) {
             path.encode(&mut out);
         }
-        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+        Some(control(header, out.finish()?))
     }
 
     fn transmit_status(
@@ -192,7 +192,7 @@ impl Connection {
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
         let header = self.control(now, Kind::Status, transfer);
-        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+        Some(control(header, out.finish()?))
     }
 
     fn transmit_probe(
@@ -211,7 +211,7 @@ impl Connection {
         let mut out = Writer::new(scratch);
         send.opening().encode(&mut out);
         self.last_probe = Some((header.sent_at_us, now));
-        Some(Transmit { header, opening: None, body: Body::Control { bytes: out.finish()? } })
+        Some(control(header, out.finish()?))
     }
 
     fn poll_data(&mut self, now: Timestamp) -> Option<Transmit> {
@@ -232,7 +232,7 @@ impl Connection {
         let (transfer, chunk) = self.latest_sent?;
         let index = self.paths.copy_due(now)?;
         let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
-        let (bytes, offset) = (send.grid.len(chunk), send.grid.offset(chunk));
+        let (bytes, offset, class) = (send.grid.len(chunk), send.grid.offset(chunk), send.request.tags.class);
         let opening = send.needs_opening(chunk).then(|| send.opening());
         let mut header = self.control(now, Kind::Data, transfer);
         header.flags = Flags::RETRANSMITTED.with(Flags::ACK_NOW);
@@ -247,7 +247,9 @@ impl Connection {
         // Its fate outlives the transfer, whose packets are forgotten when it is over.
         let packet = SentPacket { number, transfer: COPY_TRANSFER, chunk: COPY, bytes, sent_at: now };
         self.paths.on_sent(now, index, packet);
-        Some(Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } })
+        // What it carries is on its way already.
+        let mark = Mark { class: TrafficClass::Data(class), ecn_capable: false };
+        Some(Transmit { header, mark, opening, body: Body::Payload { offset, bytes: bytes as usize } })
     }
 
     /// Whether there is data that only the window or the pacer holds back.
@@ -322,6 +324,7 @@ impl Connection {
         self.stats.packets_sent += 1;
         self.stats.bytes_sent += u64::from(bytes);
         self.stats.packets_retransmitted += u64::from(choice.again);
+        let mark = self.mark_data(&choice, &mut flags);
         let offset = grid.offset(choice.chunk);
         let mut header = self.control(now, Kind::Data, transfer);
         header.flags = flags;
@@ -329,8 +332,28 @@ impl Connection {
         header.path = self.paths.at(path).id;
         header.packet_number = number;
         header.offset = offset as u32;
-        Transmit { header, opening, body: Body::Payload { offset, bytes: bytes as usize } }
+        Transmit { header, mark, opening, body: Body::Payload { offset, bytes: bytes as usize } }
     }
+
+    /// What the network is told about a data packet: its class, and to mark rather than drop it if it is important or
+    /// somebody waits for it. What must arrive, or was asked for, would only have to come again.
+    // claim: mlt/gradient-aware-queueing
+    fn mark_data(&mut self, choice: &Choice, flags: &mut Flags) -> Mark {
+        let request = &self.sends[choice.send].request;
+        let is_important = request.tags.is_important(choice.chunk);
+        if is_important {
+            *flags = flags.with(Flags::IMPORTANT);
+        }
+        let is_awaited = choice.again || request.reliability == Reliability::Exact;
+        let class = request.tags.class;
+        self.stats.tags.on_sent(class, is_important);
+        Mark { class: TrafficClass::Data(class), ecn_capable: is_important || is_awaited }
+    }
+}
+
+/// A control packet whose body of `bytes` is in the caller's scratch.
+const fn control(header: Header, bytes: usize) -> Transmit {
+    Transmit { header, mark: Mark::CONTROL, opening: None, body: Body::Control { bytes } }
 }
 
 /// Bytes of the fixed part of an acknowledgement.

@@ -96,7 +96,7 @@ impl Network {
         self.next_transfer += 1;
         let reliability = if self.contract.is_exact() { Reliability::Exact } else { Reliability::Tolerant };
         let (bytes, descriptor) = (TRANSFER, [1; 16]);
-        let send = SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0 };
+        let send = SendTransfer { reliability, ..SendTransfer::exact(transfer, bytes, descriptor) };
         self.ends[0].send(self.now, send).expect("a fresh transfer");
         let receive = ReceiveTransfer { transfer, bytes, descriptor, contract: self.contract, stage_us: 0 };
         self.ends[1].receive(self.now, receive).expect("a fresh transfer");

@@ -1,5 +1,7 @@
 //! Two connections over a small virtual link.
 
+mod tags;
+
 use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
 use core::time::Duration;
@@ -74,8 +76,7 @@ impl Pair {
         let transfer = TransferId(transfer);
         let bytes = data.len() as u64;
         self.ends[from].outgoing.insert(transfer, data);
-        let request =
-            SendTransfer { transfer, bytes, descriptor: [1; 16], reliability, priority, critical_chunks: 0 };
+        let request = SendTransfer { reliability, priority, ..SendTransfer::exact(transfer, bytes, [1; 16]) };
         self.ends[from].connection.send(self.now, request).expect("a fresh transfer");
     }
 
@@ -388,14 +389,7 @@ fn ranks_that_disagree_find_out_even_when_the_grant_was_there_first() {
     let granted = pair.now + Duration::from_secs(1);
     pair.run_until(Duration::from_secs(10), |pair| pair.now >= granted);
     pair.ends[0].outgoing.insert(TransferId(1), vec![7; 200]);
-    let request = SendTransfer {
-        transfer: TransferId(1),
-        bytes: 200,
-        descriptor: [2; 16],
-        reliability: Reliability::Exact,
-        priority: 0,
-        critical_chunks: 0,
-    };
+    let request = SendTransfer::exact(TransferId(1), 200, [2; 16]);
     pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
     pair.run_until(Duration::from_secs(1), |pair| pair.has(1, |e| matches!(e, Event::Mismatch { .. })));
 }
@@ -582,15 +576,7 @@ fn a_grant_that_came_before_the_call_hides_no_mismatch() {
         pair.run_until(Duration::from_secs(1), |pair| pair.now >= late);
         let transfer = TransferId(1);
         pair.ends[0].outgoing.insert(transfer, pattern(bytes));
-        let reliability = Reliability::Exact;
-        let request = SendTransfer {
-            transfer,
-            bytes: bytes as u64,
-            descriptor: [9; 16],
-            reliability,
-            priority: 0,
-            critical_chunks: 0,
-        };
+        let request = SendTransfer::exact(transfer, bytes as u64, [9; 16]);
         pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
         pair.run_until(Duration::from_secs(1), |pair| {
             pair.has(1, |event| matches!(event, Event::Mismatch { .. }))

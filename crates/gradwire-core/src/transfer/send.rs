@@ -243,17 +243,23 @@ impl SendHalf {
         self.answered = true;
         self.asked |= status.wanted_chunks > 0;
         let mut spare = self.repairs_for(status);
-        for chunk in set_bits(status) {
-            if spare == 0 {
-                break;
-            }
-            // Not what has never left, and not what is on its way: its own acknowledgement or loss will tell.
-            let was_sent = chunk < self.grid.chunks() && self.turn_of(chunk) < self.sent;
-            if was_sent && self.repairs(chunk) {
-                spare -= 1;
-                if !self.in_flight.contains(chunk) {
-                    self.acked.remove(chunk);
-                    progress |= self.resend.insert(chunk);
+        // Important ones first: the contract may be met before the others have had to come again.
+        for important in [true, false] {
+            for chunk in set_bits(status) {
+                if self.request.tags.is_important(chunk) != important {
+                    continue;
+                }
+                if spare == 0 {
+                    break;
+                }
+                // Not what has never left, and not what is on its way: its own acknowledgement or loss will tell.
+                let was_sent = chunk < self.grid.chunks() && self.turn_of(chunk) < self.sent;
+                if was_sent && self.repairs(chunk) {
+                    spare -= 1;
+                    if !self.in_flight.contains(chunk) {
+                        self.acked.remove(chunk);
+                        progress |= self.resend.insert(chunk);
+                    }
                 }
             }
         }
@@ -319,7 +325,8 @@ mod tests {
     fn half(chunks: u32, reliability: Reliability, critical_chunks: u16) -> SendHalf {
         let bytes = u64::from(chunks) * 64;
         let (transfer, descriptor) = (TransferId(1), [0; 16]);
-        let request = SendTransfer { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks };
+        let request =
+            SendTransfer { reliability, critical_chunks, ..SendTransfer::exact(transfer, bytes, descriptor) };
         SendHalf::new(request, 64, true)
     }
 

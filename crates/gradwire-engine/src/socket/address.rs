@@ -67,6 +67,11 @@ impl RawAddress {
         self.bytes.as_mut_ptr()
     }
 
+    /// Whether it is an IPv4 address.
+    pub(crate) fn is_ipv4(&self) -> bool {
+        i32::from(u16::from_ne_bytes([self.bytes[0], self.bytes[1]])) == libc::AF_INET
+    }
+
     /// Length that the kernel is told.
     pub(crate) fn len(&self) -> u32 {
         u32::from(self.len)

@@ -18,6 +18,8 @@ pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
 pub(crate) struct Slot {
     /// Destination.
     pub(crate) to: RawAddress,
+    /// Traffic class octet.
+    pub(crate) octet: u8,
     head_start: u32,
     head_bytes: u32,
     payload: *const u8,
@@ -66,14 +68,14 @@ impl Batch {
         &self.slots
     }
 
-    /// Takes a datagram: `head` is copied, `payload` is not.
+    /// Takes a datagram to an address with a traffic class octet: `head` is copied, `payload` is not.
     ///
     /// # Panics
     /// Without room ([`Batch::has_room`]).
     ///
     /// # Safety
     /// The bytes of `payload` must stay valid until [`Batch::clear`] or [`Batch::keep_from`].
-    pub(crate) unsafe fn push(&mut self, to: RawAddress, head: &[u8], payload: &[u8]) {
+    pub(crate) unsafe fn push(&mut self, (to, octet): (RawAddress, u8), head: &[u8], payload: &[u8]) {
         assert!(
             self.has_room() && head.len() + payload.len() <= DATAGRAM_BYTES_MAX,
             "a full batch was pushed to"
@@ -84,6 +86,7 @@ impl Batch {
         self.bytes += head.len() + payload.len();
         self.slots.push(Slot {
             to,
+            octet,
             head_start,
             head_bytes: head.len() as u32,
             payload: payload.as_ptr(),
@@ -150,7 +153,7 @@ mod tests {
         let mut tensor = [7_u8; 100];
         for i in 0..4_u8 {
             // SAFETY: `tensor` outlives the first `keep_from`.
-            unsafe { batch.push(RawAddress::EMPTY, &[i], &tensor[usize::from(i) * 10..][..10]) };
+            unsafe { batch.push((RawAddress::EMPTY, 0), &[i], &tensor[usize::from(i) * 10..][..10]) };
         }
         batch.keep_from(2);
         tensor.fill(0);
@@ -168,7 +171,7 @@ mod tests {
         let mut pushed = 0;
         while batch.has_room() {
             // SAFETY: `payload` outlives the batch's last use.
-            unsafe { batch.push(RawAddress::EMPTY, &[0; 48], &payload) };
+            unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 48], &payload) };
             pushed += 1;
         }
         batch.keep_from(0);

@@ -4,7 +4,7 @@
 //! A run of datagrams to one peer of equal size (the last may be shorter) is one kernel message; several messages go
 //! out in one `sendmmsg`. All arrays are allocated once; pointers into them are written anew before each call.
 
-use super::batch::DATAGRAMS_MAX;
+use super::batch::{Slot, DATAGRAMS_MAX};
 use super::options::{get, set};
 use super::{
     is_network_fact, is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome,
@@ -21,6 +21,10 @@ const SEGMENTS_MAX: usize = 64;
 const RECEIVE_BUFFERS: usize = 8;
 /// A receive buffer: the largest coalesced datagram.
 const RECEIVE_BYTES: usize = 1 << 16;
+/// Room for the control messages of one sent message: segment size and traffic class, 24 bytes each.
+const SEND_CONTROL_WORDS: usize = 6;
+/// Any class but the default one.
+const PROBE_OCTET: u8 = 8 << 2;
 /// Room for the control messages of one received message: segment size, traffic class, overflow counter.
 const CONTROL_WORDS: usize = 16;
 
@@ -29,6 +33,10 @@ pub(super) struct LinuxSocket {
     socket: UdpSocket,
     gso: bool,
     gro: bool,
+    /// Datagrams may have a traffic class other than the socket's.
+    traffic_class: bool,
+    /// The socket's.
+    octet: u8,
     send: SendArrays,
     receive: ReceiveArrays,
     overflows_seen: u32,
@@ -43,7 +51,7 @@ struct SendArrays {
     messages: Vec<libc::mmsghdr>,
     /// Datagrams in each message.
     counts: Vec<usize>,
-    controls: Vec<[u64; 3]>,
+    controls: Vec<[u64; SEND_CONTROL_WORDS]>,
 }
 
 struct ReceiveArrays {
@@ -55,19 +63,34 @@ struct ReceiveArrays {
 }
 
 impl LinuxSocket {
-    /// Takes a bound, nonblocking socket and switches on what the kernel has.
-    pub(super) fn new(socket: UdpSocket, is_ipv6: bool) -> Self {
+    /// Takes a bound, nonblocking socket, whose datagrams have the traffic class `octet` unless they say otherwise, and
+    /// switches on what the kernel has.
+    pub(super) fn new(socket: UdpSocket, octet: u8) -> Self {
         let fd = socket.as_raw_fd();
         // Reading the option succeeds exactly where the kernel knows it.
         let gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_some();
         let gro = set(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
         set(fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
-        if is_ipv6 {
-            set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
-        } else {
-            set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1);
-        }
-        Self { socket, gso, gro, send: SendArrays::new(), receive: ReceiveArrays::new(), overflows_seen: 0 }
+        // An IPv6 socket may carry IPv4 too.
+        let of_ipv6 = set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
+        let traffic_class = set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1) || of_ipv6;
+        let (send, receive) = (SendArrays::new(), ReceiveArrays::new());
+        Self { socket, gso, gro, traffic_class, octet, send, receive, overflows_seen: 0 }
+    }
+
+    /// Finds out, with one datagram over loopback, whether the kernel takes a traffic class with a datagram; without it
+    /// all have the socket's.
+    pub(super) fn probe_traffic_class(&mut self) {
+        let Ok(socket) = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)) else { return };
+        let Ok(to) = socket.local_addr() else { return };
+        let mut probe = Self::new(socket, 0);
+        let mut batch = Batch::new();
+        // SAFETY: no payload.
+        unsafe { batch.push((RawAddress::new(to), PROBE_OCTET), &[0], &[]) };
+        probe.build(&batch, 0);
+        // Control messages are looked at before anything that depends on the network.
+        let refused = matches!(probe.send_messages(0), Err(libc::EINVAL | libc::ENOPROTOOPT));
+        self.traffic_class &= probe.traffic_class && !refused;
     }
 
     /// Whether segmentation offload is in use.
@@ -78,6 +101,17 @@ impl LinuxSocket {
     /// Whether receive offload is in use.
     pub(super) fn has_gro(&self) -> bool {
         self.gro
+    }
+
+    /// Whether each datagram has the traffic class that it asks for.
+    pub(super) fn has_traffic_class(&self) -> bool {
+        self.traffic_class
+    }
+
+    /// Describes the batch from datagram `from` on to the kernel.
+    fn build(&mut self, batch: &Batch, from: usize) {
+        let octet = self.traffic_class.then_some(self.octet);
+        self.send.build(batch, from, self.gso, octet);
     }
 
     /// Hands over `messages[from..]`; returns how many the kernel took.
@@ -102,7 +136,7 @@ impl DatagramSocket for LinuxSocket {
     }
 
     fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome {
-        self.send.build(batch, 0, self.gso);
+        self.build(batch, 0);
         let mut message = 0;
         let mut datagram = 0;
         while message < self.send.messages.len() {
@@ -128,7 +162,7 @@ impl DatagramSocket for LinuxSocket {
                 // the kernel either takes it or says why.
                 Err(libc::EIO | libc::EINVAL) if self.gso && self.send.counts[message] > 1 => {
                     self.gso = false;
-                    self.send.build(batch, datagram, false);
+                    self.build(batch, datagram);
                     message = 0;
                 }
                 Err(errno) => {
@@ -172,13 +206,14 @@ impl DatagramSocket for LinuxSocket {
             let segments = data.chunks(segment);
             stats.datagrams_received += segments.len() as u64;
             stats.bytes_received += bytes as u64;
-            stats.ecn_marked += if ancillary.congestion { segments.len() as u64 } else { 0 };
+            stats.ecn_marked += if ancillary.octet & 3 == 3 { segments.len() as u64 } else { 0 };
             if let Some(overflows) = ancillary.overflows {
                 stats.receive_overflows += u64::from(overflows.wrapping_sub(self.overflows_seen));
                 self.overflows_seen = overflows;
             }
             for bytes in segments {
-                handle(Datagram { bytes, from: &arrays.names[index], is_fresh });
+                let (from, octet) = (&arrays.names[index], ancillary.octet);
+                handle(Datagram { bytes, from, octet, is_fresh });
                 is_fresh = false;
             }
         }
@@ -196,8 +231,9 @@ impl SendArrays {
         }
     }
 
-    /// Describes the batch from datagram `from` on to the kernel.
-    fn build(&mut self, batch: &Batch, from: usize, gso: bool) {
+    /// Describes the batch from datagram `from` on. Datagrams whose traffic class is not `octet` get their own; `None`:
+    /// none does.
+    fn build(&mut self, batch: &Batch, from: usize, gso: bool, octet: Option<u8>) {
         self.pieces.clear();
         self.messages.clear();
         self.counts.clear();
@@ -205,14 +241,14 @@ impl SendArrays {
         let mut start = from;
         while start < batch.slots().len() {
             let count = if gso { run_length(batch, start) } else { 1 };
-            self.add_message(batch, start, count);
+            self.add_message(batch, start, count, octet);
             start += count;
         }
     }
 
     /// Adds datagrams `start .. start + count` as one message. The arrays have their full capacity from the start and a
     /// batch is bounded, so nothing moves and pointers into them hold until the next `build`.
-    fn add_message(&mut self, batch: &Batch, start: usize, count: usize) {
+    fn add_message(&mut self, batch: &Batch, start: usize, count: usize, octet: Option<u8>) {
         let slots = &batch.slots()[start..start + count];
         let first_piece = self.pieces.len();
         for slot in slots {
@@ -224,7 +260,8 @@ impl SendArrays {
                 }
             }
         }
-        let control = if count > 1 { segment_control(slots[0].bytes() as u16) } else { [0; 3] };
+        let own_class = octet.is_some_and(|octet| octet != slots[0].octet);
+        let (control, control_bytes) = control(&slots[0], count > 1, own_class);
         self.controls.push(control);
         // SAFETY: an all-zero `mmsghdr` is a valid value (null pointers, zero lengths).
         let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -232,17 +269,18 @@ impl SendArrays {
         message.msg_hdr.msg_namelen = slots[0].to.len();
         message.msg_hdr.msg_iov = self.pieces[first_piece..].as_mut_ptr();
         message.msg_hdr.msg_iovlen = self.pieces.len() - first_piece;
-        if count > 1 {
+        if control_bytes > 0 {
             let control = self.controls.last_mut().map_or(std::ptr::null_mut(), |c| c.as_mut_ptr());
             message.msg_hdr.msg_control = control.cast();
-            message.msg_hdr.msg_controllen = size_of::<[u64; 3]>();
+            message.msg_hdr.msg_controllen = control_bytes;
         }
         self.messages.push(message);
         self.counts.push(count);
     }
 }
 
-/// Number of datagrams from `start` on that one message can hold: one peer, one size, a shorter one ends it.
+/// Number of datagrams from `start` on that one message can hold: one peer, one traffic class, one size, a shorter one
+/// ends it.
 fn run_length(batch: &Batch, start: usize) -> usize {
     let slots = &batch.slots()[start..];
     let size = slots[0].bytes();
@@ -250,7 +288,8 @@ fn run_length(batch: &Batch, start: usize) -> usize {
     let mut count = 1;
     for slot in &slots[1..slots.len().min(SEGMENTS_MAX)] {
         let bytes = slot.bytes();
-        if bytes > size || bytes == 0 || total + bytes > DATAGRAM_BYTES_MAX || slot.to != slots[0].to {
+        let is_alike = slot.to == slots[0].to && slot.octet == slots[0].octet;
+        if bytes > size || bytes == 0 || total + bytes > DATAGRAM_BYTES_MAX || !is_alike {
             break;
         }
         total += bytes;
@@ -262,18 +301,42 @@ fn run_length(batch: &Batch, start: usize) -> usize {
     count
 }
 
-/// The control message that sets the segment size.
-fn segment_control(bytes: u16) -> [u64; 3] {
-    let mut control = [0_u64; 3];
-    // SAFETY: `control` is aligned and as large as the header and an aligned u16 (CMSG_SPACE(2) = 24 on 64 bit).
-    unsafe {
-        let header = control.as_mut_ptr().cast::<libc::cmsghdr>();
-        (*header).cmsg_level = libc::SOL_UDP;
-        (*header).cmsg_type = libc::UDP_SEGMENT;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<u16>() as u32) as usize;
-        libc::CMSG_DATA(header).cast::<u16>().write_unaligned(bytes);
+/// The control messages of a message of datagrams like `slot`: their size if they are several, their traffic class if it is
+/// not the socket's. Returns how many bytes of it count.
+fn control(slot: &Slot, several: bool, own_class: bool) -> ([u64; SEND_CONTROL_WORDS], usize) {
+    let mut control = [0_u64; SEND_CONTROL_WORDS];
+    let mut words = 0;
+    if several {
+        let bytes = slot.bytes() as u16;
+        // SAFETY: three words are aligned and as large as the header and an aligned u16 (CMSG_SPACE(2) = 24 on 64 bit).
+        unsafe { put(control.as_mut_ptr(), (libc::SOL_UDP, libc::UDP_SEGMENT), bytes) };
+        words += 3;
     }
-    control
+    if own_class {
+        let kind = match slot.to.is_ipv4() {
+            true => (libc::IPPROTO_IP, libc::IP_TOS),
+            false => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        };
+        // SAFETY: as above, behind what is there already (CMSG_SPACE(4) = 24), so at most at word three of six.
+        unsafe { put(control.as_mut_ptr().add(words), kind, i32::from(slot.octet)) };
+        words += 3;
+    }
+    (control, words * size_of::<u64>())
+}
+
+/// Writes one control message.
+///
+/// # Safety
+/// `at` is aligned for a header and has room for it and the value.
+unsafe fn put<T>(at: *mut u64, (level, kind): (i32, i32), value: T) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = at.cast::<libc::cmsghdr>();
+        (*header).cmsg_level = level;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<T>() as u32) as usize;
+        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+    }
 }
 
 impl ReceiveArrays {
@@ -309,7 +372,7 @@ impl ReceiveArrays {
 #[derive(Default)]
 struct Ancillary {
     segment_bytes: Option<usize>,
-    congestion: bool,
+    octet: u8,
     overflows: Option<u32>,
 }
 
@@ -326,9 +389,9 @@ impl Ancillary {
                     (libc::SOL_UDP, libc::UDP_GRO) => {
                         out.segment_bytes = usize::try_from(data.cast::<i32>().read_unaligned()).ok();
                     }
-                    (libc::IPPROTO_IP, libc::IP_TOS) => out.congestion = data.read() & 3 == 3,
+                    (libc::IPPROTO_IP, libc::IP_TOS) => out.octet = data.read(),
                     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                        out.congestion = data.cast::<i32>().read_unaligned() & 3 == 3;
+                        out.octet = data.cast::<i32>().read_unaligned() as u8;
                     }
                     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => {
                         out.overflows = Some(data.cast::<u32>().read_unaligned());

@@ -26,6 +26,8 @@ pub(crate) struct Datagram<'a> {
     pub(crate) bytes: &'a [u8],
     /// Where it came from, in the kernel's form.
     pub(crate) from: &'a RawAddress,
+    /// Traffic class octet of its IP header; zero where the kernel does not say.
+    pub(crate) octet: u8,
     /// The first that its system call returned: the clock must be read after that call.
     pub(crate) is_fresh: bool,
 }

@@ -19,7 +19,7 @@ pub(crate) struct BindOptions {
     pub(crate) address: IpAddr,
     /// Port or 0.
     pub(crate) port: u16,
-    /// Code point for everything that is sent.
+    /// Code point of datagrams that bring none of their own.
     pub(crate) dscp: u8,
     /// Kernel offloads.
     pub(crate) offload: Offload,
@@ -39,6 +39,8 @@ pub(crate) struct Bound {
     pub(crate) gso: bool,
     /// Receive offload.
     pub(crate) gro: bool,
+    /// A traffic class for each datagram.
+    pub(crate) traffic_class: bool,
     /// Batched system calls.
     pub(crate) batched_calls: bool,
 }
@@ -56,22 +58,24 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
     let send_buffer_bytes =
         grow_buffer(fd, SEND_BUFFER_BYTES, libc::SO_SNDBUF, force_option(libc::SO_SNDBUF));
     mark(fd, options);
-    let bound = |socket, gso, gro, batched_calls| Bound {
+    let bound = |socket, [gso, gro, traffic_class, batched_calls]: [bool; 4]| Bound {
         socket,
         port,
         receive_buffer_bytes,
         send_buffer_bytes,
         gso,
         gro,
+        traffic_class,
         batched_calls,
     };
     #[cfg(target_os = "linux")]
     if options.offload == Offload::Auto {
-        let socket = super::linux::LinuxSocket::new(socket, options.address.is_ipv6());
-        let (gso, gro) = (socket.has_gso(), socket.has_gro());
-        return Ok(bound(Box::new(socket), gso, gro, true));
+        let mut socket = super::linux::LinuxSocket::new(socket, options.dscp << 2);
+        socket.probe_traffic_class();
+        let features = [socket.has_gso(), socket.has_gro(), socket.has_traffic_class(), true];
+        return Ok(bound(Box::new(socket), features));
     }
-    Ok(bound(Box::new(PlainSocket::new(socket)), false, false, false))
+    Ok(bound(Box::new(PlainSocket::new(socket)), [false; 4]))
 }
 
 fn os_error(error: &std::io::Error) -> OsError {

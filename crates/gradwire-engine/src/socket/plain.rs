@@ -1,4 +1,4 @@
-//! One system call for each datagram: works wherever UDP does.
+//! One system call for each datagram: works wherever UDP does. All datagrams have the traffic class of the socket.
 
 use super::{is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome, DATAGRAM_BYTES_MAX};
 use crate::EngineStats;
@@ -62,7 +62,7 @@ impl DatagramSocket for PlainSocket {
                     stats.datagrams_received += 1;
                     stats.bytes_received += bytes as u64;
                     let (bytes, from) = (&self.buffer[..bytes], &RawAddress::new(from));
-                    handle(Datagram { bytes, from, is_fresh: true });
+                    handle(Datagram { bytes, from, octet: 0, is_fresh: true });
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,
                 // A pending error of an earlier send (a port that refused); it is cleared by having been read.

@@ -1,6 +1,6 @@
 //! Several engines in one process, each a rank, over loopback with ephemeral ports.
 
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, View};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, PendingGroup};
 use std::time::Duration;
 
@@ -79,6 +79,7 @@ pub(crate) fn all_reduce(view: View) -> Request {
         residual: View::EMPTY,
         timeout: PATIENCE,
         priority: 0,
+        tags: Tags::default(),
     }
 }
 

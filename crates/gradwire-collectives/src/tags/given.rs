@@ -1,0 +1,60 @@
+//! Importance as the caller gives it: a mask over the bucket.
+
+use super::{Bucket, ImportanceRule, Marks};
+
+/// A mask of any length: the bucket is thought of as cut into as many equal parts. Whoever makes it need not know how the
+/// bucket is cut into packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    parts: Vec<bool>,
+}
+
+impl Given {
+    /// Part `i` of `parts.len()` equal ones is important where `parts[i]` is. Without parts nothing is.
+    #[must_use]
+    pub const fn new(parts: Vec<bool>) -> Self {
+        Self { parts }
+    }
+}
+
+impl ImportanceRule for Given {
+    /// A packet is important when any part that it touches is.
+    fn mark(&self, bucket: &Bucket<'_>, _scratch: &mut Vec<f32>, marks: &mut Marks) {
+        let (bytes, parts) = (bucket.bytes.len().max(1) as u128, self.parts.len() as u128);
+        for (number, packet) in bucket.packets() {
+            let first = packet.start as u128 * parts / bytes;
+            let end = (packet.end as u128 * parts).div_ceil(bytes);
+            // Both are at most the number of parts.
+            if self.parts[first as usize..end as usize].contains(&true) {
+                marks.set(number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Dtype;
+
+    fn important(parts: Vec<bool>, bytes: &[u8]) -> Vec<bool> {
+        let bucket = Bucket::new(Dtype::F32, bytes, 1, 256, 0);
+        let mut marks = bucket.marks();
+        Given::new(parts).mark(&bucket, &mut Vec::new(), &mut marks);
+        bucket.packets().map(|(number, _)| marks.contains(number)).collect()
+    }
+
+    #[test]
+    fn a_packet_is_important_when_a_part_that_it_touches_is() {
+        let bytes = [0; 1_024];
+        assert_eq!(important(vec![true, false, false, false], &bytes), [true, false, false, false]);
+        assert_eq!(important(vec![false, true], &bytes), [false, false, true, true]);
+        // Three parts of 341.3 bytes: the second lies in packets 1 and 2.
+        assert_eq!(important(vec![false, true, false], &bytes), [false, true, true, false]);
+        let mut elems = vec![false; 256];
+        elems[130] = true;
+        assert_eq!(important(elems, &bytes), [false, false, true, false]);
+        assert_eq!(important(Vec::new(), &bytes), [false; 4]);
+        assert_eq!(important(vec![true; 5_000], &bytes), [true; 4]);
+    }
+}
