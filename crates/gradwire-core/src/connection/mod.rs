@@ -277,6 +277,8 @@ impl Connection {
             self.eager_used -= send.first_pass_chunks();
         }
         self.probe_due.retain(|(transfer, _)| *transfer != receipt.transfer);
+        // Another transfer may bear this number later, and be shorter.
+        self.latest_sent = self.latest_sent.filter(|(transfer, _)| *transfer != receipt.transfer);
         self.events.push_back(Event::Sent(receipt));
     }
 

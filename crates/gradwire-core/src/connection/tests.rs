@@ -480,6 +480,16 @@ fn other_settings_are_reported_once_however_many_hellos_say_so() {
 }
 
 #[test]
+fn a_copy_never_names_a_chunk_of_an_earlier_transfer_with_the_same_number() {
+    let mut pair = Pair::connected(never);
+    pair.receive(1, 1, 10_000, Contract::EXACT);
+    pair.send(0, 1, pattern(10_000), Reliability::Exact);
+    pair.run_until(Duration::from_secs(1), |pair| pair.ends[0].connection.latest_sent.is_some());
+    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
+    assert_eq!(pair.ends[0].connection.latest_sent, None);
+}
+
+#[test]
 fn an_abort_is_told_once_and_confirmed_although_packets_are_lost() {
     let mut pair = Pair::connected(|_, dice| dice % 3 == 0);
     let now = pair.now;

@@ -1,5 +1,7 @@
 //! One shard to one peer: the sending half, the receiving half, and what they share.
 
+#[cfg(test)]
+mod assembler_tests;
 mod bitmap;
 mod closed;
 mod early;
