@@ -10,6 +10,8 @@ mod parting;
 mod timers;
 
 #[cfg(test)]
+mod parting_tests;
+#[cfg(test)]
 mod path_tests;
 #[cfg(test)]
 mod tests;

@@ -14,26 +14,26 @@ use std::vec;
 const DELAY: Duration = Duration::from_micros(500);
 
 /// Which datagrams the link loses.
-type Lose = fn(&Header, u64) -> bool;
+pub(super) type Lose = fn(&Header, u64) -> bool;
 
-struct End {
-    connection: Connection,
+pub(super) struct End {
+    pub(super) connection: Connection,
     outgoing: BTreeMap<TransferId, Vec<u8>>,
-    incoming: BTreeMap<TransferId, Vec<u8>>,
-    events: Vec<Event>,
+    pub(super) incoming: BTreeMap<TransferId, Vec<u8>>,
+    pub(super) events: Vec<Event>,
 }
 
-struct Pair {
-    now: Timestamp,
-    ends: [End; 2],
+pub(super) struct Pair {
+    pub(super) now: Timestamp,
+    pub(super) ends: [End; 2],
     /// In flight: arrival, receiver, datagram.
     wire: VecDeque<(Timestamp, usize, Vec<u8>)>,
-    lose: Lose,
+    pub(super) lose: Lose,
     sent: u64,
     seed: u64,
 }
 
-fn end(local: u32, remote: u32) -> End {
+pub(super) fn end(local: u32, remote: u32) -> End {
     let mut config = crate::config::tests::config();
     config.local = ConnectionId::new(local).expect("fits");
     config.remote = ConnectionId::new(remote).expect("fits");
@@ -45,7 +45,7 @@ fn end(local: u32, remote: u32) -> End {
     }
 }
 
-fn never(_: &Header, _: u64) -> bool {
+pub(super) fn never(_: &Header, _: u64) -> bool {
     false
 }
 
@@ -55,7 +55,7 @@ impl Pair {
         Self { now: Timestamp::ZERO, ends, wire: VecDeque::new(), lose, sent: 0, seed: 1 }
     }
 
-    fn connected(lose: Lose) -> Self {
+    pub(super) fn connected(lose: Lose) -> Self {
         let mut pair = Self::new(lose);
         pair.run_until(Duration::from_secs(5), |pair| {
             pair.ends.iter().all(|end| end.connection.is_connected())
@@ -68,7 +68,7 @@ impl Pair {
         self.seed >> 33
     }
 
-    fn send(&mut self, from: usize, transfer: u32, data: Vec<u8>, reliability: Reliability) {
+    pub(super) fn send(&mut self, from: usize, transfer: u32, data: Vec<u8>, reliability: Reliability) {
         self.send_at(0, from, transfer, data, reliability);
     }
 
@@ -80,7 +80,7 @@ impl Pair {
         self.ends[from].connection.send(self.now, request).expect("a fresh transfer");
     }
 
-    fn receive(&mut self, at: usize, transfer: u32, bytes: usize, contract: Contract) {
+    pub(super) fn receive(&mut self, at: usize, transfer: u32, bytes: usize, contract: Contract) {
         let transfer = TransferId(transfer);
         self.ends[at].incoming.insert(transfer, vec![0; bytes]);
         let request =
@@ -92,7 +92,7 @@ impl Pair {
         }
     }
 
-    fn run_until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) {
+    pub(super) fn run_until(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) {
         let deadline = self.now + limit;
         loop {
             self.drain();
@@ -134,21 +134,21 @@ impl Pair {
         }
     }
 
-    fn receipt(&self, at: usize, transfer: u32) -> Option<crate::Receipt> {
+    pub(super) fn receipt(&self, at: usize, transfer: u32) -> Option<crate::Receipt> {
         self.ends[at].events.iter().find_map(|event| match event {
             Event::Received(receipt) if receipt.transfer == TransferId(transfer) => Some(receipt.clone()),
             _ => None,
         })
     }
 
-    fn missing(&self, at: usize, transfer: u32) -> Option<Vec<core::ops::Range<u64>>> {
+    pub(super) fn missing(&self, at: usize, transfer: u32) -> Option<Vec<core::ops::Range<u64>>> {
         self.ends[at].events.iter().find_map(|event| match event {
             Event::Sent(receipt) if receipt.transfer == TransferId(transfer) => Some(receipt.missing.clone()),
             _ => None,
         })
     }
 
-    fn has(&self, at: usize, wanted: impl Fn(&Event) -> bool) -> bool {
+    pub(super) fn has(&self, at: usize, wanted: impl Fn(&Event) -> bool) -> bool {
         self.ends[at].events.iter().any(wanted)
     }
 }
@@ -177,11 +177,11 @@ fn assemble(transmit: &Transmit, scratch: &[u8], outgoing: &BTreeMap<TransferId,
     datagram
 }
 
-fn pattern(bytes: usize) -> Vec<u8> {
+pub(super) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i * 7 + i / 251) as u8 | 1).collect()
 }
 
-const AUTO: Contract = Contract {
+pub(super) const AUTO: Contract = Contract {
     loss_bound: 0.05,
     after_first_pass: true,
     soft: None,
@@ -193,7 +193,7 @@ const AUTO: Contract = Contract {
     repairs: true,
 };
 
-fn lose_data_one_in(header: &Header, dice: u64, one_in: u64) -> bool {
+pub(super) fn lose_data_one_in(header: &Header, dice: u64, one_in: u64) -> bool {
     header.kind == Kind::Data && dice % one_in == 0
 }
 
@@ -423,70 +423,6 @@ fn a_goodbye_reaches_the_peer_and_its_sends_count_as_delivered() {
         pair.ends[1].connection.is_drained() && pair.has(0, |event| *event == Event::PeerLeft)
     });
     assert_eq!(pair.missing(0, 1), Some(Vec::new()));
-}
-
-#[test]
-fn a_peer_that_leaves_says_first_which_values_of_a_tolerant_send_counted() {
-    let mut pair = Pair::connected(never);
-    pair.lose = |header, dice| lose_data_one_in(header, dice, 10) || header.kind == Kind::Status;
-    let data = pattern(30_000);
-    pair.receive(1, 1, data.len(), Contract { loss_bound: 0.5, ..AUTO });
-    pair.send(0, 1, data.clone(), Reliability::Tolerant);
-    pair.run_until(Duration::from_secs(1), |pair| pair.receipt(1, 1).is_some());
-    pair.lose = |_, dice| dice % 3 == 0;
-    let now = pair.now;
-    pair.ends[1].connection.leave(now);
-    pair.run_until(Duration::from_secs(1), |pair| {
-        pair.ends[1].connection.is_drained() && pair.has(0, |event| *event == Event::PeerLeft)
-    });
-    let mut expected = data;
-    let missing = pair.missing(0, 1).expect("concluded");
-    assert!(!missing.is_empty(), "the link lost packets");
-    missing.iter().for_each(|range| expected[range.start as usize..range.end as usize].fill(0));
-    assert_eq!(pair.ends[1].incoming[&TransferId(1)], expected);
-}
-
-#[test]
-fn what_a_peer_that_left_never_said_did_not_count() {
-    let mut pair = Pair::connected(never);
-    // Its goodbye comes through, its answers do not.
-    pair.lose = |header, _| matches!(header.kind, Kind::Status | Kind::Ack);
-    pair.receive(1, 1, 8_000, AUTO);
-    pair.send(0, 1, pattern(8_000), Reliability::Tolerant);
-    pair.run_until(Duration::from_secs(1), |pair| pair.receipt(1, 1).is_some());
-    // It never took this one.
-    pair.send(0, 2, pattern(5_000), Reliability::Tolerant);
-    let now = pair.now;
-    pair.ends[1].connection.leave(now);
-    pair.run_until(Duration::from_secs(1), |pair| pair.has(0, |event| *event == Event::PeerLeft));
-    let all = |pair: &Pair, transfer, bytes| {
-        pair.missing(0, transfer).is_some_and(|all| all.iter().eq([&(0..bytes)]))
-    };
-    assert!(all(&pair, 1, 8_000) && all(&pair, 2, 5_000));
-    pair.send(0, 3, pattern(10), Reliability::Tolerant);
-    pair.run_until(Duration::ZERO, |pair| all(pair, 3, 10));
-}
-
-#[test]
-fn other_settings_are_reported_once_however_many_hellos_say_so() {
-    let mut connection = end(1, 2).connection;
-    let mut datagram = Header::control(Kind::Hello, ConnectionId::new(1).expect("fits")).encode().to_vec();
-    datagram.extend([5; 12]);
-    for _ in 0..1_000 {
-        assert!(connection.handle_datagram(Timestamp::ZERO, &datagram).is_err());
-    }
-    let events: Vec<Event> = core::iter::from_fn(|| connection.poll_event()).collect();
-    assert_eq!(events, [Event::FingerprintMismatch { theirs: 0x0505_0505_0505_0505 }]);
-}
-
-#[test]
-fn a_copy_never_names_a_chunk_of_an_earlier_transfer_with_the_same_number() {
-    let mut pair = Pair::connected(never);
-    pair.receive(1, 1, 10_000, Contract::EXACT);
-    pair.send(0, 1, pattern(10_000), Reliability::Exact);
-    pair.run_until(Duration::from_secs(1), |pair| pair.ends[0].connection.latest_sent.is_some());
-    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
-    assert_eq!(pair.ends[0].connection.latest_sent, None);
 }
 
 #[test]
