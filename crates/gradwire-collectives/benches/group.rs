@@ -10,7 +10,7 @@ mod common;
 
 use common::{peer_config, Tensor, DATAGRAM_BYTES};
 use criterion::{criterion_group, criterion_main, Criterion, Throughput};
-use gradwire_collectives::core::Timestamp;
+use gradwire_collectives::core::{Mark, Timestamp};
 use gradwire_collectives::{Algorithm, Group, GroupConfig, GroupEvent, Policy, Request, TransmitSink};
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl TransmitSink for Wire {
         self.count < self.datagrams.len()
     }
 
-    fn push(&mut self, _peer: u32, head: &[u8], payload: &[u8]) {
+    fn push(&mut self, _peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         let datagram = &mut self.datagrams[self.count];
         datagram[..head.len()].copy_from_slice(head);
         datagram[head.len()..head.len() + payload.len()].copy_from_slice(payload);
