@@ -34,7 +34,14 @@ LABELS = {
     "after_first_pass": "first waits until everything was sent once",
     "deadline_s": "fixed deadline, s",
     "deadline_factor": "deadline, in times that the transfer takes at the measured bandwidth",
+    "deadline_margin_s": "deadline, so much after the slowest link's threshold, s",
+    "warm_up_rounds": "deadline from the times of so many exact rounds",
     "floor": "least share that a deadline accepts",
+    "data_share": "share that is enough after a link's threshold",
+    "quiet_share": "share of a stage's usual time that silence is waited for",
+    "recovery": "what senders repair",
+    "critical_packets": "packets at each end that always arrive",
+    "gather_loss_bound": "share of the results that may be missing",
 }
 
 

@@ -8,13 +8,25 @@ Memory = tuple[int, int]
 """Address and length in bytes."""
 
 class PolicyNumbers(TypedDict):
-    """What a reduction may leave behind. A fixed deadline beats a measured one; neither means never."""
+    """What a reduction may leave behind. Of the rules of the deadline (fixed, measured, slowest link, warm-up) the first
+    that is not None counts; without any there is none. See the presets in docs/config.md."""
 
     loss_bound: float
     after_first_pass: bool
     deadline_s: float | None
     deadline_factor: float | None
+    deadline_margin_s: float | None
+    warm_up_rounds: int | None
+    warm_up_percentile: float
+    deadline_max_s: float | None
     floor: float
+    data_share: float | None
+    epoch_transfers: int
+    quiet_share: float | None
+    recovery: str
+    critical_packets: int
+    gather_loss_bound: float
+    gather_fill: str
 
 class _CallRequired(TypedDict):
     kind: str
@@ -38,6 +50,8 @@ class Call(_CallRequired, total=False):
     priority: int
 
 def preset_defaults(name: str) -> PolicyNumbers | None: ...
+def preset_names() -> list[str]: ...
+def policy_problem(numbers: PolicyNumbers) -> str | None: ...
 
 class Engine:
     def __init__(self, settings: dict[str, Any]) -> None: ...

@@ -18,7 +18,8 @@ from gradwire.errors import ConfigError
 
 ENV_PREFIX = "GRADWIRE_"
 PORT_BASE = 47400
-PRESETS = ("auto", "mlt", "reliable")
+PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
+FILLS = ("zero", "previous", "local")
 ALGORITHMS = ("auto", "ring", "transpose")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
@@ -57,6 +58,30 @@ class Config:
         "least `floor`; 0 means never. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6, optional=True, everywhere=True)
     floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's.",
         low=0.0, high=1.0, optional=True, everywhere=True)
+    step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a stage of a "
+        "reduction: an upper bound of the deadline, however that is derived. What still flows is not cut by it in preset "
+        "`auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6, optional=True, everywhere=True)
+    data_percentage: float | None = _setting(None, float, "LTP: share of a transfer that is enough once its link's threshold has "
+        "passed (section III-B). Unset: 80.", unit="%", low=0.0, high=100.0, optional=True, everywhere=True)
+    deadline_margin_ms: float | None = _setting(None, float, "LTP's constant C: the deadline is so much later than the slowest "
+        "link's threshold. The paper takes 30 in a data centre and 100 over long distances. Unset: 30.", unit="ms", low=0.0,
+        high=3.6e6, optional=True, everywhere=True)
+    epoch_transfers: int | None = _setting(None, int, "LTP: transfers of one size on one link after which its threshold is learned "
+        "anew; for a model's gradients, steps. Unset: 1000.", unit="transfers", low=1, high=1 << 31, optional=True, everywhere=True)
+    critical_packets: int | None = _setting(None, int, "LTP: packets at each end of a transfer that always arrive, whatever else "
+        "is lost (section III-E). Unset: 1.", unit="packets", low=0, high=1000, optional=True, everywhere=True)
+    quiet_percentage: float | None = _setting(None, float, "ULTIMA: share of a stage's usual time that is waited when nothing "
+        "arrives any more (section 3.3.2; the paper tries 1, 5, 10 and 20). Unset: 10.", unit="%", low=0.1, high=100.0,
+        optional=True, everywhere=True)
+    warm_up_rounds: int | None = _setting(None, int, "ULTIMA: exact reductions of the largest bucket from whose times the limit of a "
+        "stage is learned (section 3.3.1). Unset: 20.", unit="rounds", low=1, high=10_000, optional=True, everywhere=True)
+    gather_loss_bound: float | None = _setting(None, float, "Share of each transfer of the gather stage, which sends results back, "
+        "that may be missing. Above 0 the ranks' results may differ from each other, and nothing brings them together again. "
+        "Only for `mlt`, `dlcp` and `ultima`; the others keep replicas identical. Unset: the preset's, which is 0 for all but "
+        "`dlcp`.", low=0.0, high=0.5, optional=True, everywhere=True)
+    gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
+        "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
+        "would give.", choices=FILLS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce.", choices=ALGORITHMS, everywhere=True)
     eager_bytes: int = _setting(262144, int, "Bytes that may be sent to a peer before it has asked for them; the memory "
         "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
@@ -94,6 +119,22 @@ class Config:
     def mlt(cls, **settings: Any) -> Config:
         """Preset `mlt` (NSDI'24): the receiver stops a transfer as soon as the bound is met."""
         return cls(**{**settings, "preset": "mlt"})
+
+    @classmethod
+    def dlcp(cls, **settings: Any) -> Config:
+        """Preset `dlcp` (arXiv 2008.08445): as `mlt`, and results may be lost on their way back within a smaller bound:
+        replicas may differ."""
+        return cls(**{**settings, "preset": "dlcp"})
+
+    @classmethod
+    def ltp(cls, **settings: Any) -> Config:
+        """Preset `ltp` (IWQoS'23): 80 % are enough after a threshold that each link learns."""
+        return cls(**{**settings, "preset": "ltp"})
+
+    @classmethod
+    def ultima(cls, **settings: Any) -> Config:
+        """Preset `ultima` (NSDI'25): nothing is sent again, stages end in a time learned from exact rounds."""
+        return cls(**{**settings, "preset": "ultima"})
 
     @classmethod
     def reliable(cls, **settings: Any) -> Config:

@@ -42,6 +42,13 @@ class DeliveryReport:
         bytes_retransmitted: payload bytes sent again.
         uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere.
         peers: the peers that sent in the reduce stage.
+        reduce_ended_by: what ended the wait for contributions, of several reasons the one that accepts least; words as in
+            `PeerDelivery.closed_by`, empty where the stage received nothing.
+        gather_ended_by: the same for the results that are sent back.
+        filled: ranges `(start, end)` of this rank's result that did not arrive and hold what `gather_fill` says.
+        replicas_identical: every rank has the same bits. False where results may be lost on their way back: there ranks
+            may differ, and `filled` of each says where.
+        warm_up: the reduction was exact because its policy measures first.
     """
 
     collective: str = ""
@@ -54,6 +61,11 @@ class DeliveryReport:
     bytes_retransmitted: int = 0
     uncounted: tuple[tuple[int, int], ...] = ()
     peers: tuple[PeerDelivery, ...] = ()
+    reduce_ended_by: str = ""
+    gather_ended_by: str = ""
+    filled: tuple[tuple[int, int], ...] = ()
+    replicas_identical: bool = True
+    warm_up: bool = False
 
     @property
     def lost_share(self) -> float:

@@ -84,6 +84,12 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     fields.set_item("bytes_retransmitted", report.bytes_retransmitted)?;
     let uncounted: Vec<(u64, u64)> = report.uncounted.iter().map(|r| (r.start, r.end)).collect();
     fields.set_item("uncounted", PyTuple::new(py, uncounted)?)?;
+    fields.set_item("reduce_ended_by", report.reduce_ended_by)?;
+    fields.set_item("gather_ended_by", report.gather_ended_by)?;
+    let filled: Vec<(u64, u64)> = report.filled.iter().map(|r| (r.start, r.end)).collect();
+    fields.set_item("filled", PyTuple::new(py, filled)?)?;
+    fields.set_item("replicas_identical", report.replicas_identical)?;
+    fields.set_item("warm_up", report.warm_up)?;
     let peers = report.peers.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
     fields.set_item("peers", peers)?;
     Ok(fields)

@@ -18,7 +18,7 @@ from gradwire.torch import _memory
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._steps import StepMeter, StepRecord
-from gradwire.torch._tolerant import all_reduce, link_of
+from gradwire.torch._tolerant import all_reduce, link_of, milliseconds
 
 logger = logging.getLogger("gradwire")
 
@@ -36,6 +36,8 @@ def tolerate_loss(
     preset: str | None = None,
     error_feedback: bool = True,
     deadline: timedelta | None = None,
+    step_delay_max: timedelta | None = None,
+    gather_loss_bound: float | None = None,
     algorithm: str | None = None,
     steps_kept: int = STEPS_KEPT,
 ) -> "LossTolerance":
@@ -46,8 +48,11 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
-        preset: `auto`, `mlt` or `reliable`. None: the configuration's.
+        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+        step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket. None: the preset's.
+        gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
+            and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
         algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
         error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
             Costs one more copy of the gradients in memory.
@@ -68,12 +73,26 @@ def tolerate_loss(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
     config = link_of(model.process_group).owner.config
-    deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
-    policy_numbers(
-        config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms
-    )  # raises here rather than in the first backward
+    numbers = policy_numbers(  # raises here rather than in the first backward
+        config,
+        preset,
+        loss_bound=loss_bound,
+        deadline_ms=milliseconds(deadline),
+        step_delay_max_ms=milliseconds(step_delay_max),
+        gather_loss_bound=gather_loss_bound,
+    )
+    if numbers["gather_loss_bound"] > 0:
+        share = numbers["gather_loss_bound"]
+        logger.warning("averaged gradients may be lost on their way back (%g of them): replicas may differ", share)
     algorithm_code(config, algorithm)
-    arguments = {"loss_bound": loss_bound, "preset": preset, "deadline": deadline, "algorithm": algorithm}
+    arguments = {
+        "loss_bound": loss_bound,
+        "preset": preset,
+        "deadline": deadline,
+        "step_delay_max": step_delay_max,
+        "gather_loss_bound": gather_loss_bound,
+        "algorithm": algorithm,
+    }
     state = LossTolerance(model, arguments, error_feedback, steps_kept)
     model.register_comm_hook(state, average_what_arrives)
     return state

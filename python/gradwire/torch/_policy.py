@@ -6,8 +6,11 @@ from typing import Any
 
 from gradwire import _native
 from gradwire.config import Config, check
+from gradwire.errors import ConfigError
 
 ALGORITHM_CODES = {"auto": 0, "ring": 1, "transpose": 2}
+# The presets whose papers lose results on their way back. The others keep replicas identical.
+GATHER_PRESETS = ("mlt", "dlcp", "ultima")
 
 
 def policy_numbers(
@@ -17,14 +20,17 @@ def policy_numbers(
     loss_bound: float | None = None,
     deadline_ms: float | None = None,
     floor: float | None = None,
+    step_delay_max_ms: float | None = None,
+    gather_loss_bound: float | None = None,
 ) -> _native.PolicyNumbers:
     """The numbers of one call. None means that the call does not say.
 
     A call that names a preset starts from the preset's own values: bounds of the configuration belong to the
-    configuration's preset. What the operator set in the environment wins over everything.
+    configuration's preset. Options that only one preset has go with that preset. What the operator set in the environment
+    wins over everything.
 
     Raises:
-        ConfigError: a value is out of range or the preset does not exist.
+        ConfigError: a value is out of range, the preset does not exist, or it contradicts another value.
     """
     name = _chosen(config, "preset", preset)
     numbers = _native.preset_defaults(name)
@@ -33,13 +39,23 @@ def policy_numbers(
     loss = _value(config, "loss_bound", loss_bound, own_preset=own_preset)
     deadline = _value(config, "deadline_ms", deadline_ms, own_preset=own_preset)
     least = _value(config, "floor", floor, own_preset=own_preset)
+    delay = _value(config, "step_delay_max_ms", step_delay_max_ms, own_preset=own_preset)
+    gather = _value(config, "gather_loss_bound", gather_loss_bound, own_preset=own_preset)
     if loss is not None:
         numbers["loss_bound"] = loss
-    if deadline is not None:
-        numbers["deadline_s"] = deadline / 1e3 if deadline > 0 else None
-        numbers["deadline_factor"] = None
     if least is not None:
         numbers["floor"] = least
+    if delay is not None:
+        numbers["deadline_max_s"] = delay / 1e3
+    if gather is not None:
+        numbers["gather_loss_bound"] = _gather_bound(name, gather)
+    numbers["gather_fill"] = config.gather_fill
+    _apply_preset_options(config, numbers)
+    if deadline is not None:
+        _fix_deadline(numbers, deadline)
+    problem = _native.policy_problem(numbers)
+    if problem is not None:
+        raise ConfigError(f"preset {name} with these settings is not possible: {problem}", field="preset", value=name)
     return numbers
 
 
@@ -50,6 +66,41 @@ def algorithm_code(config: Config, algorithm: str | None = None) -> int:
         ConfigError: there is no such schedule.
     """
     return ALGORITHM_CODES[_chosen(config, "algorithm", algorithm)]
+
+
+def _gather_bound(preset: str, bound: float) -> float:
+    if bound > 0 and preset not in GATHER_PRESETS:
+        raise ConfigError(
+            f"gather_loss_bound = {bound:g} is not allowed with preset {preset}, which keeps replicas identical: one of "
+            f"{', '.join(GATHER_PRESETS)}",
+            field="gather_loss_bound",
+            value=bound,
+        )
+    return bound
+
+
+def _apply_preset_options(config: Config, numbers: _native.PolicyNumbers) -> None:
+    """Options of LTP and ULTIMA, where the policy has their rule."""
+    if numbers["data_share"] is not None and config.data_percentage is not None:
+        numbers["data_share"] = config.data_percentage / 100
+    if numbers["data_share"] is not None and config.epoch_transfers is not None:
+        numbers["epoch_transfers"] = config.epoch_transfers
+    if numbers["data_share"] is not None and config.critical_packets is not None:
+        numbers["critical_packets"] = config.critical_packets
+    if numbers["deadline_margin_s"] is not None and config.deadline_margin_ms is not None:
+        numbers["deadline_margin_s"] = config.deadline_margin_ms / 1e3
+    if numbers["quiet_share"] is not None and config.quiet_percentage is not None:
+        numbers["quiet_share"] = config.quiet_percentage / 100
+    if numbers["warm_up_rounds"] is not None and config.warm_up_rounds is not None:
+        numbers["warm_up_rounds"] = config.warm_up_rounds
+
+
+def _fix_deadline(numbers: _native.PolicyNumbers, deadline_ms: float) -> None:
+    """A fixed deadline, or none at all for 0, in place of the preset's rule."""
+    numbers["deadline_s"] = deadline_ms / 1e3 if deadline_ms > 0 else None
+    numbers["deadline_factor"] = None
+    numbers["deadline_margin_s"] = None
+    numbers["warm_up_rounds"] = None
 
 
 def _chosen(config: Config, name: str, argument: Any) -> Any:

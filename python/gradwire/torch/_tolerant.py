@@ -24,6 +24,8 @@ def all_reduce(
     loss_bound: float | None = None,
     preset: str | None = None,
     deadline: timedelta | None = None,
+    step_delay_max: timedelta | None = None,
+    gather_loss_bound: float | None = None,
     algorithm: str | None = None,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
@@ -39,8 +41,12 @@ def all_reduce(
         op: AVG divides each element by the number of ranks that contributed to it. SUM is that mean times the world
             size only where nothing was lost.
         loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
-        preset: `auto`, `mlt` or `reliable`. None: the configuration's.
+        preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+        step_delay_max: the most that waiting for retransmissions may delay a stage; the deadline stays derived from what was
+            measured, and below this. None: the preset's.
+        gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
+            bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
         algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.
@@ -56,7 +62,9 @@ def all_reduce(
         UnsupportedError: the group has another backend.
 
     # Loss
-    An element that a rank's contribution is missing for is the mean over the others; all ranks get the same bits.
+    An element that a rank's contribution is missing for is the mean over the others; all ranks get the same bits. Only with
+    a `gather_loss_bound` above 0 (preset `dlcp` has one) a result may be missing on a rank, which then holds what
+    `Config.gather_fill` says.
     """
     link = link_of(group)
 
@@ -64,8 +72,14 @@ def all_reduce(
         config = link.owner.config
         options = reduction(tensor, op)
         _check_tolerant(tensor, residual)
-        deadline_ms = None if deadline is None else deadline.total_seconds() * 1e3
-        options["policy"] = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=deadline_ms)
+        options["policy"] = policy_numbers(
+            config,
+            preset,
+            loss_bound=loss_bound,
+            deadline_ms=milliseconds(deadline),
+            step_delay_max_ms=milliseconds(step_delay_max),
+            gather_loss_bound=gather_loss_bound,
+        )
         options["algorithm"] = algorithm_code(config, algorithm)
         options["priority"] = priority
         after: list[Any] = []
@@ -81,6 +95,11 @@ def all_reduce(
     if not async_op:
         work.wait()
     return work
+
+
+def milliseconds(time: timedelta | None) -> float | None:
+    """As settings count it."""
+    return None if time is None else time.total_seconds() * 1e3
 
 
 def link_of(group: dist.ProcessGroup | None) -> GroupLink:

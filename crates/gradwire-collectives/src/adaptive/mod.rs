@@ -60,7 +60,7 @@ impl Adaptive {
             learned.soft = self.links.begins(peer, link, rule.epoch);
             learned.slowest_link = self.links.slowest(link.bytes, others);
         }
-        if warm_up_of(policy).is_some() || policy.early.is_some() {
+        if times_stages(policy) {
             learned.stage_limit = self.timeout.limit();
             learned.stage_time = self.timeout.time_of(stage, bytes);
         }
@@ -69,7 +69,7 @@ impl Adaptive {
 
     /// What the senders of a stage are told about this rank's time for it, microseconds; zero when there is none.
     pub(crate) fn told(&self, policy: &Policy, stage: Stage, bytes: usize) -> u32 {
-        let time = warm_up_of(policy).and_then(|_| self.timeout.own_time(stage, bytes));
+        let time = if times_stages(policy) { self.timeout.own_time(stage, bytes) } else { None };
         time.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1))
     }
 
@@ -88,7 +88,7 @@ impl Adaptive {
         (stage, bytes): (Stage, usize),
         stage_us: u32,
     ) {
-        if stage_us > 0 && warm_up_of(policy).is_some() {
+        if stage_us > 0 && times_stages(policy) {
             self.timeout.on_told(peer, stage, bytes, Duration::from_micros(u64::from(stage_us)));
         }
     }
@@ -101,10 +101,20 @@ impl Adaptive {
         was_exact: bool,
         stages: &[StageEnd; 2],
     ) {
-        if let DeadlineRule::WarmUp { rounds, percentile } = policy.deadline {
-            self.timeout.on_ended(bytes, was_exact.then_some((rounds, percentile)), stages);
+        if !times_stages(policy) {
+            return;
         }
+        let warm_up = match policy.deadline {
+            DeadlineRule::WarmUp { rounds, percentile } if was_exact => Some((rounds, percentile)),
+            _ => None,
+        };
+        self.timeout.on_ended(bytes, warm_up, stages);
     }
+}
+
+/// Whether a policy uses the times of stages.
+fn times_stages(policy: &Policy) -> bool {
+    policy.early.is_some() || warm_up_of(policy).is_some()
 }
 
 fn warm_up_of(policy: &Policy) -> Option<u16> {
