@@ -8,8 +8,10 @@ Memory = tuple[int, int]
 """Address and length in bytes."""
 
 class PolicyNumbers(TypedDict):
-    """What a reduction may leave behind. Of the rules of the deadline (fixed, measured, slowest link, warm-up) the first
-    that is not None counts; without any there is none. See the presets in docs/config.md."""
+    """What a reduction may leave behind; see the presets in docs/config.md.
+
+    Of the rules of the deadline (fixed, measured, slowest link, warm-up) the first that is not None counts.
+    """
 
     loss_bound: float
     after_first_pass: bool

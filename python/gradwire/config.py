@@ -122,8 +122,7 @@ class Config:
 
     @classmethod
     def dlcp(cls, **settings: Any) -> Config:
-        """Preset `dlcp` (arXiv 2008.08445): as `mlt`, and results may be lost on their way back within a smaller bound:
-        replicas may differ."""
+        """Preset `dlcp` (arXiv 2008.08445): as `mlt`, and results may be lost within a smaller bound: replicas may differ."""
         return cls(**{**settings, "preset": "dlcp"})
 
     @classmethod

@@ -78,3 +78,4 @@ def test_every_preset_exists_in_the_engine() -> None:
         assert _native.preset_defaults(name) is not None
         assert getattr(Config, name)().preset == name
     assert _native.preset_defaults("another") is None
+    assert tuple(_native.preset_names()) == PRESETS

@@ -114,3 +114,67 @@ def test_names_of_reductions_are_torchs() -> None:
         assert name_of(getattr(dist.ReduceOp, name)) == name
         assert name_of(dist.ReduceOp(getattr(dist.ReduceOp, name))) == name
     assert name_of(dist._make_nccl_premul_sum(2.0)) == "PREMUL_SUM"
+
+
+def test_options_of_one_preset_go_with_it_and_with_no_other() -> None:
+    config = Config(
+        data_percentage=90.0,
+        deadline_margin_ms=100.0,
+        epoch_transfers=50,
+        critical_packets=2,
+        quiet_percentage=5.0,
+        warm_up_rounds=7,
+    )
+    ltp = policy_numbers(config, "ltp")
+    assert (ltp["data_share"], ltp["deadline_margin_s"]) == (0.9, 0.1)
+    assert (ltp["epoch_transfers"], ltp["critical_packets"]) == (50, 2)
+    ultima = policy_numbers(config, "ultima")
+    assert (ultima["quiet_share"], ultima["warm_up_rounds"], ultima["critical_packets"]) == (0.05, 7, 0)
+    for name in ("auto", "mlt", "dlcp", "reliable"):
+        assert policy_numbers(config, name) == _native.preset_defaults(name)
+
+
+def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:
+    numbers = policy_numbers(Config.auto(step_delay_max_ms=250.0))
+    assert (numbers["deadline_max_s"], numbers["deadline_factor"]) == (0.25, 4.0)
+    assert policy_numbers(Config(), step_delay_max_ms=50.0)["deadline_max_s"] == 0.05
+    with pytest.raises(ConfigError, match="step_delay_max_ms"):
+        policy_numbers(Config(), step_delay_max_ms=-1.0)
+
+
+def test_results_may_be_lost_only_where_a_preset_says_so() -> None:
+    for name in ("auto", "mlt", "ltp", "ultima", "reliable"):
+        assert policy_numbers(Config(), name)["gather_loss_bound"] == 0.0
+    dlcp = policy_numbers(Config.dlcp())
+    assert 0.0 < dlcp["gather_loss_bound"] < dlcp["loss_bound"]
+    assert policy_numbers(Config.dlcp(gather_loss_bound=0.0))["gather_loss_bound"] == 0.0
+    asked = policy_numbers(Config(gather_fill="local"), "mlt", gather_loss_bound=0.02)
+    assert (asked["gather_loss_bound"], asked["gather_fill"]) == (0.02, "local")
+    for name in ("auto", "ltp", "reliable"):
+        with pytest.raises(ConfigError, match="replicas identical"):
+            policy_numbers(Config(), name, gather_loss_bound=0.02)
+
+
+def test_a_preset_that_a_setting_contradicts_is_refused() -> None:
+    for settings in ({"floor": 0.5}, {"deadline_ms": 0.0}):
+        with pytest.raises(ConfigError, match="ultima"):
+            policy_numbers(Config(), "ultima", **settings)
+    assert policy_numbers(Config(), "ultima", deadline_ms=20.0)["deadline_s"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data_percentage", 120.0),
+        ("deadline_margin_ms", -1.0),
+        ("epoch_transfers", 0),
+        ("critical_packets", -1),
+        ("quiet_percentage", 0.0),
+        ("warm_up_rounds", 0),
+        ("gather_loss_bound", 0.9),
+        ("gather_fill", "noise"),
+    ],
+)
+def test_an_option_out_of_its_range_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Config(**{name: value})

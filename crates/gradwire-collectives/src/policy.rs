@@ -80,7 +80,8 @@ impl GatherRule {
 /// What a tolerant reduction may leave behind. Group-wide: every rank passes the same values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Policy {
-    /// Share of a transfer of the reduce stage that may be missing.
+    // claim: dlcp/per-tensor-bound
+    /// Share of a transfer of the reduce stage that may be missing. Each call has its own.
     pub loss_bound: f32,
     /// See [`gradwire_core::Contract::after_first_pass`].
     pub after_first_pass: bool,
@@ -283,6 +284,7 @@ impl Policy {
         }
     }
 
+    // claim: dlcp/pull-bound
     /// No rule of `contract` accepts less than the bound of the gather stage, and what is missing below it is repaired.
     fn tightened(&self, contract: Contract) -> Contract {
         let bound = self.gather.loss_bound;
@@ -394,6 +396,70 @@ mod tests {
         let fresh = ConnectionStats { bandwidth: 0, ..STATS };
         assert_eq!(reduce(Policy::AUTO, &link(fresh, 1_000_000, 3)).deadline, None);
         assert_eq!(reduce(Policy::MLT, &link(STATS, 1_000_000, 3)).deadline, None);
+    }
+
+    #[test]
+    fn the_most_that_a_step_is_delayed_bounds_a_deadline_and_stands_in_for_one() {
+        let most = Duration::from_millis(100);
+        let policy = Policy { deadline_max: Some(most), ..Policy::AUTO };
+        assert_eq!(reduce(policy, &link(STATS, 1_250_000, 2)).deadline, Some(most));
+        assert_eq!(reduce(policy, &link(STATS, 12_500, 2)).deadline, Some(Duration::from_millis(18)));
+        let fresh = ConnectionStats { bandwidth: 0, ..STATS };
+        assert_eq!(reduce(policy, &link(fresh, 12_500, 2)).deadline, Some(most));
+        assert!(reduce(policy, &link(STATS, 12_500, 2)).after_first_pass, "it cuts nothing that still flows");
+    }
+
+    #[test]
+    fn ltp_takes_what_its_links_have_learned() {
+        let learned = Learned {
+            soft: Some(Duration::from_millis(20)),
+            slowest_link: Some(Duration::from_millis(50)),
+            ..Learned::default()
+        };
+        let contract = Policy::LTP.contract(Stage::Reduce, &link(STATS, 1000, 1), &learned);
+        assert_eq!(contract.soft, Some(Soft { after: Duration::from_millis(20), min_fraction: 0.8 }));
+        assert_eq!(contract.deadline, Some(Duration::from_millis(80)), "C is 30 ms");
+        assert_eq!((contract.critical_chunks, contract.floor), (1, 0.0));
+        let unknown = reduce(Policy::LTP, &link(STATS, 1000, 1));
+        assert!(unknown.is_exact(), "an unmeasured link is waited for");
+        assert_eq!(Policy::LTP.contract(Stage::Gather, &link(STATS, 1000, 1), &learned), Contract::EXACT);
+    }
+
+    #[test]
+    fn ultima_waits_for_a_share_of_the_usual_time_and_at_most_for_the_limit() {
+        let learned = Learned {
+            stage_limit: Some(Duration::from_millis(90)),
+            stage_time: Some(Duration::from_millis(40)),
+            ..Learned::default()
+        };
+        let contract = Policy::ULTIMA.contract(Stage::Reduce, &link(STATS, 1000, 1), &learned);
+        assert_eq!(contract.deadline, Some(Duration::from_millis(90)));
+        let quiet = contract.early.map(|early| early.quiet.as_micros());
+        assert_eq!((quiet, contract.repairs), (Some(4000), false));
+        assert_eq!(Policy::ULTIMA.reliability(Stage::Reduce), Reliability::BestEffort);
+        assert_eq!(Policy::ULTIMA.reliability(Stage::Gather), Reliability::Exact);
+    }
+
+    // test of: dlcp/pull-bound
+    #[test]
+    fn no_rule_of_the_gather_stage_accepts_less_than_its_bound() {
+        let learned = Learned {
+            soft: Some(Duration::from_millis(20)),
+            slowest_link: Some(Duration::from_millis(50)),
+            stage_limit: Some(Duration::from_millis(90)),
+            stage_time: Some(Duration::from_millis(40)),
+        };
+        for (name, preset) in Policy::PRESETS {
+            let policy = Policy { gather: GatherRule { loss_bound: 0.02, fill: Fill::Zero }, ..preset };
+            let contract = policy.contract(Stage::Gather, &link(STATS, 1000, 1), &learned);
+            let least = 1.0 - 0.02;
+            assert!(contract.loss_bound <= 0.02 && contract.floor >= least && contract.repairs, "{name}");
+            assert!(contract.soft.is_none_or(|soft| soft.min_fraction >= least), "{name}");
+            assert_eq!(policy.reliability(Stage::Gather), Reliability::Tolerant, "{name}");
+        }
+        assert!(
+            Policy::DLCP.gather.loss_bound > 0.0 && Policy::DLCP.gather.loss_bound < Policy::DLCP.loss_bound
+        );
     }
 
     #[test]

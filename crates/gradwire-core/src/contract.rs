@@ -181,6 +181,7 @@ impl Contract {
         }
     }
 
+    // claim: ultima/early-timeout
     fn early(&self, progress: &Progress) -> Verdict {
         match self.early {
             Some(early) if progress.is_near_its_end() && Self::has(progress, self.floor) => {
@@ -308,6 +309,7 @@ mod tests {
         assert_eq!(ltp.verdict(&progress(799, 90)), Verdict::Wait(None));
     }
 
+    // test of: ultima/early-timeout
     #[test]
     fn the_early_timeout_needs_the_last_percentile_and_silence() {
         let early = Early { quiet: Duration::from_millis(2) };
@@ -336,6 +338,50 @@ mod tests {
             let mut flowing = progress(received, ms);
             flowing.quiet = Duration::from_micros(quiet_us);
             prop_assert!(matches!(AUTO.verdict(&flowing), Verdict::Wait(_)));
+        }
+
+        #[test]
+        fn no_deadline_however_short_cuts_a_first_pass_that_still_flows(
+            received in 0u64..1000, ms in 0u64..10_000, deadline_ms in 1u64..1000, quiet_us in 0u64..1000, bound in 0f32..0.5,
+        ) {
+            let deadline = Some(Duration::from_millis(deadline_ms));
+            let mut flowing = progress(received, ms);
+            flowing.quiet = Duration::from_micros(quiet_us);
+            let verdict = Contract { loss_bound: bound, deadline, ..AUTO }.verdict(&flowing);
+            prop_assert!(matches!(verdict, Verdict::Wait(_)));
+        }
+
+        #[test]
+        fn auto_waits_for_no_repair_that_its_bound_does_not_need_and_for_none_past_its_deadline(
+            received in 0u64..1000, ms in 0u64..300, quiet_ms in 1u64..300,
+        ) {
+            let mut over = progress(received, ms);
+            (over.quiet, over.first_pass_over) = (Duration::from_millis(quiet_ms), true);
+            let closes = matches!(AUTO.verdict(&over), Verdict::Close(_));
+            prop_assert_eq!(closes, received >= 950 || ms >= 100 && received >= 500);
+        }
+
+        #[test]
+        fn what_is_over_stays_over_as_time_goes_on(
+            received in 0u64..=1000, ms in 0u64..200, quiet_ms in 0u64..200, later_ms in 0u64..1000, over: bool, seen: bool,
+            after_first_pass: bool, bound in 0f32..0.5, floor in 0f32..1.0, min_fraction in 0f32..1.0,
+        ) {
+            let soft = Some(Soft { after: Duration::from_millis(50), min_fraction });
+            let early = Some(Early { quiet: Duration::from_millis(20) });
+            let contract = Contract { loss_bound: bound, after_first_pass, soft, early, floor, ..AUTO };
+            let mut at = progress(received, ms);
+            (at.quiet, at.first_pass_over, at.last_percentile_seen) = (Duration::from_millis(quiet_ms), over, seen);
+            let mut later = at;
+            later.elapsed += Duration::from_millis(later_ms);
+            later.quiet += Duration::from_millis(later_ms);
+            match contract.verdict(&at) {
+                Verdict::Close(_) => prop_assert!(matches!(contract.verdict(&later), Verdict::Close(_))),
+                // It closes at the time that it asked to be looked at again, or has another time then: never sooner.
+                Verdict::Wait(Some(left)) if later.elapsed - at.elapsed < left => {
+                    prop_assert!(matches!(contract.verdict(&later), Verdict::Wait(_)));
+                }
+                Verdict::Wait(_) => {}
+            }
         }
 
         #[test]

@@ -258,6 +258,7 @@ impl Connection {
     }
 
     /// The packet that goes next.
+    // claim: ltp/three-queues
     fn choose(&self) -> Option<Choice> {
         let eager_left = self.config.eager_chunks().saturating_sub(self.eager_used);
         let critical = || {
@@ -272,6 +273,8 @@ impl Connection {
             let mut sends = self.sends.iter().enumerate().filter(move |(_, half)| half.defers() == deferred);
             sends.find_map(|(send, half)| half.peek_resend().map(|chunk| Choice { send, chunk, again: true }))
         };
+        // Up to the eager window, data leaves before a word of the receiver.
+        // claim: mlt/fast-start, dlcp/zero-rtt-start
         let new = || {
             let mut sends = self.sends.iter().enumerate();
             sends.find_map(|(index, send)| {

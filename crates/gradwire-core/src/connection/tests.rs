@@ -1,5 +1,6 @@
 //! Two connections over a small virtual link.
 
+mod queues;
 mod tags;
 
 use super::*;

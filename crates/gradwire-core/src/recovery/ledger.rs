@@ -284,6 +284,7 @@ impl Ledger {
         }
     }
 
+    // claim: ltp/loss-by-three
     /// Both rules hold for a packet only if they hold for every older one, so the first survivor ends the search.
     fn detect_lost(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
         let [Some(largest), _, third] = self.newest_acked else { return };

@@ -45,6 +45,7 @@ fn numbers(packets: &[SentPacket]) -> Vec<u32> {
     packets.iter().map(|packet| packet.number.0).collect()
 }
 
+// test of: ltp/loss-by-three
 #[test]
 fn three_later_packets_make_a_loss_and_two_do_not() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
