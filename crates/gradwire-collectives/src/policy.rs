@@ -457,9 +457,8 @@ mod tests {
             assert!(contract.soft.is_none_or(|soft| soft.min_fraction >= least), "{name}");
             assert_eq!(policy.reliability(Stage::Gather), Reliability::Tolerant, "{name}");
         }
-        assert!(
-            Policy::DLCP.gather.loss_bound > 0.0 && Policy::DLCP.gather.loss_bound < Policy::DLCP.loss_bound
-        );
+        let (pull, push) = (Policy::DLCP.gather.loss_bound, Policy::DLCP.loss_bound);
+        assert!((f32::MIN_POSITIVE..push).contains(&pull));
     }
 
     #[test]
