@@ -183,7 +183,6 @@ impl Connection {
         if let Some(theirs) = opening {
             self.check_opening(index, theirs)?;
         }
-        let pause = self.probe_timeout();
         let grid = self.receives[index].grid;
         let place = grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
         self.record(now, header);
@@ -200,9 +199,11 @@ impl Connection {
         let is_new = half.accept(now, place);
         if is_new && half.is_first_pass_over() {
             // What was asked for is coming: no need to ask again yet.
-            half.status_at = Some(now + pause);
-            half.status_backoff = 0;
+            let pause = self.probe_timeout();
+            let half = &mut self.receives[index];
+            (half.status_at, half.status_backoff) = (Some(now + pause), 0);
         }
+        let half = &self.receives[index];
         // The sender may be blocked: it has not seen the grant, and this was not everything.
         let blocked = opening.is_some() && !half.grant_seen && !half.missing.is_empty();
         if blocked && half.request.bytes > self.config.eager_bytes / 2 {

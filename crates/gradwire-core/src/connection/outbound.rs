@@ -11,6 +11,7 @@ use crate::paths::COPY;
 use crate::recovery::SentPacket;
 use crate::transfer::ALL_CHUNKS;
 use crate::{Body, Mark, Reliability, Timestamp, TrafficClass, Transmit};
+use core::time::Duration;
 use gradwire_wire::{
     AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
     STATUS_WORDS_MAX,
@@ -46,7 +47,8 @@ impl Connection {
     }
 
     fn poll_control(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
-        let pause = self.probe_timeout();
+        // Asked for each packet; only a farewell is repeated at this pace.
+        let pause = if self.liveness.is_over() { self.probe_timeout() } else { Duration::ZERO };
         if let Some(due) = self.liveness.next_due(now, self.config.peer_timeout, pause) {
             return self.transmit_due(now, due, scratch);
         }

@@ -87,6 +87,10 @@ impl EarlyBuffer {
         mut chunk: EarlyChunk,
         bytes: &[u8],
     ) -> Stored {
+        // A transfer of which nothing could be kept stays unknown: it is offered with the chunk that finds room.
+        if !self.has_slot() && self.opening(transfer).is_none() {
+            return Stored::Full;
+        }
         let first = self.announce(transfer, opening);
         let Some(index) = self.transfers.iter().position(|early| early.transfer == transfer) else {
             return Stored::Full;
@@ -109,6 +113,10 @@ impl EarlyBuffer {
     /// A chunk to store.
     pub(crate) fn chunk(offset: u64, weight: u16, len: usize) -> EarlyChunk {
         EarlyChunk { offset, weight, len: len as u32, last_percentile: false, all_sent: false, slot: 0 }
+    }
+
+    fn has_slot(&self) -> bool {
+        !self.free.is_empty() || self.memory.len() / self.slot_bytes < self.slots_max as usize
     }
 
     fn take_slot(&mut self) -> Option<u32> {
@@ -197,5 +205,15 @@ mod tests {
         buffer.discard(|transfer| transfer == TransferId(1));
         assert_eq!(store(&mut buffer, 2, 10), Stored::Kept);
         assert_eq!(buffer.memory.len(), 20);
+    }
+
+    #[test]
+    fn a_transfer_that_found_no_room_is_offered_once_there_is_some() {
+        let mut buffer = EarlyBuffer::new(10, 1);
+        assert_eq!(store(&mut buffer, 1, 0), Stored::First);
+        assert_eq!(store(&mut buffer, 2, 0), Stored::Full);
+        assert_eq!(buffer.opening(TransferId(2)), None);
+        buffer.discard(|transfer| transfer == TransferId(1));
+        assert_eq!(store(&mut buffer, 2, 0), Stored::First);
     }
 }
