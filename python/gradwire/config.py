@@ -24,6 +24,7 @@ ALGORITHMS = ("auto", "ring", "transpose")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
+SPRAYS = ("adaptive", "random", "round_robin")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
 ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
@@ -98,6 +99,11 @@ class Config:
     dscp: int = _setting(0, int, "Differentiated services code point of data packets.", low=0, high=63)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
+    paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
+        "the local addresses in turn where there are several. All end at the peer's one port. A group uses the least of its "
+        "ranks.", low=1, high=16)
+    spray: str = _setting("adaptive", str, "How packets are spread over the paths. `adaptive`: the better of two random ones; "
+        "a path that loses or lags more than the others gets nothing until it has healed.", choices=SPRAYS)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks that start collectives in callbacks (PowerSGD).")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)

@@ -19,7 +19,7 @@ use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request};
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
-    ConnectionConfig, ConnectionStats, Mark, ReceivedMark, Timeout, TimeoutReason, Timestamp,
+    ConnectionConfig, ConnectionStats, Mark, PathStats, ReceivedMark, Timeout, TimeoutReason, Timestamp,
 };
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -325,6 +325,13 @@ impl Group {
     #[must_use]
     pub fn stats(&self) -> Vec<(u32, ConnectionStats)> {
         self.peers.iter().map(|peer| (peer.rank, peer.connection.stats())).collect()
+    }
+
+    /// As [`Group::stats`], with what each path to the peer did.
+    #[must_use]
+    pub fn path_stats(&self) -> Vec<(u32, ConnectionStats, Vec<PathStats>)> {
+        let of = |peer: &Peer| (peer.rank, peer.connection.stats(), peer.connection.path_stats());
+        self.peers.iter().map(of).collect()
     }
 
     /// For a timeout while connecting: peers that have not answered, with how long ago they were last heard (never,

@@ -4,10 +4,10 @@ use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::routes::{Route, Routes};
 use crate::shared::Unanswered;
-use crate::socket::{Batch, Datagram, RawAddress};
-use crate::{GroupStats, OpHandle, Outcome, PeerStats};
+use crate::socket::{Datagram, PathSockets, RawAddress};
+use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
-use gradwire_core::{ConnectionStats, Header, Mark, Timestamp};
+use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp, PATHS_MAX};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -16,6 +16,9 @@ use std::time::Duration;
 /// How long a group that has left still answers the goodbyes of its peers, so that they do not wait in vain.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Byte of a header that names the path.
+const HEADER_PATH: usize = 7;
+
 /// Where a peer is.
 #[derive(Debug)]
 struct PeerAddress {
@@ -23,6 +26,35 @@ struct PeerAddress {
     candidates: Vec<RawAddress>,
     /// The first address that answered.
     locked: Option<RawAddress>,
+    /// Where each path ends, once an address has answered.
+    ends: [RawAddress; PATHS_MAX as usize],
+}
+
+impl PeerAddress {
+    const NOWHERE: Self = Self {
+        host: String::new(),
+        candidates: Vec::new(),
+        locked: None,
+        ends: [RawAddress::EMPTY; PATHS_MAX as usize],
+    };
+
+    /// The peer was heard from there, on this path. The first path ends where it came from; the others at its published
+    /// addresses in turn when there are several, so that every interface of the peer receives its part.
+    fn lock(&mut self, from: SocketAddr, path: PathId) {
+        let published = self.candidates.first().and_then(|candidate| candidate.to_socket_addr());
+        // Further paths of the peer come from ports at which nobody need listen.
+        let port = published.filter(|_| path != PathId(0)).map_or(from.port(), |published| published.port());
+        let first = SocketAddr::new(from.ip(), port);
+        let others: Vec<SocketAddr> = self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).collect();
+        let others: Vec<SocketAddr> = others.into_iter().filter(|to| !to.ip().is_loopback()).collect();
+        self.ends = [RawAddress::new(first); PATHS_MAX as usize];
+        if others.len() > 1 && !from.ip().is_loopback() {
+            for (end, to) in self.ends.iter_mut().zip(others.iter().cycle()).skip(1) {
+                *end = RawAddress::new(*to);
+            }
+        }
+        self.locked = Some(self.ends[0]);
+    }
 }
 
 /// An operation in flight.
@@ -60,13 +92,8 @@ pub(crate) struct ActiveGroup {
 impl ActiveGroup {
     /// Starts to connect.
     pub(crate) fn new(setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
-        let own = PeerAddress { host: String::new(), candidates: Vec::new(), locked: None };
-        let mut peers = vec![own];
-        peers.resize_with(setup.config.world_size as usize, || PeerAddress {
-            host: String::new(),
-            candidates: Vec::new(),
-            locked: None,
-        });
+        let mut peers = Vec::new();
+        peers.resize_with(setup.config.world_size as usize, || PeerAddress::NOWHERE);
         for (peer, candidates) in setup.config.peers.iter().zip(&setup.candidates) {
             let place = &mut peers[peer.rank as usize];
             place.host.clone_from(&peer.host);
@@ -131,8 +158,10 @@ impl ActiveGroup {
     ) {
         let Datagram { bytes, from, octet, .. } = *datagram;
         let address = &mut self.peers[peer as usize];
-        if address.locked.is_none() && Header::decode(bytes).is_ok() {
-            address.locked = from.to_socket_addr().map(RawAddress::new);
+        if address.locked.is_none() {
+            if let (Ok((header, _)), Some(from)) = (Header::decode(bytes), from.to_socket_addr()) {
+                address.lock(from, header.path);
+            }
         }
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
@@ -170,8 +199,8 @@ impl ActiveGroup {
     }
 
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
-    pub(crate) fn fill(&mut self, now: Timestamp, batch: &mut Batch, codes: &CodePoints) {
-        self.group.poll_transmit(now, &mut Sink { batch, codes, peers: &self.peers });
+    pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) {
+        self.group.poll_transmit(now, &mut Sink { sockets, codes, peers: &self.peers });
     }
 
     /// Everything was drained.
@@ -232,17 +261,35 @@ impl ActiveGroup {
 
     /// Counters.
     pub(crate) fn stats(&self) -> GroupStats {
-        let peers = self.group.stats();
+        let peers = self.group.path_stats();
         GroupStats {
             name: self.setup.name.clone(),
             rank: self.setup.config.rank,
             world_size: self.setup.config.world_size,
             datagram_bytes: self.setup.datagram_bytes,
-            peers: peers.iter().map(|(rank, stats)| self.peer_stats(*rank, stats)).collect(),
+            peers: peers.iter().map(|(rank, stats, paths)| self.peer_stats(*rank, stats, paths)).collect(),
         }
     }
 
-    fn peer_stats(&self, rank: u32, stats: &ConnectionStats) -> PeerStats {
+    fn path_stats(&self, path: &gradwire_core::PathStats) -> PathStats {
+        PathStats {
+            path: path.path,
+            source_port: self.setup.source_ports.get(usize::from(path.path)).copied().unwrap_or(0),
+            packets_sent: path.packets_sent,
+            copies_sent: path.copies_sent,
+            packets_lost: path.packets_lost,
+            rtt_smoothed_us: path.rtt_smoothed.as_secs_f64() * 1e6,
+            share: path.share,
+            trusted: path.trusted,
+        }
+    }
+
+    fn peer_stats(
+        &self,
+        rank: u32,
+        stats: &ConnectionStats,
+        paths: &[gradwire_core::PathStats],
+    ) -> PeerStats {
         let peer = &self.peers[rank as usize];
         let address = peer.locked.and_then(RawAddress::to_socket_addr);
         PeerStats {
@@ -264,6 +311,7 @@ impl ActiveGroup {
             bandwidth: stats.bandwidth,
             cwnd: stats.cwnd,
             tags: stats.tags.into(),
+            paths: paths.iter().map(|path| self.path_stats(path)).collect(),
         }
     }
 
@@ -284,26 +332,27 @@ impl ActiveGroup {
 
 /// Adds datagrams of one group to the batch.
 struct Sink<'a> {
-    batch: &'a mut Batch,
+    sockets: &'a mut PathSockets,
     codes: &'a CodePoints,
     peers: &'a [PeerAddress],
 }
 
 impl TransmitSink for Sink<'_> {
     fn has_room(&self) -> bool {
-        self.batch.has_room()
+        self.sockets.has_room()
     }
 
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
         let octet = self.codes.octet(mark);
         let peer = &self.peers[peer as usize];
-        let every = peer.locked.as_slice();
+        let path = usize::from(head[HEADER_PATH]);
+        let every = if peer.locked.is_some() { peer.ends.get(path..=path).unwrap_or_default() } else { &[] };
         // Until the peer has answered only small control traffic flows: it goes to all its addresses.
         for to in if every.is_empty() { &peer.candidates } else { every } {
-            if self.batch.has_room() {
+            if self.sockets.has_room() {
                 // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group
                 // again, and until then the group's contract keeps the tensor's memory valid.
-                unsafe { self.batch.push((*to, octet), head, payload) };
+                unsafe { self.sockets.push(path, (*to, octet), head, payload) };
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::EngineError;
 use gradwire_core::recovery::ControllerKind;
-use gradwire_core::CLASSES_MAX;
+use gradwire_core::{Spray, CLASSES_MAX, PATHS_MAX};
 use std::time::Duration;
 
 /// Whether kernel offloads (segmentation, coalescing on receive, batched system calls) are used.
@@ -51,6 +51,11 @@ pub struct EngineConfig {
     pub ecn: bool,
     /// Kernel offloads.
     pub offload: Offload,
+    /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and from
+    /// another local address where there are several. A group uses the least of its ranks.
+    pub paths: u8,
+    /// How packets are spread.
+    pub spray: Spray,
     /// Digest of settings of the layers above that must be equal on all ranks.
     pub fingerprint: u64,
 }
@@ -75,6 +80,8 @@ impl Default for EngineConfig {
             dscp_control: None,
             ecn: false,
             offload: Offload::Auto,
+            paths: 1,
+            spray: Spray::Adaptive,
             fingerprint: 0,
         }
     }
@@ -106,6 +113,7 @@ impl EngineConfig {
         require_time("peer_timeout", silence, "100 ms to 1 hour", range.contains(&silence))?;
         let connect = self.connect_timeout;
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
+        require("paths", self.paths, "1 to 16", (1..=PATHS_MAX).contains(&self.paths))?;
         require("dscp", self.dscp, "0 to 63", self.dscp < 64)?;
         let classes = &self.dscp_classes;
         let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
@@ -161,6 +169,8 @@ mod tests {
             EngineConfig { dscp_classes: vec![64], ..EngineConfig::default() },
             EngineConfig { dscp_classes: vec![0; 9], ..EngineConfig::default() },
             EngineConfig { dscp_control: Some(64), ..EngineConfig::default() },
+            EngineConfig { paths: 0, ..EngineConfig::default() },
+            EngineConfig { paths: 17, ..EngineConfig::default() },
             EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },
             EngineConfig { connect_timeout: Duration::ZERO, ..EngineConfig::default() },
         ] {

@@ -8,10 +8,9 @@ use crate::active::ActiveGroup;
 use crate::code_points::CodePoints;
 use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
-use crate::socket::{Batch, DatagramSocket, SendOutcome};
+use crate::socket::{BoundSocket, PathSockets};
 use crate::EngineStats;
 use gradwire_core::Timestamp;
-use std::os::fd::RawFd;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,15 +32,13 @@ enum Ending {
 /// See the module's documentation.
 pub(crate) struct Driver {
     shared: Arc<Shared>,
-    socket: Box<dyn DatagramSocket + Send>,
+    sockets: PathSockets,
     origin: Instant,
     now: Timestamp,
     /// Places are used again; a datagram's route holds the place.
     groups: Vec<Option<ActiveGroup>>,
     routes: Routes,
-    batch: Batch,
     codes: CodePoints,
-    blocked: bool,
     commands: Vec<Command>,
     stats: EngineStats,
     ending: Ending,
@@ -50,18 +47,16 @@ pub(crate) struct Driver {
 impl Driver {
     /// Body of the network thread. A panic in it is a bug; it must not leave callers waiting for ever, so it ends every
     /// operation and becomes the cause of [`crate::EngineError::Stopped`].
-    pub(crate) fn run_thread(shared: Arc<Shared>, socket: Box<dyn DatagramSocket + Send>) {
+    pub(crate) fn run_thread(shared: Arc<Shared>, first: BoundSocket, further: Vec<BoundSocket>) {
         prepare_thread();
         let mut driver = Self {
             shared: Arc::clone(&shared),
-            socket,
+            sockets: PathSockets::new(first, further),
             origin: Instant::now(),
             now: Timestamp::ZERO,
             groups: Vec::new(),
             routes: Routes::default(),
-            batch: Batch::new(),
             codes: CodePoints::new(&shared.local.config),
-            blocked: false,
             commands: Vec::new(),
             stats: EngineStats::default(),
             ending: Ending::Running,
@@ -161,7 +156,7 @@ impl Driver {
         let (origin, groups, routes, codes) = (self.origin, &mut self.groups, &self.routes, &self.codes);
         let mut now = self.now;
         let mut unknown = 0;
-        let more = self.socket.receive(&mut self.stats, &mut |datagram| {
+        let more = self.sockets.receive(&mut self.stats, &mut |datagram| {
             if datagram.is_fresh {
                 now = since(origin);
             }
@@ -189,18 +184,18 @@ impl Driver {
 
     /// Takes events and datagrams of every group that was touched.
     fn drain(&mut self) {
-        if self.blocked {
-            self.blocked = self.socket.send(&mut self.batch, &mut self.stats) == SendOutcome::Blocked;
+        if self.sockets.is_blocked() {
+            self.sockets.send(&mut self.stats);
         }
         for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
             group.poll_events();
-            while !self.blocked {
-                group.fill(self.now, &mut self.batch, &self.codes);
-                if self.batch.is_empty() {
+            while !self.sockets.is_blocked() {
+                group.fill(self.now, &mut self.sockets, &self.codes);
+                if self.sockets.is_empty() {
                     break;
                 }
-                let full = !self.batch.has_room();
-                self.blocked = self.socket.send(&mut self.batch, &mut self.stats) == SendOutcome::Blocked;
+                let full = !self.sockets.has_room();
+                self.sockets.send(&mut self.stats);
                 if !full {
                     break;
                 }
@@ -217,7 +212,7 @@ impl Driver {
         let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };
         let due = [due, stop].into_iter().flatten().min();
         let mut wait = due.map(|at| at.since(now));
-        if self.blocked {
+        if self.sockets.is_blocked() {
             wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
         }
         if wait == Some(Duration::ZERO) || !self.shared.doorbell().fall_asleep() {
@@ -225,7 +220,7 @@ impl Driver {
         }
         self.stats.sleeps += 1;
         let bell = self.shared.doorbell();
-        let signalled = poll(self.socket.fd(), self.blocked, bell.fd(), wait);
+        let signalled = self.sockets.poll(bell.fd(), wait);
         bell.wake_up(signalled);
     }
 }
@@ -246,24 +241,6 @@ fn refuse(command: Command) {
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
-}
-
-/// Waits until the socket is readable (or writable, if `write`), `wake` is readable, or `timeout` has passed. Whether `wake`
-/// is readable.
-fn poll(socket: RawFd, write: bool, wake: RawFd, timeout: Option<Duration>) -> bool {
-    let events = if write { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
-    let mut fds = [
-        libc::pollfd { fd: socket, events, revents: 0 },
-        libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 },
-    ];
-    let timeout = timeout.map(|timeout| libc::timespec {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_nsec: timeout.subsec_nanos().into(),
-    });
-    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
-    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null()) };
-    fds[1].revents != 0
 }
 
 /// Signals belong to the main thread (Python's handlers run there) unless this thread's own fault raised them, and a wake-up for pacing must come within

@@ -3,7 +3,7 @@
 use crate::driver::Driver;
 use crate::rendezvous::{Local, Place};
 use crate::shared::{Command, Shared};
-use crate::socket::{bind, BindOptions, DATAGRAM_BYTES_MAX};
+use crate::socket::{BindOptions, BoundPaths, PathSockets, DATAGRAM_BYTES_MAX};
 use crate::{
     interfaces, Completions, EngineConfig, EngineError, EngineStats, Features, OsError, PendingGroup,
 };
@@ -43,12 +43,15 @@ impl Engine {
         config.validate()?;
         let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
-        let bound = bind(&BindOptions { address: selection.bind, port, dscp, offload })?;
+        let options = BindOptions { address: selection.bind, port, dscp, offload };
+        let BoundPaths { first: bound, further, ports } =
+            PathSockets::bind(&options, config.paths, &selection.addresses)?;
         let overhead = if selection.bind.is_ipv6() { 40 + 8 } else { 20 + 8 };
         let payload = |mtu: usize| mtu.saturating_sub(overhead).min(DATAGRAM_BYTES_MAX);
         let local = Local {
             place: Place::here(),
             port: bound.port,
+            source_ports: ports.clone(),
             bind: selection.bind,
             addresses: selection.addresses.clone(),
             loopback: selection.loopback,
@@ -67,12 +70,13 @@ impl Engine {
             datagram_bytes: local.datagram_bytes,
             datagram_bytes_local: local.datagram_bytes_local,
             addresses: selection.addresses.iter().map(ToString::to_string).collect(),
+            source_ports: ports,
         };
         let shared = Arc::new(Shared::new(local, features)?);
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("gradwire-net".to_owned())
-            .spawn(move || Driver::run_thread(for_thread, bound.socket))
+            .spawn(move || Driver::run_thread(for_thread, bound.socket, further))
             .map_err(|error| EngineError::Io {
                 what: "starting the network thread",
                 source: OsError(error.raw_os_error().unwrap_or(0)),

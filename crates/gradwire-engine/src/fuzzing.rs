@@ -31,6 +31,7 @@ fn own_record() -> Record {
     let local = Local {
         place: Place { host: "a".into(), boot_id: "b".into(), network_namespace: 1 },
         port: 47_400,
+        source_ports: vec![47_400],
         bind: IpAddr::from([0, 0, 0, 0]),
         addresses: vec![IpAddr::from([10, 0, 0, 1])],
         loopback: true,

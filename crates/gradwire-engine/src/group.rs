@@ -11,6 +11,9 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Packets that go over one path at a time where segmentation offload joins them: a burst over many paths would else
+/// leave in messages of one or two, and a choice that comes four packets later is as good.
+const SPRAY_RUN: u32 = 4;
 /// Longest wait for an answer of the network thread, which never blocks: only a bug or a stopped process exceeds it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -26,6 +29,8 @@ pub(crate) struct GroupSetup {
     pub(crate) candidates: Vec<Vec<SocketAddr>>,
     /// UDP payload bytes of a full datagram.
     pub(crate) datagram_bytes: usize,
+    /// UDP port from which each path sends.
+    pub(crate) source_ports: Vec<u16>,
     /// Given back when the group is gone.
     pub(crate) ids: ReservedIds,
 }
@@ -125,7 +130,7 @@ impl PendingGroup {
         let mut candidates = Vec::new();
         let fingerprint = roster.fingerprint();
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
-            let connection = self.connection(theirs, roster.datagram_bytes, fingerprint)?;
+            let connection = self.connection(theirs, roster.datagram_bytes, roster.paths, fingerprint)?;
             peers.push(PeerConfig { rank: theirs.rank, host: theirs.host.clone(), connection });
             candidates.push(self.record.candidates(theirs));
         }
@@ -136,6 +141,7 @@ impl PendingGroup {
             config: GroupConfig { rank, world_size, peers },
             candidates,
             datagram_bytes: roster.datagram_bytes,
+            source_ports: self.record.source_ports.clone(),
             ids: self.ids,
         })
     }
@@ -144,6 +150,7 @@ impl PendingGroup {
         &self,
         theirs: &Record,
         datagram_bytes: usize,
+        paths: u8,
         fingerprint: u64,
     ) -> Result<ConnectionConfig, JoinError> {
         let ids = self.ids.by_rank[theirs.rank as usize]
@@ -168,9 +175,9 @@ impl PendingGroup {
             // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
             receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
             peer_timeout: config.peer_timeout,
-            paths: 1,
-            spray: gradwire_core::Spray::Adaptive,
-            spray_run: 1,
+            paths,
+            spray: config.spray,
+            spray_run: if self.shared.features.gso { SPRAY_RUN } else { 1 },
         })
     }
 }

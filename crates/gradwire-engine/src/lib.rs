@@ -29,6 +29,7 @@ pub use engine::Engine;
 pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
 pub use gradwire_collectives as collectives;
 pub use gradwire_core as core;
+pub use gradwire_core::Spray;
 pub use group::{GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
-pub use stats::{EngineStats, Features, GroupStats, PeerStats, TagCounts};
+pub use stats::{EngineStats, Features, GroupStats, PathStats, PeerStats, TagCounts};

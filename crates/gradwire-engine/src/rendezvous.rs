@@ -5,6 +5,7 @@
 
 use crate::{EngineConfig, JoinError};
 use gradwire_core::wire::VERSION;
+use gradwire_core::PATHS_MAX;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -27,6 +28,8 @@ pub(crate) struct Record {
     /// Tells network namespaces of one host apart: loopback does not cross them.
     pub(crate) network_namespace: u64,
     pub(crate) port: u16,
+    /// UDP ports from which each path sends; all paths towards this rank end at `port`.
+    pub(crate) source_ports: Vec<u16>,
     /// Addresses for other hosts and namespaces.
     pub(crate) addresses: Vec<IpAddr>,
     /// Whether the loopback address reaches this rank from its own namespace.
@@ -73,6 +76,7 @@ impl Place {
 pub(crate) struct Local {
     pub(crate) place: Place,
     pub(crate) port: u16,
+    pub(crate) source_ports: Vec<u16>,
     pub(crate) bind: IpAddr,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) loopback: bool,
@@ -97,6 +101,7 @@ impl Local {
             boot_id: self.place.boot_id.clone(),
             network_namespace: self.place.network_namespace,
             port: self.port,
+            source_ports: self.source_ports.clone(),
             addresses: self.addresses.clone(),
             loopback: self.loopback,
             ipv6: self.bind.is_ipv6(),
@@ -150,6 +155,8 @@ pub(crate) struct Roster {
     /// UDP payload bytes of a full datagram, the same for all pairs: contributions are counted by chunk, so every peer's
     /// chunks of a shard must be the same.
     pub(crate) datagram_bytes: usize,
+    /// Paths between each two ranks: the least of what the ranks have.
+    pub(crate) paths: u8,
 }
 
 impl Roster {
@@ -176,7 +183,8 @@ impl Roster {
         }
         let records: Vec<Record> = slots.into_iter().flatten().collect();
         let datagram_bytes = common_datagram_bytes(&records);
-        Ok(Self { records, datagram_bytes })
+        let paths = common_paths(&records);
+        Ok(Self { records, datagram_bytes, paths })
     }
 
     /// Digest of what must be equal, for the hellos: a stale record of an earlier run cannot pass for a current one.
@@ -264,6 +272,11 @@ fn common_datagram_bytes(records: &[Record]) -> usize {
     records.iter().map(bytes).min().unwrap_or(0)
 }
 
+fn common_paths(records: &[Record]) -> u8 {
+    let paths = records.iter().map(|record| record.source_ports.len()).min().unwrap_or(1);
+    u8::try_from(paths).unwrap_or(PATHS_MAX).clamp(1, PATHS_MAX)
+}
+
 /// FNV-1a, 64 bit.
 struct Fnv(u64);
 
@@ -288,6 +301,7 @@ mod tests {
         Local {
             place: Place { host: "a".into(), boot_id: "b".into(), network_namespace: 1 },
             port: 47_400 + pid_offset,
+            source_ports: vec![47_400 + pid_offset],
             bind: Ipv4Addr::UNSPECIFIED.into(),
             addresses: vec!["10.0.0.1".parse().unwrap()],
             loopback: true,
@@ -313,6 +327,15 @@ mod tests {
         assert_eq!(roster.records, all);
         let without = [all[0].to_json(), all[2].to_json()];
         assert_eq!(Roster::new(&all[1], &without).unwrap().records, all);
+    }
+
+    #[test]
+    fn a_group_uses_the_least_number_of_paths_that_a_rank_has() {
+        let mut all = records(3);
+        (all[0].source_ports, all[1].source_ports) = (vec![1; 4], vec![2; 3]);
+        assert_eq!(Roster::new(&all[0], &published(&all)).unwrap().paths, 1);
+        all[2].source_ports = vec![3; 200];
+        assert_eq!(Roster::new(&all[0], &published(&all)).unwrap().paths, 3);
     }
 
     #[test]

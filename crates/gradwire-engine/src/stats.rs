@@ -24,6 +24,8 @@ pub struct Features {
     pub datagram_bytes_local: usize,
     /// Addresses that are published.
     pub addresses: Vec<String>,
+    /// UDP port from which each path sends; all paths of the peers end at the first.
+    pub source_ports: Vec<u16>,
 }
 
 /// Counters of the socket and the network thread; they only grow.
@@ -109,6 +111,8 @@ pub struct PeerStats {
     pub cwnd: u64,
     /// Classes, importance and congestion marks of data packets.
     pub tags: TagCounts,
+    /// Each path to it.
+    pub paths: Vec<PathStats>,
 }
 
 /// Counters of tagged data packets of one connection; see [`gradwire_core::TagStats`].
@@ -134,4 +138,25 @@ impl From<TagStats> for TagCounts {
         let TagStats { ecn_capable_received, congestion_received, .. } = stats;
         Self { sent, received, important_sent, important_received, ecn_capable_received, congestion_received }
     }
+}
+
+/// Counters and estimates of one path; see [`gradwire_core::PathStats`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct PathStats {
+    /// Which one.
+    pub path: u8,
+    /// UDP port from which this rank sends on it.
+    pub source_port: u16,
+    /// Data packets sent, copies included.
+    pub packets_sent: u64,
+    /// Of these, copies that only try whether the path has healed.
+    pub copies_sent: u64,
+    /// Data packets taken for lost, copies included.
+    pub packets_lost: u64,
+    /// Smoothed round-trip time, microseconds; zero before the first sample.
+    pub rtt_smoothed_us: f64,
+    /// Share of the last data packets (about a thousand) that took this path, 0 to 1.
+    pub share: f32,
+    /// Whether it carries data: it is not much worse than the others.
+    pub trusted: bool,
 }

@@ -4,7 +4,7 @@ use crate::call::Call;
 use crate::errors::{config_error, engine_error, invalid_request, join_error};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
-use gradwire_engine::{Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup};
+use gradwire_engine::{Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup, Spray};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Mutex;
@@ -163,9 +163,20 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "offload" => {
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
+        "paths" => config.paths = value.extract()?,
+        "spray" => config.spray = spray(value)?,
         _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
     }
     Ok(())
+}
+
+fn spray(value: &Bound<'_, PyAny>) -> PyResult<Spray> {
+    match value.extract::<String>()?.as_str() {
+        "adaptive" => Ok(Spray::Adaptive),
+        "random" => Ok(Spray::Random),
+        "round_robin" => Ok(Spray::RoundRobin),
+        _ => Err(pyo3::exceptions::PyValueError::new_err("adaptive, random or round_robin")),
+    }
 }
 
 fn controller(value: &Bound<'_, PyAny>) -> PyResult<ControllerKind> {

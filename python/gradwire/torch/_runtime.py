@@ -111,6 +111,8 @@ def _start_engine(config: Config) -> _native.Engine:
         "connect_timeout_s": config.connect_timeout_s,
         "dscp": config.dscp,
         "offload": config.offload == "auto",
+        "paths": config.paths,
+        "spray": config.spray,
     }
     ports = _ports(config.port)
     for port in ports[:-1]:

@@ -8,13 +8,15 @@ mod batch;
 #[cfg(target_os = "linux")]
 mod linux;
 mod options;
+mod paths;
 mod plain;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use address::RawAddress;
 pub(crate) use batch::{Batch, DATAGRAM_BYTES_MAX};
-pub(crate) use options::{bind, BindOptions};
+pub(crate) use options::{bind, BindOptions, Bound};
+pub(crate) use paths::{BoundPaths, BoundSocket, PathSockets};
 
 use crate::EngineStats;
 use std::os::fd::RawFd;

@@ -1,0 +1,151 @@
+//! The sockets of all paths, each with the datagrams that wait for it.
+//!
+//! Switches choose among equal ways by a hash over addresses and ports, so each path sends from a socket of its own, and
+//! all paths end at the one published port. What goes over a path is collected in that path's batch: datagrams that
+//! alternate between paths still reach the kernel as one run for each path, and segmentation offload joins them. The
+//! price of P paths is P system calls for a burst instead of one, each with a P-th of the segments.
+
+use super::{bind, Batch, BindOptions, Bound, Datagram, DatagramSocket, RawAddress, SendOutcome};
+use crate::{EngineError, EngineStats};
+use gradwire_core::PATHS_MAX;
+use std::net::IpAddr;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// A busy thread looks into the sockets of the further paths once in so many turns.
+const OTHERS_EVERY: u32 = 64;
+
+/// One path.
+struct PathSocket {
+    socket: BoundSocket,
+    batch: Batch,
+    blocked: bool,
+    /// Something may have come to it.
+    readable: bool,
+}
+
+/// See the module's documentation. Path 0 is the published port.
+pub(crate) struct PathSockets {
+    paths: Vec<PathSocket>,
+    /// Calls of `receive`.
+    turn: u32,
+}
+
+/// A socket as it moves to the network thread.
+pub(crate) type BoundSocket = Box<dyn DatagramSocket + Send>;
+
+/// The sockets of all paths.
+pub(crate) struct BoundPaths {
+    /// The published port.
+    pub(crate) first: Bound,
+    /// The sockets of the further paths.
+    pub(crate) further: Vec<BoundSocket>,
+    /// Source port of each path.
+    pub(crate) ports: Vec<u16>,
+}
+
+impl PathSockets {
+    /// Binds the published port and for each further path an ephemeral one: at the local addresses in turn when there
+    /// are several, so that every interface carries its part.
+    pub(crate) fn bind(
+        options: &BindOptions,
+        paths: u8,
+        addresses: &[IpAddr],
+    ) -> Result<BoundPaths, EngineError> {
+        let first = bind(options)?;
+        let (mut sockets, mut ports) = (Vec::new(), vec![first.port]);
+        for path in 1..paths.clamp(1, PATHS_MAX) {
+            let several = options.address.is_unspecified() && addresses.len() > 1;
+            let address =
+                if several { addresses[usize::from(path) % addresses.len()] } else { options.address };
+            let bound = bind(&BindOptions { address, port: 0, ..options.clone() })?;
+            ports.push(bound.port);
+            sockets.push(bound.socket);
+        }
+        Ok(BoundPaths { first, further: sockets, ports })
+    }
+
+    /// On the network thread: batches point into tensors.
+    pub(crate) fn new(first: BoundSocket, further: Vec<BoundSocket>) -> Self {
+        Self { paths: std::iter::once(first).chain(further).map(PathSocket::new).collect(), turn: 0 }
+    }
+
+    /// Whether a datagram of any size fits, whatever its path.
+    pub(crate) fn has_room(&self) -> bool {
+        self.paths.iter().all(|path| path.batch.has_room())
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.paths.iter().all(|path| path.batch.is_empty())
+    }
+
+    /// Whether a kernel buffer is full: nothing may be added until [`PathSockets::send`] has succeeded.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.paths.iter().any(|path| path.blocked)
+    }
+
+    /// Takes a datagram for a path (one that does not exist is path 0), with its destination and traffic class octet.
+    ///
+    /// # Panics
+    /// Without room ([`PathSockets::has_room`]).
+    ///
+    /// # Safety
+    /// The bytes of `payload` must stay valid until [`PathSockets::send`].
+    pub(crate) unsafe fn push(&mut self, path: usize, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
+        let path = if path < self.paths.len() { path } else { 0 };
+        // SAFETY: `send` hands the batch to the kernel or copies what is left of it.
+        unsafe { self.paths[path].batch.push(to, head, payload) };
+    }
+
+    /// Hands over everything; afterwards no batch holds a pointer into a tensor.
+    pub(crate) fn send(&mut self, stats: &mut EngineStats) {
+        for path in self.paths.iter_mut().filter(|path| !path.batch.is_empty()) {
+            path.blocked = path.socket.send(&mut path.batch, stats) == SendOutcome::Blocked;
+        }
+    }
+
+    /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.
+    pub(crate) fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+        // Peers send to the published port. What comes to another one is an answer that some box on the way has sent to
+        // the port it saw; it is looked for when the kernel says so, and now and then.
+        self.turn = self.turn.wrapping_add(1);
+        let look = self.turn % OTHERS_EVERY == 0;
+        let mut more = self.paths[0].socket.receive(stats, handle);
+        for path in self.paths[1..].iter_mut().filter(|path| look || path.readable) {
+            path.readable = path.socket.receive(stats, handle);
+            more |= path.readable;
+        }
+        more
+    }
+
+    /// Waits until a socket is readable (or writable, if it is blocked), `wake` is readable, or `timeout` has passed.
+    /// Whether `wake` is readable.
+    pub(crate) fn poll(&mut self, wake: RawFd, timeout: Option<Duration>) -> bool {
+        let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
+        let mut fds = [none; PATHS_MAX as usize + 1];
+        fds[0] = libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 };
+        for (slot, path) in fds[1..].iter_mut().zip(&self.paths) {
+            let events = if path.blocked { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+            *slot = libc::pollfd { fd: path.socket.fd(), events, revents: 0 };
+        }
+        let timeout = timeout.map(|timeout| libc::timespec {
+            tv_sec: timeout.as_secs() as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        let count = (self.paths.len() + 1) as libc::nfds_t;
+        // SAFETY: the array and the time are live, no signal mask is passed. Interruptions just make a turn without work.
+        unsafe { libc::ppoll(fds.as_mut_ptr(), count, timeout, std::ptr::null()) };
+        for (path, slot) in self.paths.iter_mut().zip(&fds[1..]) {
+            path.readable = slot.revents & !libc::POLLOUT != 0;
+        }
+        fds[0].revents != 0
+    }
+}
+
+impl PathSocket {
+    fn new(socket: BoundSocket) -> Self {
+        Self { socket, batch: Batch::new(), blocked: false, readable: false }
+    }
+}

@@ -1,0 +1,80 @@
+//! Several paths between two ranks over loopback: from which ports packets leave, and that results stay exact.
+
+mod common;
+
+use common::{check_all_reduce, cluster, config, engines, join};
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload, PathStats, Spray};
+
+fn connect(engines: &[Engine]) -> Vec<GroupHandle> {
+    join(engines, "paths").into_iter().map(|group| group.expect("all ranks are there")).collect()
+}
+
+fn paths_of(group: &GroupHandle) -> Vec<PathStats> {
+    group.stats().expect("running").peers[0].paths.clone()
+}
+
+#[test]
+fn sums_are_exact_over_any_number_of_paths_with_every_spray_and_without_offload() {
+    for (paths, spray, offload) in [
+        (2, Spray::RoundRobin, Offload::Auto),
+        (4, Spray::Adaptive, Offload::Auto),
+        (4, Spray::Adaptive, Offload::Off),
+        (16, Spray::Random, Offload::Auto),
+    ] {
+        let engines = engines(3, &EngineConfig { paths, spray, offload, ..config() });
+        let groups = connect(&engines);
+        for elems in [1, 1_000, 1_000_003] {
+            check_all_reduce(&groups, elems);
+        }
+        for group in &groups {
+            let stats = group.stats().expect("running");
+            // A ring sends much to one neighbour only.
+            let busy: Vec<_> = stats.peers.iter().filter(|peer| peer.packets_sent > 200).collect();
+            assert!(!busy.is_empty(), "{stats:?}");
+            for peer in busy {
+                assert_eq!(peer.paths.len(), usize::from(paths));
+                assert!(peer.paths.iter().all(|path| path.packets_sent > 0), "{spray:?}: {peer:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_path_sends_from_a_port_of_its_own_that_the_record_names() {
+    let engines = engines(2, &EngineConfig { paths: 4, ..config() });
+    let ports = engines[0].features().source_ports;
+    assert_eq!(ports.len(), 4);
+    assert_eq!(ports[0], engines[0].local_port());
+    let mut distinct = ports.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 4, "{ports:?}");
+    let groups = connect(&engines);
+    check_all_reduce(&groups, 100_000);
+    let used: Vec<u16> = paths_of(&groups[0]).iter().map(|path| path.source_port).collect();
+    assert_eq!(used, ports);
+    let record = engines[0].new_group(0, 1, "alone").expect("valid").record();
+    assert!(record.contains(&format!("\"source_ports\":{ports:?}").replace(' ', "")), "{record}");
+}
+
+#[test]
+fn ranks_with_different_numbers_of_paths_use_the_least() {
+    let with = |paths| Engine::start(EngineConfig { paths, ..config() }).expect("loopback exists");
+    let engines = [with(4), with(2), with(3)];
+    let groups = connect(&engines);
+    check_all_reduce(&groups, 300_000);
+    for group in &groups {
+        assert_eq!(paths_of(group).len(), 2);
+    }
+}
+
+#[test]
+fn one_path_is_the_published_port_and_has_all_the_share() {
+    let (engines, groups) = cluster(2, &config());
+    check_all_reduce(&groups, 300_000);
+    let paths = paths_of(&groups[0]);
+    let stats = &groups[0].stats().expect("running").peers[0];
+    assert_eq!((paths.len(), paths[0].source_port), (1, engines[0].local_port()));
+    assert_eq!((paths[0].share, paths[0].trusted), (1.0, true));
+    assert_eq!(paths[0].packets_sent, stats.packets_sent);
+}
