@@ -59,8 +59,8 @@ pub struct DeliveryReport {
 }
 
 impl DeliveryReport {
-    /// Share of the elements that were expected in the reduce stage and did not arrive, 0 to 1. The other stages
-    /// lose nothing, so this is the share of gradient bytes lost on their way to this rank.
+    /// Share of the elements that were expected in the reduce stage and did not arrive, 0 to 1. This is the
+    /// share of gradient bytes lost on their way to this rank; results lost on their way back are in `filled`.
     #[must_use]
     pub fn lost_share(&self) -> f64 {
         let expected: u64 = self.peers.iter().map(|peer| peer.elems_expected).sum();

@@ -1,0 +1,64 @@
+//! The presets on links of a known rate, where packets queue and are lost: every sum equals that over the mask of what the
+//! network lost (each run is checked), and the time is what the preset promises.
+
+use gradwire_collectives::{DeadlineRule, Policy};
+use gradwire_sim::{measure, run, Summary};
+use std::time::Duration;
+
+const BYTES: usize = 1 << 20;
+const LOSS: f64 = 0.05;
+const WARM_UP: usize = 3;
+
+fn runs(policy: Policy, loss: f64) -> Vec<Summary> {
+    let seeds = 0..3;
+    let ended = seeds.map(|seed| run(measure::scenario(seed, BYTES, loss, policy), false));
+    ended.map(|ended| ended.unwrap_or_else(|violation| panic!("{violation}"))).collect()
+}
+
+/// Times of the collectives from number `first` on, in order of length.
+fn times(runs: &[Summary], first: usize) -> Vec<Duration> {
+    let mut times: Vec<Duration> =
+        runs.iter().flat_map(|run| run.op_times.iter().skip(first).flatten()).copied().collect();
+    times.sort_unstable();
+    times
+}
+
+fn median(times: &[Duration]) -> Duration {
+    times[times.len() / 2]
+}
+
+#[test]
+fn every_tolerant_preset_is_faster_than_waiting_for_everything_where_packets_are_lost() {
+    let reliable = median(&times(&runs(Policy::RELIABLE, LOSS), 1));
+    for (name, policy) in [("mlt", Policy::MLT), ("ltp", Policy::LTP), ("auto", Policy::AUTO)] {
+        let tolerant = runs(policy, LOSS);
+        assert!(
+            tolerant.iter().any(|run| run.elems_uncounted > 0),
+            "{name} lost nothing: the test proves nothing"
+        );
+        assert!(median(&times(&tolerant, 1)) <= reliable, "{name}");
+    }
+}
+
+#[test]
+fn ultima_loses_nothing_while_it_warms_up_and_keeps_the_time_of_its_warm_up_after_that() {
+    let rounds = WARM_UP as u16;
+    let policy = Policy { deadline: DeadlineRule::WarmUp { rounds, percentile: 0.95 }, ..Policy::ULTIMA };
+    for run in runs(policy, LOSS) {
+        let all: Vec<Vec<Duration>> = run.op_times.iter().map(|op| op.iter().copied().collect()).collect();
+        let longest = |ops: &[Vec<Duration>]| ops.iter().flatten().max().copied().unwrap_or_default();
+        let (exact, timed) = all.split_at(WARM_UP);
+        assert!(longest(timed) <= 2 * longest(exact), "{:?} after {:?}", longest(timed), longest(exact));
+        assert!(run.elems_uncounted > 0, "best effort lost nothing: the test proves nothing");
+    }
+}
+
+#[test]
+fn a_quiet_network_costs_auto_nothing_and_ltp_no_more_than_its_data_percentage_allows() {
+    for (name, policy) in [("ltp", Policy::LTP), ("auto", Policy::AUTO)] {
+        for run in runs(policy, 0.0) {
+            let share = run.elems_uncounted as f64 / (6 * 4 * BYTES / 4) as f64;
+            assert!(share <= if name == "auto" { 0.0 } else { 0.2 }, "{name}: {share}");
+        }
+    }
+}
