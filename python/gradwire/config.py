@@ -25,6 +25,12 @@ CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
 SPRAYS = ("adaptive", "random", "round_robin")
+# AF41, AF31, AF21 and AF11, of which switches commonly make a queue each (RFC 4594), for 1 to 4 classes; with more
+# classes, their next drop precedence between them.
+_FOUR = (34, 26, 18, 10)
+_EIGHT = (34, 36, 26, 28, 18, 20, 10, 12)
+CODE_POINTS = tuple(_FOUR[:n] if n <= len(_FOUR) else _EIGHT[:n] for n in range(1, 9))
+CODE_POINT_CONTROL = 40  # CS5, signalling: above all of them, below what routers need
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
 ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
@@ -96,7 +102,19 @@ class Config:
         "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
     connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have appeared in the "
         "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
-    dscp: int = _setting(0, int, "Differentiated services code point of data packets.", low=0, high=63)
+    dscp: int = _setting(0, int, "Differentiated services code point of every packet, unless the next two say otherwise.",
+        low=0, high=63)
+    dscp_classes: str = _setting("off", str, "Code point of each traffic class, the most urgent first, separated by commas; "
+        "`auto`: 34, 26, 18, 10 (AF41 to AF11) and their like. Clouds may clear or police code points: only where the "
+        "switches have a queue for each (MLT section 4.2.2).")
+    dscp_control: int | None = _setting(None, int, "Code point of acknowledgements and other control packets. Unset: 40 (CS5) where "
+        "`dscp_classes` is `auto`, else `dscp`.", low=0, high=63, optional=True)
+    classes: int = _setting(4, int, "Traffic classes that the layers of a model are spread over.", low=1, high=8)
+    importance: str = _setting("off", str, "`magnitude`: packets of an opted-in gradient reduction whose mean magnitude reaches the "
+        "median are ECN-capable, so that a switch with RED and ECN drops the others first. No rate reacts to congestion "
+        "marks: only on switches of one's own.", choices=("off", "magnitude"))
+    importance_sample_rate: float = _setting(0.05, float, "Share of the gradients from which that median is estimated: 0.05 "
+        "in MLT, 0.001 in DLCP.", low=0.0, high=1.0)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
@@ -115,6 +133,31 @@ class Config:
         for field in settings():
             value = _checked(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+        self.code_points()
+
+    def code_points(self) -> list[int]:
+        """Code point of each traffic class; empty: none has its own.
+
+        Raises:
+            ConfigError: `dscp_classes` is not a list of `classes` code points.
+        """
+        if self.dscp_classes == "off":
+            return []
+        if self.dscp_classes == "auto":
+            return list(CODE_POINTS[self.classes - 1])
+        words = self.dscp_classes.split(",")
+        points = [int(word) if word.strip().isdecimal() else 64 for word in words]
+        if max(points) > 63 or len(points) != self.classes:
+            allowed = f"off | auto | {self.classes} values of 0 to 63 (one for each of `classes`), separated by commas"
+            text = f"dscp_classes = {self.dscp_classes!r} is not allowed: {allowed}"
+            raise ConfigError(text, field="dscp_classes", value=self.dscp_classes, allowed=allowed)
+        return points
+
+    def control_code_point(self) -> int:
+        """Code point of control packets."""
+        if self.dscp_control is not None:
+            return self.dscp_control
+        return CODE_POINT_CONTROL if self.dscp_classes == "auto" else self.dscp
 
     @classmethod
     def auto(cls, **settings: Any) -> Config:

@@ -1,8 +1,11 @@
 //! One call of a collective, as Python describes it, turned into a [`Request`].
 
 use crate::policy::PolicyNumbers;
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_engine::collectives::{
+    Algorithm, Collective, Dtype, Given, ImportanceRule, Magnitude, Policy, ReduceOp, Request, Tags, View,
+};
 use pyo3::prelude::*;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Address and length in bytes.
@@ -42,6 +45,12 @@ pub(crate) struct Call {
     residual: Option<Memory>,
     #[pyo3(item, default)]
     priority: Option<u8>,
+    #[pyo3(item, default)]
+    traffic_class: u8,
+    #[pyo3(item, default)]
+    sample_rate: Option<f64>,
+    #[pyo3(item, default)]
+    important: Option<Vec<bool>>,
 }
 
 /// Priority of a call that names none: hooks may go before and after it.
@@ -57,6 +66,12 @@ impl Call {
         let collective = self.collective()?;
         let timeout = Duration::try_from_secs_f64(self.timeout_s)
             .map_err(|error| format!("timeout of {} s: {error}", self.timeout_s))?;
+        let importance: Option<Arc<dyn ImportanceRule>> = match (self.important, self.sample_rate) {
+            (Some(parts), _) => Some(Arc::new(Given::new(parts))),
+            (None, Some(sample_rate)) => Some(Arc::new(Magnitude { sample_rate })),
+            (None, None) => None,
+        };
+        let tags = Tags { class: self.traffic_class, importance };
         let request = Request {
             collective,
             dtype: dtype(self.dtype)?,
@@ -70,7 +85,7 @@ impl Call {
             residual: unsafe { view(self.residual.unwrap_or_default()) },
             timeout,
             priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
-            tags: Tags::default(),
+            tags,
         };
         Ok((request, self.keep))
     }

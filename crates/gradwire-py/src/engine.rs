@@ -160,6 +160,11 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "peer_timeout_s" => config.peer_timeout = seconds(value)?,
         "connect_timeout_s" => config.connect_timeout = seconds(value)?,
         "dscp" => config.dscp = value.extract()?,
+        "dscp_classes" => {
+            config.dscp_classes = value.extract::<Vec<u16>>()?.into_iter().map(code_point).collect()
+        }
+        "dscp_control" => config.dscp_control = Some(value.extract()?),
+        "ecn" => config.ecn = value.extract()?,
         "offload" => {
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
@@ -185,6 +190,11 @@ fn controller(value: &Bound<'_, PyAny>) -> PyResult<ControllerKind> {
         .into_iter()
         .find(|kind| kind.name() == name)
         .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("bottleneck, timely or receiving_rate"))
+}
+
+/// Beyond a byte is as wrong as beyond 63, which the engine refuses.
+fn code_point(value: u16) -> u8 {
+    u8::try_from(value).unwrap_or(u8::MAX)
 }
 
 fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {

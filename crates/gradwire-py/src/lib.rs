@@ -21,7 +21,7 @@ mod _native {
     #[pymodule_export]
     use crate::op::NativeOp;
     #[pymodule_export]
-    use crate::policy::{policy_problem, preset_defaults, preset_names};
+    use crate::policy::{layer_class, policy_problem, preset_defaults, preset_names};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

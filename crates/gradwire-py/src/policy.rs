@@ -143,6 +143,12 @@ fn numbers_of<'py>(py: Python<'py>, policy: &Policy) -> PyResult<Bound<'py, PyDi
     Ok(numbers)
 }
 
+/// Traffic class of a layer; see `gradwire_collectives::layer_class`.
+#[pyfunction]
+pub(crate) fn layer_class(layer: u32, layers: u32, classes: u8) -> u8 {
+    gradwire_engine::collectives::layer_class(layer, layers, classes)
+}
+
 const RECOVERIES: [(&str, Reliability); 4] = [
     ("at_once", Reliability::Exact),
     ("when_asked", Reliability::Tolerant),

@@ -44,6 +44,15 @@ class UmlCluster(Cluster):
             self._switch.shape(port, self.link.rate_mbit, self.link.delay_ms, share, self.link.buffer_bytes)
         self._before = self._count()
 
+    def mark_long_queues(self, threshold_bytes: int) -> None:
+        """From now on every port marks ECN-capable packets, and drops others, while its queue is longer than this.
+
+        Replaces delay and random losses.
+        """
+        assert self._switch is not None
+        for port in range(self.hosts):
+            self._switch.mark_long_queues(port, self.link.rate_mbit, threshold_bytes, self.link.buffer_bytes)
+
     def loss_counters(self) -> LossCounters:
         """Packets that left the ports since `set_loss`, and those that the ports dropped (by chance or for want of buffer)."""
         now = self._count()

@@ -99,6 +99,25 @@ class UmlSwitch:
             f" delay {delay_ms}ms loss {100 * loss}%",
         )
 
+    def mark_long_queues(self, port: int, rate_mbit: float, threshold_bytes: int, buffer_bytes: int) -> None:
+        """Has a port treat packets as MLT (section 5.2) asks: where its queue is long, it drops those that it may not mark.
+
+        RED with ECN, with hardly any averaging, and its two thresholds one packet apart.
+
+        Args:
+            port: its number.
+            rate_mbit: rate in millions of bits a second.
+            threshold_bytes: length of the queue from which on packets are marked or dropped.
+            buffer_bytes: what the port holds for ECN-capable packets.
+        """
+        device = f"vec{port}"
+        self.run(
+            f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit {2 * buffer_bytes}",
+            f"tc qdisc replace dev {device} parent 1: handle 2: red limit {buffer_bytes} min {threshold_bytes}"
+            f" max {threshold_bytes + 1500} avpkt 1500 burst {threshold_bytes // 1500 + 1} probability 1"
+            f" bandwidth {rate_mbit}mbit ecn",
+        )
+
     def close(self) -> None:
         """Ends it."""
         self._kernel.kill()

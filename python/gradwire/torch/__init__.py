@@ -33,6 +33,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _residuals,
     _runtime,
     _steps,
+    _tags,
     _tolerant,
     _work,
 )
@@ -84,7 +85,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tolerant, _work, _backend,
+    _completer, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tags,
+    _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

@@ -18,6 +18,7 @@ from gradwire.torch import _memory
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._steps import StepMeter, StepRecord
+from gradwire.torch._tags import LayerPriority, Priority, split
 from gradwire.torch._tolerant import all_reduce, link_of, milliseconds
 
 logger = logging.getLogger("gradwire")
@@ -40,6 +41,7 @@ def tolerate_loss(
     gather_loss_bound: float | None = None,
     algorithm: str | None = None,
     steps_kept: int = STEPS_KEPT,
+    priority: Priority | None = None,
 ) -> "LossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
@@ -57,6 +59,10 @@ def tolerate_loss(
         error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
             Costs one more copy of the gradients in memory.
         steps_kept: how many records `steps` holds.
+        priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
+            `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
+            longest. Need not agree between ranks. None: class by layer, the front layers first, and importance as the
+            configuration says. Code points are written only with `dscp_classes`.
 
     Returns:
         The hook's state: statistics of the steps, and the residuals to save with a checkpoint.
@@ -93,7 +99,7 @@ def tolerate_loss(
         "gather_loss_bound": gather_loss_bound,
         "algorithm": algorithm,
     }
-    state = LossTolerance(model, arguments, error_feedback, steps_kept)
+    state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     model.register_comm_hook(state, average_what_arrives)
     return state
 
@@ -106,12 +112,20 @@ class LossTolerance:
     """
 
     def __init__(
-        self, model: DistributedDataParallel, arguments: dict[str, Any], error_feedback: bool, steps_kept: int
+        self,
+        model: DistributedDataParallel,
+        arguments: dict[str, Any],
+        error_feedback: bool,
+        steps_kept: int,
+        priority: Priority | None = None,
     ) -> None:
         self.group = model.process_group
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
         self._meter = StepMeter(steps_kept)
+        self._by_layer = priority is None
+        classes = link_of(self.group).owner.config.classes
+        self.priority = LayerPriority(model.module, classes) if priority is None else priority
 
     @property
     def steps(self) -> "list[StepRecord]":
@@ -165,10 +179,11 @@ class LossTolerance:
             residual.zero_()
         if bucket.index() == 0:
             self._meter.begin(time.monotonic())
-        priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN)
-        work = all_reduce(
-            gradient, group=self.group, async_op=True, residual=residual, priority=priority, **self.arguments
-        )
+        traffic_class, important = split(self.priority(bucket))
+        # The order of buckets is finer than that of classes; a function of the user's decides both.
+        priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
+        tags: dict[str, Any] = {"traffic_class": traffic_class, "important": important, "priority": priority}
+        work = all_reduce(gradient, group=self.group, async_op=True, residual=residual, **tags, **self.arguments)
         work.observer = self._meter.add
         return work.future_of(gradient)
 

@@ -43,7 +43,12 @@ class Runtime:
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
         logger.setLevel(config.log_level.upper())
-        logger.info("engine on UDP port %d, %s\n%s", self.engine.port, self.engine.features(), config.explain())
+        features = self.engine.features()
+        if (config.code_points() or config.importance != "off") and not features["traffic_class"]:
+            logger.warning(
+                "the kernel takes no traffic class with a datagram: dscp_classes and importance have no effect"
+            )
+        logger.info("engine on UDP port %d, %s\n%s", self.engine.port, features, config.explain())
 
     def check_process(self) -> None:
         """Refuses use in a forked child.
@@ -110,6 +115,9 @@ def _start_engine(config: Config) -> _native.Engine:
         "peer_timeout_s": config.peer_timeout_s,
         "connect_timeout_s": config.connect_timeout_s,
         "dscp": config.dscp,
+        "dscp_classes": config.code_points(),
+        "dscp_control": config.control_code_point(),
+        "ecn": config.importance != "off",
         "offload": config.offload == "auto",
         "paths": config.paths,
         "spray": config.spray,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import reduction
 from gradwire.torch._runtime import current
+from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
 
 
@@ -31,6 +33,8 @@ def all_reduce(
     async_op: bool = False,
     residual: torch.Tensor | None = None,
     priority: int | None = None,
+    traffic_class: int | None = None,
+    important: torch.Tensor | Sequence[bool] | None = None,
 ) -> GradwireWork:
     """Reduces `tensor` over all ranks, in place, and may leave a bounded share of the contributions behind.
 
@@ -52,7 +56,10 @@ def all_reduce(
         async_op: return at once; the caller waits.
         residual: like `tensor`. This rank's values that did not count are written here at their places, all else stays
             as it is. Add it to the next tensor and clear it: then no contribution is lost, it is only late.
-        priority: 0 to 255; lower goes first when several are in flight. Local to this rank.
+        priority: 0 to 255; lower goes first when several are in flight. Local to this rank. None: that of the class.
+        traffic_class: 0 (the most urgent) to `classes` - 1: which queue of a switch, by `dscp_classes`. Local to this rank.
+        important: which parts of the tensor a switch should keep longest, a mask of any length: the tensor is thought of
+            as cut into as many equal parts. None: as the configuration's `importance` says. Local to this rank.
 
     Returns:
         The work; `work.report()` says what was delivered. Its wait and future carry every error.
@@ -81,7 +88,8 @@ def all_reduce(
             gather_loss_bound=gather_loss_bound,
         )
         options["algorithm"] = algorithm_code(config, algorithm)
-        options["priority"] = priority
+        options |= tag_options(config, traffic_class, important)
+        options["priority"] = _order(priority, traffic_class)
         after: list[Any] = []
         buffer = _memory.writable(tensor, after, load=True)
         call = Call("all_reduce", [tensor], buffer, buffer, after, options)
@@ -118,6 +126,13 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
         )
         raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
     return adapter.link
+
+
+def _order(priority: int | None, traffic_class: int | None) -> int | None:
+    """Urgent classes leave first, unless the call says otherwise."""
+    if priority is not None or traffic_class is None:
+        return priority
+    return PRIORITY_OF_CLASS_0 + PRIORITY_STEP * traffic_class
 
 
 def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None) -> None:

@@ -1,0 +1,78 @@
+"""What the network is told about a gradient bucket: its traffic class, and which of its packets a switch should keep.
+
+No `from __future__ import annotations` here: see `_hook.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire import _native
+from gradwire.config import Config
+from gradwire.errors import ConfigError, InvalidRequestError
+
+# What a priority function may return: a class, or a class and a mask over the bucket.
+Tagged = int | tuple[int, torch.Tensor | Sequence[bool]]
+Priority = Callable[[dist.GradBucket], Tagged]
+
+# Order among the calls in flight, by class: between the first and the last bucket of a hook without a function.
+PRIORITY_OF_CLASS_0 = 96
+PRIORITY_STEP = 8
+
+
+class LayerPriority:
+    """Class by layer (MLT section 4.2.2): layer i of L has class floor(i P / L) of P, a bucket that of its first layer.
+
+    A layer is a module with parameters of its own, in the order of `named_parameters`.
+    """
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        order = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
+        numbers = {name: number for number, name in enumerate(order)}
+        self.classes = classes
+        self.layers = len(order)
+        # A parameter that several layers share belongs to the first: `named_parameters` names it once.
+        self._layer_of = {id(p): numbers[name.rpartition(".")[0]] for name, p in model.named_parameters()}
+
+    def __call__(self, bucket: dist.GradBucket) -> int:
+        """The class of the front-most layer in the bucket."""
+        first = min((self._layer_of[id(p)] for p in bucket.parameters()), default=0)
+        return _native.layer_class(first, self.layers, self.classes)
+
+
+def tag_options(config: Config, traffic_class: int | None, important: Any) -> dict[str, Any]:
+    """Options of a call: `traffic_class`, `sample_rate`, `important`, where there is something to say.
+
+    Args:
+        config: how many classes there are, and whether importance follows magnitude.
+        traffic_class: 0 (the most urgent) to `classes` - 1; None means 0.
+        important: a mask of any length over the tensor; None means the configuration's rule.
+
+    Raises:
+        ConfigError: there is no such class.
+        InvalidRequestError: the mask is not one-dimensional.
+    """
+    options: dict[str, Any] = {}
+    if traffic_class is not None:
+        allowed = f"0 to {config.classes - 1}"
+        if isinstance(traffic_class, bool) or not isinstance(traffic_class, int):
+            raise ConfigError(f"traffic_class = {traffic_class!r} is not allowed: {allowed}", field="traffic_class")
+        if not 0 <= traffic_class < config.classes:
+            raise ConfigError(f"traffic_class = {traffic_class} is not allowed: {allowed}", field="traffic_class")
+        options["traffic_class"] = traffic_class
+    if important is not None:
+        mask = torch.as_tensor(important)
+        if mask.dim() != 1:
+            raise InvalidRequestError(f"important has {mask.dim()} dimensions: a mask over the flat tensor has one")
+        options["important"] = mask.bool().tolist()
+    elif config.importance == "magnitude":
+        options["sample_rate"] = config.importance_sample_rate
+    return options
+
+
+def split(tagged: Tagged) -> tuple[int, Any]:
+    """Class and mask (None: none) of what a priority function returned."""
+    return tagged if isinstance(tagged, tuple) else (tagged, None)
