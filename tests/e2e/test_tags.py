@@ -21,7 +21,8 @@ ip protocol udp ip dscp af31 ip ecn ect0 counter comment "kept"
 ip protocol udp ip dscp af31 ip ecn not-ect counter comment "dropped first"
 ip protocol udp ip dscp cs5 ip ecn ect0 counter comment "control"
 ip protocol udp udp dport 0-65535 counter comment "all"
-} }"""
+}
+}"""
 
 
 def in_lab(folder: Path, main: Callable[[], Outcome]) -> Outcome:
@@ -73,7 +74,7 @@ def test_a_packet_filter_sees_the_classes_and_ecn_fields_that_were_asked_for(tmp
 def test_a_switch_with_red_and_ecn_drops_important_packets_less(tmp_path: Path) -> None:
     def main() -> Outcome:
         try:
-            cluster = UmlCluster(2, Link(rate_mbit=RATE_MBIT))
+            cluster = UmlCluster(2, Link(rate_mbit=RATE_MBIT, host_rate_mbit=10 * RATE_MBIT))
         except ToolMissing as error:
             (tmp_path / "skip").write_text(str(error))
             raise

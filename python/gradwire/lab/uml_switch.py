@@ -113,7 +113,7 @@ class UmlSwitch:
         device = f"vec{port}"
         self.run(
             f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit {2 * buffer_bytes}",
-            f"tc qdisc replace dev {device} parent 1: handle 2: red limit {buffer_bytes} min {threshold_bytes}"
+            f"tc qdisc replace dev {device} parent 1: handle 3: red limit {buffer_bytes} min {threshold_bytes}"
             f" max {threshold_bytes + 1500} avpkt 1500 burst {threshold_bytes // 1500 + 1} probability 1"
             f" bandwidth {rate_mbit}mbit ecn",
         )
