@@ -57,7 +57,8 @@ sim: env ## Simulate seeds and print each failing one: make sim SEEDS=0..10000
 fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 	scripts/fuzz.sh $(FUZZ_SECONDS)
 
-bench: build ## All-reduce against gloo over shaped links and over loopback
+bench: build ## The cost of a packet, and all-reduce against gloo over shaped links and over loopback
+	cargo bench --package gradwire-core --package gradwire-collectives $(LOCKED) -- --quick
 	$(PY) bench/collective/allreduce.py $(ARGS)
 
 ci: check test ## All that a change needs to pass
