@@ -193,6 +193,7 @@ impl Contract {
 
     /// A deadline ends the wait for retransmissions and for a sender that fell silent, never a first pass that still
     /// flows, or its overtaken packets, if the contract promises so (`after_first_pass`).
+    // claim: auto/no-needless-wait
     fn deadline(&self, progress: &Progress) -> Verdict {
         let Some(deadline) = self.deadline else { return Verdict::Wait(None) };
         if !Self::has(progress, self.floor) {

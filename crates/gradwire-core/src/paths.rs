@@ -416,14 +416,17 @@ impl Paths {
         self.members.iter_mut().for_each(|member| member.path.ledger.forget(transfer));
     }
 
-    /// How long to wait for an answer, and the least round trip, of the trusted path that takes longest.
+    /// How long to wait for an answer over the trusted path that takes longest, and the least round trip of all. The
+    /// least, because a path may have one sample only, of a time when this rank stood still.
     pub(crate) fn probe_timeout(&self) -> (Duration, Duration) {
         let of = |path: &Path| (path.rtt.probe_timeout(self.each.ack_delay_max), path.rtt.min());
         if self.members.len() == 1 {
             return of(&self.members[0].path);
         }
-        let sampled = self.trusted().filter(|member| member.path.rtt.has_sample());
-        sampled.map(|member| of(&member.path)).max().unwrap_or_else(|| of(&self.members[0].path))
+        let sampled = || self.trusted().filter(|member| member.path.rtt.has_sample());
+        let timeout = sampled().map(|member| of(&member.path).0).max();
+        let least = sampled().map(|member| of(&member.path).1).min();
+        timeout.zip(least).unwrap_or_else(|| of(&self.members[0].path))
     }
 
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.

@@ -6,7 +6,8 @@ use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
-    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, Reader, StatusBody, TransferId, TransferState,
+    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, PathId, Reader, StatusBody, TransferId,
+    TransferState,
 };
 
 /// Late data is answered at most this often for each transfer.
@@ -313,19 +314,33 @@ impl Connection {
         plausible
     }
 
-    /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost.
+    /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost. On
+    /// other paths than its own only what was sent a probe timeout before: they may be slower. But they may also be so bad
+    /// that no question goes over them, and what they lost would never be known.
     fn settle_probe(&mut self, now: Timestamp, header: &Header) {
         let Some((stamp, sent_at)) = self.last_probe else { return };
-        let Some(path) = self.paths.get_mut(header.path) else { return };
-        if stamp != header.offset {
+        if stamp != header.offset || self.paths.get_mut(header.path).is_none() {
             return;
         }
         self.last_probe = None;
-        let mut outcome = core::mem::take(&mut self.outcome);
-        path.lose_before(now, sent_at, &mut outcome);
-        self.outcome = outcome;
-        self.paths.on_answer(sent_at);
-        self.apply_outcome(usize::from(header.path.0));
+        let patience = self.probe_timeout().as_nanos() as u64;
+        let long_before = Timestamp::from_nanos(sent_at.as_nanos().saturating_sub(patience));
+        for index in 0..self.paths.len() {
+            let is_asked = index == usize::from(header.path.0);
+            let mut outcome = core::mem::take(&mut self.outcome);
+            let before = if is_asked { sent_at } else { long_before };
+            if let Some(path) = self.paths.get_mut(PathId(index as u8)) {
+                path.lose_before(now, before, &mut outcome);
+            }
+            let changed = is_asked || !outcome.lost.is_empty();
+            self.outcome = outcome;
+            if is_asked {
+                self.paths.on_answer(sent_at);
+            }
+            if changed {
+                self.apply_outcome(index);
+            }
+        }
     }
 
     fn on_status(
@@ -409,7 +424,10 @@ impl Connection {
             // The sender asks although it was told long ago: that was lost.
             self.paths.turn_control();
         }
-        self.ack_requested = Some((header.sent_at_us, header.path));
+        if self.liveness.is_open() {
+            // An answer that waited until this rank is connected would look like a round trip that took as long.
+            self.ack_requested = Some((header.sent_at_us, header.path));
+        }
         self.queue_status(transfer, header.offset / 64 * 64, header.sent_at_us);
         Ok(())
     }

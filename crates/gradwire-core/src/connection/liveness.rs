@@ -157,6 +157,15 @@ impl Liveness {
         self.hello_reply = Some((sent_at_us, path));
     }
 
+    /// This rank looks at the clock. A heartbeat is due several times in half the timeout: a rank that looks so late stood
+    /// still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
+    fn on_awake(&mut self, now: Timestamp, peer_timeout: Duration) {
+        if now.since(self.awake_at) > peer_timeout / 2 {
+            self.heard_at = now;
+        }
+        self.awake_at = now;
+    }
+
     /// What is due now, taken off the list.
     pub(super) fn next_due(
         &mut self,
@@ -164,6 +173,7 @@ impl Liveness {
         peer_timeout: Duration,
         pause: Duration,
     ) -> Option<Due> {
+        self.on_awake(now, peer_timeout);
         if self.hello_reply.is_some() {
             return Some(Due::HelloReply);
         }
@@ -349,12 +359,7 @@ impl Connection {
     }
 
     pub(super) fn check_silence(&mut self, now: Timestamp) {
-        // A heartbeat is due several times in this time: a rank that looks at the clock so late stood still itself, and
-        // cannot know what was sent to it meanwhile.
-        if now.since(self.liveness.awake_at) > self.config.peer_timeout / 2 {
-            self.liveness.heard_at = now;
-        }
-        self.liveness.awake_at = now;
+        self.liveness.on_awake(now, self.config.peer_timeout);
         if self.liveness.lost_at(self.config.peer_timeout).is_some_and(|at| now >= at) {
             self.liveness.lost = true;
             let silent = now.since(self.liveness.heard_at);

@@ -10,6 +10,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Most multiples of the least round-trip time that a probe waits, if that is longer than [`PAUSE_MAX`]: our own queue is at
 /// most two bandwidth-delay products, so an honest round trip stays below this.
 const RTT_MIN_MULTIPLE: u32 = 4;
+/// No network that people train over has longer round trips: a least round-trip time that says so is the only sample, of a
+/// time when this rank stood still.
+const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// Shortest probe timeout: below it the scheduler's jitter is all that is measured.
 const PROBE_MIN: Duration = Duration::from_micros(500);
 /// Most transfers asked about at once.
@@ -65,7 +68,7 @@ impl Connection {
     /// tiny packet.
     pub(super) fn probe_timeout(&self) -> Duration {
         let (timeout, rtt_min) = self.paths.probe_timeout();
-        timeout.clamp(PROBE_MIN, PAUSE_MAX.max(rtt_min * RTT_MIN_MULTIPLE))
+        timeout.clamp(PROBE_MIN, PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(BELIEVED_MAX)))
     }
 
     fn paused(&self, backoff: u32) -> Duration {
