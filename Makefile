@@ -8,7 +8,8 @@
 .PHONY: help env build demo test test-rust test-python check sim fuzz bench ci clean distclean
 
 PYTHON ?= python3
-SEEDS ?= 0..2000
+SEEDS ?= 20000
+FROM ?= 0
 FUZZ_SECONDS ?= 60
 # Extra flags for pip, for example PIP_FLAGS='--no-index --find-links /media/wheels' on a machine without network.
 PIP_FLAGS ?=
@@ -51,8 +52,8 @@ check: env ## Formatting, lints, types, and the repository's own rules
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-sim: env ## Simulate seeds and print each failing one: make sim SEEDS=0..10000
-	cargo run --profile test --package gradwire-sim --bin gradwire-sim $(LOCKED) -- --seeds $(SEEDS) $(ARGS)
+sim: env ## Simulate seeds and print each failing one: make sim FROM=0 SEEDS=20000 ARGS=--json
+	cargo run --profile test --package gradwire-sim --bin gradwire-sim $(LOCKED) -- --from $(FROM) --seeds $(SEEDS) $(ARGS)
 
 fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 	scripts/fuzz.sh $(FUZZ_SECONDS)

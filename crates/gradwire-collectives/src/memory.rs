@@ -157,7 +157,7 @@ impl Memory {
     ///
     /// # Loss
     /// A contribution that did not arrive is left out of the mean.
-    // claim: mlt/mean-over-contributions, ltp/packet-bubble
+    // claim: mlt/mean-over-contributions, ltp/packet-bubble, auto/unbiased-mean
     pub(crate) fn finish(&mut self, area: &Range<usize>, first_chunk: usize) {
         let mut start = area.start;
         while start < area.end {

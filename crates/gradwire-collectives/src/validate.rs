@@ -144,6 +144,7 @@ fn check_tags(request: &Request) -> Result<(), String> {
     Err(format!("traffic class {class}: there are {CLASSES_MAX}"))
 }
 
+// claim: auto/exact-unless-asked
 fn check_policy(request: &Request) -> Result<(), String> {
     let Request { policy, residual, output, .. } = request;
     if !residual.is_empty() && residual.len() != output.len() {

@@ -323,7 +323,7 @@ fn config(scenario: &Scenario, side: u32) -> ConnectionConfig {
         incast: 1,
         receive_buffer_bytes: host.socket_bytes,
         peer_timeout: host.peer_timeout,
-        paths: 1,
+        paths: host.paths,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
     }

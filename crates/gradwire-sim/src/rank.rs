@@ -269,7 +269,7 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         incast: (scenario.world_size as u32 - 1).max(1),
         receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),
         peer_timeout: host.peer_timeout,
-        paths: 1,
+        paths: host.paths,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
     }
@@ -278,7 +278,7 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
 /// Longer than every run: a collective that needs it is stuck.
 const OP_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What outputs hold before the call; a place that was never written shows it.
-const STALE: u8 = 0xEE;
+pub(crate) const STALE: u8 = 0xEE;
 /// What residuals hold before the call and must still hold where everything counted.
 pub(crate) const RESIDUAL_FILL: u8 = 0x5E;
 const SCRIBBLE: u8 = 0xDD;

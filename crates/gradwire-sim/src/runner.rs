@@ -94,6 +94,36 @@ impl Tally {
         }
     }
 
+    /// Adds what other seeds did.
+    pub fn merge(&mut self, other: Self) {
+        self.seeds += other.seeds;
+        self.datagrams += other.datagrams;
+        self.datagrams_lost += other.datagrams_lost;
+        self.ops += other.ops;
+        self.elems_uncounted += other.elems_uncounted;
+        self.failures.extend(other.failures);
+    }
+
+    /// One JSON object: the numbers, and every failing seed with what it broke. `first`: the first seed.
+    #[must_use]
+    pub fn to_json(&self, first: u64) -> String {
+        let failure = |failure: &Failure| {
+            let what = json_string(&failure.violation.to_string());
+            format!("{{\"seed\": {}, \"violation\": {what}}}", failure.scenario.seed)
+        };
+        let failures: Vec<String> = self.failures.iter().map(failure).collect();
+        format!(
+            "{{\"first\": {first}, \"seeds\": {}, \"collectives\": {}, \"datagrams\": {}, \"datagrams_lost\": {}, \
+             \"elems_uncounted\": {}, \"failures\": [{}]}}",
+            self.seeds,
+            self.ops,
+            self.datagrams,
+            self.datagrams_lost,
+            self.elems_uncounted,
+            failures.join(", ")
+        )
+    }
+
     /// The first failures, with the command that replays each; empty when there are none.
     #[must_use]
     pub fn describe_failures(&self) -> String {
@@ -105,9 +135,12 @@ impl Tally {
             )
         });
         let text: String = shown.collect();
+        let rest = self.failures.iter().skip(FAILURES_SHOWN);
+        let rest: String =
+            rest.map(|failure| format!("seed {}: {}\n", failure.scenario.seed, failure.violation)).collect();
         match self.failures.len() {
             0 => text,
-            count => format!("{count} of {} seeds failed\n{text}", self.seeds),
+            count => format!("{count} of {} seeds failed\n{text}{rest}", self.seeds),
         }
     }
 }
@@ -127,5 +160,40 @@ impl fmt::Display for Tally {
     }
 }
 
+fn json_string(text: &str) -> String {
+    let mut out = String::from('"');
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => out.extend(['\\', letter]),
+            letter if letter.is_control() => out.push_str(&format!("\\u{:04x}", letter as u32)),
+            letter => out.push(letter),
+        }
+    }
+    out.push('"');
+    out
+}
+
 /// More would bury the first.
 const FAILURES_SHOWN: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_survives_json() {
+        assert_eq!(json_string("a \"b\" \\ \n"), r#""a \"b\" \\ \u000a""#);
+    }
+
+    #[test]
+    fn tallies_add_up_and_name_what_failed() {
+        let mut tally = run_seeds(0..3, Scenario::swarm);
+        let failure = Failure { scenario: Scenario::swarm(7), violation: Violation::Panicked("no".into()) };
+        tally.merge(Tally { seeds: 1, failures: vec![failure], ..Tally::default() });
+        let json = tally.to_json(0);
+        assert!(
+            json.contains("\"seeds\": 4") && json.contains("{\"seed\": 7, \"violation\": \"panic: no\"}"),
+            "{json}"
+        );
+    }
+}

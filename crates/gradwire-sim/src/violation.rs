@@ -225,6 +225,20 @@ pub enum Violation {
         /// Kind of the datagram.
         what: String,
     },
+    /// A packet that always has to arrive was left out.
+    #[error(
+        "op {op}, element {elem}: it was in a critical packet from rank {from} to {to} and did not count"
+    )]
+    CriticalLost {
+        /// The collective.
+        op: usize,
+        /// Its place.
+        elem: u64,
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+    },
     /// A tolerant transfer sent something again although its receiver had not asked.
     #[error("op {op}: rank {from} repaired at {at:?} what rank {to} had not asked for")]
     RepairedUnasked {

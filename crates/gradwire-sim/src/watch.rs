@@ -11,7 +11,7 @@ use crate::plan::OpPlan;
 use crate::Violation;
 use gradwire_collectives::DeadlineRule;
 use gradwire_core::wire::{Flags, Header, Kind, Opening, Reader, StatusBody, TransferState};
-use gradwire_core::{Contract, Timestamp};
+use gradwire_core::{Contract, Reliability, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -22,8 +22,11 @@ type Name = (usize, usize, u32);
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     transfers: BTreeMap<Name, Transfer>,
+    /// The packet that each rank has sent last to each other: transfer, offset.
+    latest_sent: BTreeMap<(usize, usize), (u32, u32)>,
     /// The longest that a datagram has taken from one rank to another.
     transit_max: BTreeMap<(usize, usize), Duration>,
+    has_many_paths: bool,
 }
 
 #[derive(Debug)]
@@ -45,6 +48,11 @@ struct Transfer {
 }
 
 impl Watch {
+    /// Nothing seen yet.
+    pub(crate) fn new(paths: u8) -> Self {
+        Self { has_many_paths: paths > 1, ..Self::default() }
+    }
+
     /// A rank sends the first packets of a transfer that belongs to collective `op`.
     pub(crate) fn on_data_sent(
         &mut self,
@@ -54,7 +62,9 @@ impl Watch {
         header: &Header,
         body: &[u8],
     ) -> Result<(), Violation> {
-        if !plan.policy.after_first_pass || plan.policy.loss_bound <= 0.0 {
+        let policy = &plan.policy;
+        let may_ask = policy.recovery == Reliability::Tolerant && policy.critical_chunks == 0;
+        if !policy.after_first_pass || policy.loss_bound <= 0.0 || !may_ask {
             return Ok(());
         }
         let name = (from, to, header.transfer.0);
@@ -63,8 +73,12 @@ impl Watch {
                 self.transfers.insert(name, Transfer::new(op, plan, opening.total_bytes));
             }
         }
+        // A copy of the latest packet is no repair: it tries whether a path has healed.
+        let latest = (header.transfer.0, header.offset);
+        let is_again = header.flags.contains(Flags::RETRANSMITTED);
+        let is_copy = self.latest_sent.insert((from, to), latest) == Some(latest);
         match self.transfers.get(&name) {
-            Some(transfer) if header.flags.contains(Flags::RETRANSMITTED) && !transfer.was_asked => {
+            Some(transfer) if is_again && !is_copy && !transfer.was_asked => {
                 Err(Violation::RepairedUnasked { op, from, to, at: now })
             }
             _ => Ok(()),
@@ -102,22 +116,25 @@ impl Watch {
         Ok(())
     }
 
-    /// A datagram reaches its receiver. `is_open`: the receiver has made its call.
+    /// A datagram reaches its receiver. `has_called`: whether the receiver waits in a collective.
     pub(crate) fn on_delivered(
         &mut self,
         now: Timestamp,
         sent_at: Timestamp,
         (from, to): (usize, usize),
         bytes: &[u8],
-        is_open: bool,
+        has_called: impl Fn(usize) -> bool,
     ) {
         let longest = self.transit_max.entry((from, to)).or_default();
         *longest = (*longest).max(now.since(sent_at));
         let Ok((header, body)) = Header::decode(bytes) else { return };
-        if !is_open || !matches!(header.kind, Kind::Data | Kind::Probe) {
+        if !matches!(header.kind, Kind::Data | Kind::Probe) {
             return;
         }
         let Some(transfer) = self.transfers.get_mut(&(from, to, header.transfer.0)) else { return };
+        if !has_called(transfer.op) {
+            return;
+        }
         if header.flags.contains(Flags::ALL_SENT) {
             transfer.first_pass_over_at.get_or_insert(now);
         }
@@ -127,20 +144,24 @@ impl Watch {
         }
     }
 
-    /// The protocol waits for overtaken packets for half a smoothed round trip. No round trip that it measured can be
-    /// longer than the two longest ways seen; the 500 us are the protocol's least.
-    fn reorder_slack_max(&self, a: usize, b: usize) -> Duration {
+    /// The protocol waits for overtaken packets for half a smoothed round trip, and as much longer as the slower path
+    /// takes. No round trip that it measured can be longer than the two longest ways seen, and no path's lead longer than
+    /// the longest way here; the 500 us are the protocol's least.
+    fn reorder_slack_max(&self, receiver: usize, sender: usize) -> Duration {
         let way = |pair| self.transit_max.get(&pair).copied().unwrap_or_default();
-        ((way((a, b)) + way((b, a))) / 2).max(Duration::from_micros(500))
+        let (there, back) = (way((receiver, sender)), way((sender, receiver)));
+        let skew_max = if self.has_many_paths { back } else { Duration::ZERO };
+        ((there + back) / 2).max(Duration::from_micros(500)) + skew_max
     }
 }
 
 impl Transfer {
     fn new(op: usize, plan: &OpPlan, total_bytes: u64) -> Self {
-        let deadline = match plan.policy.deadline {
+        let fixed = match plan.policy.deadline {
             DeadlineRule::Fixed(deadline) => Some(deadline),
             _ => None,
         };
+        let deadline = fixed.into_iter().chain(plan.policy.deadline_max).min();
         Self {
             op,
             needed: Contract::needed(total_bytes, 1.0 - plan.policy.loss_bound),

@@ -1,8 +1,7 @@
 //! Runs seeds, replays one with every event, or measures completion times.
 
 use clap::{Parser, Subcommand};
-use gradwire_sim::{measure, run, run_seeds, Scenario};
-use std::ops::Range;
+use gradwire_sim::{measure, run, run_seeds, Scenario, Tally};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -10,9 +9,15 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Seeds to run, `A..B`; without any option a few hundred that nobody has run before.
-    #[arg(long, value_parser = parse_range, conflicts_with = "seed")]
-    seeds: Option<Range<u64>>,
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 20_000, conflicts_with = "seed")]
+    seeds: u64,
+    /// The first of them; without it seeds that nobody has run before, from the clock.
+    #[arg(long, conflicts_with = "seed")]
+    from: Option<u64>,
+    /// Prints the result as one JSON object; progress goes to standard error as always.
+    #[arg(long, conflicts_with = "seed")]
+    json: bool,
     /// One seed: prints all its options first.
     #[arg(long)]
     seed: Option<u64>,
@@ -38,7 +43,7 @@ fn main() -> ExitCode {
     match (arguments.command, arguments.seed) {
         (Some(Command::Measure { runs }), _) => measure::print_table(runs),
         (None, Some(seed)) => replay(seed, arguments.verbose),
-        (None, None) => sweep(arguments.seeds.unwrap_or_else(fresh_seeds)),
+        (None, None) => sweep(arguments.from.unwrap_or_else(fresh), arguments.seeds, arguments.json),
     }
 }
 
@@ -57,12 +62,25 @@ fn replay(seed: u64, verbose: bool) -> ExitCode {
     }
 }
 
-fn sweep(seeds: Range<u64>) -> ExitCode {
+fn sweep(first: u64, count: u64, json: bool) -> ExitCode {
     let started = Instant::now();
-    println!("seeds {}..{}", seeds.start, seeds.end);
-    let tally = run_seeds(seeds, Scenario::swarm);
-    println!("{tally} in {:.1} s", started.elapsed().as_secs_f64());
-    print!("{}", tally.describe_failures());
+    let end = first.saturating_add(count);
+    eprintln!("seeds {first}..{end}");
+    let mut tally = Tally::default();
+    let mut at = first;
+    while at < end {
+        let next = end.min(at.saturating_add(SLICE));
+        tally.merge(run_seeds(at..next, Scenario::swarm));
+        at = next;
+        let (failed, seconds) = (tally.failures.len(), started.elapsed().as_secs());
+        eprintln!("{} of {count} seeds, {failed} failed, {seconds} s", at - first);
+    }
+    if json {
+        println!("{}", tally.to_json(first));
+    } else {
+        println!("seeds {first}..{end}: {tally} in {:.1} s", started.elapsed().as_secs_f64());
+        print!("{}", tally.describe_failures());
+    }
     if tally.failures.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -70,18 +88,10 @@ fn sweep(seeds: Range<u64>) -> ExitCode {
     }
 }
 
-fn fresh_seeds() -> Range<u64> {
+fn fresh() -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
-    let start = since_epoch.map_or(1, |elapsed| elapsed.as_secs()) * 1000;
-    start..start + 300
+    since_epoch.map_or(1, |elapsed| elapsed.as_secs()) * 1000
 }
 
-fn parse_range(text: &str) -> Result<Range<u64>, String> {
-    let (start, end) = text.split_once("..").ok_or("expected A..B")?;
-    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text:?}: {error}"));
-    let (start, end) = (number(start)?, number(end)?);
-    if start >= end {
-        return Err(format!("{start}..{end} holds no seed"));
-    }
-    Ok(start..end)
-}
+/// Seeds between two lines of progress.
+const SLICE: u64 = 1000;

@@ -6,7 +6,7 @@
 
 use super::finished;
 use crate::plan::OpPlan;
-use crate::rank::RESIDUAL_FILL;
+use crate::rank::{RESIDUAL_FILL, STALE};
 use crate::record::{count, first_outside, merge, Arrival};
 use crate::values::{
     base_sum, contribution, encode, encode_mean, encode_scaled, factor, factors, load, means_identify_masks,
@@ -14,19 +14,21 @@ use crate::values::{
 };
 use crate::world::World;
 use crate::Violation;
-use gradwire_collectives::{DeadlineRule, DeliveryReport, Dtype, PeerDelivery, ReduceOp};
+use gradwire_collectives::{DeadlineRule, DeliveryReport, Dtype, Fill, PeerDelivery, ReduceOp};
 use gradwire_core::Contract;
 use std::ops::Range;
 
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     let view = View::new(world, op);
     view.check_replicas()?;
+    view.check_filled()?;
     view.check_reported_once()?;
     view.check_quiet_network()?;
     if view.is_transpose() {
         view.check_values_against_reports()?;
         view.check_arrivals()?;
         view.check_budgets()?;
+        view.check_critical()?;
         view.check_residuals()
     } else {
         view.check_conservation()
@@ -39,6 +41,8 @@ struct View<'w> {
     plan: &'w OpPlan,
     op: usize,
     outputs: Vec<&'w [u8]>,
+    /// Every element as a rank has it that received it.
+    result: Vec<u8>,
     residuals: Vec<&'w [u8]>,
     reports: Vec<&'w DeliveryReport>,
     /// For each rank, its elements that did not count; sorted and merged.
@@ -52,11 +56,13 @@ impl<'w> View<'w> {
         let ends: Vec<_> =
             (0..world.scenario.world_size).filter_map(|rank| finished(world, op, rank)).collect();
         let reports: Vec<_> = ends.iter().filter_map(|end| end.outcome.as_ref().ok()).collect();
+        let outputs: Vec<&[u8]> = ends.iter().map(|end| &end.output[..]).collect();
         Self {
             world,
             plan,
             op,
-            outputs: ends.iter().map(|end| &end.output[..]).collect(),
+            result: merged_result(plan, &outputs, &reports),
+            outputs,
             residuals: ends.iter().map(|end| &end.residual[..]).collect(),
             uncounted: reports.iter().map(|report| merge(report.uncounted.clone())).collect(),
             reports,
@@ -68,11 +74,88 @@ impl<'w> View<'w> {
         self.reports.iter().all(|report| report.collective.contains("transpose"))
     }
 
+    /// Every rank has the same bits wherever the result reached it.
     fn check_replicas(&self) -> Result<(), Violation> {
-        for (rank, output) in self.outputs.iter().enumerate().skip(1) {
-            if *output != self.outputs[0] {
-                let byte = output.iter().zip(self.outputs[0]).position(|(a, b)| a != b).unwrap_or(0);
-                return Err(Violation::ReplicasDiffer { op: self.op, rank, byte });
+        let width = self.plan.dtype.bytes() as u64;
+        for (rank, output) in self.outputs.iter().enumerate() {
+            let filled = merge(self.reports[rank].filled.clone());
+            for got in subtract(&(0..self.plan.elems as u64), &filled) {
+                let bytes = (got.start * width) as usize..(got.end * width) as usize;
+                let (ours, all) = (&output[bytes.clone()], &self.result[bytes.clone()]);
+                if ours != all {
+                    let at = ours.iter().zip(all).position(|(a, b)| a != b).unwrap_or(0);
+                    return Err(Violation::ReplicasDiffer { op: self.op, rank, byte: bytes.start + at });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Only a policy that allows it loses results on their way back, within its bound, and fills what it says.
+    fn check_filled(&self) -> Result<(), Violation> {
+        let op = self.op;
+        let gather = self.plan.policy.gather;
+        let width = self.plan.dtype.bytes() as u64;
+        for (rank, report) in self.reports.iter().enumerate() {
+            let filled = merge(report.filled.clone());
+            let told = report.replicas_identical;
+            if (gather.loss_bound <= 0.0 && !filled.is_empty()) || told != (gather.loss_bound <= 0.0) {
+                let reported = format!("{} elements filled, identical replicas: {told}", count(&filled));
+                let actual = format!("{gather:?}");
+                return Err(Violation::ReportDisagrees { op, rank, reported, actual });
+            }
+            for (owner, span) in self.shards() {
+                let expected = span.end - span.start;
+                let received = count(&subtract(&span, &filled));
+                let bound = Contract::needed(expected * width, 1.0 - gather.loss_bound).div_ceil(width);
+                if received < bound {
+                    let closed_by = report.gather_ended_by;
+                    return Err(Violation::OverBudget {
+                        op,
+                        from: owner,
+                        to: rank,
+                        received,
+                        expected,
+                        bound,
+                        closed_by,
+                    });
+                }
+            }
+            self.check_fill(rank, &filled)?;
+        }
+        Ok(())
+    }
+
+    fn check_fill(&self, rank: usize, filled: &[Range<u64>]) -> Result<(), Violation> {
+        let (dtype, plan) = (self.plan.dtype, self.plan);
+        for elem in filled.iter().cloned().flatten() {
+            let own = contribution(dtype, plan.reduce, self.op, rank, elem);
+            let expected = match (plan.policy.gather.fill, plan.reduce) {
+                (Fill::Zero, _) => 0,
+                (Fill::Local, ReduceOp::Sum) => encode_scaled(dtype, own, self.outputs.len(), 1),
+                (Fill::Previous, _) if !plan.in_place => load(&[STALE; 8], dtype, 0),
+                (Fill::Previous | Fill::Local, _) => encode(dtype, own),
+            };
+            let got = load(self.outputs[rank], dtype, elem as usize);
+            if got != expected {
+                let (expected, got) = (show(dtype, expected), show(dtype, got));
+                return Err(Violation::WrongElement { op: self.op, rank, elem, expected, got });
+            }
+        }
+        Ok(())
+    }
+
+    /// LTP's critical packets hold the first and the last element of a transfer.
+    fn check_critical(&self) -> Result<(), Violation> {
+        if self.plan.policy.critical_chunks == 0 {
+            return Ok(());
+        }
+        for (to, span) in self.shards() {
+            let ends = [span.start, span.end - 1];
+            for from in (0..self.reports.len()).filter(|from| *from != to) {
+                if let Some(elem) = ends.into_iter().find(|elem| contains(&self.uncounted[from], *elem)) {
+                    return Err(Violation::CriticalLost { op: self.op, elem, from, to });
+                }
             }
         }
         Ok(())
@@ -95,7 +178,8 @@ impl<'w> View<'w> {
     /// and a deadline in absolute time promise less.
     fn check_quiet_network(&self) -> Result<(), Violation> {
         let promises = self.plan.policy.after_first_pass
-            && !matches!(self.plan.policy.deadline, DeadlineRule::Fixed(_))
+            && matches!(self.plan.policy.deadline, DeadlineRule::Measured { .. } | DeadlineRule::Never)
+            && self.plan.policy.deadline_max.is_none()
             && self.world.scenario.is_undisturbed()
             && self.world.network.stats().overflowed == 0;
         for (rank, uncounted) in self.uncounted.iter().enumerate() {
@@ -109,7 +193,7 @@ impl<'w> View<'w> {
     fn check_values_against_reports(&self) -> Result<(), Violation> {
         for (span, reported) in self.masks_by_report() {
             for elem in span {
-                let bits = load(self.outputs[0], self.plan.dtype, elem as usize);
+                let bits = load(&self.result, self.plan.dtype, elem as usize);
                 let which = factor(self.plan.dtype, self.op, elem);
                 if self.means.holds(which, reported, bits) {
                     continue;
@@ -176,12 +260,23 @@ impl<'w> View<'w> {
         Ok(())
     }
 
-    fn check_budgets(&self) -> Result<(), Violation> {
-        for (to, report) in self.reports.iter().enumerate() {
+    /// For each rank that reduces something, its shard: where the packets to it begin, and as much as it says it expected.
+    /// Their end tells nothing: a transfer that is stopped is never sent whole.
+    fn shards(&self) -> Vec<(usize, Range<u64>)> {
+        let ranks = self.reports.iter().enumerate();
+        let shards = ranks.filter_map(|(to, report)| {
             let into = self.world.record.routes(self.op).filter(|((_, _, receiver), _)| *receiver == to);
-            let Some(start) = into.map(|(_, span)| span.start).min() else { continue };
-            for peer in &report.peers {
-                self.check_budget(peer, to, start)?;
+            let start = into.map(|(_, span)| span.start).min()?;
+            let expected = report.peers.first()?.elems_expected;
+            (expected > 0).then(|| (to, start..start + expected))
+        });
+        shards.collect()
+    }
+
+    fn check_budgets(&self) -> Result<(), Violation> {
+        for (to, shard) in self.shards() {
+            for peer in &self.reports[to].peers {
+                self.check_budget(peer, to, shard.start)?;
             }
         }
         Ok(())
@@ -249,8 +344,9 @@ impl<'w> View<'w> {
     /// residuals together must hold every contribution once.
     fn check_conservation(&self) -> Result<(), Violation> {
         let mut mask = everybody(self.world.scenario.world_size);
+        debug_assert!(self.reports.iter().all(|report| report.filled.is_empty()), "no ring fills");
         for elem in 0..self.plan.elems as u64 {
-            let bits = load(self.outputs[0], self.plan.dtype, elem as usize);
+            let bits = load(&self.result, self.plan.dtype, elem as usize);
             let which = factor(self.plan.dtype, self.op, elem);
             if !self.means.holds(which, mask, bits) {
                 let found = self.means.find(which, bits);
@@ -275,6 +371,23 @@ impl<'w> View<'w> {
         }
         Err(Violation::NotConserved { op: self.op, elem, expected, got })
     }
+}
+
+/// Every element from the first rank that received it.
+fn merged_result(plan: &OpPlan, outputs: &[&[u8]], reports: &[&DeliveryReport]) -> Vec<u8> {
+    let width = plan.dtype.bytes() as u64;
+    let mut result = outputs.first().map(|output| output.to_vec()).unwrap_or_default();
+    let mut holes = reports.first().map(|report| merge(report.filled.clone())).unwrap_or_default();
+    for (output, report) in outputs.iter().zip(reports).skip(1) {
+        let filled = merge(report.filled.clone());
+        let found: Vec<Range<u64>> = holes.iter().flat_map(|hole| subtract(hole, &filled)).collect();
+        for range in &found {
+            let bytes = (range.start * width) as usize..(range.end * width) as usize;
+            result[bytes.clone()].copy_from_slice(&output[bytes]);
+        }
+        holes = holes.iter().flat_map(|hole| subtract(hole, &found)).collect();
+    }
+    result
 }
 
 /// The result that each set of ranks would give, by factor.

@@ -6,7 +6,8 @@
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
-use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Fill, Policy, ReduceOp};
+use gradwire_core::recovery::ControllerKind;
 use std::time::Duration;
 
 pub(super) fn swarm(seed: u64) -> Scenario {
@@ -133,7 +134,8 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         nic_bytes: if rng.chance(0.5) { None } else { Some(rng.log_uniform(20_000, 1_000_000)) },
         wake_late_max: rng.pick(&[Duration::ZERO, Duration::from_micros(60), Duration::from_millis(2)]),
         peer_timeout: Duration::from_secs(rng.pick(&timeouts)),
-        ..HostOptions::default()
+        controller: rng.pick(&CONTROLLERS),
+        paths: rng.pick(&[1, 1, 2, 4]),
     }
 }
 
@@ -205,7 +207,7 @@ fn draw_ops(rng: &mut Rng, world_size: usize) -> Vec<OpPlan> {
 
 /// Sizes are drawn on a logarithmic scale up to 2 MB: most are small, which is where the edges are.
 fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
-    let kind = draw_kind(rng, world_size);
+    let mut kind = draw_kind(rng, world_size);
     let tolerant = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.7);
     let reduces = matches!(kind, OpKind::AllReduce(_) | OpKind::ReduceScatter | OpKind::Reduce(_));
     let (dtype, reduce) = if tolerant { draw_tolerant(rng) } else { draw_exact(rng, reduces) };
@@ -213,6 +215,10 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
     let bytes = rng.log_uniform(1, row_bytes_max) as usize;
     let elems = if rng.chance(0.05) { 0 } else { bytes.div_ceil(dtype.bytes()) };
     let policy = if tolerant { draw_policy(rng) } else { Policy::RELIABLE };
+    if kind == OpKind::AllReduce(Algorithm::Ring) && policy.gather.loss_bound > 0.0 {
+        // A ring would hand on what it has filled in.
+        kind = OpKind::AllReduce(Algorithm::Transpose);
+    }
     let in_place = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.5);
     OpPlan { kind, dtype, elems, reduce, policy, in_place, priority: rng.below(0..3) as u8 }
 }
@@ -260,17 +266,37 @@ fn draw_exact(rng: &mut Rng, reduces: bool) -> (Dtype, ReduceOp) {
     }
 }
 
+/// `auto` in two of five, else any preset as it is or with other numbers.
 fn draw_policy(rng: &mut Rng) -> Policy {
-    let mut policy = rng.pick(&[Policy::AUTO, Policy::AUTO, Policy::MLT]);
-    if rng.chance(0.3) {
+    let mut policy = if rng.chance(0.4) { Policy::AUTO } else { rng.pick(&Policy::PRESETS).1 };
+    if policy.loss_bound > 0.0 && rng.chance(0.3) {
         policy.loss_bound = rng.pick(&[0.01, 0.02, 0.2]);
         policy.floor = policy.floor.min(1.0 - policy.loss_bound);
     }
-    if rng.chance(0.1) {
+    if policy.gather.loss_bound > 0.0 {
+        policy.gather.loss_bound = rng.pick(&[0.01, 0.05, 0.1]);
+        policy.gather.fill = rng.pick(&[Fill::Zero, Fill::Previous, Fill::Local]);
+    }
+    if let DeadlineRule::WarmUp { rounds, .. } = &mut policy.deadline {
+        // A run has a few collectives, a training job thousands.
+        *rounds = rng.below(1..4) as u16;
+    }
+    if !policy.is_exact() && rng.chance(0.15) {
         policy.deadline = DeadlineRule::Fixed(Duration::from_millis(rng.log_uniform(2, 500)));
     }
+    if !policy.is_exact() && rng.chance(0.05) {
+        policy.deadline_max = Some(Duration::from_millis(rng.log_uniform(5, 500)));
+    }
+    assert_eq!(policy.validate(), Ok(()), "{policy:?}");
     policy
 }
 
+/// The default in most runs.
+const CONTROLLERS: [ControllerKind; 4] = [
+    ControllerKind::Bottleneck,
+    ControllerKind::Bottleneck,
+    ControllerKind::Timely,
+    ControllerKind::ReceivingRate,
+];
 /// 1 Mbit/s.
 const RATE_MIN: u64 = 125_000;

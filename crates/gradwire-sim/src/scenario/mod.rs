@@ -50,6 +50,8 @@ pub struct HostOptions {
     pub ack_delay_max: Duration,
     /// Rate controller of every connection.
     pub controller: ControllerKind,
+    /// Paths between each two ranks.
+    pub paths: u8,
     /// Rate before anything was measured, bytes per second.
     pub initial_rate: u64,
     /// Socket buffer of a rank.
@@ -198,6 +200,7 @@ impl Default for HostOptions {
             ack_every: 10,
             ack_delay_max: Duration::from_micros(250),
             controller: ControllerKind::default(),
+            paths: 1,
             initial_rate: 125_000_000,
             socket_bytes: 4 << 20,
             nic_bytes: None,

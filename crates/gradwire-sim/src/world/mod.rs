@@ -98,12 +98,12 @@ impl World {
         let mut world = Self {
             ended: vec![0; scenario.ops.len()],
             saboteur: Saboteur::new(scenario.sabotage),
+            watch: Watch::new(scenario.host.paths),
             rng: rng.fork(11),
             ranks,
             network,
             scenario,
             record: DeliveryRecord::default(),
-            watch: Watch::default(),
             now: Timestamp::ZERO,
             queue: EventQueue::new(),
             trace: Trace::new(verbose),

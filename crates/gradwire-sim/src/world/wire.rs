@@ -44,15 +44,14 @@ impl World {
 
     pub(super) fn deliver(&mut self, from: usize, to: usize, mut packet: Packet) {
         self.saboteur.on_delivery(&mut packet);
-        let runs = &self.ranks[to].runs;
-        let has_called = |provenance: &Provenance| runs[provenance.op].is_some();
+        let rank = &self.ranks[to];
         // Until it is connected a rank may close a transfer but cannot say so.
-        let waits = self.ranks[to].connected && packet.provenance.as_ref().is_none_or(has_called);
+        let waits_in = |op: usize| rank.connected && rank.runs[op].is_some();
         if let Some(provenance) = &packet.provenance {
-            let arrival = if waits { Arrival::Open } else { Arrival::Early };
+            let arrival = if waits_in(provenance.op) { Arrival::Open } else { Arrival::Early };
             self.record.on_arrived(from, to, provenance, arrival);
         }
-        self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits);
+        self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits_in);
         let local = self.local(to);
         self.ranks[to].group.handle_datagram(local, from as u32, &packet.bytes);
         self.outbox.spare.push(packet.bytes);
