@@ -18,10 +18,13 @@
 //!   ([`super::headroom`]).
 //! - A probe raises the window along with the rate, is repeated while it finds room, and does not wait for its turn
 //!   where there is no queue: what other flows leave is taken over within a few round trips.
+//! - While a flow dips it sees what others keep in the queue. Where that is more than flows of its own kind keep, it
+//!   takes a little more room itself and leaves no more of it ([`super::others`]).
 //! - A flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
+use super::others::OthersQueue;
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
@@ -41,6 +44,7 @@ pub struct BottleneckController {
     previous_rtt: Option<Duration>,
     /// When to look for a shorter round trip, unless one is seen before.
     dip_at: Timestamp,
+    others: OthersQueue,
     aggregation: AckAggregation,
     round: Round,
     full_pipe: FullPipe,
@@ -119,6 +123,7 @@ impl BottleneckController {
             rtt: WindowedMin::default(),
             previous_rtt: None,
             dip_at: Timestamp::ZERO,
+            others: OthersQueue::default(),
             aggregation: AckAggregation::default(),
             round: Round::default(),
             full_pipe: FullPipe::default(),
@@ -132,6 +137,9 @@ impl BottleneckController {
     fn learn(&mut self, sample: &AckSample) {
         if let Some(rtt) = sample.rtt {
             self.learn_rtt(sample.now, rtt);
+            if matches!(self.mode, Mode::Dip { reached: Some(_), .. }) {
+                self.others.on_look(rtt);
+            }
             self.round.rtt_min = Some(self.round.rtt_min.map_or(rtt, |least| least.min(rtt)));
         }
         self.round.losses.acked += sample.acked_bytes;
@@ -171,6 +179,9 @@ impl BottleneckController {
         let overflows = self.headroom.on_round(round.losses);
         if overflows && self.may_dip(now) {
             // All flows lose at the same time, so all look for the empty path at the same time.
+            self.dip_at = now;
+        }
+        if queued && self.others.must_look(self.bandwidth.max()) {
             self.dip_at = now;
         }
         match &mut self.mode {
@@ -219,7 +230,8 @@ impl BottleneckController {
             Mode::ProbeBandwidth { phase, since, before } => {
                 let elapsed = now.since(since);
                 let over = match phase {
-                    DRAIN_PHASE => drained || elapsed >= rtt * DRAIN_ROUNDS_MAX,
+                    // The queue that others keep does not drain.
+                    DRAIN_PHASE if !self.others.stands() => drained || elapsed >= rtt * DRAIN_ROUNDS_MAX,
                     _ => elapsed >= rtt,
                 };
                 if over {
@@ -248,9 +260,11 @@ impl BottleneckController {
         self.mode = Mode::Dip { since, reached };
         // Of the round trips as they were, so that flows that dip a little later are met.
         let hold = self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt);
-        let held = reached.is_some_and(|at| now.since(at) >= hold);
-        if held || now.since(since) >= (DIP_MAX + hold).max(rtt * DRAIN_ROUNDS_MAX) {
-            self.dip_at = now + self.dip_interval();
+        let held = reached.is_some_and(|at| now.since(at) >= hold) && self.others.has_looked();
+        let patience = self.previous_rtt.unwrap_or(rtt).max(rtt) * DRAIN_ROUNDS_MAX;
+        if held || now.since(since) >= (DIP_MAX + hold).max(patience) {
+            let again = self.others.end_look(rtt, self.bandwidth.max());
+            self.dip_at = now + self.dip_interval() / if again { LOOKS_AGAIN } else { 1 };
             self.cruise(now);
         }
     }
@@ -301,9 +315,11 @@ impl BottleneckController {
     fn window(&self, cwnd_gain: u64) -> u64 {
         let bdp = self.bdp();
         let lumps = self.lumps();
-        let standing = bytes_in(self.bandwidth.max(), STANDING).min(self.standing_bytes);
+        let standing =
+            bytes_in(self.bandwidth.max(), STANDING) + self.others.allowance(self.bandwidth.max(), bdp);
+        let standing = standing.min(self.standing_bytes);
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
-        let headroom = self.headroom.per_mille();
+        let headroom = self.headroom_per_mille();
         gain(bdp, (UNIT + headroom) / 2).saturating_add(lumps).saturating_add(gain(above, headroom))
     }
 
@@ -312,8 +328,17 @@ impl BottleneckController {
     /// milliseconds builds up.
     fn lumps(&self) -> u64 {
         let bound = bytes_in(self.bandwidth.max(), LUMP_MAX);
-        let bound = gain(bound, self.headroom.per_mille().max(UNIT / 2)).min(self.standing_bytes);
+        let bound = gain(bound, self.headroom_per_mille().max(UNIT / 2)).min(self.standing_bytes);
         self.aggregation.bytes().min(bound).max(self.floor())
+    }
+
+    /// Where others keep the queue it is theirs that overflows, and what this flow left they would take.
+    fn headroom_per_mille(&self) -> u64 {
+        if self.others.stands() {
+            UNIT
+        } else {
+            self.headroom.per_mille()
+        }
     }
 
     fn bdp(&self) -> u64 {
@@ -347,10 +372,14 @@ impl RateController for BottleneckController {
     }
 
     fn on_idle_restart(&mut self, now: Timestamp) {
+        // Two packets in flight leave gaps between round trips, which are no idle time: the dip goes on.
+        if matches!(self.mode, Mode::Dip { .. }) {
+            return;
+        }
         // The queue was empty a moment ago, so the samples that come now are good ones.
         self.rtt.refresh(now, REFRESH_MIN);
         self.dip_at = now + self.dip_interval();
-        if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
+        if matches!(self.mode, Mode::ProbeBandwidth { .. }) {
             self.cruise(now);
         }
         self.apply();
@@ -389,6 +418,8 @@ const DRAIN_PHASE: usize = 1;
 const DIP_INTERVAL_ROUNDS: u32 = 100;
 /// On short paths rather less.
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// A second look is taken after this part of the interval.
+const LOOKS_AGAIN: u32 = 4;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.

@@ -15,6 +15,9 @@ pub enum Controller {
     Timely(TimelyController),
     /// See [`ReceivingRateController`].
     ReceivingRate(ReceivingRateController),
+    /// See [`super::rival`].
+    #[cfg(test)]
+    Rival(super::rival::RivalController),
 }
 
 impl Controller {
@@ -36,6 +39,8 @@ macro_rules! forward {
             Controller::Bottleneck($controller) => $call,
             Controller::Timely($controller) => $call,
             Controller::ReceivingRate($controller) => $call,
+            #[cfg(test)]
+            Controller::Rival($controller) => $call,
         }
     };
 }

@@ -4,6 +4,7 @@
 //! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
 //! a quarter of a millisecond after the first unacknowledged one, or when the sender asks, four times in a window.
 
+use super::rival::RivalController;
 use super::{
     AckOutcome, AckSample, Controller, ControllerKind, ControllerSettings, Ledger, Pacer, RateController,
     RttEstimator, SentPacket,
@@ -165,6 +166,11 @@ impl World {
             self.handle(event);
         }
         self.now.since(started)
+    }
+
+    /// Makes a flow one of another transport.
+    pub(super) fn set_rival(&mut self, flow: usize) {
+        self.flows[flow].controller = Controller::Rival(RivalController::new(PACKET));
     }
 
     pub(super) fn controller(&self, flow: usize) -> &Controller {

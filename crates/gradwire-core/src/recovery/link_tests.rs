@@ -223,3 +223,26 @@ fn the_estimate_is_the_link() {
     assert!((0.95..1.15).contains(&estimate), "{estimate:.3}");
     assert!(world.controller(0).cwnd() <= 64 * PACKET);
 }
+
+/// Share of the first flow beside one of another transport, which starts `head_start` after it.
+fn share_beside_a_rival(link: Link, head_start: Duration) -> f64 {
+    let mut world = World::new(KIND, link, 2, 1);
+    world.set_rival(1);
+    world.set_active(0, true);
+    world.run(head_start);
+    world.set_active(1, true);
+    world.run(ms(500));
+    let counters = world.run(ms(9_000));
+    counters[0].delivered_bytes as f64 / delivered(&counters) as f64
+}
+
+/// Half of the fair share at least: making room for a queue that never goes left it an eighth.
+#[test]
+fn a_flow_keeps_its_place_beside_a_rival_that_keeps_a_longer_queue() {
+    for (rtt, buffer) in [(ms(1), 66), (ms(1), 264), (ms(40), 2_640)] {
+        for head_start in [Duration::ZERO, ms(700)] {
+            let share = share_beside_a_rival(link(200, rtt, buffer), head_start);
+            assert!((0.25..=0.75).contains(&share), "{rtt:?}, buffer {buffer}, {head_start:?}: {share:.3}");
+        }
+    }
+}

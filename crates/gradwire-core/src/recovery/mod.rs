@@ -17,9 +17,12 @@ mod link;
 #[cfg(test)]
 mod link_tests;
 mod model;
+mod others;
 mod pacer;
 mod rate;
 mod receiving_rate;
+#[cfg(test)]
+mod rival;
 mod rtt;
 mod timely;
 

@@ -1,0 +1,129 @@
+//! The queue that others keep at the bottleneck: what a flow still finds there while it has next to nothing in it itself.
+//!
+//! Asked by [`super::BottleneckController`]. Flows of one kind look for the empty path at the same time and find it
+//! empty, so this stays zero among them. Another transport (Linux's bbr keeps two bandwidth-delay products and three
+//! milliseconds in flight, a loss-based one fills the buffer) leaves its queue standing, and a flow that made room for
+//! it again and again would end with next to nothing.
+
+use super::filters::bytes_in;
+use core::time::Duration;
+
+/// See the module's documentation.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OthersQueue {
+    /// Looks that must find nothing before it counts as gone; zero: there is none.
+    patience: u32,
+    /// The last look found a queue; one more and it counts.
+    suspected: bool,
+    /// The flow's rate at the last look, bytes per second.
+    rate: u64,
+    /// Least round trip of the present look.
+    looked: Option<Duration>,
+}
+
+impl OthersQueue {
+    /// A round-trip time that was seen while this flow held back.
+    pub(super) fn on_look(&mut self, rtt: Duration) {
+        self.looked = Some(self.looked.map_or(rtt, |least| least.min(rtt)));
+    }
+
+    /// Whether the present look has seen anything yet.
+    pub(super) fn has_looked(&self) -> bool {
+        self.looked.is_some()
+    }
+
+    /// The flow goes on at `rate`. `least`: the least round-trip time of the path. Whether to look again soon: flows of
+    /// one kind that have just met may not have looked at the same moment yet.
+    pub(super) fn end_look(&mut self, least: Duration, rate: u64) -> bool {
+        self.rate = rate;
+        let Some(looked) = self.looked.take() else { return false };
+        let (queue, noticed) = (looked.saturating_sub(least), (least / 4).max(NOTICED));
+        let found = queue > noticed;
+        if found && (self.suspected || self.stands()) {
+            self.patience = PATIENCE;
+        } else if queue < noticed / 2 {
+            self.patience = self.patience.saturating_sub(1);
+        }
+        self.suspected = found;
+        found && !self.stands()
+    }
+
+    /// Whether the flow's `rate` has halved since the last look: something has changed.
+    pub(super) fn must_look(&self, rate: u64) -> bool {
+        rate < self.rate / 2
+    }
+
+    /// Whether others keep a queue.
+    pub(super) fn stands(&self) -> bool {
+        self.patience > 0
+    }
+
+    /// Bytes that a flow of `rate` bytes per second and with this bandwidth-delay product may keep in the queue on top of
+    /// what every flow may, so that its part is no smaller than theirs. A little more than theirs: with less it would
+    /// never grow, and as soon as their part is the smaller one, no look finds their queue.
+    pub(super) fn allowance(&self, rate: u64, bdp: u64) -> u64 {
+        if self.stands() {
+            bytes_in(rate, ALLOWED).min(ALLOWED_BYTES) + bdp / 4
+        } else {
+            0
+        }
+    }
+}
+
+/// A single look may meet the moment when the others drain.
+const PATIENCE: u32 = 2;
+/// Less may be the flows of one kind, which do not all look at the very same moment: what each of them may have.
+const NOTICED: Duration = Duration::from_millis(1);
+/// bbr's three bursts of a millisecond, less the one that every flow may have.
+const ALLOWED: Duration = Duration::from_millis(3);
+/// A burst of bbr is no larger than 64 KB.
+const ALLOWED_BYTES: u64 = 2 * (64 << 10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_millis(1);
+    const RATE: u64 = 1_000_000;
+
+    /// After looks that saw these round trips, in microseconds.
+    fn after(looks: &[u64]) -> OthersQueue {
+        let mut others = OthersQueue::default();
+        for look in looks {
+            others.on_look(Duration::from_micros(*look));
+            others.end_look(LEAST, RATE);
+        }
+        others
+    }
+
+    #[test]
+    fn a_queue_must_be_seen_twice() {
+        assert!(!after(&[4_000]).stands());
+        assert!(after(&[4_000, 4_000]).stands());
+    }
+
+    #[test]
+    fn what_flows_of_one_kind_keep_is_no_queue_of_others() {
+        assert!(!after(&[1_900, 1_900, 1_900]).stands());
+    }
+
+    #[test]
+    fn a_queue_is_gone_when_two_looks_find_nothing() {
+        assert!(after(&[4_000, 4_000, 1_000]).stands());
+        assert!(!after(&[4_000, 4_000, 1_000, 1_000]).stands());
+    }
+
+    #[test]
+    fn only_where_others_keep_a_queue_is_there_an_allowance_and_it_is_bounded() {
+        assert_eq!(after(&[1_000]).allowance(RATE, 1_000), 0);
+        let others = after(&[4_000, 4_000]);
+        assert_eq!(others.allowance(RATE, 1_000), 3_000 + 250);
+        assert_eq!(others.allowance(1 << 40, 0), ALLOWED_BYTES);
+    }
+
+    #[test]
+    fn a_flow_whose_rate_has_halved_looks_again() {
+        let others = after(&[1_000]);
+        assert!(others.must_look(RATE / 2 - 1) && !others.must_look(RATE / 2));
+    }
+}
