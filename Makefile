@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python check sim fuzz bench ci clean distclean
+.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -26,7 +26,7 @@ export PYO3_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(VENV)/.requirements target/.fetched ## Make .venv with all requirements and fetch the Rust crates
 
@@ -61,6 +61,12 @@ fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 bench: build ## The cost of a packet, and all-reduce against gloo over shaped links and over loopback
 	cargo bench --package gradwire-core --package gradwire-collectives $(LOCKED) -- --quick
 	$(PY) bench/collective/allreduce.py $(ARGS)
+
+bench-goodput: build ## Goodput under loss beside the kernel's TCP, over a lab link
+	$(PY) bench/transport/goodput.py $(ARGS)
+
+bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottleneck
+	$(PY) bench/transport/fairness.py $(ARGS)
 
 ci: check test ## All that a change needs to pass
 
