@@ -63,7 +63,7 @@ impl OthersQueue {
     /// never grow, and as soon as their part is the smaller one, no look finds their queue.
     pub(super) fn allowance(&self, rate: u64, bdp: u64) -> u64 {
         if self.stands() {
-            bytes_in(rate, ALLOWED).min(ALLOWED_BYTES) + bdp / 4
+            bytes_in(rate, ALLOWED).min(ALLOWED_BYTES) + bdp / 8
         } else {
             0
         }
@@ -117,7 +117,7 @@ mod tests {
     fn only_where_others_keep_a_queue_is_there_an_allowance_and_it_is_bounded() {
         assert_eq!(after(&[1_000]).allowance(RATE, 1_000), 0);
         let others = after(&[4_000, 4_000]);
-        assert_eq!(others.allowance(RATE, 1_000), 3_000 + 250);
+        assert_eq!(others.allowance(RATE, 1_000), 3_000 + 125);
         assert_eq!(others.allowance(1 << 40, 0), ALLOWED_BYTES);
     }
 
