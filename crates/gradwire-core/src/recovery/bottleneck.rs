@@ -258,15 +258,26 @@ impl BottleneckController {
         let rtt = self.rtt.min().unwrap_or_default();
         let reached = reached.or((in_flight <= 2 * self.packet_bytes).then_some(now));
         self.mode = Mode::Dip { since, reached };
-        // Of the round trips as they were, so that flows that dip a little later are met.
-        let hold = self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt);
+        let hold = self.dip_hold();
         let held = reached.is_some_and(|at| now.since(at) >= hold) && self.others.has_looked();
-        let patience = self.previous_rtt.unwrap_or(rtt).max(rtt) * DRAIN_ROUNDS_MAX;
-        if held || now.since(since) >= (DIP_MAX + hold).max(patience) {
+        if held || now.since(since) >= self.dip_limit() {
             let again = self.others.end_look(rtt, self.bandwidth.max());
             self.dip_at = now + self.dip_interval() / if again { LOOKS_AGAIN } else { 1 };
             self.cruise(now);
         }
+    }
+
+    /// How long a dip stays at its least window: of the round trips as they were, so that flows that dip a little later
+    /// are met.
+    fn dip_hold(&self) -> Duration {
+        let rtt = self.rtt.min().unwrap_or_default();
+        self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt)
+    }
+
+    /// When a dip ends though it has not seen the path.
+    fn dip_limit(&self) -> Duration {
+        let rtt = self.rtt.min().unwrap_or_default();
+        (DIP_MAX + self.dip_hold()).max(self.previous_rtt.unwrap_or(rtt).max(rtt) * DRAIN_ROUNDS_MAX)
     }
 
     /// Where a whole round trip showed no queue there is room: a probe that found some is followed by another
@@ -373,13 +384,13 @@ impl RateController for BottleneckController {
 
     fn on_idle_restart(&mut self, now: Timestamp) {
         // Two packets in flight leave gaps between round trips, which are no idle time: the dip goes on.
-        if matches!(self.mode, Mode::Dip { .. }) {
+        if matches!(self.mode, Mode::Dip { since, .. } if now.since(since) < self.dip_limit()) {
             return;
         }
         // The queue was empty a moment ago, so the samples that come now are good ones.
         self.rtt.refresh(now, REFRESH_MIN);
         self.dip_at = now + self.dip_interval();
-        if matches!(self.mode, Mode::ProbeBandwidth { .. }) {
+        if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
             self.cruise(now);
         }
         self.apply();
