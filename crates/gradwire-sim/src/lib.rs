@@ -32,7 +32,7 @@ mod world;
 pub use conformance::{parse_list, ListError};
 pub use memory::Tensor;
 pub use network::{
-    Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats, Port, Trunk,
+    Burst, Flight, Impairments, LinkOptions, Network, NetworkOptions, NetworkStats, PathTrouble, Port, Trunk,
 };
 pub use oracle::expected_output;
 pub use pair::run_pair;

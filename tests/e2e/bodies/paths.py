@@ -60,7 +60,7 @@ def check_a_gray_path_loses_its_share_and_gets_it_back_and_sums_stay_exact() -> 
     dist.barrier(group=GLOO)
     reduce_exactly(rounds=20)
     bad = share(rounds=20)
-    lost = paths()[GRAY]["packets_lost"]
+    gray = paths()[GRAY]
     if RANK == 1:
         nft("delete table inet gradwire_test")
     dist.barrier(group=GLOO)
@@ -69,6 +69,8 @@ def check_a_gray_path_loses_its_share_and_gets_it_back_and_sums_stay_exact() -> 
     print(f"share of the gray path: {good:.3f}, {bad:.3f}, {healed:.3f}; {paths()}")
     if RANK == 0:
         assert good > 0.1
-        assert lost > 0
+        # It was suspended and tried, not just slowed down by its rate controller.
+        assert gray["packets_lost"] > 0
+        assert gray["copies_sent"] > 0
         assert bad < good / 3
         assert healed > good / 3

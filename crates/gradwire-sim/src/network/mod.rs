@@ -11,10 +11,13 @@
 
 mod channel;
 mod options;
+mod paths;
 
 use channel::Channel;
 pub use channel::Flight;
 pub use options::{Burst, Impairments, LinkOptions, NetworkOptions, Trunk};
+use paths::Lanes;
+pub use paths::PathTrouble;
 
 use crate::Rng;
 use gradwire_core::Timestamp;
@@ -52,11 +55,10 @@ pub enum Port {
 #[derive(Debug)]
 pub struct Network {
     options: NetworkOptions,
-    world_size: usize,
     up_busy_until: Vec<Timestamp>,
     down_busy_until: Vec<Timestamp>,
     trunk_busy_until: [Timestamp; 2],
-    channels: Vec<Channel>,
+    lanes: Lanes,
     stats: NetworkStats,
 }
 
@@ -64,14 +66,13 @@ impl Network {
     /// A quiet network. Every ordered pair of ranks has its own stream of chance.
     #[must_use]
     pub fn new(options: NetworkOptions, world_size: usize, rng: &Rng) -> Self {
-        let channels = (0..world_size * world_size).map(|pair| Channel::new(rng.fork(pair as u64))).collect();
+        let lanes = Lanes::new(world_size, &options.paths, rng);
         Self {
             options,
-            world_size,
             up_busy_until: vec![Timestamp::ZERO; world_size],
             down_busy_until: vec![Timestamp::ZERO; world_size],
             trunk_busy_until: [Timestamp::ZERO; 2],
-            channels,
+            lanes,
             stats: NetworkStats::default(),
         }
     }
@@ -79,13 +80,28 @@ impl Network {
     /// A datagram of `bytes` UDP payload bytes leaves `from`. Returns when it and its duplicate reach
     /// [`Network::first_port`].
     pub fn transmit(&mut self, now: Timestamp, from: usize, to: usize, bytes: usize) -> Flight {
+        self.transmit_on(0, now, (from, to), bytes)
+    }
+
+    /// As [`Network::transmit`], over one of the paths between the two ranks `(from, to)`.
+    pub fn transmit_on(
+        &mut self,
+        path: usize,
+        now: Timestamp,
+        (from, to): (usize, usize),
+        bytes: usize,
+    ) -> Flight {
         let rate = self.options.link(from).up_rate;
         let busy_until = &mut self.up_busy_until[from];
         *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
         let left_at = *busy_until;
-        let channel = &mut self.channels[from * self.world_size + to];
-        let impairments = self.options.impairments_between(from, to);
-        let flight = channel.cross(left_at, &impairments, self.options.delay_between(from, to));
+        let lane = self.lanes.between(from, to, path);
+        let mut impairments = self.options.impairments_between(from, to);
+        let mut delay = self.options.delay_between(from, to);
+        if let Some(trouble) = lane.trouble {
+            trouble.worsen(&mut impairments, &mut delay);
+        }
+        let flight = lane.channel.cross(left_at, &impairments, delay);
         self.count(&flight);
         flight
     }
@@ -140,15 +156,20 @@ impl Network {
 
     /// Cuts or restores both directions between two ranks. What is under way still arrives.
     pub fn set_partition(&mut self, a: usize, b: usize, cut: bool) {
-        for pair in [a * self.world_size + b, b * self.world_size + a] {
-            self.channels[pair].set_cut(cut);
-        }
+        self.lanes.set_cut(a, b, cut);
+        self.lanes.set_cut(b, a, cut);
+    }
+
+    /// Says what is wrong with one path between two ranks, in both directions; `None`: it has healed.
+    pub fn set_path(&mut self, a: usize, b: usize, path: usize, trouble: Option<PathTrouble>) {
+        self.lanes.between(a, b, path).trouble = trouble;
+        self.lanes.between(b, a, path).trouble = trouble;
     }
 
     /// From now on nothing is lost, duplicated, reordered or altered (buffers stay finite).
     pub fn heal(&mut self) {
         self.options.impairments = Impairments::default();
-        self.channels.iter_mut().for_each(|channel| channel.set_cut(false));
+        self.lanes.heal();
     }
 
     /// Counters.

@@ -1,5 +1,6 @@
 //! Settings of the network: plain values, drawn by [`crate::Scenario`] or written down by a test.
 
+use super::PathTrouble;
 use std::time::Duration;
 
 /// The link of one rank to its switch.
@@ -87,6 +88,8 @@ pub struct NetworkOptions {
     pub impairments: Impairments,
     /// Things go wrong only on the way from and to this rank; `None`: everywhere.
     pub impaired_rank: Option<usize>,
+    /// What is wrong with each path between any two ranks, from the start; paths beyond the end have nothing.
+    pub paths: Vec<PathTrouble>,
 }
 
 impl NetworkOptions {
@@ -100,6 +103,7 @@ impl NetworkOptions {
             trunk: None,
             impairments: Impairments::default(),
             impaired_rank: None,
+            paths: Vec::new(),
         }
     }
 

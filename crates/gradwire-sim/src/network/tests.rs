@@ -80,6 +80,31 @@ fn a_partition_loses_everything_between_its_two_ranks_until_it_is_repaired() {
 }
 
 #[test]
+fn a_dead_path_loses_everything_between_its_two_ranks_until_it_has_healed_and_the_others_nothing() {
+    let mut network = network(|_| {});
+    let arrives = |network: &mut Network, path, from, to| {
+        network.transmit_on(path, Timestamp::ZERO, (from, to), 100).arrives_at.is_some()
+    };
+    network.set_path(0, 1, 2, Some(PathTrouble::DEAD));
+    assert!(!arrives(&mut network, 2, 0, 1) && !arrives(&mut network, 2, 1, 0));
+    assert!(
+        arrives(&mut network, 0, 0, 1) && arrives(&mut network, 3, 0, 1) && arrives(&mut network, 2, 0, 2)
+    );
+    network.set_path(0, 1, 2, None);
+    assert!(arrives(&mut network, 2, 0, 1));
+}
+
+#[test]
+fn a_slow_path_keeps_its_order_and_is_overtaken_by_the_others() {
+    let slow = PathTrouble { loss: 0.0, delay: Duration::from_millis(3) };
+    let mut network = network(|options| options.paths = vec![PathTrouble::default(), slow]);
+    let mut at = |path| network.transmit_on(path, Timestamp::ZERO, (0, 1), 100).arrives_at.expect("no loss");
+    let (first, slow, slower, last) = (at(0), at(1), at(1), at(0));
+    assert!(first < last && last < slow && slow < slower);
+    assert!(slow - first > Duration::from_millis(3));
+}
+
+#[test]
 fn equal_seeds_treat_equal_traffic_alike() {
     let flights = |seed| {
         let mut options = NetworkOptions::uniform(12_500_000, 96_000, Duration::from_millis(1));

@@ -136,6 +136,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         peer_timeout: Duration::from_secs(rng.pick(&timeouts)),
         controller: rng.pick(&CONTROLLERS),
         paths: rng.pick(&[1, 1, 2, 4]),
+        spray: gradwire_core::Spray::Adaptive,
     }
 }
 

@@ -5,6 +5,7 @@ mod draw;
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{NetworkOptions, Sabotage};
 use gradwire_core::recovery::ControllerKind;
+use gradwire_core::Spray;
 use std::fmt;
 use std::time::Duration;
 
@@ -50,8 +51,6 @@ pub struct HostOptions {
     pub ack_delay_max: Duration,
     /// Rate controller of every connection.
     pub controller: ControllerKind,
-    /// Paths between each two ranks.
-    pub paths: u8,
     /// Rate before anything was measured, bytes per second.
     pub initial_rate: u64,
     /// Socket buffer of a rank.
@@ -62,6 +61,10 @@ pub struct HostOptions {
     pub wake_late_max: Duration,
     /// Silence after which a peer is lost.
     pub peer_timeout: Duration,
+    /// Paths between each two ranks.
+    pub paths: u8,
+    /// How packets are spread over them.
+    pub spray: Spray,
 }
 
 impl Scenario {
@@ -206,6 +209,7 @@ impl Default for HostOptions {
             nic_bytes: None,
             wake_late_max: Duration::ZERO,
             peer_timeout: Duration::from_secs(5),
+            spray: Spray::Adaptive,
         }
     }
 }

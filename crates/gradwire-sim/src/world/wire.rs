@@ -95,7 +95,7 @@ impl World {
         if self.saboteur.swallows(from, &bytes) {
             return self.outbox.spare.push(bytes);
         }
-        let flight = self.network.transmit(self.now, from, to, bytes.len());
+        let flight = self.network.transmit_on(path_of(&bytes), self.now, (from, to), bytes.len());
         let Some(at) = flight.arrives_at else {
             self.trace.datagram(self.now, Step::Lost, from, to, &bytes);
             return self.outbox.spare.push(bytes);
@@ -161,4 +161,9 @@ impl World {
             && self.scenario.faults.iter().all(|(_, fault)| is_even(fault));
         is_known.then_some(self.scenario.host.wake_late_max * 2 + Duration::from_micros(2))
     }
+}
+
+/// The path that a datagram takes, from its header.
+fn path_of(datagram: &[u8]) -> usize {
+    Header::decode(datagram).map_or(0, |(header, _)| usize::from(header.path.0))
 }

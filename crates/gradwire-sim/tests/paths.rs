@@ -1,0 +1,70 @@
+//! Several paths between the ranks, alike, unlike, gray and dead.
+
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_core::Spray;
+use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, PathTrouble, Scenario, Summary};
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn scenario(seed: u64, policy: Policy, spray: Spray, paths: Vec<PathTrouble>) -> Scenario {
+    let plan = OpPlan {
+        kind: OpKind::AllReduce(Algorithm::Transpose),
+        dtype: Dtype::F32,
+        elems: 1 << 19,
+        reduce: ReduceOp::Avg,
+        policy,
+        in_place: true,
+        priority: 0,
+    };
+    let network = NetworkOptions { paths, ..NetworkOptions::uniform(125_000_000, 512 * 1514, MS) };
+    let mut scenario = Scenario::quiet(seed, 3, network, vec![plan; 4]);
+    (scenario.host.paths, scenario.host.spray) = (4, spray);
+    scenario
+}
+
+fn passes(scenario: Scenario) -> Summary {
+    let text = scenario.to_string();
+    run(scenario, false).unwrap_or_else(|violation| panic!("{violation}\n{text}"))
+}
+
+fn total(summary: &Summary) -> Duration {
+    summary.op_times.iter().map(|time| time.expect("every collective ends well")).sum()
+}
+
+fn later(factor: u32) -> PathTrouble {
+    PathTrouble { loss: 0.0, delay: MS / 4 * factor }
+}
+
+fn lossy(loss: f64) -> PathTrouble {
+    PathTrouble { loss, delay: Duration::ZERO }
+}
+
+#[test]
+fn paths_of_unlike_delay_lose_nothing_of_a_tolerant_sum_on_a_network_that_loses_nothing() {
+    for spray in [Spray::RoundRobin, Spray::Random, Spray::Adaptive] {
+        for seed in 0..4 {
+            let paths = (0..4).map(later).collect();
+            let summary = passes(scenario(seed, Policy::AUTO, spray, paths));
+            assert_eq!(summary.elems_uncounted, 0, "{spray:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn sums_are_exact_and_nearly_as_fast_though_one_path_of_four_is_gray_or_dead() {
+    let healthy = total(&passes(scenario(1, Policy::RELIABLE, Spray::Adaptive, Vec::new())));
+    for loss in [0.01, 0.05, 0.3, 1.0] {
+        let paths = vec![PathTrouble::default(), lossy(loss)];
+        let took = total(&passes(scenario(1, Policy::RELIABLE, Spray::Adaptive, paths)));
+        assert!(took < healthy * 3 / 2, "{loss}: {took:?}, {healthy:?} with all paths");
+    }
+}
+
+#[test]
+fn a_group_ends_well_though_its_first_path_and_two_more_are_dead_from_the_start() {
+    for spray in [Spray::RoundRobin, Spray::Adaptive] {
+        let paths = vec![PathTrouble::DEAD, PathTrouble::DEAD, PathTrouble::DEAD];
+        passes(scenario(2, Policy::RELIABLE, spray, paths));
+    }
+}
