@@ -25,6 +25,7 @@
 use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
 use super::others::OthersQueue;
+use super::share::{DecidedRate, Share};
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
@@ -36,7 +37,8 @@ use core::time::Duration;
 pub struct BottleneckController {
     packet_bytes: u64,
     standing_bytes: u64,
-    initial_cwnd: u64,
+    share: Share,
+    decided: DecidedRate,
     mode: Mode,
     bandwidth: MaxFilter,
     rtt: WindowedMin,
@@ -110,14 +112,16 @@ impl BottleneckController {
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
-        let initial_cwnd = packet_bytes * (10 / u64::from(settings.incast.max(1))).max(2);
+        let share = Share::new(packet_bytes, settings.incast);
+        let initial_cwnd = share.initial_cwnd();
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
         let pacing_rate =
             settings.initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
         Self {
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            initial_cwnd,
+            share,
+            decided: DecidedRate::default(),
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
@@ -175,6 +179,9 @@ impl BottleneckController {
         let round = core::mem::take(&mut self.round);
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
         self.previous_rtt = round.rtt_min;
+        if round.rate_max > 0 && !(round.app_limited && round.rate_max < self.decided.get()) {
+            self.decided.on_round(round.rate_max, round.losses);
+        }
         self.cut_on_overflow(&round, queued);
         let overflows = self.headroom.on_round(round.losses);
         if overflows && self.may_dip(now) {
@@ -248,7 +255,9 @@ impl BottleneckController {
     }
 
     fn dip_interval(&self) -> Duration {
-        (self.rtt.min().unwrap_or_default() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN)
+        let interval = (self.rtt.min().unwrap_or_default() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN);
+        // Where the share of the queue is known, a wrong idea of the path hardly changes the window.
+        interval * if self.share.is_known() { DIP_SELDOM } else { 1 }
     }
 
     /// Holds the flight at two packets for one round trip, so that what this flow queued drains and the next
@@ -309,12 +318,17 @@ impl BottleneckController {
             return;
         }
         let (pacing_gain, cwnd) = match self.mode {
-            Mode::Startup => (STARTUP_GAIN, self.window(STARTUP_GAIN).max(self.initial_cwnd)),
+            Mode::Startup => (STARTUP_GAIN, self.window(STARTUP_GAIN).max(self.share.initial_cwnd())),
             Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, self.window(STARTUP_GAIN)),
             Mode::ProbeBandwidth { phase, .. } => {
                 // A probe that stays inside the window that everyone fills finds nothing.
                 let pacing_gain = PROBE_GAINS.get(phase).copied().unwrap_or(UNIT);
-                (pacing_gain, gain(self.window(2 * UNIT), pacing_gain.max(UNIT)))
+                let window = if self.share.is_known() {
+                    (pacing_gain.max(UNIT), self.shared_window())
+                } else {
+                    (pacing_gain, gain(self.window(2 * UNIT), pacing_gain.max(UNIT)))
+                };
+                window
             }
             Mode::Dip { .. } => (UNIT, 2 * self.packet_bytes),
         };
@@ -332,6 +346,13 @@ impl BottleneckController {
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
         gain(bdp, (UNIT + headroom) / 2).saturating_add(lumps).saturating_add(gain(above, headroom))
+    }
+
+    /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
+    fn shared_window(&self) -> u64 {
+        let share = gain(self.share.queue_bytes(), self.headroom.per_mille());
+        let bdp = bytes_in(self.decided.get(), self.rtt.min().unwrap_or_default());
+        bdp.saturating_add(share.max(self.lumps()))
     }
 
     /// Acknowledgements come in lumps, and without their size on top a flow would stand still between two of them.
@@ -359,7 +380,7 @@ impl BottleneckController {
     /// Two packets for each flow of a large incast, else four: three that overtake and one overtaken, so that a
     /// loss can be seen without a timer.
     fn floor(&self) -> u64 {
-        (2 * self.packet_bytes).max(self.initial_cwnd.min(4 * self.packet_bytes))
+        (2 * self.packet_bytes).max(self.share.initial_cwnd().min(4 * self.packet_bytes))
     }
 
     /// The least window in the least round trip: an estimate that collapsed recovers within a few of them.
@@ -396,7 +417,10 @@ impl RateController for BottleneckController {
         self.apply();
     }
 
-    fn on_incast(&mut self, _senders: u32) {}
+    fn on_incast(&mut self, senders: u32) {
+        self.share = Share::new(self.packet_bytes, senders);
+        self.apply();
+    }
 
     fn cwnd(&self) -> u64 {
         self.cwnd
@@ -431,6 +455,8 @@ const DIP_INTERVAL_ROUNDS: u32 = 100;
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// A second look is taken after this part of the interval.
 const LOOKS_AGAIN: u32 = 4;
+/// So much longer among known others: still several times in the memory of the least round-trip time.
+const DIP_SELDOM: u32 = 10;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.

@@ -25,6 +25,7 @@ pub(super) struct EmptyPath {
     /// When to look for the empty path, unless it is seen before.
     dip_at: Timestamp,
     dip: Option<Dip>,
+    seldom: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,11 @@ struct Dip {
 }
 
 impl EmptyPath {
+    /// Dips seldom: where the share of the queue is known, a wrong idea of the path hardly changes the window.
+    pub(super) fn set_seldom(&mut self, seldom: bool) {
+        self.seldom = seldom;
+    }
+
     /// Takes a round-trip sample.
     pub(super) fn on_rtt(&mut self, now: Timestamp, rtt: Duration) {
         let before = self.least.min();
@@ -107,7 +113,8 @@ impl EmptyPath {
     }
 
     fn interval(&self) -> Duration {
-        (self.min() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN)
+        let interval = (self.min() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN);
+        interval * if self.seldom { DIP_SELDOM } else { 1 }
     }
 }
 
@@ -115,6 +122,8 @@ impl EmptyPath {
 const DIP_INTERVAL_ROUNDS: u32 = 100;
 /// On short paths rather less.
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
+/// So much longer where dips are seldom: still several times in the memory of the least round-trip time.
+const DIP_SELDOM: u32 = 10;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// The same, on paths that are longer than that.

@@ -24,6 +24,7 @@ mod receiving_rate;
 #[cfg(test)]
 mod rival;
 mod rtt;
+mod share;
 mod timely;
 
 pub use bottleneck::BottleneckController;

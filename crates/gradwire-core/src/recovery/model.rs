@@ -8,6 +8,7 @@
 use super::empty_path::EmptyPath;
 use super::filters::{bytes_in, rate_of, AckAggregation};
 use super::headroom::{Headroom, LossCount};
+use super::share::Share;
 use super::{AckSample, ControllerSettings};
 use crate::Timestamp;
 use core::time::Duration;
@@ -32,7 +33,7 @@ pub(super) struct PathModel {
     pub(super) path: EmptyPath,
     pub(super) packet_bytes: u64,
     standing_bytes: u64,
-    initial_cwnd: u64,
+    share: Share,
     round: Round,
     round_since: Timestamp,
     aggregation: AckAggregation,
@@ -43,11 +44,13 @@ pub(super) struct PathModel {
 impl PathModel {
     pub(super) fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
+        let mut path = EmptyPath::default();
+        path.set_seldom(settings.incast > 1);
         Self {
-            path: EmptyPath::default(),
+            path,
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            initial_cwnd: initial_cwnd(settings),
+            share: Share::new(packet_bytes, settings.incast),
             round: Round::default(),
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
@@ -102,13 +105,13 @@ impl PathModel {
 
     /// What the flow may keep in queues: a few packets, and what acknowledgements that come in lumps need.
     pub(super) fn queue_bytes(&self) -> u64 {
-        let kept = QUEUE_PACKETS * self.packet_bytes * self.headroom.per_mille() / 1_000;
-        kept.max(self.packet_bytes).saturating_add(self.lumps)
+        let kept = self.share.queue_bytes() * self.headroom.per_mille() / 1_000;
+        kept.max(self.packet_bytes).max(self.lumps)
     }
 
     /// First window, and the least while a flow still looks for its rate.
     pub(super) fn initial_cwnd(&self) -> u64 {
-        self.initial_cwnd
+        self.share.initial_cwnd()
     }
 
     /// Two packets: with one, its loss would only be seen by a timer.
@@ -124,22 +127,11 @@ impl PathModel {
 
     /// The collective says how many senders share the receiver.
     pub(super) fn on_incast(&mut self, senders: u32) {
-        self.initial_cwnd = initial_cwnd_of(self.packet_bytes, senders);
+        self.share = Share::new(self.packet_bytes, senders);
+        self.path.set_seldom(self.share.is_known());
     }
 }
 
-/// Ten packets, as TCP takes them (RFC 6928), divided by the incast; at least two.
-fn initial_cwnd(settings: &ControllerSettings) -> u64 {
-    initial_cwnd_of(settings.packet_bytes.max(1), settings.incast)
-}
-
-fn initial_cwnd_of(packet_bytes: u64, senders: u32) -> u64 {
-    packet_bytes * (10 / u64::from(senders.max(1))).max(2)
-}
-
-/// Packets that one flow keeps in queues. Fewer are lost in the noise of bursts of two; with more, eight flows would
-/// fill a switch buffer of 64 packets.
-const QUEUE_PACKETS: u64 = 5;
 /// Round trips that the queues of a start have to drain.
 const LOOK_ROUNDS: u32 = 8;
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.

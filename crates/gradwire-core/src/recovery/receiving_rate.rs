@@ -24,6 +24,7 @@
 use super::filters::{bytes_in, rate_of};
 use super::headroom::LossCount;
 use super::model::{PathModel, Round};
+use super::share::DecidedRate;
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
@@ -40,9 +41,7 @@ pub struct ReceivingRateController {
     period: Period,
     /// Receiving rate of the last period.
     received: u64,
-    /// What was acknowledged or lost in the last periods, per second: what the flow had in the network, whatever
-    /// became of it. Random loss says nothing about the path, so it must not shrink the window.
-    decided: u64,
+    decided: DecidedRate,
     /// Rounds in a row without a queue.
     free_rounds: u32,
     cwnd: u64,
@@ -77,7 +76,7 @@ impl ReceivingRateController {
             state: State::LineRate,
             period: Period::default(),
             received: 0,
-            decided: 0,
+            decided: DecidedRate::default(),
             free_rounds: 0,
         }
     }
@@ -102,11 +101,7 @@ impl ReceivingRateController {
         }
         self.received = period.rate_max;
         let losses = period.losses;
-        let decided = u128::from(self.received) * u128::from(losses.acked + losses.lost)
-            / u128::from(losses.acked.max(1));
-        let decided =
-            u64::try_from(decided).unwrap_or(u64::MAX).min(self.received + self.received / LOSS_MADE_UP_OF);
-        self.decided = if self.decided == 0 { decided } else { self.decided / 2 + decided / 2 };
+        self.decided.on_round(self.received, losses);
         if self.state == State::LineRate {
             // The link may be faster than the rate to start with.
             self.rate = self.rate.max(self.received.saturating_mul(2));
@@ -116,7 +111,7 @@ impl ReceivingRateController {
         match self.state {
             State::LineRate if too_fast || losses.exceeds(START_LOSS_PERCENT) => {
                 self.state = State::CongestionAvoidance;
-                self.decided = self.received;
+                self.decided.reset(self.received);
                 self.rate /= 2;
                 self.model.look_soon(now);
             }
@@ -144,6 +139,18 @@ impl ReceivingRateController {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
+    /// The longer there is no queue, the more the flow asks for. Where the share of the queue is a large part of the window
+    /// it finds what is free without that.
+    fn more(&self, window: u64) -> u64 {
+        let queue = self.model.queue_bytes();
+        let doublings = self.free_rounds.saturating_sub(FREE_ROUNDS_CALM);
+        if doublings > 0 && window > 4 * queue {
+            (queue << doublings).min(window / 2)
+        } else {
+            0
+        }
+    }
+
     fn apply(&mut self, acked: u64) {
         self.cwnd = match self.state {
             _ if self.model.path.is_dipping() => self.model.cwnd_min(),
@@ -152,10 +159,8 @@ impl ReceivingRateController {
                 self.cwnd.saturating_add(acked).min(most).max(self.model.initial_cwnd())
             }
             State::CongestionAvoidance => {
-                let window = self.model.window(self.decided);
-                // The longer there is no queue, the more the flow asks for.
-                let doublings = self.free_rounds.saturating_sub(FREE_ROUNDS_CALM);
-                window.saturating_add((self.model.queue_bytes() << doublings).min(window / 2))
+                let window = self.model.window(self.decided.get());
+                window.saturating_add(self.more(window))
             }
         };
     }
@@ -204,9 +209,7 @@ const STEP_OF: u64 = 20;
 const START_LOSS_PERCENT: u64 = 20;
 /// A first window never holds more than this time at line rate.
 const START_WINDOW_TIME: Duration = Duration::from_millis(250);
-/// Loss up to a sixth is made up for; more is not random.
-const LOSS_MADE_UP_OF: u64 = 6;
 /// Rounds without a queue before the window asks for more.
-const FREE_ROUNDS_CALM: u32 = 2;
+const FREE_ROUNDS_CALM: u32 = 4;
 /// The most is 2^16 times the usual queue, and never more than half a window.
 const FREE_ROUNDS_MAX: u32 = FREE_ROUNDS_CALM + 16;

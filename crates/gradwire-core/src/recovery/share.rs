@@ -1,0 +1,100 @@
+//! What the collective knows: how many senders share the receiver, and so how much of its queue one of them may take.
+//!
+//! Transport alone must find out by overflowing something. A collective says it before the first packet leaves
+//! ([`crate::Connection::set_incast`]), and from then on all flows of a stage have about the same window:
+//! what their rate makes in the empty path, and an equal share of one queue. Where paths are short, that share is
+//! most of the window, so the flows are equal from the first packet on, without any probing.
+
+use super::headroom::LossCount;
+
+// claim: auto/schedule-aware-start
+/// One sender's part of what all senders of an incast may have in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Share {
+    packet_bytes: u64,
+    senders: u64,
+}
+
+impl Share {
+    /// `senders` share the receiver; one: unknown.
+    pub(super) fn new(packet_bytes: u64, senders: u32) -> Self {
+        Self { packet_bytes: packet_bytes.max(1), senders: u64::from(senders.max(1)) }
+    }
+
+    /// Whether the collective has told that others share the receiver.
+    pub(super) fn is_known(&self) -> bool {
+        self.senders > 1
+    }
+
+    /// The first window: ten packets, as TCP takes them (RFC 6928), divided by the senders; at least two.
+    pub(super) fn initial_cwnd(&self) -> u64 {
+        self.packet_bytes * (INITIAL_PACKETS / self.senders).max(2)
+    }
+
+    /// What the flow may keep in queues.
+    pub(super) fn queue_bytes(&self) -> u64 {
+        self.packet_bytes * (QUEUE_PACKETS / self.senders).clamp(QUEUE_SHARE_MIN, QUEUE_SHARE_MAX)
+    }
+}
+
+/// The rate at which a flow's packets were decided about, acknowledged or lost. Random loss says nothing about the path,
+/// so it must not shrink the window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DecidedRate(u64);
+
+impl DecidedRate {
+    /// Takes a round trip: its largest delivery rate and its losses.
+    pub(super) fn on_round(&mut self, delivered: u64, losses: LossCount) {
+        let all = u128::from(delivered) * u128::from(losses.acked + losses.lost);
+        let decided = u64::try_from(all / u128::from(losses.acked.max(1))).unwrap_or(u64::MAX);
+        let decided = decided.min(delivered.saturating_add(delivered / MADE_UP_OF));
+        self.0 = if self.0 == 0 { decided } else { self.0 / 2 + decided / 2 };
+    }
+
+    /// Forgets everything but `rate`.
+    pub(super) fn reset(&mut self, rate: u64) {
+        self.0 = rate;
+    }
+
+    /// Bytes per second; zero before the first round.
+    pub(super) fn get(self) -> u64 {
+        self.0
+    }
+}
+
+const INITIAL_PACKETS: u64 = 10;
+/// Packets that all senders of an incast together keep in queues: two thirds of a switch buffer of 64 packets.
+const QUEUE_PACKETS: u64 = 40;
+/// With fewer a flow is lost in the noise of bursts of two packets.
+const QUEUE_SHARE_MIN: u64 = 3;
+/// Enough for the four queues that a flow of an all-to-all crosses: both hosts', and those of the way back.
+const QUEUE_SHARE_MAX: u64 = 12;
+/// Loss up to a sixth is made up for; more is not random.
+const MADE_UP_OF: u64 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_senders_together_fit_a_buffer_of_64_packets() {
+        for senders in 2..=16 {
+            let share = Share::new(1, senders);
+            assert!(u64::from(senders) * share.queue_bytes() <= 48, "{senders} senders");
+        }
+    }
+
+    #[test]
+    fn random_loss_does_not_lower_the_decided_rate() {
+        let mut rate = DecidedRate::default();
+        (0..50).for_each(|_| rate.on_round(950, LossCount { acked: 950, lost: 50 }));
+        assert!(rate.get() >= 990, "{}", rate.get());
+    }
+
+    #[test]
+    fn an_overflow_is_made_up_for_by_a_sixth_only() {
+        let mut rate = DecidedRate::default();
+        rate.on_round(600, LossCount { acked: 500, lost: 500 });
+        assert_eq!(rate.get(), 700);
+    }
+}
