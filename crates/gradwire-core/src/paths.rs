@@ -91,6 +91,15 @@ impl Paths {
         }
     }
 
+    /// So many ranks share the receiver from now on.
+    pub(crate) fn on_incast(&mut self, senders: u32) {
+        let flows = senders.max(1).saturating_mul(self.members.len() as u32);
+        if flows != self.each.incast {
+            self.each.incast = flows;
+            self.members.iter_mut().for_each(|member| member.path.controller.on_incast(flows));
+        }
+    }
+
     /// The path with this id, if both ranks agreed on so many.
     pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
         self.members.get_mut(usize::from(id.0)).map(|member| &mut member.path)

@@ -178,6 +178,23 @@ fn an_incast_of_seven_into_a_small_buffer_ends_and_keeps_its_bound() {
     }
 }
 
+// test of: auto/schedule-aware-start
+#[test]
+fn an_incast_of_seven_loses_less_than_a_percent_in_a_buffer_of_64_packets() {
+    for seed in 0..3 {
+        for ops in [1, 4] {
+            let switch = NetworkOptions::uniform(12_500_000, 64 * 1514, MS / 5);
+            let summary =
+                passes(Scenario::quiet(seed, 8, switch, vec![all_reduce(1 << 17, Policy::AUTO); ops]));
+            let (lost, sent) = (summary.network.overflowed, summary.network.sent);
+            assert!(
+                lost * 100 < sent,
+                "seed {seed}, {ops} collectives: {lost} of {sent} datagrams overflowed"
+            );
+        }
+    }
+}
+
 #[test]
 fn forged_and_damaged_datagrams_panic_nowhere() {
     for seed in 0..150 {

@@ -102,6 +102,12 @@ impl Connection {
         }
     }
 
+    /// The collective says that `senders` ranks, this one included, share the receiver from now on: first windows and
+    /// parts of the receiver's queue follow. One means that nothing is known.
+    pub fn set_incast(&mut self, senders: u32) {
+        self.paths.on_incast(senders);
+    }
+
     /// Posts a sending half. The bytes are asked for by [`crate::Body::Payload`] until [`Event::Sent`].
     ///
     /// # Errors

@@ -317,21 +317,26 @@ impl BottleneckController {
         if bandwidth == 0 {
             return;
         }
-        let (pacing_gain, cwnd) = match self.mode {
-            Mode::Startup => (STARTUP_GAIN, self.window(STARTUP_GAIN).max(self.share.initial_cwnd())),
-            Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, self.window(STARTUP_GAIN)),
-            Mode::ProbeBandwidth { phase, .. } => {
-                // A probe that stays inside the window that everyone fills finds nothing.
-                let pacing_gain = PROBE_GAINS.get(phase).copied().unwrap_or(UNIT);
-                let window = if self.share.is_known() {
-                    (pacing_gain.max(UNIT), self.shared_window())
-                } else {
-                    (pacing_gain, gain(self.window(2 * UNIT), pacing_gain.max(UNIT)))
-                };
-                window
-            }
-            Mode::Dip { .. } => (UNIT, 2 * self.packet_bytes),
+        let (pacing_gain, window_gain) = match self.mode {
+            Mode::Startup => (STARTUP_GAIN, STARTUP_GAIN),
+            Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, STARTUP_GAIN),
+            Mode::ProbeBandwidth { phase, .. } => (PROBE_GAINS.get(phase).copied().unwrap_or(UNIT), 2 * UNIT),
+            Mode::Dip { .. } => (UNIT, 0),
         };
+        let cwnd = match self.mode {
+            Mode::Dip { .. } => 2 * self.packet_bytes,
+            Mode::Startup if self.share.is_known() => {
+                self.shared_window(gain(bandwidth, SHARED_START_GAIN)).max(self.share.initial_cwnd())
+            }
+            _ if self.share.is_known() => self.shared_window(self.decided.get()),
+            Mode::Startup => self.window(window_gain).max(self.share.initial_cwnd()),
+            // A probe that stays inside the window that everyone fills finds nothing.
+            Mode::ProbeBandwidth { .. } => gain(self.window(window_gain), pacing_gain.max(UNIT)),
+            Mode::Drain { .. } => self.window(window_gain),
+        };
+        // Among known others the window alone decides: it leaves no queue that a slower phase would have to drain.
+        let probes = matches!(self.mode, Mode::ProbeBandwidth { .. }) && self.share.is_known();
+        let pacing_gain = if probes { pacing_gain.max(UNIT) } else { pacing_gain };
         self.cwnd = cwnd;
         self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
     }
@@ -349,10 +354,10 @@ impl BottleneckController {
     }
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
-    fn shared_window(&self) -> u64 {
+    fn shared_window(&self, rate: u64) -> u64 {
         let share = gain(self.share.queue_bytes(), self.headroom.per_mille());
-        let bdp = bytes_in(self.decided.get(), self.rtt.min().unwrap_or_default());
-        bdp.saturating_add(share.max(self.lumps()))
+        let bdp = bytes_in(rate, self.rtt.min().unwrap_or_default());
+        bdp.saturating_add(share.max(self.lumps())).max(2 * self.packet_bytes)
     }
 
     /// Acknowledgements come in lumps, and without their size on top a flow would stand still between two of them.
@@ -443,6 +448,9 @@ fn gain(value: u64, per_mille: u64) -> u64 {
 const UNIT: u64 = 1_000;
 /// 4 ln 2: the least gain at which the delivery rate doubles in each round trip.
 const STARTUP_GAIN: u64 = 2_773;
+/// Among known others a quarter more in each round trip, and the share of the queue on top: more than that, from all at
+/// once, overflows a buffer that is smaller than the path.
+const SHARED_START_GAIN: u64 = 1_250;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
 const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
 /// The phase that looks for more.

@@ -108,6 +108,10 @@ impl AckAggregation {
     /// Takes one acknowledgement of `bytes`, judged against `bandwidth` bytes per second. A lump of `whole` bytes
     /// is all that was in flight; it was only as large as the window, so twice as much is noted.
     pub(super) fn on_ack(&mut self, now: Timestamp, bytes: u64, bandwidth: u64, whole: u64) {
+        if bandwidth == 0 {
+            // Against no estimate everything would be ahead.
+            return;
+        }
         let mut expected = bytes_in(bandwidth, now.since(self.epoch_start));
         if self.epoch_bytes <= expected {
             self.epoch_start = now;

@@ -5,6 +5,8 @@
 
 mod bottleneck;
 mod controller;
+#[cfg(test)]
+mod controller_tests;
 mod empty_path;
 mod filters;
 mod headroom;

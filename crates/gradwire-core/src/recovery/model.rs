@@ -95,12 +95,29 @@ impl PathModel {
         self.path.look_at(now, now + self.path.min() * LOOK_ROUNDS);
     }
 
+    /// Whether the collective has told how many share the receiver.
+    pub(super) fn is_shared(&self) -> bool {
+        self.share.is_known()
+    }
+
     /// The window for a flow at `rate`.
     pub(super) fn window(&self, rate: u64) -> u64 {
         if self.path.is_dipping() {
             return self.cwnd_min();
         }
         bytes_in(rate, self.path.min()).saturating_add(self.queue_bytes()).max(self.cwnd_min())
+    }
+
+    /// The window of a flow that still looks for its rate: one more packet for each that arrives. Among known others it
+    /// looks only as far as a quarter more than it has found, and its part of the queue: more than that, from all at once,
+    /// overflows a buffer that is smaller than the path.
+    pub(super) fn start_window(&self, cwnd: u64, acked: u64, found: u64, line_rate: u64) -> u64 {
+        let most = if self.share.is_known() && found > 0 {
+            bytes_in(found.saturating_add(found / 4), self.path.min()).saturating_add(self.queue_bytes())
+        } else {
+            bytes_in(line_rate, START_WINDOW_TIME)
+        };
+        cwnd.saturating_add(acked).min(most).max(self.share.initial_cwnd())
     }
 
     /// What the flow may keep in queues: a few packets, and what acknowledgements that come in lumps need.
@@ -132,6 +149,8 @@ impl PathModel {
     }
 }
 
+/// A first window never holds more than this time at line rate.
+const START_WINDOW_TIME: Duration = Duration::from_millis(250);
 /// Round trips that the queues of a start have to drain.
 const LOOK_ROUNDS: u32 = 8;
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.

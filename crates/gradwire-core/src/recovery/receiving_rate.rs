@@ -21,7 +21,7 @@
 //! - The period is 200 us or one round trip, whichever is longer: in less, no change can show.
 //! - Restarts at line rate keep that window, or each stage of a collective would begin with an overflow.
 
-use super::filters::{bytes_in, rate_of};
+use super::filters::rate_of;
 use super::headroom::LossCount;
 use super::model::{PathModel, Round};
 use super::share::DecidedRate;
@@ -117,7 +117,7 @@ impl ReceivingRateController {
             }
             State::CongestionAvoidance if too_fast => self.rate /= 2,
             State::CongestionAvoidance => {
-                self.rate = (self.rate + self.line_rate / STEP_OF).min(self.line_rate);
+                self.rate = self.rate.saturating_add(self.line_rate / STEP_OF).min(self.line_rate);
             }
             State::LineRate => {}
         }
@@ -145,7 +145,7 @@ impl ReceivingRateController {
         let queue = self.model.queue_bytes();
         let doublings = self.free_rounds.saturating_sub(FREE_ROUNDS_CALM);
         if doublings > 0 && window > 4 * queue {
-            (queue << doublings).min(window / 2)
+            queue.saturating_mul(1 << doublings).min(window / 2)
         } else {
             0
         }
@@ -154,10 +154,7 @@ impl ReceivingRateController {
     fn apply(&mut self, acked: u64) {
         self.cwnd = match self.state {
             _ if self.model.path.is_dipping() => self.model.cwnd_min(),
-            State::LineRate => {
-                let most = bytes_in(self.line_rate, START_WINDOW_TIME);
-                self.cwnd.saturating_add(acked).min(most).max(self.model.initial_cwnd())
-            }
+            State::LineRate => self.model.start_window(self.cwnd, acked, self.received, self.line_rate),
             State::CongestionAvoidance => {
                 let window = self.model.window(self.decided.get());
                 window.saturating_add(self.more(window))
@@ -207,8 +204,6 @@ const DELTA: u64 = 2;
 const STEP_OF: u64 = 20;
 /// Random loss is a few percent at most; doubling into a full buffer loses up to half.
 const START_LOSS_PERCENT: u64 = 20;
-/// A first window never holds more than this time at line rate.
-const START_WINDOW_TIME: Duration = Duration::from_millis(250);
 /// Rounds without a queue before the window asks for more.
 const FREE_ROUNDS_CALM: u32 = 4;
 /// The most is 2^16 times the usual queue, and never more than half a window.

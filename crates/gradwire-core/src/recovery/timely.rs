@@ -112,30 +112,36 @@ impl TimelyController {
     fn step(&self, rtt: Duration) -> u64 {
         let packet = rate_of(self.model.packet_bytes, rtt).unwrap_or(STEP_MAX);
         let step = packet.min(STEP_MAX).min(self.rate / 8).max(1);
-        step << self.raises.saturating_sub(RAISES_CALM)
+        step.saturating_mul(1 << self.raises.saturating_sub(RAISES_CALM))
     }
 
-    /// The rate runs ahead of what is delivered at most by a half, or it would mean nothing when a queue comes.
+    /// The rate runs ahead of what is delivered at most by a quarter, or it would mean nothing when a queue comes.
     fn rate_max(&self) -> u64 {
-        (self.delivered + self.delivered / 2).max(self.model.rate_min())
+        self.delivered.saturating_add(self.delivered / 4).max(self.model.rate_min())
+    }
+
+    /// The paper's T_high is for a flow that must find its share; the collective's word is worth more.
+    fn queue_min(&self) -> Duration {
+        if self.model.is_shared() {
+            Duration::ZERO
+        } else {
+            QUEUE_MIN
+        }
     }
 
     /// T_high without the path itself.
     fn queue_max(&self, rate: u64) -> Duration {
         let nanos = u128::from(self.model.queue_bytes()) * 1_000_000_000 / u128::from(rate.max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).max(QUEUE_MIN)
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).max(self.queue_min())
     }
 
     fn apply(&mut self, acked: u64) {
         self.cwnd = if self.model.path.is_dipping() {
             self.model.cwnd_min()
         } else if self.starting {
-            self.cwnd
-                .saturating_add(acked)
-                .min(bytes_in(self.rate, START_WINDOW_TIME))
-                .max(self.model.initial_cwnd())
+            self.model.start_window(self.cwnd, acked, self.delivered, self.rate)
         } else {
-            self.model.window(self.rate).saturating_add(bytes_in(self.rate, QUEUE_MIN))
+            self.model.window(self.rate).saturating_add(bytes_in(self.rate, self.queue_min()))
         };
     }
 }
@@ -201,5 +207,3 @@ const RAISES_CALM: u32 = 5;
 const RAISES_MAX: u32 = RAISES_CALM + 7;
 /// Random loss is a few percent at most; doubling into a full buffer loses up to half.
 const START_LOSS_PERCENT: u64 = 20;
-/// A first window never holds more than this time at line rate.
-const START_WINDOW_TIME: Duration = Duration::from_millis(250);

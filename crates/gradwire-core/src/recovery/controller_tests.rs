@@ -1,0 +1,107 @@
+//! What holds for every controller, whatever it is told, and what an incast costs at its start.
+
+use super::link::{Link, World, PACKET};
+use super::{AckSample, Controller, ControllerKind, ControllerSettings, RateController};
+use crate::Timestamp;
+use core::time::Duration;
+use proptest::prelude::*;
+
+const MBIT: u64 = 125_000;
+/// The switch buffer of the incast: packets for each port.
+const BUFFER: u64 = 64;
+
+/// Packets sent and packets that overflowed, in the first `time` of a fresh incast or after `rounds` of it.
+fn incast(kind: ControllerKind, mbit: u64, rtt: Duration, rounds: u32) -> (u64, u64) {
+    let link =
+        Link { rate: mbit * MBIT, rtt, buffer_packets: BUFFER, loss_per_mille: 0, slice: Duration::ZERO };
+    let mut world = World::new(kind, link, 7, 7);
+    for _ in 0..rounds {
+        world.deliver(200);
+        world.run(Duration::from_millis(20));
+    }
+    world.run(Duration::ZERO);
+    world.deliver(200);
+    let counters = world.run(Duration::ZERO);
+    counters.iter().fold((0, 0), |(sent, lost), c| (sent + c.sent, lost + c.overflowed))
+}
+
+// test of: auto/schedule-aware-start
+#[test]
+fn an_incast_of_seven_loses_less_than_a_percent_in_a_small_switch_buffer() {
+    // Where the buffer is smaller than the path, and with the receiving rate, more is lost: see docs/papers.md.
+    let cases = [
+        (ControllerKind::Bottleneck, 100, 200),
+        (ControllerKind::Bottleneck, 100, 1_000),
+        (ControllerKind::Bottleneck, 1_000, 100),
+        (ControllerKind::Timely, 100, 200),
+        (ControllerKind::Timely, 1_000, 100),
+    ];
+    for (kind, mbit, us) in cases {
+        for rounds in [0, 5] {
+            let (sent, lost) = incast(kind, mbit, Duration::from_micros(us), rounds);
+            assert!(
+                lost * 100 < sent,
+                "{kind:?}, {mbit} Mbit/s, {us} us, after {rounds} rounds: {lost} of {sent}"
+            );
+        }
+    }
+}
+
+/// One thing that happens to a controller.
+#[derive(Clone, Debug)]
+enum Step {
+    Sent { bytes: u64, in_flight: u64 },
+    Ack(AckSample),
+    Restart,
+    Incast(u32),
+}
+
+fn steps() -> impl Strategy<Value = (u64, Step)> {
+    let amount = prop_oneof![Just(0), 1_u64..100_000, Just(1 << 40)];
+    let sent =
+        (amount.clone(), amount.clone()).prop_map(|(bytes, in_flight)| Step::Sent { bytes, in_flight });
+    let rtt = prop::option::of(prop_oneof![Just(0), 1_000_u64..100_000_000, Just(60_000_000_000)]);
+    let rate = prop::option::of(prop_oneof![Just(0), Just(u64::MAX), 1_u64..10_000_000_000]);
+    let ack = (rtt, amount.clone(), amount.clone(), amount, rate, any::<(bool, bool)>()).prop_map(
+        |(rtt, acked_bytes, lost_bytes, in_flight, delivery_rate, (app_limited, round_ended))| {
+            Step::Ack(AckSample {
+                now: Timestamp::ZERO,
+                rtt: rtt.map(Duration::from_nanos),
+                acked_bytes,
+                lost_bytes,
+                in_flight,
+                delivery_rate,
+                app_limited,
+                round_ended,
+            })
+        },
+    );
+    let step =
+        prop_oneof![2 => sent, 6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast)];
+    (prop_oneof![Just(0), 0_u64..5_000_000, Just(20_000_000_000)], step)
+}
+
+proptest! {
+    #[test]
+    fn nothing_makes_a_controller_panic_or_stand_still(
+        which in 0..ControllerKind::ALL.len(),
+        initial_rate in prop_oneof![Just(0), Just(u64::MAX), 10_000_u64..10_000_000_000],
+        incast in any::<u32>(),
+        steps in prop::collection::vec(steps(), 1..200),
+    ) {
+        let settings = ControllerSettings { initial_rate, incast, packet_bytes: PACKET, standing_bytes: 1 << 20 };
+        let mut controller = Controller::new(ControllerKind::ALL[which], &settings);
+        let mut now = Timestamp::from_nanos(1);
+        for (later, step) in steps {
+            now = now + Duration::from_nanos(later);
+            match step {
+                Step::Sent { bytes, in_flight } => controller.on_sent(now, bytes, in_flight),
+                Step::Ack(sample) => controller.on_ack(&AckSample { now, ..sample }),
+                Step::Restart => controller.on_idle_restart(now),
+                Step::Incast(senders) => controller.on_incast(senders),
+            }
+            prop_assert!(controller.cwnd() >= 2 * PACKET, "window {}", controller.cwnd());
+            prop_assert!(controller.pacing_rate() > 0);
+        }
+    }
+}
