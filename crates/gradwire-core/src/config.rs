@@ -56,6 +56,7 @@ impl ConnectionConfig {
         ControllerSettings {
             initial_rate: self.initial_rate,
             incast: self.incast,
+            paths: u32::from(self.paths),
             packet_bytes: u64::from(self.chunk_bytes()),
             standing_bytes: self.receive_buffer_bytes,
         }

@@ -93,10 +93,11 @@ impl Paths {
 
     /// So many ranks share the receiver from now on.
     pub(crate) fn on_incast(&mut self, senders: u32) {
-        let flows = senders.max(1).saturating_mul(self.members.len() as u32);
+        let paths = self.members.len() as u32;
+        let flows = senders.max(1).saturating_mul(paths);
         if flows != self.each.incast {
             self.each.incast = flows;
-            self.members.iter_mut().for_each(|member| member.path.controller.on_incast(flows));
+            self.members.iter_mut().for_each(|member| member.path.controller.on_incast(flows, paths));
         }
     }
 

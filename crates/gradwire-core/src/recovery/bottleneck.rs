@@ -112,7 +112,7 @@ impl BottleneckController {
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
-        let share = Share::new(packet_bytes, settings.incast);
+        let share = Share::new(packet_bytes, settings.incast, settings.paths);
         let initial_cwnd = share.initial_cwnd();
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
         let pacing_rate =
@@ -422,8 +422,8 @@ impl RateController for BottleneckController {
         self.apply();
     }
 
-    fn on_incast(&mut self, senders: u32) {
-        self.share = Share::new(self.packet_bytes, senders);
+    fn on_incast(&mut self, flows: u32, paths: u32) {
+        self.share = Share::new(self.packet_bytes, flows, paths);
         self.apply();
     }
 

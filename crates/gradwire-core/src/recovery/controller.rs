@@ -58,8 +58,8 @@ impl RateController for Controller {
         forward!(self, controller => controller.on_idle_restart(now));
     }
 
-    fn on_incast(&mut self, senders: u32) {
-        forward!(self, controller => controller.on_incast(senders));
+    fn on_incast(&mut self, flows: u32, paths: u32) {
+        forward!(self, controller => controller.on_incast(flows, paths));
     }
 
     fn cwnd(&self) -> u64 {

@@ -89,7 +89,7 @@ proptest! {
         incast in any::<u32>(),
         steps in prop::collection::vec(steps(), 1..200),
     ) {
-        let settings = ControllerSettings { initial_rate, incast, packet_bytes: PACKET, standing_bytes: 1 << 20 };
+        let settings = ControllerSettings { initial_rate, incast, paths: 1, packet_bytes: PACKET, standing_bytes: 1 << 20 };
         let mut controller = Controller::new(ControllerKind::ALL[which], &settings);
         let mut now = Timestamp::from_nanos(1);
         for (later, step) in steps {
@@ -98,7 +98,7 @@ proptest! {
                 Step::Sent { bytes, in_flight } => controller.on_sent(now, bytes, in_flight),
                 Step::Ack(sample) => controller.on_ack(&AckSample { now, ..sample }),
                 Step::Restart => controller.on_idle_restart(now),
-                Step::Incast(senders) => controller.on_incast(senders),
+                Step::Incast(senders) => controller.on_incast(senders, 1),
             }
             prop_assert!(controller.cwnd() >= 2 * PACKET, "window {}", controller.cwnd());
             prop_assert!(controller.pacing_rate() > 0);

@@ -119,6 +119,7 @@ impl World {
         let settings = ControllerSettings {
             initial_rate: 125_000_000,
             incast,
+            paths: 1,
             packet_bytes: PACKET,
             standing_bytes: 1 << 20,
         };

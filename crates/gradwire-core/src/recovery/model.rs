@@ -45,12 +45,12 @@ impl PathModel {
     pub(super) fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
         let mut path = EmptyPath::default();
-        path.set_seldom(settings.incast > 1);
+        path.set_seldom(settings.incast > settings.paths);
         Self {
             path,
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            share: Share::new(packet_bytes, settings.incast),
+            share: Share::new(packet_bytes, settings.incast, settings.paths),
             round: Round::default(),
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
@@ -143,8 +143,8 @@ impl PathModel {
     }
 
     /// The collective says how many senders share the receiver.
-    pub(super) fn on_incast(&mut self, senders: u32) {
-        self.share = Share::new(self.packet_bytes, senders);
+    pub(super) fn on_incast(&mut self, flows: u32, paths: u32) {
+        self.share = Share::new(self.packet_bytes, flows, paths);
         self.path.set_seldom(self.share.is_known());
     }
 }

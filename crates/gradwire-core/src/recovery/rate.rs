@@ -38,8 +38,8 @@ pub trait RateController: core::fmt::Debug + Send {
     fn on_ack(&mut self, sample: &AckSample);
     /// Data starts to flow again after an idle time.
     fn on_idle_restart(&mut self, now: Timestamp);
-    /// The collective says that `senders` ranks, this one included, share the receiver from now on.
-    fn on_incast(&mut self, senders: u32);
+    /// The collective says that `flows` share the receiver from now on, `paths` of them this rank's own.
+    fn on_incast(&mut self, flows: u32, paths: u32);
     /// Most bytes in flight.
     fn cwnd(&self) -> u64;
     /// Bytes per second at which packets leave.
@@ -82,6 +82,8 @@ pub struct ControllerSettings {
     pub initial_rate: u64,
     /// Ranks that send to the same receiver at once; the first window is divided by it.
     pub incast: u32,
+    /// So many of them are this rank's own, on other paths. Equal to `incast`: nothing is known of others.
+    pub paths: u32,
     /// Payload bytes of a full packet.
     pub packet_bytes: u64,
     /// Most bytes of a standing queue: what the receiver's socket can hold for this sender.

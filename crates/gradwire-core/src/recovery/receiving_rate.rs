@@ -179,8 +179,8 @@ impl RateController for ReceivingRateController {
         self.apply(0);
     }
 
-    fn on_incast(&mut self, senders: u32) {
-        self.model.on_incast(senders);
+    fn on_incast(&mut self, flows: u32, paths: u32) {
+        self.model.on_incast(flows, paths);
     }
 
     fn cwnd(&self) -> u64 {

@@ -12,28 +12,33 @@ use super::headroom::LossCount;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     packet_bytes: u64,
-    senders: u64,
+    flows: u64,
+    known: bool,
 }
 
 impl Share {
-    /// `senders` share the receiver; one: unknown.
-    pub(super) fn new(packet_bytes: u64, senders: u32) -> Self {
-        Self { packet_bytes: packet_bytes.max(1), senders: u64::from(senders.max(1)) }
+    /// So many flows share the receiver, `paths` of them of this rank; if that is all, nothing is known of others.
+    pub(super) fn new(packet_bytes: u64, flows: u32, paths: u32) -> Self {
+        Self {
+            packet_bytes: packet_bytes.max(1),
+            flows: u64::from(flows.max(1)),
+            known: flows > paths.max(1),
+        }
     }
 
     /// Whether the collective has told that others share the receiver.
     pub(super) fn is_known(&self) -> bool {
-        self.senders > 1
+        self.known
     }
 
     /// The first window: ten packets, as TCP takes them (RFC 6928), divided by the senders; at least two.
     pub(super) fn initial_cwnd(&self) -> u64 {
-        self.packet_bytes * (INITIAL_PACKETS / self.senders).max(2)
+        self.packet_bytes * (INITIAL_PACKETS / self.flows).max(2)
     }
 
     /// What the flow may keep in queues.
     pub(super) fn queue_bytes(&self) -> u64 {
-        self.packet_bytes * (QUEUE_PACKETS / self.senders).clamp(QUEUE_SHARE_MIN, QUEUE_SHARE_MAX)
+        self.packet_bytes * (QUEUE_PACKETS / self.flows).clamp(QUEUE_SHARE_MIN, QUEUE_SHARE_MAX)
     }
 }
 
@@ -79,7 +84,7 @@ mod tests {
     #[test]
     fn all_senders_together_fit_a_buffer_of_64_packets() {
         for senders in 2..=16 {
-            let share = Share::new(1, senders);
+            let share = Share::new(1, senders, 1);
             assert!(u64::from(senders) * share.queue_bytes() <= 48, "{senders} senders");
         }
     }
