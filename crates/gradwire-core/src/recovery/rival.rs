@@ -78,7 +78,7 @@ impl RateController for RivalController {
 
     fn on_idle_restart(&mut self, _now: Timestamp) {}
 
-    fn on_incast(&mut self, _senders: u32) {}
+    fn on_incast(&mut self, _flows: u32, _paths: u32) {}
 
     fn cwnd(&self) -> u64 {
         let gain = if self.start.is_some() { self.gain() } else { 2_000 };
