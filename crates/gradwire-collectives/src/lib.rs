@@ -30,6 +30,7 @@ pub use dtype::{Dtype, ReduceOp};
 pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
+pub use kernels::Hadamard;
 pub use policy::{DeadlineRule, EarlyRule, Fill, GatherRule, Policy, SoftRule};
 pub use report::{DeliveryReport, PeerDelivery};
 pub use request::{Algorithm, Collective, OpId, Request};

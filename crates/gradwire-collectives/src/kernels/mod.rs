@@ -6,11 +6,13 @@
 //! chosen at run time. Halves are widened to float32 in small blocks on the stack.
 
 mod element;
+mod hadamard;
 mod half;
 mod magnitude;
 mod scale;
 
 pub(crate) use self::half::{accumulate, narrow, widen};
+pub use hadamard::Hadamard;
 pub(crate) use magnitude::mean_magnitude;
 pub(crate) use scale::{divide, divide_f32, scale, scale_f32};
 
