@@ -245,7 +245,9 @@ def train(trainer: Trainer, args: argparse.Namespace, log: TextIO | None) -> flo
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("gloo", "gradwire"), default="gradwire")
-    parser.add_argument("--preset", default="auto", help="gradwire: auto, mlt, reliable (default: %(default)s)")
+    parser.add_argument(
+        "--preset", default="auto", help="gradwire: auto, mlt, dlcp, ltp, ultima, reliable (default: %(default)s)"
+    )
     parser.add_argument("--loss-bound", type=float, help="gradwire: share of a gradient that may be missing, 0 to 1")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8, help="windows of text for each rank and step")

@@ -44,7 +44,7 @@ Exit status: 0 done, 1 a worker failed or replicas differed, 2 wrong usage, 3 no
 @click.option("--delay", default=0.0, type=click.FloatRange(0, 500), help="Round trip added by the links, ms (netem).")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that the switch holds for each port.")
 @click.option("--tcp", default="cubic", help="TCP's congestion control: cubic, bbr, reno.")
-@click.option("--preset", default="auto", help="gradwire's preset: auto, mlt, reliable.")
+@click.option("--preset", default="auto", help="gradwire's preset: auto, mlt, dlcp, ltp, ultima, reliable.")
 @click.option("--steps", default=120, type=click.IntRange(8), help="Training steps of each run, a multiple of 8.")
 @click.option("--seed", default=1, help="Decides weights and batches; the same in all runs.")
 @click.option("--minutes", default=7.0, type=click.FloatRange(0.5), help="Stop early, evenly, after about so long.")
