@@ -209,9 +209,9 @@ unsafe fn radix_lanes<const R: usize, const W: usize>(first: *mut f32, stride: u
     let mut half = 1;
     while half < R {
         for low in (0..R).filter(|row| row & half == 0) {
-            for lane in 0..W {
-                let (a, b) = (rows[low][lane], rows[low + half][lane]);
-                (rows[low][lane], rows[low + half][lane]) = (a + b, a - b);
+            let (head, tail) = rows.split_at_mut(low + half);
+            for (a, b) in head[low].iter_mut().zip(&mut tail[0]) {
+                (*a, *b) = (*a + *b, *a - *b);
             }
         }
         half *= 2;
