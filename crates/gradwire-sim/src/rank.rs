@@ -17,6 +17,8 @@ pub(crate) struct Packet {
     pub(crate) provenance: Option<Provenance>,
     /// The receiver's checksum will not match.
     pub(crate) corrupted: bool,
+    /// A rank has sent it just like this: no stranger's, no flipped bits.
+    pub(crate) genuine: bool,
     pub(crate) sent_at: Timestamp,
 }
 

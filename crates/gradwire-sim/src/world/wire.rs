@@ -51,7 +51,10 @@ impl World {
             let arrival = if waits_in(provenance.op) { Arrival::Open } else { Arrival::Early };
             self.record.on_arrived(from, to, provenance, arrival);
         }
-        self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits_in);
+        // What a stranger's datagram claims has not arrived.
+        if packet.genuine {
+            self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits_in);
+        }
         let local = self.local(to);
         self.ranks[to].group.handle_datagram(local, from as u32, &packet.bytes);
         self.outbox.spare.push(packet.bytes);
@@ -103,10 +106,12 @@ impl World {
         let port = self.network.first_port(from, to);
         if flight.stray {
             let bytes = stray::datagram(&mut self.rng, &bytes);
-            let packet = Packet { bytes, provenance: None, corrupted: false, sent_at: self.now };
+            let (provenance, corrupted, genuine) = (None, false, false);
+            let packet = Packet { bytes, provenance, corrupted, genuine, sent_at: self.now };
             self.queue.schedule(at, Event::AtPort { from, to, port, packet });
         }
-        let mut packet = Packet { bytes, provenance, corrupted: flight.corrupted, sent_at: self.now };
+        let (corrupted, genuine) = (flight.corrupted, !flight.forged);
+        let mut packet = Packet { bytes, provenance, corrupted, genuine, sent_at: self.now };
         if flight.forged {
             stray::flip_bits(&mut self.rng, &mut packet.bytes);
         }
