@@ -22,7 +22,8 @@ pub struct Contract {
     pub floor: f32,
     /// Close when nothing arrives any more (ULTIMA section 3.3.2).
     pub early: Option<Early>,
-    /// How long packets may be overtaken by later ones before they count as missing.
+    /// How long packets may be overtaken by later ones, at least, before they count as missing: a connection allows more
+    /// where the round trip that it measures is longer or its paths differ.
     pub reorder_slack: Duration,
     /// Chunks at each end of the transfer that must arrive whatever the other rules say (LTP section III-E).
     pub critical_chunks: u16,

@@ -9,7 +9,7 @@
 
 use crate::path::Path;
 use crate::path_health::{Health, Tally};
-use crate::recovery::{AckOutcome, RateController, SentPacket};
+use crate::recovery::{AckOutcome, RateController, RttEstimator, SentPacket};
 use crate::spray::{PathSet, Sprayer, PATHS_MAX};
 use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
@@ -439,8 +439,15 @@ impl Paths {
         timeout.zip(least).unwrap_or_else(|| of(&self.members[0].path))
     }
 
+    /// How long a packet of the peer may be overtaken by later ones: half a round trip, and as much longer as the slowest
+    /// path takes now. Measured anew for each decision: a transfer may begin before the first round trip is known.
+    pub(crate) fn overtaken_max(&self, now: Timestamp) -> Duration {
+        let sampled = self.trusted().map(|member| &member.path.rtt).filter(|rtt| rtt.has_sample());
+        sampled.map(RttEstimator::smoothed).min().unwrap_or_default() / 2 + self.skew(now)
+    }
+
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.
-    pub(crate) fn skew(&self, now: Timestamp) -> Duration {
+    fn skew(&self, now: Timestamp) -> Duration {
         if self.members.len() == 1 {
             return Duration::ZERO;
         }

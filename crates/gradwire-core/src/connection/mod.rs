@@ -241,7 +241,8 @@ impl Connection {
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
         self.peer_sent_at = self.peer_sent_at.max(self.receives[index].latest_arrival());
-        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at, self.paths.skew(now)) {
+        let overtaken = self.paths.overtaken_max(now);
+        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at, overtaken) {
             self.close(now, index, reason);
         }
     }

@@ -97,12 +97,12 @@ impl ReceiveHalf {
     }
 
     /// Asks the contract; remembers when it wants to be asked again. `peer_sent_at`: when the latest new packet of any
-    /// transfer came from this peer. `skew`: how much later than others a packet may come because its path is slower.
+    /// transfer came from this peer. `overtaken_max`: how long a packet may be overtaken, by what the paths measure now.
     pub(crate) fn verdict(
         &mut self,
         now: Timestamp,
         peer_sent_at: Timestamp,
-        skew: Duration,
+        overtaken_max: Duration,
     ) -> Option<CloseReason> {
         if self.missing.is_empty() {
             return Some(CloseReason::AllArrived);
@@ -111,7 +111,7 @@ impl ReceiveHalf {
             return None;
         }
         let mut contract = self.request.contract;
-        contract.reorder_slack += skew;
+        contract.reorder_slack = contract.reorder_slack.max(overtaken_max);
         match contract.verdict(&self.progress(now, peer_sent_at)) {
             Verdict::Close(reason) => Some(reason),
             Verdict::Wait(left) => {

@@ -124,7 +124,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
     let bdp = (fastest as f64 * network.longest_rtt(world_size).as_secs_f64()) as u64;
     // Of a short timeout few heartbeats may be lost.
     let timeouts = if is_mild(network) { [1, 2, 5] } else { [5, 5, 5] };
-    HostOptions {
+    let host = HostOptions {
         datagram_bytes: rng.pick(&[1200, 1472, 1472, 1472, 8972]),
         eager_bytes: rng.pick(&[16 << 10, 64 << 10, 256 << 10]),
         ack_every: rng.pick(&[2, 10, 10]),
@@ -137,7 +137,12 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         controller: rng.pick(&CONTROLLERS),
         paths: rng.pick(&[1, 1, 2, 4]),
         spray: gradwire_core::Spray::Adaptive,
-    }
+    };
+    // Nor may it be shorter than the queue of the fewest packets that all paths to all ranks keep on the slowest link.
+    let slowest = (0..world_size).map(|rank| network.link(rank).up_rate).min().unwrap_or(1);
+    let least_bytes = 2 * u64::from(host.paths) * host.datagram_bytes as u64 * world_size as u64;
+    let queue = Duration::from_secs_f64(least_bytes as f64 / slowest as f64);
+    HostOptions { peer_timeout: host.peer_timeout.max((queue * 3).min(Duration::from_secs(5))), ..host }
 }
 
 fn is_mild(network: &NetworkOptions) -> bool {
