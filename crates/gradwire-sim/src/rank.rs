@@ -4,7 +4,7 @@ use crate::plan::{OpPlan, OutputPlan};
 use crate::record::Provenance;
 use crate::{Scenario, Tensor};
 use gradwire_collectives::{
-    DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, Tags, TransmitSink,
+    DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, Tags, TransmitSink,
 };
 use gradwire_core::{ConnectionConfig, ConnectionId, Mark, Timestamp};
 use std::collections::VecDeque;
@@ -151,6 +151,12 @@ impl Rank {
             let tensor = if ops[*op].in_place { &run.output } else { &run.input };
             tensor.offset_of(payload).map(|offset| (*op, offset))
         })
+    }
+
+    /// Whether a collective before `op` may still measure how long such collectives take: those behind it wait.
+    pub(crate) fn warms_up_before(&self, ops: &[OpPlan], op: usize) -> bool {
+        let is_warm_up = |plan: &OpPlan| matches!(plan.policy.deadline, DeadlineRule::WarmUp { .. });
+        self.in_flight.iter().any(|(_, earlier)| *earlier < op && is_warm_up(&ops[*earlier]))
     }
 
     /// Whether every collective of the scenario is over here.

@@ -4,7 +4,7 @@
 //! receiver asks only while it has less than its bound needs. And once the first pass is over and enough is in, the
 //! transfer closes as soon as packets that were overtaken cannot come any more; after a deadline the floor is enough.
 //!
-//! What arrived before the receiver made its call is left out, because it may have been dropped: the watch then
+//! What arrived before the receiver began is left out, because it may have been dropped: the watch then
 //! believes that less is in than there is, and asks for less.
 
 use crate::plan::OpPlan;
@@ -116,14 +116,14 @@ impl Watch {
         Ok(())
     }
 
-    /// A datagram reaches its receiver. `has_called`: whether the receiver waits in a collective.
+    /// A datagram reaches its receiver. `has_begun`: whether the receiver has begun a collective.
     pub(crate) fn on_delivered(
         &mut self,
         now: Timestamp,
         sent_at: Timestamp,
         (from, to): (usize, usize),
         bytes: &[u8],
-        has_called: impl Fn(usize) -> bool,
+        has_begun: impl Fn(usize) -> bool,
     ) {
         let longest = self.transit_max.entry((from, to)).or_default();
         *longest = (*longest).max(now.since(sent_at));
@@ -132,7 +132,7 @@ impl Watch {
             return;
         }
         let Some(transfer) = self.transfers.get_mut(&(from, to, header.transfer.0)) else { return };
-        if !has_called(transfer.op) {
+        if !has_begun(transfer.op) {
             return;
         }
         if header.flags.contains(Flags::ALL_SENT) {

@@ -53,7 +53,8 @@ impl World {
         }
         // What a stranger's datagram claims has not arrived.
         if packet.genuine {
-            self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, waits_in);
+            let has_begun = |op: usize| waits_in(op) && !rank.warms_up_before(&self.scenario.ops, op);
+            self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, has_begun);
         }
         let local = self.local(to);
         self.ranks[to].group.handle_datagram(local, from as u32, &packet.bytes);
