@@ -1,6 +1,5 @@
 //! Marks on real sockets over loopback: what a sender asks for is what the receiver's kernel reports.
 
-#[expect(dead_code, reason = "this test needs less of it than the others")]
 mod common;
 
 use common::{all_reduce, cluster, config, Tensor, PATIENCE};

@@ -1,7 +1,9 @@
-//! Counts the allocations of a thread; included by the tests that claim that there are none.
+//! Counts the allocations of a thread, or of all threads; included by the tests that claim that there are none.
+#![allow(dead_code)] // Each test file uses its part.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 struct Counting;
 
@@ -9,7 +11,11 @@ thread_local! {
     static COUNTED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
+/// Of all threads, since the process began.
+static OF_ALL_THREADS: AtomicU64 = AtomicU64::new(0);
+
 fn count_one() {
+    OF_ALL_THREADS.fetch_add(1, Ordering::Relaxed);
     // The thread's storage may be gone at its very end, when nothing is counted.
     _ = COUNTED.try_with(|counted| counted.set(counted.get().map(|count| count + 1)));
 }
@@ -42,4 +48,12 @@ pub(crate) fn allocations_in(work: impl FnOnce()) -> u64 {
     COUNTED.set(Some(0));
     work();
     COUNTED.replace(None).expect("it was counting")
+}
+
+/// Allocations of every thread of the process while `work` runs. Only one test of a binary may use it: tests run at the
+/// same time.
+pub(crate) fn allocations_of_all_threads_in(work: impl FnOnce()) -> u64 {
+    let before = OF_ALL_THREADS.load(Ordering::SeqCst);
+    work();
+    OF_ALL_THREADS.load(Ordering::SeqCst) - before
 }

@@ -1,4 +1,5 @@
 //! Several engines in one process, each a rank, over loopback with ephemeral ports.
+#![allow(dead_code)] // Each test file uses its part.
 
 use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, PendingGroup};
@@ -63,6 +64,13 @@ impl Tensor {
     pub(crate) fn view(&mut self) -> View {
         // SAFETY: the tests wait for the operation, or stop the engine, before they touch or drop the memory.
         unsafe { View::new(self.0.as_mut_ptr().cast(), self.0.len() * 4) }
+    }
+
+    /// Its first `elems` elements.
+    pub(crate) fn view_of(&mut self, elems: usize) -> View {
+        let first = &mut self.0[..elems];
+        // SAFETY: as in `view`.
+        unsafe { View::new(first.as_mut_ptr().cast(), first.len() * 4) }
     }
 }
 
