@@ -59,7 +59,7 @@ fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 	scripts/fuzz.sh $(FUZZ_SECONDS)
 
 bench: build ## The cost of a packet, and all-reduce against gloo over shaped links and over loopback
-	cargo bench --package gradwire-core --package gradwire-collectives $(LOCKED) -- --quick
+	cargo bench --package gradwire-core --package gradwire-collectives --package gradwire-engine $(LOCKED) -- --quick
 	$(PY) bench/collective/allreduce.py $(ARGS)
 
 bench-goodput: build ## Goodput under loss beside the kernel's TCP, over a lab link
