@@ -90,6 +90,9 @@ class Config:
         "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
         "would give.", choices=FILLS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce.", choices=ALGORITHMS, everywhere=True)
+    incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "
+        "incast factor, section 3.2.2). 1: as many rounds as a ring has steps, the least load on a receiver. Unset: all at once, "
+        "the fewest round trips.", unit="ranks", low=1, high=16384, optional=True, everywhere=True)
     eager_bytes: int = _setting(262144, int, "Bytes that may be sent to a peer before it has asked for them; the memory "
         "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
     ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3).", unit="packets", low=1, high=256,

@@ -49,7 +49,7 @@ impl Pair {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank: u32| {
             let peers = vec![peer_config(rank, 1 - rank)];
-            Group::new(GroupConfig { rank, world_size: 2, peers }, now)
+            Group::new(GroupConfig { rank, world_size: 2, peers, incast: None }, now)
         };
         let wire = || Wire { datagrams: vec![[0; DATAGRAM_BYTES]; 256], lengths: vec![0; 256], count: 0 };
         Self { now, groups: [group(0), group(1)], wires: [wire(), wire()], packets: 0 }

@@ -90,7 +90,7 @@ impl World {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank| {
             let peers = (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
-            Group::new(GroupConfig { rank, world_size: ranks, peers }, now)
+            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None }, now)
         };
         Self {
             now,
@@ -296,7 +296,7 @@ fn request_of(
     }
 }
 
-fn peer_config(rank: u32, peer: u32) -> PeerConfig {
+pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
     let id = |from, to| ConnectionId::new(from * 10 + to + 1).unwrap_or_else(|| unreachable!("small"));
     let connection = ConnectionConfig {
         local: id(peer, rank),

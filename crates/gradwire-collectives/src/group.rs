@@ -44,6 +44,9 @@ pub struct GroupConfig {
     pub world_size: u32,
     /// Every other rank, in any order.
     pub peers: Vec<PeerConfig>,
+    /// Most senders that share a receiver in a transpose (ULTIMA's incast factor); `None`: all at once. Every rank
+    /// says the same.
+    pub incast: Option<u32>,
 }
 
 /// Where datagrams go. Called by [`Group::poll_transmit`] for one datagram at a time; consecutive calls for one peer
@@ -79,6 +82,10 @@ pub enum GroupEvent {
 pub struct Group {
     rank: u32,
     world_size: u32,
+    /// ULTIMA's I, within the group.
+    incast: u32,
+    /// What the connections were last told about how many share a receiver.
+    told_incast: u32,
     chunk_bytes: usize,
     /// Every other rank, in rank order.
     peers: Vec<Peer>,
@@ -139,7 +146,7 @@ impl Group {
     /// counts of contributions need one packet grid.
     #[must_use]
     pub fn new(config: GroupConfig, now: Timestamp) -> Self {
-        let GroupConfig { rank, world_size, mut peers } = config;
+        let GroupConfig { rank, world_size, mut peers, incast } = config;
         peers.sort_by_key(|peer| peer.rank);
         assert!(
             peers.iter().map(|peer| peer.rank).eq((0..world_size).filter(|other| *other != rank)),
@@ -154,6 +161,8 @@ impl Group {
         let mut group = Self {
             rank,
             world_size,
+            incast: incast.unwrap_or(u32::MAX).clamp(1, world_size.max(2) - 1),
+            told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             peers: peers.into_iter().map(|peer| Peer::new(peer, now)).collect(),
             ops: Ops::new(),
@@ -348,10 +357,13 @@ impl Group {
     }
 
     fn place(&self, sequence: u64) -> Place {
-        let Self { rank, world_size, chunk_bytes, .. } = *self;
-        Place { rank, world_size, sequence, chunk_bytes }
+        let Self { rank, world_size, chunk_bytes, incast, .. } = *self;
+        Place { rank, world_size, sequence, chunk_bytes, incast }
     }
 }
 
 /// A group of one rank sends nothing; its grid only divides its counts.
 const DATAGRAM_BYTES_ALONE: usize = 1472;
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
-use crate::schedules::{schedule_for, Loss, Place, Post, Schedule, Stage, Target};
+use crate::schedules::{schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
@@ -28,6 +28,8 @@ pub(crate) struct Op {
     pub(crate) warms_up: bool,
     pub(crate) priority: u8,
     class: u8,
+    /// Ranks that send to one receiver at once.
+    pub(crate) senders: u32,
     /// The packets that a switch should keep, where some may be lost.
     important: Option<Important>,
     pub(crate) submitted: Timestamp,
@@ -131,6 +133,7 @@ impl Op {
             warms_up: false,
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             class: request.tags.class,
+            senders: senders(&request.collective, algorithm, place),
             important,
             submitted: name.submitted,
             timeout: request.timeout,
@@ -240,7 +243,7 @@ impl Op {
 
     /// Whether its result is there and nothing of the caller's memory is needed any more.
     pub(crate) fn is_result_ready(&self) -> bool {
-        self.held == 0
+        self.held == 0 && !self.schedule.has_more()
     }
 
     /// Adds or places new payload from `from`.
@@ -336,8 +339,9 @@ impl Op {
         let send = send.clone();
         self.open -= 1;
         if send.copy.is_some() {
-            // The schedule has known since it was copied.
-            return;
+            // The schedule has known since it was copied that its memory is free.
+            self.schedule.on_concluded(to, index, posts);
+            return self.note(posts);
         }
         self.held -= 1;
         if send.loss == Loss::In(Stage::Reduce) {
@@ -346,6 +350,7 @@ impl Op {
             }
         }
         self.schedule.on_sent(to, index, posts);
+        self.schedule.on_concluded(to, index, posts);
         self.note(posts);
     }
 

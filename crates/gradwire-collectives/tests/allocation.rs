@@ -55,7 +55,7 @@ impl Pair {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank: u32| {
             let peers = vec![peer_config(rank, 1 - rank)];
-            Group::new(GroupConfig { rank, world_size: 2, peers }, now)
+            Group::new(GroupConfig { rank, world_size: 2, peers, incast: None }, now)
         };
         Self { now, groups: [group(0), group(1)], wires: [Wire::new(), Wire::new()], packets: 0, lose_one_in }
     }

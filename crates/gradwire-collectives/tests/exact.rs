@@ -132,6 +132,21 @@ fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
     }
 }
 
+// test of: ultima/incast-factor
+#[test]
+fn a_transpose_is_exact_at_every_incast_whether_its_sends_are_copied_or_not() {
+    for world_size in [2, 3, 5, 8] {
+        for incast in [1, 2, 3, 100] {
+            for (elems, in_place) in [(1, true), (100, false), (100, true), (30_000, true), (30_000, false)] {
+                let (dtype, reduce, algorithm) = (Dtype::F32, ReduceOp::Sum, Algorithm::Transpose);
+                let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
+                check(case, Net::with_incast(world_size, Some(incast), |_| common::NORMAL));
+                check(case, Net::with_incast(world_size, Some(incast), lossy(7, 10)));
+            }
+        }
+    }
+}
+
 #[test]
 fn all_reduce_of_a_large_bucket_is_exact() {
     for world_size in [1, 2, 3, 4, 7, 8] {

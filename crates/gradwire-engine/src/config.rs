@@ -56,6 +56,8 @@ pub struct EngineConfig {
     pub paths: u8,
     /// How packets are spread.
     pub spray: Spray,
+    /// Most ranks that send to one receiver at once in a transpose all-reduce; `None`: all. Equal on all ranks.
+    pub incast: Option<u32>,
     /// Digest of settings of the layers above that must be equal on all ranks.
     pub fingerprint: u64,
 }
@@ -82,6 +84,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             paths: 1,
             spray: Spray::Adaptive,
+            incast: None,
             fingerprint: 0,
         }
     }
@@ -114,6 +117,7 @@ impl EngineConfig {
         let connect = self.connect_timeout;
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
         require("paths", self.paths, "1 to 16", (1..=PATHS_MAX).contains(&self.paths))?;
+        require("incast", format!("{:?}", self.incast), "at least 1 rank", self.incast != Some(0))?;
         require("dscp", self.dscp, "0 to 63", self.dscp < 64)?;
         let classes = &self.dscp_classes;
         let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
@@ -170,6 +174,7 @@ mod tests {
             EngineConfig { dscp_classes: vec![0; 9], ..EngineConfig::default() },
             EngineConfig { dscp_control: Some(64), ..EngineConfig::default() },
             EngineConfig { paths: 0, ..EngineConfig::default() },
+            EngineConfig { incast: Some(0), ..EngineConfig::default() },
             EngineConfig { paths: 17, ..EngineConfig::default() },
             EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },
             EngineConfig { connect_timeout: Duration::ZERO, ..EngineConfig::default() },

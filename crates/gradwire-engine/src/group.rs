@@ -138,7 +138,7 @@ impl PendingGroup {
         Ok(GroupSetup {
             key,
             name: self.record.group.clone(),
-            config: GroupConfig { rank, world_size, peers },
+            config: GroupConfig { rank, world_size, peers, incast: self.shared.local.config.incast },
             candidates,
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),

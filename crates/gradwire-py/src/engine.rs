@@ -169,6 +169,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
         "paths" => config.paths = value.extract()?,
+        "incast" => config.incast = value.extract()?,
         "spray" => config.spray = spray(value)?,
         _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
     }

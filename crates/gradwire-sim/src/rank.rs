@@ -255,6 +255,7 @@ fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
                 connection: connection_config(scenario, rank, peer),
             })
             .collect(),
+        incast: scenario.host.incast,
     }
 }
 

@@ -120,6 +120,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "ecn": config.importance != "off",
         "offload": config.offload == "auto",
         "paths": config.paths,
+        "incast": config.incast,
         "spray": config.spray,
     }
     ports = _ports(config.port)

@@ -77,8 +77,20 @@ impl Group {
         self.ops.has_room(queued.sequence) && !self.adaptive.must_wait(policy, output.len())
     }
 
+    /// Tells the connections how many ranks send to one receiver: the most of the operations in flight.
+    // claim: auto/schedule-aware-incast
+    fn tell_incast(&mut self) {
+        let senders = self.ops.iter().map(|op| op.senders).max();
+        let senders = senders.unwrap_or(self.told_incast);
+        if senders != self.told_incast {
+            self.told_incast = senders;
+            self.peers.iter_mut().for_each(|peer| peer.connection.set_incast(senders));
+        }
+    }
+
     /// Posts the first transfers of an operation.
     pub(super) fn begin(&mut self, now: Timestamp, key: Key) {
+        self.tell_incast();
         let mut posts = std::mem::take(&mut self.posts);
         if let Some(op) = self.ops.at(key) {
             op.start(&mut self.pool, &mut posts);

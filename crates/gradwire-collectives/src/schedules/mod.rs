@@ -21,6 +21,8 @@ pub(crate) struct Place {
     pub(crate) world_size: u32,
     pub(crate) sequence: u64,
     pub(crate) chunk_bytes: usize,
+    /// Most senders that share a receiver in a transpose: ULTIMA's I, 1 to `world_size - 1`.
+    pub(crate) incast: u32,
 }
 
 impl Place {
@@ -80,8 +82,27 @@ pub(crate) trait Schedule: std::fmt::Debug + Send {
     /// The receive `index` from `from` is over, its payload is in the memory.
     fn on_received(&mut self, from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>);
 
-    /// The send `index` to `to` is over: its memory is no longer read.
+    /// The memory of the send `index` to `to` is no longer read: its receiver has closed it, or it was copied.
     fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>);
+
+    /// The receiver of the send `index` to `to` has closed it. Comes after [`Schedule::on_sent`].
+    fn on_concluded(&mut self, _to: u32, _index: u32, _posts: &mut Vec<Post>) {}
+
+    /// Whether sends are still to be posted, which will read the caller's memory.
+    fn has_more(&self) -> bool {
+        false
+    }
+}
+
+/// So many ranks send to one receiver at once while this collective runs.
+pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Place) -> u32 {
+    match collective {
+        Collective::AllReduce { .. } if algorithm == Algorithm::Ring => 1,
+        Collective::AllReduce { .. } => place.incast,
+        Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
+        Collective::Send { .. } | Collective::Receive { .. } => 1,
+        _ => place.world_size.max(2) - 1,
+    }
 }
 
 /// The schedule of a valid request. A collective of no elements is a barrier: only so do all ranks find out if one

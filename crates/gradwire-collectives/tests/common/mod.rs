@@ -83,6 +83,15 @@ impl TransmitSink for Sink {
 impl Net {
     /// `world_size` ranks and a network with this behaviour.
     pub(crate) fn new(world_size: u32, fate: impl FnMut(&Packet) -> Fate + 'static) -> Self {
+        Self::with_incast(world_size, None, fate)
+    }
+
+    /// The same with so many senders for one receiver in a transpose.
+    pub(crate) fn with_incast(
+        world_size: u32,
+        incast: Option<u32>,
+        fate: impl FnMut(&Packet) -> Fate + 'static,
+    ) -> Self {
         let now = Timestamp::from_nanos(1_000_000);
         let groups = (0..world_size)
             .map(|rank| {
@@ -90,7 +99,7 @@ impl Net {
                     .filter(|peer| *peer != rank)
                     .map(|peer| peer_config(rank, peer))
                     .collect();
-                Group::new(GroupConfig { rank, world_size, peers }, now)
+                Group::new(GroupConfig { rank, world_size, peers, incast }, now)
             })
             .collect();
         Self {

@@ -137,6 +137,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         controller: rng.pick(&CONTROLLERS),
         paths: rng.pick(&[1, 1, 2, 4]),
         spray: gradwire_core::Spray::Adaptive,
+        incast: rng.pick(&[None, None, Some(1), Some(2), Some(3)]),
     };
     // Nor may it be shorter than the queue of the fewest packets that all paths to all ranks keep on the slowest link.
     let slowest = (0..world_size).map(|rank| network.link(rank).up_rate).min().unwrap_or(1);

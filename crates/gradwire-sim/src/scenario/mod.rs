@@ -65,6 +65,8 @@ pub struct HostOptions {
     pub paths: u8,
     /// How packets are spread over them.
     pub spray: Spray,
+    /// Most senders that share a receiver in a transpose.
+    pub incast: Option<u32>,
 }
 
 impl Scenario {
@@ -210,6 +212,7 @@ impl Default for HostOptions {
             wake_late_max: Duration::ZERO,
             peer_timeout: Duration::from_secs(5),
             spray: Spray::Adaptive,
+            incast: None,
         }
     }
 }

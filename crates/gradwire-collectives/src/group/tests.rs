@@ -1,0 +1,47 @@
+//! What a group tells its connections.
+
+use super::*;
+use crate::{Algorithm, Dtype, Policy, ReduceOp, Tags, View};
+
+const WORLD_SIZE: u32 = 6;
+
+fn group(incast: Option<u32>) -> Group {
+    let peers = (1..WORLD_SIZE).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
+    Group::new(GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast }, Timestamp::ZERO)
+}
+
+fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {
+    // SAFETY: the caller keeps the memory longer than the group uses it.
+    let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+    let request = Request {
+        collective,
+        dtype: Dtype::F32,
+        reduce: ReduceOp::Sum,
+        input: view,
+        output: view,
+        policy: Policy::RELIABLE,
+        residual: View::EMPTY,
+        timeout: Duration::from_secs(1),
+        priority: 0,
+        tags: Tags::default(),
+    };
+    group.submit(Timestamp::ZERO, request);
+}
+
+// test of: auto/schedule-aware-incast
+#[test]
+fn connections_are_told_the_most_senders_at_one_receiver_of_what_is_in_flight() {
+    let mut memory = vec![0; 64 << 10];
+    let all_reduce = |algorithm| Collective::AllReduce { algorithm };
+    for (incast, transpose) in [(None, 5), (Some(2), 2), (Some(100), 5)] {
+        let mut group = group(incast);
+        let mut told = |collective| {
+            submit(&mut group, collective, &mut memory);
+            group.told_incast
+        };
+        assert_eq!(told(all_reduce(Algorithm::Ring)), 1);
+        assert_eq!(told(all_reduce(Algorithm::Transpose)), transpose);
+        assert_eq!(told(all_reduce(Algorithm::Ring)), transpose, "the transpose is still in flight");
+        assert_eq!(told(Collective::Barrier), 5, "everybody signals to everybody");
+    }
+}

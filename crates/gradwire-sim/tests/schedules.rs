@@ -1,0 +1,66 @@
+//! What a schedule costs and promises, in virtual time: round trips, senders at one receiver, every world size.
+
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario};
+use std::time::Duration;
+
+const RTT: Duration = Duration::from_millis(1);
+
+fn all_reduce(algorithm: Algorithm, elems: usize) -> OpPlan {
+    OpPlan {
+        kind: OpKind::AllReduce(algorithm),
+        dtype: Dtype::F32,
+        elems,
+        reduce: ReduceOp::Sum,
+        policy: Policy::RELIABLE,
+        in_place: true,
+        priority: 0,
+    }
+}
+
+/// The shortest of five all-reduces of `elems` float32 among `world_size` ranks at 1 Gbit/s.
+fn time_of(op: OpPlan, world_size: usize, incast: Option<u32>) -> Duration {
+    let network = NetworkOptions::uniform(125_000_000, 500_000, RTT);
+    let mut scenario = Scenario::quiet(1, world_size, network, vec![op; 5]);
+    scenario.faults[0].0 = Duration::from_secs(100);
+    scenario.host.incast = incast;
+    let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+    summary.op_times.iter().flatten().min().copied().expect("five collectives have ended")
+}
+
+// test of: ultima/incast-factor
+#[test]
+fn a_small_all_reduce_among_eight_ranks_gets_shorter_with_each_sender_more_that_shares_a_receiver() {
+    let times: Vec<Duration> =
+        [1, 2, 3, 5].map(|incast| time_of(all_reduce(Algorithm::Transpose, 2000), 8, Some(incast))).to_vec();
+    println!("I = 1, 2, 3, 5: {times:?}");
+    assert!(times.windows(2).all(|pair| pair[1] < pair[0]), "{times:?}");
+    // 14 rounds of about one round trip each at I = 1, the last of which only has to arrive.
+    assert!(times[0] > RTT * 13 && times[0] < RTT * 17, "{times:?}");
+}
+
+#[test]
+fn rounds_do_not_hang_on_a_rank_that_comes_late_and_are_done_soon_after_it() {
+    for incast in [1, 2] {
+        let late = Duration::from_millis(500);
+        let network = NetworkOptions::uniform(125_000_000, 500_000, RTT);
+        let mut scenario = Scenario::quiet(1, 8, network, vec![all_reduce(Algorithm::Transpose, 20_000); 2]);
+        scenario.faults[0].0 = Duration::from_secs(100);
+        scenario.host.incast = Some(incast);
+        scenario.start[3] = late;
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+        let first = summary.op_times[0].expect("it has ended");
+        assert!(first > late && first < late + RTT * 40, "{first:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_in_a_round_ends_the_others_with_its_name_in_bounded_time() {
+    let network = NetworkOptions::uniform(12_500_000, 500_000, RTT);
+    let mut scenario = Scenario::quiet(1, 6, network, vec![all_reduce(Algorithm::Transpose, 500_000); 4]);
+    scenario.host.incast = Some(1);
+    scenario.faults =
+        vec![(Duration::from_millis(600), Fault::Crash(2)), (Duration::from_secs(20), Fault::Heal)];
+    // The checkers want the same verdict from every survivor, in time.
+    run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+}
