@@ -4,6 +4,7 @@ mod draw;
 
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{NetworkOptions, Sabotage};
+use gradwire_collectives::Algorithm;
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::Spray;
 use std::fmt;
@@ -168,6 +169,20 @@ impl Scenario {
     #[must_use]
     pub fn healed_at(&self) -> Duration {
         self.faults.iter().map(|(at, fault)| *at + fault.length()).max().unwrap_or_default()
+    }
+
+    /// Round trips that the steps of all collectives wait for each other, when nothing is lost.
+    #[must_use]
+    pub fn rounds_time(&self) -> Duration {
+        let others = (self.world_size as u32).max(2) - 1;
+        let rounds = |op: &OpPlan| match op.kind {
+            OpKind::AllReduce(Algorithm::Transpose) => {
+                2 * others.div_ceil(self.host.incast.unwrap_or(others))
+            }
+            OpKind::AllReduce(_) => 2 * others,
+            _ => 1,
+        };
+        self.network.longest_rtt(self.world_size) * self.ops.iter().map(rounds).sum::<u32>()
     }
 
     /// Time that the payload of all collectives takes on the narrowest link when each rank sends all of it twice:

@@ -22,14 +22,19 @@ pub(super) enum Hush {
 
 impl World {
     /// How long the collectives may take once all faults are over. A second covers the longest back-off (100 ms)
-    /// many times; sixteen times the ideal covers incast on small buffers and a rate that has to be found again.
+    /// many times; sixteen times the ideal covers incast on small buffers and a rate that has to be found again; a step
+    /// that waits for the one before it has three more round trips to find and repair its losses.
     pub(super) fn liveness_bound(&self) -> Duration {
         let late = self.scenario.start.iter().max().copied().unwrap_or_default();
         let think = (self.scenario.think_max
             + self.scenario.longest_compute()
             + self.scenario.host.wake_late_max * 20)
             * self.scenario.ops.len() as u32;
-        late + think + self.verdict_time() + self.scenario.ideal_time() * 16 + Duration::from_secs(1)
+        late + think
+            + self.verdict_time()
+            + self.scenario.ideal_time() * 16
+            + self.scenario.rounds_time() * 4
+            + Duration::from_secs(1)
     }
 
     /// Time in which a silent rank is found out by everybody, where one may be silent.
