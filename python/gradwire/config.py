@@ -20,7 +20,7 @@ ENV_PREFIX = "GRADWIRE_"
 PORT_BASE = 47400
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 FILLS = ("zero", "previous", "local")
-ALGORITHMS = ("auto", "ring", "transpose")
+ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
@@ -89,7 +89,8 @@ class Config:
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
         "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
         "would give.", choices=FILLS, everywhere=True)
-    algorithm: str = _setting("auto", str, "Schedule of an all-reduce.", choices=ALGORITHMS, everywhere=True)
+    algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
+        "a reduction that may lose something is a transpose instead.", choices=ALGORITHMS, everywhere=True)
     incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "
         "incast factor, section 3.2.2). 1: as many rounds as a ring has steps, the least load on a receiver. Unset: all at once, "
         "the fewest round trips.", unit="ranks", low=1, high=16384, optional=True, everywhere=True)

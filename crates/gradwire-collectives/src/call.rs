@@ -145,6 +145,7 @@ impl Call {
     pub(crate) fn name(&self) -> &'static str {
         match (self.kind, self.algorithm) {
             (Kind::AllReduce, RING) => "all_reduce/ring",
+            (Kind::AllReduce, HALVING) => "all_reduce/halving_doubling",
             (Kind::AllReduce, _) => "all_reduce/transpose",
             (Kind::Broadcast, _) => "broadcast",
             (Kind::AllGather, _) => "all_gather",
@@ -262,6 +263,7 @@ fn nanos(time: Duration) -> u64 {
 const NONE: u32 = u32::MAX;
 const ELEMS_MASK: u64 = (1 << 48) - 1;
 const RING: u8 = Algorithm::Ring as u8;
+const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 
 #[cfg(test)]
 mod tests {
@@ -333,7 +335,7 @@ mod tests {
         ] {
             for reduce in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::PremulSum(0.25)]
             {
-                for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+                for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling] {
                     let descriptor = of(policy, reduce, algorithm);
                     assert!(!seen.contains(&descriptor));
                     seen.push(descriptor);

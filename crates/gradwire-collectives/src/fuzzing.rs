@@ -261,7 +261,11 @@ fn request_of(
     let root = u32::from(what >> 4) % world_size as u32;
     let at_root = root as usize == rank;
     let to = (rank as u32 + 1) % world_size as u32;
-    let algorithm = if what & 16 == 0 { Algorithm::Ring } else { Algorithm::Transpose };
+    let algorithm = match what >> 4 & 3 {
+        0 => Algorithm::Ring,
+        1 => Algorithm::HalvingDoubling,
+        _ => Algorithm::Transpose,
+    };
     let splits = vec![row.len(); world_size];
     let (collective, input, output) = match what & 15 {
         0..=3 => (Collective::AllReduce { algorithm }, one_out, one_out),

@@ -97,13 +97,24 @@ impl Memory {
             *count = count.saturating_add(weight.max(1));
         }
         if self.wide.is_empty() {
-            let start = self.base + at;
-            let mut target = self.output.part(&(start..start + payload.len()));
-            kernels::combine(dtype, reduce, target.as_mut_slice(), payload);
+            self.sum(at, payload);
         } else {
             let target = &mut self.wide[at / 2..][..payload.len() / 2];
             kernels::accumulate(dtype, reduce, target, payload);
         }
+    }
+
+    /// Adds a payload at byte `at` of an accumulator that is the output itself, without counting it.
+    pub(crate) fn sum(&mut self, at: usize, payload: &[u8]) {
+        let Reduction { dtype, reduce, .. } = self.reduction;
+        let start = self.base + at;
+        let mut target = self.output.part(&(start..start + payload.len()));
+        kernels::combine(dtype, reduce, target.as_mut_slice(), payload);
+    }
+
+    /// Turns the whole sum of all ranks in `area` into the result.
+    pub(crate) fn finish_sum(&mut self, area: &Range<usize>) {
+        self.finish_run(area.clone(), self.reduction.world_size);
     }
 
     /// Puts `payload` at byte `at` of the output.

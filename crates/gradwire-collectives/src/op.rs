@@ -262,6 +262,7 @@ impl Op {
         receive.received += payload.len();
         match receive.target {
             Target::Place(at) => self.memory.place(at + offset, payload),
+            Target::Sum { at } => self.memory.sum(at + offset, payload),
             Target::Add { at, chunk } => {
                 self.memory.add(at + offset, chunk + offset / self.chunk_bytes, weight, payload);
             }
@@ -298,7 +299,7 @@ impl Op {
         let Some(receive) = self.receives.at(from, index).filter(|receive| receive.is_open) else { return };
         receive.is_open = false;
         let (target, loss) = (receive.target, receive.loss);
-        let is_contribution = matches!(target, Target::Add { .. });
+        let is_contribution = matches!(target, Target::Add { .. } | Target::Sum { .. });
         self.open -= 1;
         self.held -= 1;
         self.report.bytes_received += receipt.received_bytes;

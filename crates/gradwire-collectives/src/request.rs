@@ -17,6 +17,9 @@ pub enum Algorithm {
     Ring = 1,
     /// Transpose (TAR, ULTIMA section 3.1).
     Transpose = 2,
+    /// Recursive halving and doubling, for small sizes. Always exact: a request that may lose something is scheduled by
+    /// transpose instead.
+    HalvingDoubling = 3,
 }
 
 /// The operation. Sizes are those of [`Request::input`] and [`Request::output`].

@@ -121,12 +121,31 @@ fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
                     (Algorithm::Ring, true),
                     (Algorithm::Transpose, false),
                     (Algorithm::Transpose, true),
+                    (Algorithm::HalvingDoubling, false),
+                    (Algorithm::HalvingDoubling, true),
                 ] {
                     for reduce in [ReduceOp::Sum, ReduceOp::Avg] {
                         let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
                         check(case, Net::perfect(world_size));
                     }
                 }
+            }
+        }
+    }
+}
+
+// test of: auto/halving-doubling
+#[test]
+fn halving_and_doubling_is_exact_for_every_world_size_up_to_16_and_any_length() {
+    for world_size in 1..=16 {
+        for elems in [1, 15, 16, 17, 257, 5000] {
+            for (dtype, reduce) in
+                [(Dtype::F32, ReduceOp::Avg), (Dtype::I64, ReduceOp::Sum), (Dtype::I16, ReduceOp::Avg)]
+            {
+                let (algorithm, in_place) = (Algorithm::HalvingDoubling, elems % 2 == 0);
+                let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
+                check(case, Net::perfect(world_size));
+                check(case, Net::new(world_size, lossy(u64::from(world_size), 10)));
             }
         }
     }

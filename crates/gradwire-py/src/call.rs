@@ -123,7 +123,7 @@ unsafe fn view((address, bytes): Memory) -> View {
 }
 
 fn algorithm(code: u8) -> Result<Algorithm, String> {
-    [Algorithm::Auto, Algorithm::Ring, Algorithm::Transpose]
+    [Algorithm::Auto, Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling]
         .into_iter()
         .find(|algorithm| *algorithm as u8 == code)
         .ok_or_else(|| format!("there is no algorithm {code}"))

@@ -55,7 +55,7 @@ def tolerate_loss(
         step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
-        algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
+        algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
             Costs one more copy of the gradients in memory.
         steps_kept: how many records `steps` holds.

@@ -51,7 +51,7 @@ def all_reduce(
             measured, and below this. None: the preset's.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
-        algorithm: `auto`, `ring` or `transpose`. None: the configuration's.
+        algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.
         residual: like `tensor`. This rank's values that did not count are written here at their places, all else stays

@@ -6,6 +6,7 @@
 
 mod broadcast;
 mod direct;
+mod halving;
 mod ring;
 mod transpose;
 
@@ -63,6 +64,8 @@ pub(crate) enum Target {
     Place(usize),
     /// Added at this byte of the accumulator, which is in its chunk `chunk`.
     Add { at: usize, chunk: usize },
+    /// Added at this byte of the output, all of which is the accumulator. Nothing may be missing, so nothing is counted.
+    Sum { at: usize },
 }
 
 /// A transfer to post.
@@ -97,7 +100,7 @@ pub(crate) trait Schedule: std::fmt::Debug + Send {
 /// So many ranks send to one receiver at once while this collective runs.
 pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Place) -> u32 {
     match collective {
-        Collective::AllReduce { .. } if algorithm == Algorithm::Ring => 1,
+        Collective::AllReduce { .. } if algorithm != Algorithm::Transpose => 1,
         Collective::AllReduce { .. } => place.incast,
         Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
         Collective::Send { .. } | Collective::Receive { .. } => 1,
@@ -115,10 +118,12 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
         Collective::AllReduce { .. } => {
             let layout = Layout::new(request.output.len(), place.world_size as usize, place.chunk_bytes);
             let in_place = request.input.overlaps(&request.output);
-            if algorithm == Algorithm::Ring {
-                Box::new(ring::Ring::new(place, layout))
-            } else {
-                Box::new(transpose::Transpose::new(place, layout, in_place))
+            match algorithm {
+                Algorithm::Ring => Box::new(ring::Ring::new(place, layout)),
+                Algorithm::HalvingDoubling => {
+                    Box::new(halving::HalvingDoubling::new(place, request.output.len()))
+                }
+                _ => Box::new(transpose::Transpose::new(place, layout, in_place)),
             }
         }
         Collective::Broadcast { root } => {
@@ -163,6 +168,7 @@ pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) 
                 Algorithm::Transpose
             }
         }
+        Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
         chosen => chosen,
     }
 }

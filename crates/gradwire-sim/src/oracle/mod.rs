@@ -45,9 +45,10 @@ pub(crate) fn check_memory(world: &World) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Whether a tolerant reduction may be scheduled by transpose (the reports say so in the end).
+/// Whether a tolerant reduction may be scheduled by transpose (the reports say so in the end). Halving and doubling is
+/// always exact, so a tolerant one is a transpose.
 pub(crate) fn may_be_transpose(kind: OpKind) -> bool {
-    matches!(kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::Auto))
+    matches!(kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::Auto | Algorithm::HalvingDoubling))
 }
 
 /// How a collective ended on a rank that took part.

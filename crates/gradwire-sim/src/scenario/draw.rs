@@ -232,7 +232,7 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
 
 fn draw_kind(rng: &mut Rng, world_size: usize) -> OpKind {
     let root = rng.below(0..world_size as u64) as usize;
-    let algorithm = rng.pick(&[Algorithm::Transpose, Algorithm::Transpose, Algorithm::Ring, Algorithm::Auto]);
+    let algorithm = rng.pick(&ALGORITHMS);
     if rng.chance(0.7) {
         return OpKind::AllReduce(algorithm);
     }
@@ -304,6 +304,14 @@ const CONTROLLERS: [ControllerKind; 4] = [
     ControllerKind::Bottleneck,
     ControllerKind::Timely,
     ControllerKind::ReceivingRate,
+];
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::Transpose,
+    Algorithm::Transpose,
+    Algorithm::Ring,
+    Algorithm::Auto,
+    Algorithm::HalvingDoubling,
+    Algorithm::HalvingDoubling,
 ];
 /// 1 Mbit/s.
 const RATE_MIN: u64 = 125_000;
