@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness ci clean distclean
+.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -63,10 +63,13 @@ bench: build ## The cost of a packet, and all-reduce against gloo over shaped li
 	$(PY) bench/collective/allreduce.py $(ARGS)
 
 bench-goodput: build ## Goodput under loss beside the kernel's TCP, over a lab link
-	$(PY) bench/transport/goodput.py $(ARGS)
+	$(PY) bench/transport/goodput.py --json bench-out/goodput.json $(ARGS)
 
 bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottleneck
-	$(PY) bench/transport/fairness.py $(ARGS)
+	$(PY) bench/transport/fairness.py --json bench-out/fairness.json $(ARGS)
+
+bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
+	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json
 
 ci: check test ## All that a change needs to pass
 

@@ -24,12 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from figures import GRADWIRE
 from gradwire.lab import LabError, Link, ToolMissing
 from gradwire.lab.soft_cluster import SoftCluster
 
 ROOT = Path(__file__).resolve().parents[2]
-GRADWIRE = "gradwire"
-COLOURS = {GRADWIRE: "#0b7a75", "bbr": "#b5651d", "cubic": "#8a8f98", "reno": "#5b6ea6"}
 
 HOST_RATE_FACTOR = 2.0
 FRAME_BYTES = {GRADWIRE: 1408 + 24 + 8 + 20 + 14, "tcp": 1448 + 32 + 20 + 14}  # payload and headers of a full frame
@@ -53,6 +52,7 @@ class Flow:
         bytes: payload that arrived while it ran.
         seconds: how long it ran.
         timeline: (seconds since the start, bytes until then), in order.
+        begun: when it started, seconds of the monotonic clock; for TCP when its program did.
         counters: whatever else its program reports.
     """
 
@@ -60,12 +60,31 @@ class Flow:
     bytes: int
     seconds: float
     timeline: list[tuple[float, int]] = field(default_factory=list)
+    begun: float = 0.0
     counters: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mbit(self) -> float:
         """Goodput in Mbit/s."""
         return self.bytes * 8e-6 / self.seconds
+
+    @property
+    def ended(self) -> float:
+        """The last time of the timeline, seconds of the monotonic clock."""
+        return self.begun + (self.timeline[-1][0] if self.timeline else 0.0)
+
+    def bytes_between(self, start: float, end: float) -> float:
+        """Bytes delivered between two times of the monotonic clock."""
+        return self.bytes_at(end - self.begun) - self.bytes_at(start - self.begun)
+
+    def bytes_at(self, at: float) -> float:
+        """Bytes delivered in the first `at` seconds, between the points of the timeline on a straight line."""
+        before = (0.0, 0)
+        for point in self.timeline:
+            if point[0] >= at:
+                return before[1] + (point[1] - before[1]) * (at - before[0]) / max(point[0] - before[0], 1e-9)
+            before = point
+        return before[1]
 
 
 def link_of(rate_mbit: float, rtt_ms: float, buffer_bytes: int) -> Link:
@@ -128,7 +147,7 @@ class Ground:
         begun = sent[-1]["begun"]
         timeline = [(line["at"] - begun, line["bytes_received"]) for line in received[:-1]]
         counters = {"sender": sent, "receiver": received}
-        return Flow(GRADWIRE, last["bytes"], last["ended"] - begun, timeline, counters)
+        return Flow(GRADWIRE, last["bytes"], last["ended"] - begun, timeline, begun, counters)
 
     def _start_end(self, rank: int, host: int, size: int, seconds: float) -> subprocess.Popen[str]:
         command = [str(self._stream), "--rank", str(rank), "--bytes", str(size // 4 * 4), "--seconds", str(seconds)]
@@ -167,6 +186,7 @@ class Ground:
             receiver, ["iperf3", "--server", "--one-off", "--json"], stdout=pipe, stderr=pipe, text=True
         )
         self._wait_until_listening(receiver)
+        begun = time.monotonic()
         client = self.cluster.spawn(
             sender,
             ["iperf3", "--client", address, "--time", f"{max(1, round(seconds))}", "--json", *flags],
@@ -179,7 +199,7 @@ class Ground:
         at_server, at_client = (json.loads(output) for output in outputs)
         if "error" in at_client:
             raise LabError(f"iperf3: {at_client['error']}")
-        return _flow_of(name, at_server, at_client)
+        return _flow_of(name, begun, at_server, at_client)
 
     def _wait_until_listening(self, host: int) -> None:
         wanted = f":{IPERF_PORT:04X}"
@@ -194,7 +214,7 @@ class Ground:
         raise LabError("iperf3's server does not listen")
 
 
-def _flow_of(name: str, at_server: dict[str, Any], at_client: dict[str, Any]) -> Flow:
+def _flow_of(name: str, begun: float, at_server: dict[str, Any], at_client: dict[str, Any]) -> Flow:
     """What arrived, by the server's own intervals."""
     end = at_client["end"]
     total = end.get("sum_received") or end["sum"]
@@ -204,7 +224,7 @@ def _flow_of(name: str, at_server: dict[str, Any], at_client: dict[str, Any]) ->
         timeline.append((interval["sum"]["end"], until))
     seconds = total["seconds"]
     received = total["bytes"] * (1 - total.get("lost_percent", 0.0) / 100)
-    return Flow(name, int(received), seconds, timeline, {"end": end})
+    return Flow(name, int(received), seconds, timeline, begun, {"end": end})
 
 
 def build_stream() -> Path:
@@ -226,6 +246,13 @@ def machine() -> dict[str, Any]:
     return {
         "commit": git.stdout.strip(),
         "kernel": platform.release(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
+
+
+def _processor() -> str:
+    """The model that the kernel names, or nothing."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

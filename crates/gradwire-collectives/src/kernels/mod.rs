@@ -13,7 +13,7 @@ mod scale;
 
 pub(crate) use self::half::{accumulate, narrow, widen};
 pub use hadamard::Hadamard;
-pub(crate) use magnitude::mean_magnitude;
+pub(crate) use magnitude::{gather_magnitudes, mean_magnitude};
 pub(crate) use scale::{divide, divide_f32, scale, scale_f32};
 
 use crate::{Dtype, ReduceOp};
