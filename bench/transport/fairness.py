@@ -33,8 +33,9 @@ STEP_S = 0.5  # of the picture
 
 @dataclass(frozen=True)
 class Together:
-    """One sample: both flows, of which only the time counts in which both ran. They start a moment apart, the later the busier the
-    machine is, and whoever is alone has the whole link.
+    """One sample: both flows. Only the time counts in which both ran.
+
+    They start a moment apart, the longer the busier the machine is, and whoever is alone has the whole link.
     """
 
     ours: Flow
@@ -55,7 +56,7 @@ class Together:
 
     @property
     def share(self) -> float:
-        """gradwire's share of what both delivered."""
+        """Share of gradwire in what both delivered."""
         ours, theirs = self.mbit(self.ours), self.mbit(self.theirs)
         return ours / (ours + theirs) if ours + theirs > 0 else 0.0
 
