@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from gradwire.lab import NamespacesUnavailable, ToolMissing, sandbox
+
 HERE = Path(__file__).parent
 
 
@@ -102,6 +105,31 @@ def launch(
         output.close()
     results = [_results(folder, rank) for rank in range(world_size)]
     return Outcome(codes, results, outputs, time.monotonic() - started, set(expected_dead))
+
+
+def in_lab(folder: Path, main: Callable[[], Outcome]) -> Outcome:
+    """Runs `main` in a sandbox, where it builds the network that its ranks live in, and returns its outcome.
+
+    Skips the calling test where the machine has no namespaces, or where `main` finds a tool missing.
+    """
+
+    def wrapped() -> int:
+        try:
+            outcome = main()
+        except ToolMissing as error:
+            (folder / "skip").write_text(str(error))
+            return 0
+        (folder / "outcome").write_text(json.dumps({**vars(outcome), "expected_dead": []}))
+        return 0
+
+    try:
+        status = sandbox.run(wrapped)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    if (folder / "skip").exists():
+        pytest.skip((folder / "skip").read_text())
+    assert status == 0, "the lab failed, see the error above"
+    return Outcome(**{**json.loads((folder / "outcome").read_text()), "expected_dead": set()})
 
 
 def checks_of(body: str) -> list[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from gradwire.lab import Cluster, Link, NamespacesUnavailable, sandbox
-from launch import Outcome, checks_of, launch
+from gradwire.lab import Cluster, Link
+from launch import Outcome, checks_of, in_lab, launch
 
 LOSS = 0.05
 
@@ -16,19 +13,11 @@ LOSS = 0.05
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("lossy")
 
-    def main() -> int:
+    def main() -> Outcome:
         with Cluster(3, Link(rate_mbit=1000.0), loss=LOSS) as cluster:
-            ran = launch("lossy", 3, folder, env={"GLOO_SOCKET_IFNAME": "eth0"}, spawn=cluster.spawn)
-        (folder / "outcome").write_text(json.dumps({**vars(ran), "expected_dead": []}))
-        return 0
+            return launch("lossy", 3, folder, env={"GLOO_SOCKET_IFNAME": "eth0"}, spawn=cluster.spawn)
 
-    try:
-        status = sandbox.run(main)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    assert status == 0, "the lab failed, see the error above"
-    fields = json.loads(Path(folder / "outcome").read_text())
-    return Outcome(**{**fields, "expected_dead": set()})
+    return in_lab(folder, main)
 
 
 @pytest.mark.parametrize("check", checks_of("lossy"))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gradwire.lab import Cluster, Link, NamespacesUnavailable, ToolMissing, sandbox
+from gradwire.lab import Cluster, Link
 from gradwire.lab.uml_cluster import UmlCluster
-from launch import Outcome, checks_of, launch
+from launch import Outcome, checks_of, in_lab, launch
 
 TAGGED = {"GRADWIRE_DSCP_CLASSES": "auto", "GRADWIRE_IMPORTANCE": "magnitude", "GLOO_SOCKET_IFNAME": "eth0"}
 RATE_MBIT = 50.0
@@ -23,23 +22,6 @@ ip protocol udp ip dscp cs5 ip ecn ect0 counter comment "control"
 ip protocol udp udp dport 0-65535 counter comment "all"
 }
 }"""
-
-
-def in_lab(folder: Path, main: Callable[[], Outcome]) -> Outcome:
-    """Runs `main` in a sandbox and returns its outcome."""
-
-    def wrapped() -> int:
-        (folder / "outcome").write_text(json.dumps({**vars(main()), "expected_dead": []}))
-        return 0
-
-    try:
-        status = sandbox.run(wrapped)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    if (folder / "skip").exists():
-        pytest.skip((folder / "skip").read_text())
-    assert status == 0, "the lab failed, see the error above"
-    return Outcome(**{**json.loads((folder / "outcome").read_text()), "expected_dead": set()})
 
 
 def test_a_packet_filter_sees_the_classes_and_ecn_fields_that_were_asked_for(tmp_path: Path) -> None:
@@ -73,12 +55,7 @@ def test_a_packet_filter_sees_the_classes_and_ecn_fields_that_were_asked_for(tmp
 
 def test_a_switch_with_red_and_ecn_drops_important_packets_less(tmp_path: Path) -> None:
     def main() -> Outcome:
-        try:
-            cluster = UmlCluster(2, Link(rate_mbit=RATE_MBIT, host_rate_mbit=10 * RATE_MBIT))
-        except ToolMissing as error:
-            (tmp_path / "skip").write_text(str(error))
-            raise
-        with cluster:
+        with UmlCluster(2, Link(rate_mbit=RATE_MBIT, host_rate_mbit=10 * RATE_MBIT)) as cluster:
             cluster.mark_long_queues(threshold_bytes=6_000)
             return launch("tags", 2, tmp_path, env={**TAGGED, "GRADWIRE_TEST_RED": "1"}, spawn=cluster.spawn)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from pathlib import Path
 
 import pytest
-from gradwire.lab import Cluster, Link, NamespacesUnavailable, sandbox
-from launch import Outcome, checks_of, launch
+from gradwire.lab import Cluster, Link
+from launch import Outcome, checks_of, in_lab, launch
 
 SETTINGS = {"GLOO_SOCKET_IFNAME": "eth0", "GRADWIRE_PATHS": "4", "GRADWIRE_PRESET": "reliable"}
 
@@ -19,19 +17,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         pytest.skip("the program nft, which makes a path gray, is not installed")
     folder = tmp_path_factory.mktemp("paths")
 
-    def main() -> int:
+    def main() -> Outcome:
         with Cluster(2, Link(rate_mbit=500.0)) as cluster:
-            ran = launch("paths", 2, folder, env=SETTINGS, spawn=cluster.spawn)
-        (folder / "outcome").write_text(json.dumps({**vars(ran), "expected_dead": []}))
-        return 0
+            return launch("paths", 2, folder, env=SETTINGS, spawn=cluster.spawn)
 
-    try:
-        status = sandbox.run(main)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    assert status == 0, "the lab failed, see the error above"
-    fields = json.loads(Path(folder / "outcome").read_text())
-    return Outcome(**{**fields, "expected_dead": set()})
+    return in_lab(folder, main)
 
 
 @pytest.mark.parametrize("check", checks_of("paths"))

@@ -1,43 +1,23 @@
 """The cluster's links do what they were set to do; counted at the receivers."""
 
-import json
 import select
 import socket
 import subprocess
 
 import pytest
-from gradwire.lab import Cluster, LabError, Link, NamespacesUnavailable, sandbox
+from gradwire.lab import Cluster, LabError, Link
 from gradwire.lab.loss_filter import MODULUS, LossFilter
 from gradwire.lab.probe import LossProbe, probe_loss
-
-
-def in_sandbox(tmp_path, main):
-    """Runs `main` in a sandbox and returns its result; an exception in it fails the test with its text."""
-    result = tmp_path / "result.json"
-
-    def wrapped() -> int:
-        result.write_text(json.dumps(main()))
-        return 0
-
-    try:
-        status = sandbox.run(wrapped)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    assert status == 0, "see the error above"
-    return json.loads(result.read_text())
+from sandboxed import (
+    check_a_loss_that_is_no_probability_is_refused,
+    check_losses_are_as_set_and_of_single_packets,
+    in_sandbox,
+)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_losses_are_as_set_and_of_single_packets(tmp_path, loss):
-    def main():
-        with Cluster(2, loss=loss) as cluster:
-            probe = probe_loss(cluster)
-            counters = cluster.loss_counters()
-            return [probe.sent, probe.lost, probe.longest_run, counters.seen, counters.dropped]
-
-    sent, lost, longest_run, seen, dropped = in_sandbox(tmp_path, main)
-    assert LossProbe(sent, lost, longest_run).agrees_with(loss), (sent, lost, longest_run)
-    assert (seen, dropped) == (sent, lost)
+    check_losses_are_as_set_and_of_single_packets(tmp_path, Cluster, loss)
 
 
 def test_setting_the_loss_again_replaces_it_and_zeroes_the_counters(tmp_path):
@@ -162,14 +142,7 @@ def test_counters_before_the_first_setting_are_zero(tmp_path):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_loss_that_is_no_probability_is_refused(tmp_path, share):
-    def main():
-        with Cluster(2) as cluster:
-            try:
-                cluster.set_loss(share)
-            except ValueError as error:
-                return str(error)
-
-    assert "between 0 and 1" in in_sandbox(tmp_path, main)
+    check_a_loss_that_is_no_probability_is_refused(tmp_path, Cluster, share)
 
 
 @pytest.mark.parametrize("values", [{"rate_mbit": 0}, {"buffer_bytes": 100}, {"delay_ms": -1}])

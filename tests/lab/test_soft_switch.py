@@ -1,47 +1,27 @@
 """The switch that is a program: its links do what they were set to do, as seen from the hosts."""
 
-import json
 import select
 import shutil
 import socket
 import time
 
 import pytest
-from gradwire.lab import LabError, Link, NamespacesUnavailable, sandbox
-from gradwire.lab.probe import LossProbe, probe_loss, probe_round_trip_ms
+from gradwire.lab import LabError, Link
+from gradwire.lab.probe import probe_round_trip_ms
 from gradwire.lab.soft_cluster import SoftCluster
 from gradwire.lab.soft_switch import SoftSwitch
+from sandboxed import (
+    check_a_loss_that_is_no_probability_is_refused,
+    check_losses_are_as_set_and_of_single_packets,
+    in_sandbox,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
-def in_sandbox(tmp_path, main):
-    """Runs `main` in a sandbox and returns its result; an exception in it fails the test with its text."""
-    result = tmp_path / "result.json"
-
-    def wrapped() -> int:
-        result.write_text(json.dumps(main()))
-        return 0
-
-    try:
-        status = sandbox.run(wrapped)
-    except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    assert status == 0, "see the error above"
-    return json.loads(result.read_text())
-
-
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.2])
 def test_losses_are_as_set_and_of_single_packets(tmp_path, loss):
-    def main():
-        with SoftCluster(2, loss=loss) as cluster:
-            probe = probe_loss(cluster)
-            counters = cluster.loss_counters()
-            return [probe.sent, probe.lost, probe.longest_run, counters.seen, counters.dropped]
-
-    sent, lost, longest_run, seen, dropped = in_sandbox(tmp_path, main)
-    assert LossProbe(sent, lost, longest_run).agrees_with(loss), (sent, lost, longest_run)
-    assert (seen, dropped) == (sent, lost)
+    check_losses_are_as_set_and_of_single_packets(tmp_path, SoftCluster, loss)
 
 
 def test_the_round_trip_is_as_set_and_changes_with_the_link(tmp_path):
@@ -112,11 +92,4 @@ def test_a_switch_without_its_ports_says_so(tmp_path):
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
 def test_a_loss_that_is_no_probability_is_refused(tmp_path, share):
-    def main():
-        with SoftCluster(2) as cluster:
-            try:
-                cluster.set_loss(share)
-            except ValueError as error:
-                return str(error)
-
-    assert "between 0 and 1" in in_sandbox(tmp_path, main)
+    check_a_loss_that_is_no_probability_is_refused(tmp_path, SoftCluster, share)

@@ -165,17 +165,27 @@ class Cluster:
     def _build(self) -> None:
         iproute.ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
         for host in range(self.hosts):
-            namespace = self._new_namespace()
-            self._namespaces.append(namespace)
-            iproute.ip(
-                f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
-                f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
-                f"link set port{host} master switch up",
-            )
-            offload.switch_off(f"port{host}")
+            self._add_host(host, "master switch up")
             self._shape(f"port{host}", self.link.buffer_bytes)
             with self.on_host(host):
                 self._set_up_host(host)
+
+    def _add_host(self, host: int, port_settings: str) -> str:
+        """Makes a host's namespace and the link to it; returns the name of the switch's end, which gets these settings."""
+        port, namespace = f"port{host}", self._new_namespace()
+        self._namespaces.append(namespace)
+        iproute.ip(
+            f"link add {port} type veth peer name {DEVICE} address {_mac(host)}",
+            f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
+            f"link set {port} {port_settings}",
+        )
+        offload.switch_off(port)
+        return port
+
+    def _add_hosts_without_bridge(self) -> list[str]:
+        """All hosts, for a switch that is a program; returns the names of its ports."""
+        iproute.ip("link set lo up")
+        return [self._add_host(host, f"mtu {MTU_BYTES} up") for host in range(self.hosts)]
 
     def _new_namespace(self) -> int:
         _syscalls.unshare(_syscalls.CLONE_NEWNET)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from gradwire.lab import iproute, offload
-from gradwire.lab.cluster import DEVICE, MTU_BYTES, Cluster, Link, _mac
+from gradwire.lab.cluster import Cluster, Link
 from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.soft_switch import PortCounters, SoftSwitch
 
@@ -59,17 +56,7 @@ class SoftCluster(Cluster):
         return True
 
     def _build(self) -> None:
-        iproute.ip("link set lo up")
-        for host in range(self.hosts):
-            namespace = self._new_namespace()
-            self._namespaces.append(namespace)
-            iproute.ip(
-                f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
-                f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
-                f"link set port{host} mtu {MTU_BYTES} up",
-            )
-            offload.switch_off(f"port{host}")
-        self._switch = SoftSwitch([f"port{host}" for host in range(self.hosts)])
+        self._switch = SoftSwitch(self._add_hosts_without_bridge())
         for host in range(self.hosts):
             with self.on_host(host):
                 self._set_up_host(host)

@@ -8,10 +8,7 @@ that the switch can route between them by address without a bridge.
 
 from __future__ import annotations
 
-import os
-
-from gradwire.lab import iproute, offload
-from gradwire.lab.cluster import DEVICE, MTU_BYTES, Cluster, Link, _mac
+from gradwire.lab.cluster import MTU_BYTES, Cluster, Link, _mac
 from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.uml_switch import UmlSwitch
 
@@ -68,17 +65,7 @@ class UmlCluster(Cluster):
         return True
 
     def _build(self) -> None:
-        iproute.ip("link set lo up")
-        for host in range(self.hosts):
-            namespace = self._new_namespace()
-            self._namespaces.append(namespace)
-            iproute.ip(
-                f"link add port{host} type veth peer name {DEVICE} address {_mac(host)}",
-                f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
-                f"link set port{host} mtu {MTU_BYTES} up",
-            )
-            offload.switch_off(f"port{host}")
-        self._switch = UmlSwitch([f"port{host}" for host in range(self.hosts)])
+        self._switch = UmlSwitch(self._add_hosts_without_bridge())
         self._switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward")
         for host in range(self.hosts):
             self._join(host)
