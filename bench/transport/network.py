@@ -19,7 +19,8 @@ import platform
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,14 +129,24 @@ class Ground:
         self._pool.shutdown()
         self.cluster.close()
 
-    def gradwire(self, sender: int, receiver: int, size: int, seconds: float) -> Flow:
+    def gradwire(
+        self, sender: int, receiver: int, size: int, seconds: float, when_ready: Callable[[], None] = lambda: None
+    ) -> Flow:
         """One transfer of `size` bytes, given up after `seconds`. Blocks until it is over.
+
+        Args:
+            sender: host that sends.
+            receiver: host that receives.
+            size: of the transfer, bytes.
+            seconds: after which it is given up.
+            when_ready: called when both ends have filled their memory and are about to connect.
 
         Raises:
             LabError: an end failed; a value arrived wrong.
         """
         ends = [self._start_end(rank, host, size, seconds) for rank, host in ((0, sender), (1, receiver))]
         records = "".join(end.stdout.readline() for end in ends)  # type: ignore[union-attr]
+        when_ready()
         outputs = list(self._pool.map(lambda end: end.communicate(records, timeout=seconds + 60), ends))
         for end, (_, errors) in zip(ends, outputs, strict=True):
             if end.returncode != 0:
@@ -170,9 +181,13 @@ class Ground:
             LabError: either failed.
         """
         self.cluster.set_congestion_control(algorithm)
-        theirs = self._pool.submit(self._iperf, algorithm, 1, 2, seconds, ["--interval", "0.1"])
-        ours = self.gradwire(0, 2, size, seconds)
-        return ours, theirs.result()
+        flags = ["--interval", "0.1"]
+        started: list[Future[Flow]] = []
+        # Filling half a gigabyte takes seconds on a busy machine: TCP would have the link for itself until then.
+        ours = self.gradwire(
+            0, 2, size, seconds, lambda: started.append(self._pool.submit(self._iperf, algorithm, 1, 2, seconds, flags))
+        )
+        return ours, started[0].result()
 
     def udp_ceiling(self, rate_mbit: float, seconds: float = 2.0) -> float:
         """Mbit/s of payload that arrive when more than the link carries is sent by UDP: what the lab itself can do."""

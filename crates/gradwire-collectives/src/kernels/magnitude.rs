@@ -75,17 +75,18 @@ unsafe fn sum_f16_f16c(source: &[u8]) -> f32 {
     };
     let blocks = source.chunks_exact(2 * LANES);
     let rest = blocks.remainder();
-    let no_sign = _mm_set1_epi16(0x7FFF);
-    let mut sums = [_mm256_setzero_ps(); 2];
-    for block in blocks {
-        for (sum, halves) in sums.iter_mut().zip(block.chunks_exact(LANES)) {
-            // SAFETY: `halves` has 16 bytes; the load may be unaligned.
-            let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
-            *sum = _mm256_add_ps(*sum, _mm256_cvtph_ps(_mm_and_si128(halves, no_sign)));
+    // SAFETY: the processor has AVX2 and F16C; each load is of 16 bytes that are there, and may be unaligned.
+    let whole = unsafe {
+        let no_sign = _mm_set1_epi16(0x7FFF);
+        let mut sums = [_mm256_setzero_ps(); 2];
+        for block in blocks {
+            for (sum, halves) in sums.iter_mut().zip(block.chunks_exact(LANES)) {
+                let halves = _mm_loadu_si128(halves.as_ptr().cast());
+                *sum = _mm256_add_ps(*sum, _mm256_cvtph_ps(_mm_and_si128(halves, no_sign)));
+            }
         }
-    }
-    // SAFETY: the processor has AVX2.
-    let whole = unsafe { sum_lanes(sums) };
+        sum_lanes(sums)
+    };
     whole + rest.chunks_exact(2).map(f16_magnitude).sum::<f32>()
 }
 
@@ -103,17 +104,18 @@ unsafe fn sum_bf16_avx2(source: &[u8]) -> f32 {
     };
     let blocks = source.chunks_exact(2 * LANES);
     let rest = blocks.remainder();
-    let no_sign = _mm256_set1_epi32(0x7FFF_0000);
-    let mut sums = [_mm256_setzero_ps(); 2];
-    for block in blocks {
-        // SAFETY: `block` has 32 bytes; the load may be unaligned.
-        let pairs = unsafe { _mm256_loadu_si256(block.as_ptr().cast()) };
-        for (sum, halves) in sums.iter_mut().zip([pairs, _mm256_slli_epi32::<16>(pairs)]) {
-            *sum = _mm256_add_ps(*sum, _mm256_castsi256_ps(_mm256_and_si256(halves, no_sign)));
+    // SAFETY: the processor has AVX2; each load is of 32 bytes that are there, and may be unaligned.
+    let whole = unsafe {
+        let no_sign = _mm256_set1_epi32(0x7FFF_0000);
+        let mut sums = [_mm256_setzero_ps(); 2];
+        for block in blocks {
+            let pairs = _mm256_loadu_si256(block.as_ptr().cast());
+            for (sum, halves) in sums.iter_mut().zip([pairs, _mm256_slli_epi32::<16>(pairs)]) {
+                *sum = _mm256_add_ps(*sum, _mm256_castsi256_ps(_mm256_and_si256(halves, no_sign)));
+            }
         }
-    }
-    // SAFETY: the processor has AVX2.
-    let whole = unsafe { sum_lanes(sums) };
+        sum_lanes(sums)
+    };
     whole + rest.chunks_exact(2).map(bf16_magnitude).sum::<f32>()
 }
 
@@ -124,7 +126,7 @@ unsafe fn sum_bf16_avx2(source: &[u8]) -> f32 {
 unsafe fn sum_lanes(sums: [std::arch::x86_64::__m256; 2]) -> f32 {
     use std::arch::x86_64::{_mm256_add_ps, _mm256_storeu_ps};
     let mut lanes = [0.0_f32; 8];
-    // SAFETY: `lanes` holds the eight floats; the store may be unaligned.
+    // SAFETY: the processor has AVX2; `lanes` holds the eight floats, and the store may be unaligned.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), _mm256_add_ps(sums[0], sums[1])) };
     lanes.iter().sum()
 }

@@ -72,7 +72,7 @@ fn median(values: &mut [f32]) -> Option<f32> {
 
 /// A number below `length` (at least 1): the upper half of a product, which is cheaper than the rest of a division.
 fn below(state: &mut u64, length: usize) -> usize {
-    (u128::from(random(state)) * length as u128 >> 64) as usize
+    ((u128::from(random(state)) * length as u128) >> 64) as usize
 }
 
 /// SplitMix64: spreads neighbouring seeds, and needs no more state than one word.
