@@ -131,7 +131,7 @@ def fairness_markdown(results: Results) -> str:
     """One line for each case; the range is that of all samples."""
     lines = []
     for row in results["rows"]:
-        share = f"{row['share']:.1%} ({min(row['shares']):.0%} to {max(row['shares']):.0%})"
+        spread = f" ({min(row['shares']):.0%} to {max(row['shares']):.0%})" if row["samples"] > 1 else ""
         verdict = _fairness_verdict(row)
         target = verdict.target if verdict else "none"
         lines.append(
@@ -141,7 +141,7 @@ def fairness_markdown(results: Results) -> str:
                 f"{row['buffer_bdps']:g} BDP",
                 f"{row['gradwire_mbit']:.0f}",
                 f"{row['peer_mbit']:.0f}",
-                share,
+                f"{row['share']:.1%}{spread}",
                 target,
                 f"{row['link_used']:.1%}",
                 f"{row['overflowed']:.2%}",
