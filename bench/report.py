@@ -40,6 +40,7 @@ def section(results: dict[str, Any], picture: str) -> str:
         *([DEVELOPMENT] if figures.is_development_run(results) else []),
         f"Measured: {figures.describe_machine(results)}.",
         view.markdown(results),
+        *([notes] if (notes := view.notes(results)) else []),
         "\n".join([summary, *missed]),
         f"![{name}]({picture})",
     ]

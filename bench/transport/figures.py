@@ -85,6 +85,20 @@ def _goodput_cell(row: dict[str, Any]) -> str:
     return f"{row['median_mbit']:.0f} Mbit/s, {row['share']:.1%}"
 
 
+def goodput_notes(results: Results) -> str:
+    """What was counted in the network before anything was measured over it."""
+    network, settings, parts = results.get("network", {}), results["settings"], []
+    for rtt in settings["rtts_ms"]:
+        measured, lab = network.get(f"rtt_ms_at_{rtt}"), network.get(f"lab_share_at_{rtt}")
+        losses = [network.get(f"counted_loss_at_{loss}_{rtt}ms") for loss in settings["losses"]]
+        counted = ", ".join(f"{100 * loss:.2g} %" for loss in losses if loss is not None)
+        if measured is not None and lab is not None:
+            parts.append(
+                f"at {rtt:g} ms: round trip {measured:.2f} ms, lost {counted}, plain UDP gets {lab:.1%} of the link"
+            )
+    return f"Counted before: {'; '.join(parts)}." if parts else ""
+
+
 def goodput_target(loss: float) -> float | None:
     """Share of the link that gradwire must reach at this loss."""
     return next((share for most, share in GOODPUT_TARGETS if loss <= most), None)
@@ -222,9 +236,10 @@ class View:
     markdown: Callable[[Results], str]
     verdicts: Callable[[Results], list[Verdict]]
     draw: Callable[[Results, Path], None]
+    notes: Callable[[Results], str] = lambda _: ""
 
 
 FIGURES = {
-    "goodput": View(goodput_markdown, goodput_verdicts, draw_goodput),
+    "goodput": View(goodput_markdown, goodput_verdicts, draw_goodput, goodput_notes),
     "fairness": View(fairness_markdown, fairness_verdicts, draw_fairness),
 }

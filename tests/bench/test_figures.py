@@ -80,6 +80,16 @@ def test_tables_are_markdown_with_equal_columns_and_show_the_targets():
         assert all(word in table for word in words)
 
 
+def test_the_report_says_what_the_network_did_before_anything_was_measured(tmp_path):
+    results = goodput_results()
+    assert figures.goodput_notes(results) == ""
+    results["network"] = {"rtt_ms_at_1.0": 1.07, "lab_share_at_1.0": 0.99, "counted_loss_at_0.01_1.0ms": 0.012}
+    files, document = written(tmp_path, results)
+    assert run_report(*files, "--document", document).returncode == 0
+    expected = "Counted before: at 1 ms: round trip 1.07 ms, lost 1.2 %, plain UDP gets 99.0% of the link."
+    assert expected in document.read_text()
+
+
 def test_a_case_without_a_sample_leaves_its_cell_empty():
     results = goodput_results()
     del results["rows"][3]
