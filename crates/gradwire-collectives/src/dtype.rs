@@ -26,11 +26,17 @@ pub enum Dtype {
     I64 = 9,
     /// Boolean, one byte 0 or 1: reduced with min, max, and, or; a sum is a logical or.
     Bool = 10,
+    /// Unsigned 16 bit.
+    U16 = 11,
+    /// Unsigned 32 bit.
+    U32 = 12,
+    /// Unsigned 64 bit.
+    U64 = 13,
 }
 
 impl Dtype {
     /// Every dtype, at the place of its code.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Bytes,
         Self::F32,
         Self::F64,
@@ -42,6 +48,9 @@ impl Dtype {
         Self::I32,
         Self::I64,
         Self::Bool,
+        Self::U16,
+        Self::U32,
+        Self::U64,
     ];
 
     /// Bytes of one element.
@@ -49,9 +58,9 @@ impl Dtype {
     pub const fn bytes(self) -> usize {
         match self {
             Self::Bytes | Self::U8 | Self::I8 | Self::Bool => 1,
-            Self::F16 | Self::Bf16 | Self::I16 => 2,
-            Self::F32 | Self::I32 => 4,
-            Self::F64 | Self::I64 => 8,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
         }
     }
 
@@ -74,20 +83,28 @@ impl Dtype {
     }
 
     /// Whether `reduce` is defined for this dtype. Bytes are only copied; floats have no bits; a mean of
-    /// booleans and a scaled sum of integers have no meaning that everybody shares.
+    /// booleans has no meaning that everybody shares, nor has a sum of integers times a fraction.
     #[must_use]
-    pub const fn supports(self, reduce: ReduceOp) -> bool {
+    pub fn supports(self, reduce: ReduceOp) -> bool {
         match self {
             Self::Bytes => false,
             Self::Bool => !matches!(reduce, ReduceOp::Avg | ReduceOp::PremulSum(_)),
             _ => match reduce {
                 ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !self.is_float(),
-                ReduceOp::PremulSum(_) => self.is_float(),
+                ReduceOp::PremulSum(factor) => self.is_float() || is_whole(factor),
                 _ => true,
             },
         }
     }
 }
+
+/// Whether integers can be multiplied by `factor`: a whole number that float64 holds exactly.
+fn is_whole(factor: f64) -> bool {
+    factor.fract().abs() <= 0.0 && factor.abs() <= WHOLE_MAX
+}
+
+/// 2^53.
+const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// How elements of several ranks become one.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -108,7 +125,8 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise exclusive or.
     BitXor,
-    /// Sum of each value times this factor, the same on every rank. The sum is scaled once.
+    /// Sum of each value times this factor, the same on every rank. The sum is scaled once; integers take whole factors
+    /// and wrap around.
     PremulSum(f64),
 }
 
@@ -163,10 +181,23 @@ mod tests {
             assert_eq!(dtype as usize, code);
             assert_eq!(Dtype::from_code(code as u8), Some(dtype));
         }
-        assert_eq!(Dtype::from_code(11), None);
+        assert_eq!(Dtype::from_code(14), None);
         for code in 0..9 {
             assert_eq!(ReduceOp::from_code(code).map(ReduceOp::code), Some(code));
         }
         assert_eq!(ReduceOp::from_code(9), None);
+    }
+
+    #[test]
+    fn integers_are_multiplied_by_whole_numbers_only() {
+        for dtype in [Dtype::U8, Dtype::I64, Dtype::U64] {
+            assert!(dtype.supports(ReduceOp::PremulSum(-3.0)));
+            for factor in [0.5, f64::NAN, f64::INFINITY, 1e300] {
+                assert!(!dtype.supports(ReduceOp::PremulSum(factor)), "{dtype:?} times {factor}");
+            }
+        }
+        assert!(
+            Dtype::Bf16.supports(ReduceOp::PremulSum(0.5)) && !Dtype::Bool.supports(ReduceOp::PremulSum(2.0))
+        );
     }
 }

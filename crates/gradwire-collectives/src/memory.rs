@@ -223,9 +223,9 @@ impl Memory {
     }
 
     fn is_scaled(&self, factor: f64) -> bool {
-        let Reduction { dtype, reduce, .. } = self.reduction;
+        let reduce = self.reduction.reduce;
         let is_sum = reduce.is_additive() && reduce != ReduceOp::Avg;
-        is_sum && dtype.is_float() && (factor - 1.0).abs() > 0.0
+        is_sum && (factor - 1.0).abs() > 0.0
     }
 
     /// Gives the scratch back.

@@ -8,7 +8,7 @@ mod common;
 use common::{all_reduce, lossy, request, Net, Tensor};
 use gradwire_collectives::{Algorithm, Collective, Dtype, ReduceOp, Request};
 
-const SUMMED: [Dtype; 9] = [
+const SUMMED: [Dtype; 12] = [
     Dtype::F32,
     Dtype::F64,
     Dtype::F16,
@@ -18,6 +18,9 @@ const SUMMED: [Dtype; 9] = [
     Dtype::I16,
     Dtype::I32,
     Dtype::I64,
+    Dtype::U16,
+    Dtype::U32,
+    Dtype::U64,
 ];
 
 /// Element `index` of `rank`'s input: 1 to 3 times the rank's ordinal.
@@ -44,9 +47,9 @@ fn element(dtype: Dtype, twice: i64) -> Vec<u8> {
         // Both half types hold these values exactly: upper bits of the float32, or rebuilt from it.
         Dtype::Bf16 => half.to_le_bytes()[2..].to_vec(),
         Dtype::F16 => f16_bits(half).to_le_bytes().to_vec(),
-        Dtype::I16 => (whole as i16).to_le_bytes().to_vec(),
-        Dtype::I32 => (whole as i32).to_le_bytes().to_vec(),
-        Dtype::I64 => whole.to_le_bytes().to_vec(),
+        Dtype::I16 | Dtype::U16 => (whole as i16).to_le_bytes().to_vec(),
+        Dtype::I32 | Dtype::U32 => (whole as i32).to_le_bytes().to_vec(),
+        Dtype::I64 | Dtype::U64 => whole.to_le_bytes().to_vec(),
         _ => vec![whole as u8],
     }
 }

@@ -100,6 +100,10 @@ fn dtype(word: &str) -> Result<Dtype, String> {
         ("i16", Dtype::I16),
         ("i32", Dtype::I32),
         ("i64", Dtype::I64),
+        ("u16", Dtype::U16),
+        ("u32", Dtype::U32),
+        ("u64", Dtype::U64),
+        ("bool", Dtype::Bool),
     ];
     let found = known.iter().find(|(name, _)| *name == word);
     found.map(|(_, dtype)| *dtype).ok_or_else(|| format!("unknown dtype {word:?}"))
@@ -112,6 +116,10 @@ fn reduction(word: &str) -> Result<ReduceOp, String> {
         "min" => Ok(ReduceOp::Min),
         "max" => Ok(ReduceOp::Max),
         "or" => Ok(ReduceOp::BitOr),
+        "and" => Ok(ReduceOp::BitAnd),
+        "xor" => Ok(ReduceOp::BitXor),
+        "product" => Ok(ReduceOp::Product),
+        "twice" => Ok(ReduceOp::PremulSum(2.0)),
         other => Err(format!("unknown reduction {other:?}")),
     }
 }

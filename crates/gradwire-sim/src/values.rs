@@ -10,7 +10,9 @@ use gradwire_collectives::{Dtype, ReduceOp};
 use half::{bf16, f16};
 
 /// Most ranks of a simulated group.
-pub(crate) const WORLD_SIZE_MAX: usize = 8;
+pub(crate) const WORLD_SIZE_MAX: usize = 16;
+/// Most ranks whose subsets the means of wide numbers tell apart.
+const TOLD_APART_MAX: usize = 8;
 
 /// How large the integers of a dtype may be.
 #[derive(Clone, Copy, Debug)]
@@ -20,26 +22,33 @@ struct Scale {
 }
 
 /// 840 is divisible by 1..=8, so that the mean over any count is an integer: exact however it is divided. The
-/// other factors: a search for the smallest numbers whose subset means all differ. Largest sum: 1.64 million,
-/// below float32's 2^24.
-const WIDE: Scale = Scale { bases: [840, 1680, 3360, 6720, 13440, 26880, 87360, 269_640], factors: 4 };
-/// Sums up to 1344: exact in float16 (2048) and int16.
-const MEDIUM: Scale = Scale { bases: [3, 7, 13, 29, 41, 59, 83, 101], factors: 4 };
-/// Sums up to 108: exact in bfloat16 (256) and int8.
-const NARROW: Scale = Scale { bases: [1, 2, 3, 4, 5, 6, 7, 8], factors: 3 };
+/// other factors of the first eight: a search for the smallest numbers whose subset means all differ. Largest sum: 13.9
+/// million, below float32's 2^24.
+const WIDE: Scale = Scale {
+    bases: [
+        840, 1680, 3360, 6720, 13440, 26880, 87360, 269_640, 177_240, 257_880, 326_760, 362_040, 409_080,
+        454_440, 504_840, 553_560,
+    ],
+    factors: 4,
+};
+/// Sums up to 1924: exact in float16 (2048) and int16.
+const MEDIUM: Scale =
+    Scale { bases: [3, 7, 13, 29, 41, 59, 83, 101, 2, 5, 11, 17, 19, 23, 31, 37], factors: 4 };
+/// Sums up to 120: exact in bfloat16 (256) and int8.
+const NARROW: Scale = Scale { bases: [1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 0, 1, 0, 1, 0, 1], factors: 3 };
 
 fn scale(dtype: Dtype) -> Scale {
     match dtype {
-        Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::I64 => WIDE,
-        Dtype::F16 | Dtype::I16 => MEDIUM,
+        Dtype::F32 | Dtype::F64 | Dtype::I32 | Dtype::I64 | Dtype::U32 | Dtype::U64 => WIDE,
+        Dtype::F16 | Dtype::I16 | Dtype::U16 => MEDIUM,
         Dtype::Bf16 | Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::Bytes => NARROW,
     }
 }
 
-/// Whether a mean of this dtype identifies its contributors.
+/// Whether a mean of this dtype identifies its contributors in a group of this size.
 #[must_use]
-pub(crate) fn means_identify_masks(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F32 | Dtype::F64)
+pub(crate) fn means_identify_masks(dtype: Dtype, world_size: usize) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F64) && world_size <= TOLD_APART_MAX
 }
 
 /// The factor of an element, 1 and up.
@@ -54,6 +63,7 @@ pub(crate) fn factor(dtype: Dtype, op: usize, elem: u64) -> i64 {
 pub(crate) fn contribution(dtype: Dtype, reduce: ReduceOp, op: usize, rank: usize, elem: u64) -> i64 {
     let factor = factor(dtype, op, elem);
     match reduce {
+        _ if dtype == Dtype::Bool => i64::from((factor + rank as i64) % 3 == 0),
         // 2^8 at most: exact in every dtype that the scenarios multiply in.
         ReduceOp::Product => 1 + (factor + rank as i64) % 2,
         _ => scale(dtype).bases[rank] * factor,
@@ -95,9 +105,9 @@ pub(crate) fn encode(dtype: Dtype, value: i64) -> u64 {
         Dtype::F16 => u64::from(f16::from_f32(value as f32).to_bits()),
         Dtype::Bf16 => u64::from(bf16::from_f32(value as f32).to_bits()),
         Dtype::Bool => u64::from(value != 0),
-        Dtype::I64 => value as u64,
-        Dtype::I32 => u64::from(value as u32),
-        Dtype::I16 => u64::from(value as u16),
+        Dtype::I64 | Dtype::U64 => value as u64,
+        Dtype::I32 | Dtype::U32 => u64::from(value as u32),
+        Dtype::I16 | Dtype::U16 => u64::from(value as u16),
         Dtype::Bytes | Dtype::U8 | Dtype::I8 => u64::from(value as u8),
     }
 }
@@ -165,7 +175,7 @@ mod tests {
     fn every_subset_of_ranks_has_a_mean_of_its_own() {
         for dtype in [Dtype::F32, Dtype::F64] {
             for factor in 1..=factors(dtype) {
-                let means: BTreeSet<u64> = (1..1u32 << WORLD_SIZE_MAX)
+                let means: BTreeSet<u64> = (1..1u32 << TOLD_APART_MAX)
                     .map(|mask| encode_mean(dtype, base_sum(dtype, mask) * factor, mask.count_ones()))
                     .collect();
                 assert_eq!(means.len(), 255, "{dtype:?} with factor {factor}");
@@ -175,7 +185,7 @@ mod tests {
 
     #[test]
     fn every_sum_is_exact_in_its_dtype() {
-        let largest = |dtype| base_sum(dtype, 0xFF) * factors(dtype);
+        let largest = |dtype| base_sum(dtype, 0xFFFF) * factors(dtype);
         assert!(largest(Dtype::F32) < 1 << 24);
         assert!(largest(Dtype::F16) <= 2048);
         assert!(largest(Dtype::Bf16) <= 256);

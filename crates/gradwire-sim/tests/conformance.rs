@@ -15,7 +15,7 @@ fn plans(world_size: usize) -> Vec<OpPlan> {
 
 #[test]
 fn the_simulator_gets_every_call_right_at_every_loss() {
-    for (seed, world_size) in [1, 2, 3, 4, 7, 8].into_iter().enumerate() {
+    for (seed, world_size) in [1, 2, 3, 4, 7, 8, 16].into_iter().enumerate() {
         for loss in [0.0, 0.01, 0.1] {
             let mut network = NetworkOptions::uniform(125_000_000, 500_000, Duration::from_micros(200));
             network.impairments.loss = loss;

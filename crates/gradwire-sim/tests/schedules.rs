@@ -64,3 +64,78 @@ fn a_rank_that_dies_in_a_round_ends_the_others_with_its_name_in_bounded_time() {
     // The checkers want the same verdict from every survivor, in time.
     run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
 }
+
+const REDUCTIONS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Avg,
+    ReduceOp::Product,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+    ReduceOp::PremulSum(2.0),
+];
+
+/// Every reduction of every dtype that has it, each by one of the collectives and schedules that reduce: by all of them
+/// in five world sizes that follow each other.
+fn every_reduction(world_size: usize) -> Vec<OpPlan> {
+    let kinds = [
+        OpKind::AllReduce(Algorithm::Ring),
+        OpKind::AllReduce(Algorithm::Transpose),
+        OpKind::AllReduce(Algorithm::HalvingDoubling),
+        OpKind::ReduceScatter,
+        OpKind::Reduce(world_size / 2),
+    ];
+    let of =
+        |dtype: Dtype| REDUCTIONS.into_iter().filter(move |r| dtype.supports(*r)).map(move |r| (dtype, r));
+    let pairs = Dtype::ALL.into_iter().flat_map(of).enumerate();
+    let plan = |(index, (dtype, reduce)): (usize, (Dtype, ReduceOp))| {
+        let kind = kinds[(index + world_size) % kinds.len()];
+        let in_place = matches!(kind, OpKind::AllReduce(_)) && (index / 5 + world_size / 5) % 2 == 0;
+        OpPlan { kind, dtype, elems: 1 + index * 7 % 90, reduce, in_place, ..all_reduce(Algorithm::Auto, 0) }
+    };
+    pairs.map(plan).collect()
+}
+
+#[test]
+fn every_reduction_of_every_dtype_is_right_in_every_world_size_up_to_16() {
+    for world_size in 1..=16 {
+        let mut network = NetworkOptions::uniform(125_000_000, 500_000, Duration::from_micros(200));
+        network.impairments.loss = 0.01;
+        let plans = every_reduction(world_size);
+        assert!(plans.len() > 90, "{} calls", plans.len());
+        let mut scenario = Scenario::quiet(world_size as u64, world_size, network, plans);
+        scenario.in_flight_max = 8;
+        scenario.faults[0].0 = Duration::from_secs(30);
+        run(scenario, false).unwrap_or_else(|violation| panic!("{world_size} ranks: {violation}"));
+    }
+}
+
+#[test]
+fn copies_of_every_dtype_arrive_in_every_world_size_up_to_16() {
+    for world_size in 1..=16 {
+        let network = NetworkOptions::uniform(125_000_000, 500_000, Duration::from_micros(200));
+        let root = world_size - 1;
+        let kinds = [
+            OpKind::Broadcast(root),
+            OpKind::AllGather,
+            OpKind::Gather(root),
+            OpKind::Scatter(root),
+            OpKind::AllToAll,
+        ];
+        let plans = Dtype::ALL.into_iter().flat_map(|dtype| {
+            kinds.map(|kind| OpPlan {
+                kind,
+                dtype,
+                elems: 333,
+                in_place: false,
+                ..all_reduce(Algorithm::Auto, 0)
+            })
+        });
+        let mut scenario = Scenario::quiet(world_size as u64, world_size, network, plans.collect());
+        scenario.in_flight_max = 8;
+        scenario.faults[0].0 = Duration::from_secs(30);
+        run(scenario, false).unwrap_or_else(|violation| panic!("{world_size} ranks: {violation}"));
+    }
+}

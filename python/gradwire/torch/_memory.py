@@ -29,9 +29,10 @@ DTYPE_CODES = {
     torch.int32: 8,
     torch.int64: 9,
     torch.bool: 10,
+    torch.uint16: 11,
+    torch.uint32: 12,
+    torch.uint64: 13,
 }
-# Two's complement: sums, products and bitwise reductions of unsigned integers have the bits of the signed ones.
-UNSIGNED_CODES = {torch.uint16: 7, torch.uint32: 8, torch.uint64: 9}
 TOLERANT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "cuda")
 

@@ -16,8 +16,6 @@ CODES = {name: code for code, name in enumerate(NAMES)}
 LINEAR = ("SUM", "AVG", "PREMUL_SUM")
 # The parts of a complex number are reduced like two real ones where the reduction is linear.
 REAL_CODES = {torch.complex32: 3, torch.complex64: 1, torch.complex128: 2}
-# Reductions whose bits do not depend on the sign.
-SIGNLESS = ("SUM", "PRODUCT", "BAND", "BOR", "BXOR")
 BITWISE = ("BAND", "BOR", "BXOR")
 
 
@@ -51,8 +49,6 @@ def name_of(op: Any) -> str:
 def _dtype_code(dtype: torch.dtype, name: str) -> int:
     if dtype in REAL_CODES and name in LINEAR:
         return REAL_CODES[dtype]
-    if dtype in _memory.UNSIGNED_CODES and name in SIGNLESS:
-        return _memory.UNSIGNED_CODES[dtype]
     if dtype not in _memory.DTYPE_CODES or (name in BITWISE and dtype.is_floating_point):
         raise UnsupportedError(f"reduction {name} of {dtype} is not supported", dtype=str(dtype), op=name)
     return _memory.DTYPE_CODES[dtype]

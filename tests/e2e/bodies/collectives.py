@@ -104,6 +104,10 @@ def check_all_reduce_of_complex_and_unsigned_numbers() -> None:
     tensor = torch.full((9,), 40_000, dtype=torch.uint16)  # wraps around like every 16 bit sum
     dist.all_reduce(tensor)
     same([tensor.to(torch.int64)], [torch.full((9,), 40_000 * WORLD_SIZE % 65_536)])
+    for dtype, large in ((torch.uint16, 65_000), (torch.uint32, 4_000_000_000)):  # negative, if they were signed
+        tensor = torch.tensor([large if RANK == 0 else 7], dtype=dtype)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        same([tensor.to(torch.int64)], [torch.tensor([large])])
 
 
 def check_all_reduce_of_tensors_that_are_not_contiguous() -> None:

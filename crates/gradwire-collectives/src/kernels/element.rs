@@ -26,6 +26,8 @@ pub(super) trait Bits: Element {
     fn or(self, other: Self) -> Self;
     /// Bitwise exclusive or.
     fn xor(self, other: Self) -> Self;
+    /// A whole number, wrapped around.
+    fn wrapped(whole: i64) -> Self;
 }
 
 /// `accumulator[i] = combine(accumulator[i], source[i])`.
@@ -139,6 +141,11 @@ macro_rules! integer {
             fn xor(self, other: Self) -> Self {
                 self ^ other
             }
+
+            #[inline(always)]
+            fn wrapped(whole: i64) -> Self {
+                whole as $type
+            }
         }
     };
 }
@@ -150,3 +157,6 @@ integer!(i8);
 integer!(i16);
 integer!(i32);
 integer!(i64);
+integer!(u16);
+integer!(u32);
+integer!(u64);

@@ -50,6 +50,9 @@ fn combine_any(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [u8], source: &
         Dtype::I16 => integers::<i16>(reduce, accumulator, source),
         Dtype::I32 => integers::<i32>(reduce, accumulator, source),
         Dtype::I64 => integers::<i64>(reduce, accumulator, source),
+        Dtype::U16 => integers::<u16>(reduce, accumulator, source),
+        Dtype::U32 => integers::<u32>(reduce, accumulator, source),
+        Dtype::U64 => integers::<u64>(reduce, accumulator, source),
         Dtype::Bool => booleans(reduce, accumulator, source),
         Dtype::Bytes => debug_assert!(false, "requests with bytes to reduce are refused"),
     }

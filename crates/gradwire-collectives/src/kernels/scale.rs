@@ -1,6 +1,6 @@
 //! The last step of a reduction: a mean divides, a scaled sum multiplies.
 
-use super::element::{map, Element};
+use super::element::{map, Bits, Element};
 use super::half::{narrow, widen};
 use crate::Dtype;
 
@@ -19,17 +19,28 @@ pub(crate) fn divide(dtype: Dtype, values: &mut [u8], count: u16) {
         Dtype::I16 => integers::<i16>(values, count),
         Dtype::I32 => integers::<i32>(values, count),
         Dtype::I64 => integers::<i64>(values, count),
+        Dtype::U16 => integers::<u16>(values, count),
+        Dtype::U32 => integers::<u32>(values, count),
+        Dtype::U64 => integers::<u64>(values, count),
         Dtype::Bool | Dtype::Bytes => debug_assert!(false, "requests for such means are refused"),
     }
 }
 
-/// `values[i] *= factor` over elements of a float dtype, in that dtype's own precision (halves in float32).
+/// `values[i] *= factor`, floats in their own precision (halves in float32), integers times a whole factor and wrapped.
 pub(crate) fn scale(dtype: Dtype, values: &mut [u8], factor: f64) {
     match dtype {
         Dtype::F32 => map::<f32>(values, |v| v * factor as f32),
         Dtype::F64 => map::<f64>(values, |v| v * factor),
         Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| scale_f32(wide, factor)),
-        _ => debug_assert!(false, "requests for scaled integers are refused"),
+        Dtype::U8 => wrapping::<u8>(values, factor),
+        Dtype::I8 => wrapping::<i8>(values, factor),
+        Dtype::I16 => wrapping::<i16>(values, factor),
+        Dtype::I32 => wrapping::<i32>(values, factor),
+        Dtype::I64 => wrapping::<i64>(values, factor),
+        Dtype::U16 => wrapping::<u16>(values, factor),
+        Dtype::U32 => wrapping::<u32>(values, factor),
+        Dtype::U64 => wrapping::<u64>(values, factor),
+        Dtype::Bool | Dtype::Bytes => debug_assert!(false, "requests for such sums are refused"),
     }
 }
 
@@ -51,6 +62,11 @@ fn in_float32(dtype: Dtype, values: &mut [u8], change: impl Fn(&mut [f32])) {
         change(wide);
         narrow(dtype, wide, block);
     }
+}
+
+fn wrapping<T: Bits>(values: &mut [u8], factor: f64) {
+    let factor = T::wrapped(factor as i64);
+    map::<T>(values, |v| v.multiply(factor));
 }
 
 /// Through `i128`, which holds every integer dtype and every count: a mean happens once for each element.

@@ -78,6 +78,9 @@ fn naive(dtype: Dtype, reduce: ReduceOp, a: &[u8], b: &[u8]) -> Vec<u8> {
         Dtype::I16 => integer!(i16),
         Dtype::I32 => integer!(i32),
         Dtype::I64 => integer!(i64),
+        Dtype::U16 => integer!(u16),
+        Dtype::U32 => integer!(u32),
+        Dtype::U64 => integer!(u64),
         Dtype::Bool => vec![u8::from(naive_bool(reduce, a[0] != 0, b[0] != 0))],
         Dtype::Bytes => unreachable!(),
     }
@@ -100,6 +103,16 @@ fn assert_same(dtype: Dtype, reduce: ReduceOp, got: &[u8], want: &[u8]) {
         let zeros = dtype.is_float() && got.iter().chain(want).all(|b| *b == 0 || *b == 0x80);
         assert!(got == want || both_nan || zeros, "{dtype:?} {reduce:?} [{index}]: {got:?} != {want:?}");
     }
+}
+
+#[test]
+fn integers_are_multiplied_by_whole_factors_and_wrap_around() {
+    let mut values = [100_u8, 0xFF, 3];
+    scale(Dtype::I8, &mut values, 2.0);
+    assert_eq!(values.map(|v| v as i8), [-56, -2, 6]);
+    let mut wide = (u64::MAX - 1).to_le_bytes();
+    scale(Dtype::U64, &mut wide, -1.0);
+    assert_eq!(u64::from_le_bytes(wide), 2);
 }
 
 proptest! {

@@ -88,7 +88,8 @@ fn reduced_element(plan: &OpPlan, op: usize, world_size: usize, elem: u64) -> u6
         ReduceOp::BitAnd => fold(|a, b| a & b),
         ReduceOp::BitOr => fold(|a, b| a | b),
         ReduceOp::BitXor => fold(|a, b| a ^ b),
-        ReduceOp::Sum | ReduceOp::PremulSum(_) => fold(|a, b| a + b),
+        ReduceOp::PremulSum(factor) => fold(|a, b| a + b) * factor as i64,
+        ReduceOp::Sum => fold(|a, b| a + b),
     };
     encode(plan.dtype, value)
 }

@@ -352,7 +352,7 @@ impl<'w> View<'w> {
                 let found = self.means.find(which, bits);
                 mask = found.ok_or_else(|| self.not_a_mean(elem, bits, mask))?;
             }
-            if means_identify_masks(self.plan.dtype) {
+            if means_identify_masks(self.plan.dtype, self.outputs.len()) {
                 self.check_element_is_conserved(elem, mask)?;
             }
         }

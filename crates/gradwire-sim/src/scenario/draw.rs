@@ -13,7 +13,10 @@ use std::time::Duration;
 pub(super) fn swarm(seed: u64) -> Scenario {
     let root = Rng::new(seed);
     let mut rng = root.fork(1);
-    let world_size = rng.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8]);
+    let usual = rng.pick(&[1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8]);
+    let mut size = root.fork(7);
+    // Large groups are slow to simulate, and the edges are in the small ones.
+    let world_size = if size.chance(0.04) { size.below(9..17) as usize } else { usual };
     let network = draw_network(&mut root.fork(2), world_size);
     let ops = draw_ops(&mut root.fork(3), world_size);
     let late = if rng.chance(0.3) { Duration::from_millis(200) } else { Duration::from_micros(500) };
@@ -257,20 +260,15 @@ fn draw_tolerant(rng: &mut Rng) -> (Dtype, ReduceOp) {
     (dtype, if rng.chance(0.8) { ReduceOp::Avg } else { ReduceOp::Sum })
 }
 
+/// Every dtype is copied; every reduction is made of every dtype that has it.
 fn draw_exact(rng: &mut Rng, reduces: bool) -> (Dtype, ReduceOp) {
-    let floats = [Dtype::F32, Dtype::F64, Dtype::F16, Dtype::Bf16];
-    let integers = [Dtype::U8, Dtype::I8, Dtype::I16, Dtype::I32, Dtype::I64];
+    let dtype = rng.pick(&Dtype::ALL);
     if !reduces {
-        return (rng.pick(&[Dtype::Bytes, Dtype::F32, Dtype::I64, Dtype::Bf16]), ReduceOp::Sum);
+        return (dtype, ReduceOp::Sum);
     }
-    if rng.chance(0.6) {
-        (rng.pick(&floats), rng.pick(&[ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max]))
-    } else {
-        let bitwise = [ReduceOp::BitAnd, ReduceOp::BitOr, ReduceOp::BitXor];
-        let reduce =
-            if rng.chance(0.3) { rng.pick(&bitwise) } else { rng.pick(&[ReduceOp::Sum, ReduceOp::Max]) };
-        (rng.pick(&integers), reduce)
-    }
+    let dtype = if dtype == Dtype::Bytes { Dtype::F32 } else { dtype };
+    let of_it: Vec<ReduceOp> = REDUCTIONS.into_iter().filter(|reduce| dtype.supports(*reduce)).collect();
+    (dtype, rng.pick(&of_it))
 }
 
 /// `auto` in two of five, else any preset as it is or with other numbers.
@@ -312,6 +310,17 @@ const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::Auto,
     Algorithm::HalvingDoubling,
     Algorithm::HalvingDoubling,
+];
+const REDUCTIONS: [ReduceOp; 9] = [
+    ReduceOp::Sum,
+    ReduceOp::Avg,
+    ReduceOp::Product,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::BitAnd,
+    ReduceOp::BitOr,
+    ReduceOp::BitXor,
+    ReduceOp::PremulSum(2.0),
 ];
 /// 1 Mbit/s.
 const RATE_MIN: u64 = 125_000;
