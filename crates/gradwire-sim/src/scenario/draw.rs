@@ -142,10 +142,14 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         spray: gradwire_core::Spray::Adaptive,
         incast: rng.pick(&[None, None, Some(1), Some(2), Some(3)]),
     };
-    // Nor may it be shorter than the queue of the fewest packets that all paths to all ranks keep on the slowest link.
-    let slowest = (0..world_size).map(|rank| network.link(rank).up_rate).min().unwrap_or(1);
+    // Nor may it be shorter than the slowest link's queue: a full buffer, or the fewest packets of all paths to all ranks.
     let least_bytes = 2 * u64::from(host.paths) * host.datagram_bytes as u64 * world_size as u64;
-    let queue = Duration::from_secs_f64(least_bytes as f64 / slowest as f64);
+    let queue_of = |rank| {
+        let link = network.link(rank);
+        let bytes = least_bytes.max(link.buffer_bytes);
+        Duration::from_secs_f64(bytes as f64 / link.up_rate.min(link.down_rate).max(1) as f64)
+    };
+    let queue = (0..world_size).map(queue_of).max().unwrap_or_default();
     HostOptions { peer_timeout: host.peer_timeout.max((queue * 3).min(Duration::from_secs(5))), ..host }
 }
 
