@@ -35,6 +35,13 @@ impl Tally {
         self.squares += other.squares;
     }
 
+    /// As many losses as `lost` at most, one at a time, among as many packets as they had.
+    fn scaled_to(self, lost: u32) -> Self {
+        let kept = self.lost.min(lost);
+        let decided = u64::from(self.decided) * u64::from(kept) / u64::from(self.lost.max(1));
+        Self { decided: decided as u32, lost: kept, squares: kept }
+    }
+
     fn halve(&mut self) {
         *self = Self { decided: self.decided / 2, lost: self.lost / 2, squares: self.squares / 2 };
     }
@@ -60,6 +67,8 @@ impl Tally {
 #[derive(Debug)]
 pub(crate) struct Health {
     recent: Tally,
+    /// What is not judged, because the path looks for its rate, but makes it worse than another.
+    early: Tally,
     /// Packets lost since the last one that arrived.
     lost_in_a_row: u32,
     suspended: bool,
@@ -77,6 +86,7 @@ impl Health {
     pub(crate) fn new() -> Self {
         Self {
             recent: Tally::default(),
+            early: Tally::default(),
             lost_in_a_row: 0,
             suspended: false,
             copies: Tally::default(),
@@ -102,7 +112,13 @@ impl Health {
 
     /// Share of the packets that were lost lately, in 1/1024.
     pub(crate) fn loss(&self) -> u64 {
-        u64::from(self.recent.lost) * 1_024 / u64::from(self.recent.decided.max(1))
+        let (lost, decided) = (self.recent.lost + self.early.lost, self.recent.decided + self.early.decided);
+        u64::from(lost) * 1_024 / u64::from(decided.max(1))
+    }
+
+    /// Packets lost since the last one that arrived.
+    pub(crate) fn lost_in_a_row(&self) -> u32 {
+        self.lost_in_a_row
     }
 
     /// Whether the latest packet that was decided arrived.
@@ -125,6 +141,10 @@ impl Health {
         self.note_row(acked, lost);
         if self.grace > 0 {
             self.grace = self.grace.saturating_sub(acked + lost);
+            self.early.add(Tally::new(acked, lost));
+            if self.grace == 0 {
+                self.early = Tally::default();
+            }
             return;
         }
         self.recent.add(Tally::new(acked, lost));
@@ -165,8 +185,8 @@ impl Health {
         self.suspended = true;
         self.copies = Tally::default();
         let again = if self.trusted_for < TRUSTED_LONG { self.needed * 2 } else { 0 };
-        // So many that a path which has not healed would lose one or two of them.
-        let telling = 2 * self.recent.decided / self.recent.lost.max(1);
+        // So many that a path which has not healed would lose three of them.
+        let telling = 3 * self.recent.decided / self.recent.lost.max(1);
         self.needed = again.max(telling).clamp(COPIES_MIN, COPIES_MAX);
     }
 
@@ -176,13 +196,15 @@ impl Health {
         self.lags = rtt > least * factor + LAG_MIN;
     }
 
-    /// Gives the share back.
+    /// Gives the share back. What made the path bad is forgotten but for a rest: if it has not healed after all, a few
+    /// more losses show that, and if it has, they never come.
     pub(crate) fn trust(&mut self) {
         self.suspended = false;
         self.lags = false;
-        self.recent = Tally::default();
+        self.recent = self.recent.scaled_to(PRIOR_LOST);
+        self.early = Tally::default();
         self.trusted_for = 0;
-        self.grace = GRACE;
+        self.grace = GRACE_AGAIN;
     }
 }
 
@@ -192,13 +214,17 @@ const MEMORY: u32 = 1_024;
 const EVIDENCE: f64 = 6.0;
 /// Fewest copies that a healed path must carry: one that still loses 30 % does so once in 300 times.
 const COPIES_MIN: u32 = 16;
-/// Most copies, for a path that came back too early again and again: one that still loses 1 % does so once in 170
+/// Most copies, for a path that came back too early again and again: one that still loses 2 % does so once in 170
 /// times.
-const COPIES_MAX: u32 = 512;
+const COPIES_MAX: u32 = 256;
 /// A path that was trusted for so many packets starts afresh: what it had was another disturbance.
 const TRUSTED_LONG: u32 = 8_192;
 /// Packets in which a path finds its rate from the beginning: five round trips of growth from two packets.
 const GRACE: u32 = 256;
+/// The same for a path that comes back: if it has not healed after all, that should cost little.
+const GRACE_AGAIN: u32 = 64;
+/// Losses that a path which comes back is still charged with: a little less than it takes to suspend it.
+const PRIOR_LOST: u32 = 4;
 /// So many losses in a row are no chance on a path that works at all.
 const DEAD_AFTER: u32 = 24;
 /// Round trips longer than this multiple of the least one, and by more than a scheduler's jitter, hold up transfers
@@ -268,14 +294,14 @@ mod tests {
         }
         (0..2).for_each(|_| health.on_packets(TRUSTED_LONG, 0));
         suspend(&mut health, 4, CLEAN);
-        assert!(health.on_copies(COPIES_MAX / 4, 0, CLEAN), "a new disturbance after a long good time");
+        assert!(health.on_copies(COPIES_MAX * 3 / 4, 0, CLEAN), "a new disturbance after a long good time");
     }
 
     #[test]
     fn the_less_a_path_lost_the_more_copies_it_takes_to_see_that_it_has_healed() {
         let mut health = Health::new();
         suspend(&mut health, 49, CLEAN);
-        assert!(!health.on_copies(99, 0, CLEAN));
+        assert!(!health.on_copies(149, 0, CLEAN));
         assert!(health.on_copies(1, 0, CLEAN));
     }
 

@@ -34,6 +34,11 @@ struct Member {
 }
 
 impl Member {
+    /// Whether data may go over it; `proven_only`: only if it has answered.
+    fn may_carry(&self, proven_only: bool) -> bool {
+        self.health.is_trusted() && (!proven_only || self.path.rtt.has_sample())
+    }
+
     /// What arrived here, for an acknowledgement of another path.
     fn brief(&self) -> Option<AckPath> {
         self.path.arrivals.describe(1, BRIEF_WORDS_MAX)
@@ -54,8 +59,6 @@ pub(crate) struct Paths {
     overtaken_at: Timestamp,
     /// Paths over which the packet that is next may go, when these are not all.
     only: Option<PathSet>,
-    /// Turned when control had to be repeated: then it takes another path.
-    control_turn: usize,
     /// Data packets since the last copy.
     since_copy: u32,
 }
@@ -86,7 +89,6 @@ impl Paths {
             starting,
             overtaken_at: Timestamp::ZERO,
             only: None,
-            control_turn: 0,
             since_copy: 0,
         }
     }
@@ -137,9 +139,10 @@ impl Paths {
         if self.is_start_full() {
             return None;
         }
+        let proven_only = self.proven_only();
         if let Some(current) = self.sprayer.current().filter(|current| Some(*current) != avoid) {
             let member = &mut self.members[current];
-            if member.health.is_trusted() && member.path.may_send(now) {
+            if member.may_carry(proven_only) && member.path.may_send(now) {
                 self.sprayer.continue_run();
                 return Some(current);
             }
@@ -158,11 +161,19 @@ impl Paths {
         Some(sprayer.choose(open, |path| score(&members[path])))
     }
 
+    /// Whether only paths that have answered once carry data: a path that is bad from the start then costs nothing. The
+    /// others have been asked when the ranks met, and carry copies until something comes back.
+    fn proven_only(&self) -> bool {
+        self.members.len() > 1
+            && self.sprayer.adapts()
+            && self.trusted().any(|member| member.path.rtt.has_sample())
+    }
+
     /// Trusted paths whose latest packet arrived: what was lost once goes over no other while there are any.
     fn working(&self) -> PathSet {
-        let mut working = PathSet::default();
+        let (mut working, proven_only) = (PathSet::default(), self.proven_only());
         for (index, member) in self.members.iter().enumerate() {
-            if member.health.is_trusted() && member.health.works() {
+            if member.may_carry(proven_only) && member.health.works() {
                 working.insert(index);
             }
         }
@@ -171,9 +182,9 @@ impl Paths {
 
     /// Trusted paths that may send now. The others get nothing and must not take that for the path's limit.
     fn open(&mut self, now: Timestamp) -> PathSet {
-        let mut open = PathSet::default();
+        let (mut open, proven_only) = (PathSet::default(), self.proven_only());
         for (index, member) in self.members.iter_mut().enumerate() {
-            if !member.health.is_trusted() {
+            if !member.may_carry(proven_only) {
                 member.path.on_starved();
             } else if member.path.may_send(now) {
                 open.insert(index);
@@ -195,7 +206,9 @@ impl Paths {
         }
         let may =
             |member: &&Member| self.only.is_none_or(|only| only.contains(usize::from(member.path.id.0)));
-        self.trusted().filter(may).filter_map(|member| member.path.sends_at()).min()
+        let proven_only = self.proven_only();
+        let carrying = self.members.iter().filter(|member| member.may_carry(proven_only));
+        carrying.filter(may).filter_map(|member| member.path.sends_at()).min()
     }
 
     /// A data packet leaves over `index`.
@@ -227,10 +240,10 @@ impl Paths {
         if self.members.len() == 1 || self.since_copy < PACKETS_PER_COPY {
             return None;
         }
-        let mut due: Option<usize> = None;
+        let (mut due, proven_only): (Option<usize>, _) = (None, self.proven_only());
         for index in 0..self.members.len() {
             let member = &mut self.members[index];
-            if member.health.is_trusted() || now < member.copy_at || !member.path.may_send(now) {
+            if member.may_carry(proven_only) || now < member.copy_at || !member.path.may_send(now) {
                 continue;
             }
             // The one that waits longest, so that each gets its copies.
@@ -275,8 +288,10 @@ impl Paths {
         members.filter_map(|(_, member)| member.brief())
     }
 
-    /// The path for control that answers nothing: the best one, or after a repetition the next.
-    pub(crate) fn control(&self) -> PathId {
+    /// The path for control that answers nothing: the best one, after each repetition the next, and at last those that
+    /// are worse, because what is known of all of them may be out of date. `turn` counts the repetitions of the one
+    /// thing that is said: with a common count, two that are repeated in turn would each keep to its own path.
+    pub(crate) fn control(&self, turn: u32) -> PathId {
         if self.members.len() == 1 {
             return PathId(0);
         }
@@ -285,9 +300,10 @@ impl Paths {
         let good = |member: &&Member| member.health.is_trusted() && 4 * member.heard >= most;
         let best = self.members.iter().filter(good).min_by_key(|member| score(member));
         let first = best.map_or(0, |member| usize::from(member.path.id.0));
-        let count = self.members.iter().filter(good).count().max(1);
-        let after = self.members.iter().cycle().skip(first).take(self.members.len()).filter(good);
-        after.cycle().nth(self.control_turn % count).map_or(PathId(0), |member| member.path.id)
+        let count = self.members.len();
+        let all = || self.members.iter().cycle().skip(first).take(count);
+        let in_order = all().filter(good).chain(all().filter(|member| !good(member)));
+        in_order.cycle().nth(turn as usize % count).map_or(PathId(0), |member| member.path.id)
     }
 
     /// Something came on this path.
@@ -299,11 +315,6 @@ impl Paths {
         if self.members.iter().map(|member| member.heard).sum::<u32>() > HEARD_MEMORY {
             self.members.iter_mut().for_each(|member| member.heard /= 2);
         }
-    }
-
-    /// Control was repeated, so what went over its path may be lost.
-    pub(crate) fn turn_control(&mut self) {
-        self.control_turn = self.control_turn.wrapping_add(1);
     }
 
     /// What `outcome` says about path `index`, and with it about the others.
@@ -500,14 +511,15 @@ pub(crate) fn ack_path_bytes(words: u8) -> usize {
     6 + 8 * usize::from(words)
 }
 
-/// Lower is better: the expected time of a packet, where a loss costs about [`LOSS_RTTS`] round trips. A path that was
-/// never tried comes first.
+/// Lower is better: the expected time of a packet, where a loss costs about [`LOSS_RTTS`] round trips, and the more the
+/// longer nothing came through. A path that was never tried comes first.
 fn score(member: &Member) -> u64 {
     if !member.path.rtt.has_sample() {
         return 0;
     }
     let rtt = u64::try_from(member.path.rtt.smoothed().as_nanos()).unwrap_or(u64::MAX) / 1_024;
-    rtt.saturating_mul(1_024 + LOSS_RTTS * member.health.loss())
+    let silent = u64::from(member.health.lost_in_a_row());
+    rtt.saturating_mul((1_024 + LOSS_RTTS * member.health.loss()) * (1 + silent))
 }
 
 /// Each path has acknowledgements of its own; in those of the others its latest 64 packets, or a few more, are enough.

@@ -419,10 +419,10 @@ impl Connection {
         {
             self.events.push_back(Event::Offered { transfer, opening: theirs });
         }
-        let told_at = self.closed.find(transfer).map(|closed| closed.answered_at);
-        if told_at.is_some_and(|at| now.since(at) > self.probe_timeout()) {
+        let patience = self.probe_timeout();
+        if let Some(closed) = self.closed.find_mut(transfer) {
             // The sender asks although it was told long ago: that was lost.
-            self.paths.turn_control();
+            closed.repeated += u32::from(now.since(closed.answered_at) > patience);
         }
         if self.liveness.is_open() {
             // An answer that waited until this rank is connected would look like a round trip that took as long.

@@ -56,6 +56,8 @@ pub struct Connection {
     /// Last sign of progress for what we send, and how often we have asked since.
     progress_at: Timestamp,
     probe_backoff: u32,
+    /// Hellos, heartbeats and farewells so far: each takes the next path.
+    greetings: u32,
     /// Where in the list of waiting sends the next questions begin.
     asked_before: usize,
     /// When and with which stamp the latest probe left: its answer settles what was sent before it.
@@ -90,6 +92,7 @@ impl Connection {
             probe_due: VecDeque::new(),
             progress_at: now,
             probe_backoff: 0,
+            greetings: 0,
             asked_before: 0,
             last_probe: None,
             ack_requested: None,
@@ -255,7 +258,7 @@ impl Connection {
         self.events.push_back(Event::Received(half.receipt(now, reason)));
         let (chunks, stage_us) = (half.grid.chunks(), half.request.stage_us);
         let missing: Option<Bitmap> = (!half.missing.is_empty()).then_some(half.missing);
-        self.closed.push(Closed { transfer, chunks, missing, stage_us, answered_at: now });
+        self.closed.push(Closed { transfer, chunks, missing, stage_us, answered_at: now, repeated: 0 });
         self.queue_status(transfer, 0, 0);
     }
 

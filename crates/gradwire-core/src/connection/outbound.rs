@@ -77,11 +77,17 @@ impl Connection {
         None
     }
 
-    fn control(&self, now: Timestamp, kind: Kind, transfer: TransferId) -> Header {
+    fn header(&self, now: Timestamp, kind: Kind, transfer: TransferId) -> Header {
         let mut header = Header::control(kind, self.config.remote);
         header.transfer = transfer;
         header.sent_at_us = now.as_wire_us();
-        header.path = self.paths.control();
+        header
+    }
+
+    /// `turn`: how often this was said before.
+    fn control(&self, now: Timestamp, kind: Kind, transfer: TransferId, turn: u32) -> Header {
+        let mut header = self.header(now, kind, transfer);
+        header.path = self.paths.control(turn);
         header
     }
 
@@ -98,9 +104,9 @@ impl Connection {
         };
         if matches!(due, Due::Hello | Due::Ping | Due::Goodbye | Due::Abort(_)) {
             // Each is a repetition of the one before, or tells how another path is.
-            self.paths.turn_control();
+            self.greetings = self.greetings.wrapping_add(1);
         }
-        let mut header = self.control(now, kind, TransferId(0));
+        let mut header = self.control(now, kind, TransferId(0), self.greetings);
         if reply {
             header.flags = Flags::REPLY;
         }
@@ -143,7 +149,7 @@ impl Connection {
     /// echo of its newest packet then gives the path's own round trip. What arrived on the other paths goes with it, so
     /// that a path whose way back is broken is not taken for dead.
     fn transmit_ack(&mut self, now: Timestamp, lead: usize, scratch: &mut [u8]) -> Option<Transmit> {
-        let mut header = self.control(now, Kind::Ack, TransferId(0));
+        let mut header = self.header(now, Kind::Ack, TransferId(0));
         header.path = self.paths.at(lead).id;
         let mut ack =
             AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
@@ -182,18 +188,20 @@ impl Connection {
         scratch: &mut [u8],
     ) -> Option<Transmit> {
         let posted = self.receives.iter().find(|half| half.request.transfer == transfer);
-        let mut status = match posted {
-            Some(half) => half.status(first_chunk),
+        let (mut status, turn) = match posted {
+            Some(half) => (half.status(first_chunk), half.status_backoff),
             None => match self.closed.find(transfer) {
-                Some(closed) => closed.status(first_chunk),
-                None if self.closed.is_retired(transfer) => bare_status(TransferState::Closed, ALL_CHUNKS),
-                None => bare_status(TransferState::Unposted, 0),
+                Some(closed) => (closed.status(first_chunk), closed.repeated),
+                None if self.closed.is_retired(transfer) => {
+                    (bare_status(TransferState::Closed, ALL_CHUNKS), 0)
+                }
+                None => (bare_status(TransferState::Unposted, 0), 0),
             },
         };
         status.echo_us = echo_us;
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
-        let header = self.control(now, Kind::Status, transfer);
+        let header = self.control(now, Kind::Status, transfer, turn);
         Some(control(header, out.finish()?))
     }
 
@@ -205,7 +213,7 @@ impl Connection {
         scratch: &mut [u8],
     ) -> Option<Transmit> {
         let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
-        let mut header = self.control(now, Kind::Probe, transfer);
+        let mut header = self.control(now, Kind::Probe, transfer, self.probe_backoff);
         header.offset = first_chunk;
         if send.is_all_sent() {
             header.flags = Flags::ALL_SENT;
@@ -236,7 +244,7 @@ impl Connection {
         let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
         let (bytes, offset, class) = (send.grid.len(chunk), send.grid.offset(chunk), send.request.tags.class);
         let opening = send.needs_opening(chunk).then(|| send.opening());
-        let mut header = self.control(now, Kind::Data, transfer);
+        let mut header = self.header(now, Kind::Data, transfer);
         header.flags = Flags::RETRANSMITTED.with(Flags::ACK_NOW);
         if opening.is_some() {
             header.flags = header.flags.with(Flags::OPENING);
@@ -331,7 +339,7 @@ impl Connection {
         self.stats.packets_retransmitted += u64::from(choice.again);
         let mark = self.mark_data(&choice, &mut flags);
         let offset = grid.offset(choice.chunk);
-        let mut header = self.control(now, Kind::Data, transfer);
+        let mut header = self.header(now, Kind::Data, transfer);
         header.flags = flags;
         header.weight = 1;
         header.path = self.paths.at(path).id;

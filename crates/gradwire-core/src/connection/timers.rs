@@ -89,7 +89,6 @@ impl Connection {
     fn ask(&mut self, now: Timestamp) {
         self.progress_at = now;
         self.probe_backoff += 1;
-        self.paths.turn_control();
         let eager_full = self.eager_used >= self.config.eager_chunks();
         let waits = |send: &&crate::transfer::SendHalf| send.is_all_sent() || !send.granted && eager_full;
         let waiting = self.sends.iter().filter(waits).count();
@@ -144,9 +143,6 @@ impl Connection {
             let flows = half.grant_seen && !half.is_first_pass_over();
             if !flows {
                 self.queue_status(transfer, 0, 0);
-                if backoff > 0 {
-                    self.paths.turn_control();
-                }
             }
             let pause = self.paused(backoff);
             let half = &mut self.receives[index];

@@ -27,6 +27,8 @@ pub(crate) struct Closed {
     pub(crate) stage_us: u32,
     /// When the closing status was last sent because of late data.
     pub(crate) answered_at: Timestamp,
+    /// How often the sender asked although it had been told.
+    pub(crate) repeated: u32,
 }
 
 impl Closed {
@@ -108,7 +110,15 @@ mod tests {
     fn a_number_that_comes_round_again_is_not_taken_for_the_old_one() {
         let mut closed = ClosedTransfers::default();
         let transfer = TransferId::collective(3, 0);
-        closed.push(Closed { transfer, chunks: 1, missing: None, stage_us: 0, answered_at: Timestamp::ZERO });
+        let over = |transfer| Closed {
+            transfer,
+            chunks: 1,
+            missing: None,
+            stage_us: 0,
+            answered_at: Timestamp::ZERO,
+            repeated: 0,
+        };
+        closed.push(over(transfer));
         for op in 1..=100 {
             closed.retire(TransferId::collective(op, 0));
         }
@@ -116,13 +126,7 @@ mod tests {
         let ahead = TransferId::collective(65536 + 10, 0);
         for op in 100..=65536 + 3 {
             if op == 65536 {
-                closed.push(Closed {
-                    transfer: ahead,
-                    chunks: 1,
-                    missing: None,
-                    stage_us: 0,
-                    answered_at: Timestamp::ZERO,
-                });
+                closed.push(over(ahead));
             }
             closed.retire(TransferId::collective(op, 0));
         }
