@@ -14,6 +14,7 @@ mod memory;
 mod network;
 mod oracle;
 mod pair;
+mod path_watch;
 mod plan;
 mod queue;
 mod rank;

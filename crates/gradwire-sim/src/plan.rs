@@ -66,6 +66,8 @@ pub enum Fault {
     ClockJump(usize, Duration),
     /// Nothing passes between the two ranks for this long.
     Partition(usize, usize, Duration),
+    /// One path between any two ranks loses so many of 1000 datagrams for this long, both ways; 1000: it is dead.
+    GrayPath(usize, u16, Duration),
     /// The rank is gone for good.
     Crash(usize),
     /// The network stops losing, doubling and reordering.
@@ -82,7 +84,7 @@ impl Fault {
             | Self::ClockJump(rank, _)
             | Self::Partition(rank, _, _)
             | Self::Crash(rank) => Some(*rank),
-            Self::Heal => None,
+            Self::GrayPath(..) | Self::Heal => None,
         }
     }
 
@@ -90,7 +92,10 @@ impl Fault {
     #[must_use]
     pub fn length(&self) -> Duration {
         match self {
-            Self::Pause(_, length) | Self::Suspend(_, length) | Self::Partition(_, _, length) => *length,
+            Self::Pause(_, length)
+            | Self::Suspend(_, length)
+            | Self::Partition(_, _, length)
+            | Self::GrayPath(_, _, length) => *length,
             Self::ClockJump(..) | Self::Crash(_) | Self::Heal => Duration::ZERO,
         }
     }

@@ -279,7 +279,7 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),
         peer_timeout: host.peer_timeout,
         paths: host.paths,
-        spray: host.spray,
+        spray: scenario.sabotage.spray(host.spray),
         spray_run: 1,
     }
 }

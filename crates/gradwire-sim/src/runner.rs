@@ -29,6 +29,8 @@ pub struct Tally {
     pub ops: u64,
     /// Contributions that tolerant reductions left out, in elements.
     pub elems_uncounted: u64,
+    /// Shares of gray and healed paths that were judged.
+    pub path_shares_judged: u64,
     /// Seeds that broke a promise, by seed.
     pub failures: Vec<Failure>,
 }
@@ -89,6 +91,7 @@ impl Tally {
                 self.datagrams_lost += summary.network.lost + summary.network.overflowed;
                 self.ops += summary.op_times.iter().flatten().count() as u64;
                 self.elems_uncounted += summary.elems_uncounted;
+                self.path_shares_judged += summary.path_shares_judged;
             }
             Err(violation) => self.failures.push(Failure { scenario: scenario(), violation }),
         }
@@ -101,6 +104,7 @@ impl Tally {
         self.datagrams_lost += other.datagrams_lost;
         self.ops += other.ops;
         self.elems_uncounted += other.elems_uncounted;
+        self.path_shares_judged += other.path_shares_judged;
         self.failures.extend(other.failures);
     }
 

@@ -2,8 +2,10 @@
 
 use crate::rank::{Finished, OpRun, Packet, Rank, RESIDUAL_FILL};
 use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
-use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES};
-use gradwire_core::Timestamp;
+use gradwire_core::wire::{
+    Flags, Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES,
+};
+use gradwire_core::{Spray, Timestamp};
 use std::time::Duration;
 
 /// Deliberate damage. The canary tests prove that each kind is found, by the checker that is meant to.
@@ -38,6 +40,10 @@ pub enum Sabotage {
     WaitForAll,
     /// Exact collectives are treated as tolerant (promise 6).
     TolerateExact,
+    /// Gray paths keep their share.
+    KeepGrayPaths,
+    /// No copy gets through, so that no path is found to have healed.
+    SwallowCopies,
 }
 
 impl Sabotage {
@@ -48,6 +54,17 @@ impl Sabotage {
             Self::WaitForAll => Policy::RELIABLE,
             Self::TolerateExact => Policy::AUTO,
             _ => policy,
+        }
+    }
+}
+
+impl Sabotage {
+    /// How ranks spread their packets instead.
+    pub(crate) fn spray(self, spray: Spray) -> Spray {
+        if self == Self::KeepGrayPaths {
+            Spray::Random
+        } else {
+            spray
         }
     }
 }
@@ -64,7 +81,10 @@ pub(crate) struct Saboteur {
 impl Saboteur {
     pub(crate) const fn new(kind: Sabotage) -> Self {
         // These strike with every call, see `Sabotage::policy`.
-        let struck = matches!(kind, Sabotage::CutEarly | Sabotage::WaitForAll | Sabotage::TolerateExact);
+        let struck = matches!(
+            kind,
+            Sabotage::CutEarly | Sabotage::WaitForAll | Sabotage::TolerateExact | Sabotage::KeepGrayPaths
+        );
         Self { kind, struck, previous: None }
     }
 
@@ -138,10 +158,17 @@ impl Saboteur {
 
     /// Whether a datagram is lost by design.
     pub(crate) fn swallows(&mut self, from: usize, bytes: &[u8]) -> bool {
-        if self.kind != Sabotage::SwallowClosing || from != 0 {
+        let swallowing = matches!(self.kind, Sabotage::SwallowClosing | Sabotage::SwallowCopies);
+        if !swallowing || from != 0 {
             return false;
         }
         let Ok((header, body)) = Header::decode(bytes) else { return false };
+        if self.kind == Sabotage::SwallowCopies {
+            let copy = Flags::RETRANSMITTED.with(Flags::ACK_NOW);
+            let is_copy = header.kind == Kind::Data && header.flags.contains(copy);
+            self.struck |= is_copy;
+            return is_copy;
+        }
         let is_closing = header.kind == Kind::Status
             && StatusBody::decode(&mut Reader::new(body))
                 .is_ok_and(|status| status.state == TransferState::Closed);

@@ -277,6 +277,26 @@ pub enum Violation {
         /// The limit.
         limit: Timestamp,
     },
+    /// A gray path kept its share of new data, or a healed one did not get it back.
+    #[error("path {path} from rank {from} to {to} had {packets} of {of} new packets until {at:?}: {least} to {most} were right")]
+    PathShare {
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// The path.
+        path: usize,
+        /// When its state changed, or the run was over.
+        at: Timestamp,
+        /// New data packets that it carried.
+        packets: u64,
+        /// Of so many in the same time.
+        of: u64,
+        /// The least that it should have carried.
+        least: u64,
+        /// The most.
+        most: u64,
+    },
     /// A survivor was told too late that a rank is gone.
     #[error("op {op}, rank {rank} learnt at {at:?} that a rank is gone: {bound:?} was the limit")]
     LateVerdict {

@@ -1,7 +1,7 @@
 //! The checkers must be able to fail: every kind of deliberate damage is found, by the checker that is meant to.
 
 use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
-use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
+use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
 use std::time::Duration;
 
 fn all_reduce(policy: Policy) -> OpPlan {
@@ -136,4 +136,33 @@ fn an_exact_collective_that_may_lose_is_found() {
         found += u32::from(matches!(run(scenario, false), Err(Violation::WrongElement { .. })));
     }
     assert!(found >= 18, "{found} of 20");
+}
+
+/// Two ranks with four paths, of which one loses one packet in ten until the middle of the run.
+fn with_a_gray_path(sabotage: Sabotage, length: Duration) -> Result<u64, Violation> {
+    let network = NetworkOptions::uniform(125_000_000, 64 * 1514, Duration::from_millis(1));
+    let plan = OpPlan { elems: 1 << 19, ..all_reduce(Policy::RELIABLE) };
+    let mut scenario = Scenario::quiet(1, 2, network, vec![plan; 16]);
+    scenario.host.paths = 4;
+    scenario.faults = vec![(Duration::ZERO, Fault::GrayPath(1, 100, length))];
+    scenario.sabotage = sabotage;
+    run(scenario, false).map(|summary| summary.path_shares_judged)
+}
+
+#[test]
+fn a_gray_path_that_keeps_its_share_is_found_and_so_is_a_healed_one_that_does_not_get_it_back() {
+    let (all, half) = (Duration::from_secs(9), Duration::from_millis(60));
+    assert!(with_a_gray_path(Sabotage::Nothing, all).is_ok_and(|judged| judged == 2));
+    println!(
+        "{:?} {:?} {:?}",
+        with_a_gray_path(Sabotage::Nothing, all),
+        with_a_gray_path(Sabotage::Nothing, half),
+        with_a_gray_path(Sabotage::KeepGrayPaths, all)
+    );
+    let judged = with_a_gray_path(Sabotage::Nothing, half);
+    assert!(judged.as_ref().is_ok_and(|judged| *judged >= 2), "{judged:?}");
+    let gray = with_a_gray_path(Sabotage::KeepGrayPaths, all);
+    assert!(matches!(gray, Err(Violation::PathShare { path: 1, .. })), "{gray:?}");
+    let healed = with_a_gray_path(Sabotage::SwallowCopies, half);
+    assert!(matches!(healed, Err(Violation::PathShare { path: 1, .. })), "{healed:?}");
 }

@@ -78,3 +78,21 @@ fn a_group_ends_well_though_its_first_path_and_two_more_are_dead_from_the_start(
         passes(scenario(2, Policy::RELIABLE, spray, paths));
     }
 }
+
+#[test]
+fn a_peer_is_not_lost_though_one_path_of_two_dies_before_the_ranks_have_met() {
+    let us = Duration::from_micros;
+    let mut scenario = scenario(1880, Policy::RELIABLE, Spray::Adaptive, Vec::new());
+    (scenario.world_size, scenario.in_flight_max) = (2, 4);
+    scenario.start = vec![Duration::from_nanos(162_469_605), Duration::from_nanos(143_694_125)];
+    scenario.network = NetworkOptions::uniform(2_651_262, 109_949, us(356));
+    scenario.host.initial_rate = 8_186_892;
+    (scenario.host.paths, scenario.host.peer_timeout, scenario.host.nic_bytes) =
+        (2, MS * 2_000, Some(88_466));
+    (scenario.host.ack_every, scenario.host.wake_late_max) = (2, MS * 2);
+    (scenario.host.socket_bytes, scenario.host.eager_bytes) = (262_144, 262_144);
+    scenario.ops.iter_mut().for_each(|op| (op.elems, op.in_place) = (525_098, false));
+    scenario.faults =
+        vec![(us(146_148), Fault::GrayPath(0, 1_000, us(2_820_477))), (us(3_424_931), Fault::Heal)];
+    passes(scenario);
+}

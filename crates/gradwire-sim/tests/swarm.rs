@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const FIXED: u64 = 2_000;
 /// Seeds that nobody has run before.
 const FRESH: u64 = 300;
+/// Runs in which single paths go bad: longer than the others, because a share means nothing in a short one.
+const BAD_PATHS: u64 = 30;
 
 fn judge(tally: &Tally) {
     println!("{tally}");
@@ -37,4 +39,11 @@ fn equal_seeds_give_equal_traces_and_different_seeds_do_not() {
         assert_eq!(trace(seed), trace(seed), "seed {seed} is not deterministic");
     }
     assert_ne!(trace(1), trace(2));
+}
+
+#[test]
+fn gray_paths_lose_their_share_and_healed_ones_get_it_back_on_all_fixed_seeds() {
+    let tally = run_seeds(0..BAD_PATHS, Scenario::bad_paths);
+    judge(&tally);
+    assert!(tally.path_shares_judged >= BAD_PATHS / 6, "{} of {tally}", tally.path_shares_judged);
 }

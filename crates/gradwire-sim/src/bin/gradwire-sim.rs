@@ -21,6 +21,9 @@ struct Arguments {
     /// One seed: prints all its options first.
     #[arg(long)]
     seed: Option<u64>,
+    /// Runs in which single paths go bad and heal, and little else goes wrong, instead of the whole swarm.
+    #[arg(long)]
+    bad_paths: bool,
     /// Prints every event of the seed.
     #[arg(long, requires = "seed")]
     verbose: bool,
@@ -40,15 +43,18 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let scenario_of = if arguments.bad_paths { Scenario::bad_paths } else { Scenario::swarm };
     match (arguments.command, arguments.seed) {
         (Some(Command::Measure { runs }), _) => measure::print_table(runs),
-        (None, Some(seed)) => replay(seed, arguments.verbose),
-        (None, None) => sweep(arguments.from.unwrap_or_else(fresh), arguments.seeds, arguments.json),
+        (None, Some(seed)) => replay(scenario_of(seed), arguments.verbose),
+        (None, None) => {
+            sweep(arguments.from.unwrap_or_else(fresh), arguments.seeds, arguments.json, scenario_of)
+        }
     }
 }
 
-fn replay(seed: u64, verbose: bool) -> ExitCode {
-    let scenario = Scenario::swarm(seed);
+fn replay(scenario: Scenario, verbose: bool) -> ExitCode {
+    let seed = scenario.seed;
     print!("{scenario}");
     match run(scenario, verbose) {
         Ok(summary) => {
@@ -62,7 +68,7 @@ fn replay(seed: u64, verbose: bool) -> ExitCode {
     }
 }
 
-fn sweep(first: u64, count: u64, json: bool) -> ExitCode {
+fn sweep(first: u64, count: u64, json: bool, scenario_of: fn(u64) -> Scenario) -> ExitCode {
     let started = Instant::now();
     let end = first.saturating_add(count);
     eprintln!("seeds {first}..{end}");
@@ -70,7 +76,7 @@ fn sweep(first: u64, count: u64, json: bool) -> ExitCode {
     let mut at = first;
     while at < end {
         let next = end.min(at.saturating_add(SLICE));
-        tally.merge(run_seeds(at..next, Scenario::swarm));
+        tally.merge(run_seeds(at..next, scenario_of));
         at = next;
         let (failed, seconds) = (tally.failures.len(), started.elapsed().as_secs());
         eprintln!("{} of {count} seeds, {failed} failed, {seconds} s", at - first);

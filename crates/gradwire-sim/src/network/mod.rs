@@ -166,9 +166,16 @@ impl Network {
         self.lanes.between(b, a, path).trouble = trouble;
     }
 
+    /// One path between any two ranks loses datagrams with this probability, both ways. Its delay stays.
+    pub fn set_path_loss(&mut self, path: usize, loss: f64) {
+        let delay = self.options.paths.get(path).map_or(Duration::ZERO, |trouble| trouble.delay);
+        self.lanes.set_trouble(path, PathTrouble { loss, delay });
+    }
+
     /// From now on nothing is lost, duplicated, reordered or altered (buffers stay finite).
     pub fn heal(&mut self) {
         self.options.impairments = Impairments::default();
+        self.options.paths.clear();
         self.lanes.heal();
     }
 

@@ -129,12 +129,13 @@ impl NetworkOptions {
         hosts.chain(self.trunk.map(|trunk| trunk.rate)).min().unwrap_or(1)
     }
 
-    /// The longest round trip between two ranks without queues.
+    /// The longest round trip between two ranks without queues, on the slowest path.
     #[must_use]
     pub fn longest_rtt(&self, world_size: usize) -> Duration {
         let link_delay = (0..world_size).map(|rank| self.link(rank).delay).max().unwrap_or_default();
         let trunk_delay = self.trunk.map_or(Duration::ZERO, |trunk| trunk.delay);
-        (self.delay + link_delay * 2 + trunk_delay) * 2
+        let path_delay = self.paths.iter().map(|path| path.delay).max().unwrap_or_default();
+        (self.delay + link_delay * 2 + trunk_delay + path_delay) * 2
     }
 
     /// What goes wrong on the way from one rank to another.

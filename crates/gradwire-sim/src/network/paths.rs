@@ -64,6 +64,13 @@ impl Lanes {
         (0..PATHS_MAX).for_each(|path| self.between(from, to, path).channel.set_cut(cut));
     }
 
+    /// Changes one path between any two ranks.
+    pub(super) fn set_trouble(&mut self, path: usize, trouble: PathTrouble) {
+        let pairs = self.world_size * self.world_size;
+        let lanes = self.lanes.iter_mut().skip(path * pairs).take(pairs);
+        lanes.for_each(|lane| lane.trouble = Some(trouble));
+    }
+
     /// Nothing is wrong any more.
     pub(super) fn heal(&mut self) {
         for lane in &mut self.lanes {

@@ -3,11 +3,15 @@
 //! Swarm testing: a seed switches whole features on and off before it draws their size, so that some runs are all
 //! about one thing (bursts, say) and a feature cannot mask another in every run.
 
+mod paths;
+
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
 use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Fill, Policy, ReduceOp};
 use gradwire_core::recovery::ControllerKind;
+pub(super) use paths::bad_paths;
+use paths::draw_paths;
 use std::time::Duration;
 
 pub(super) fn swarm(seed: u64) -> Scenario {
@@ -23,7 +27,7 @@ pub(super) fn swarm(seed: u64) -> Scenario {
     let host = draw_host(&mut root.fork(4), &network, world_size);
     let faults = draw_faults(&mut root.fork(5), world_size, &network, host.peer_timeout);
     let (compute, clocks) = draw_ranks(&mut root.fork(6), world_size);
-    Scenario {
+    let mut scenario = Scenario {
         seed,
         world_size,
         ops,
@@ -36,7 +40,9 @@ pub(super) fn swarm(seed: u64) -> Scenario {
         faults,
         network,
         sabotage: Sabotage::Nothing,
-    }
+    };
+    draw_paths(&mut root.fork(7), &mut scenario);
+    scenario
 }
 
 /// 10 Mbit/s to 10 Gbit/s, round trips of 50 us to 40 ms.

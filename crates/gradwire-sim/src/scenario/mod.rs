@@ -96,12 +96,19 @@ impl Scenario {
         draw::swarm(seed)
     }
 
+    /// The run of a seed in which paths go bad and heal, and little else goes wrong.
+    #[must_use]
+    pub fn bad_paths(seed: u64) -> Self {
+        draw::bad_paths(seed)
+    }
+
     /// Whether the network gives no reason to lose anything: then nothing may be lost (overflowing buffers are
     /// counted by the network and looked at afterwards).
     #[must_use]
     pub fn is_undisturbed(&self) -> bool {
         let only_heals = self.faults.iter().all(|(_, fault)| *fault == Fault::Heal);
-        self.network.impairments.are_harmless() && only_heals
+        let paths_lose = self.network.paths.iter().any(|path| path.loss > 0.0);
+        self.network.impairments.are_harmless() && !paths_lose && only_heals
     }
 
     /// The rank that crashes, if one does.
@@ -132,10 +139,12 @@ impl Scenario {
     }
 
     /// Whether a rank is silent for so long, or two ranks cannot hear each other for so long, that one may be taken for
-    /// lost. Heartbeats may be lost too, so half of the peer timeout is enough.
+    /// lost. Heartbeats may be lost too, so half of the peer timeout is enough. One bad path is no reason.
     #[must_use]
     pub fn may_fail(&self) -> bool {
-        let silent: Duration = self.faults.iter().map(|(_, fault)| fault.length()).sum();
+        let silences = self.faults.iter().map(|(_, fault)| fault);
+        let silences = silences.filter(|fault| !matches!(fault, Fault::GrayPath(..)));
+        let silent: Duration = silences.map(Fault::length).sum();
         self.crashes().is_some() || silent >= self.host.peer_timeout / 2
     }
 
@@ -147,7 +156,7 @@ impl Scenario {
             Fault::Pause(who, _) | Fault::Suspend(who, _) => who == lost || who == rank,
             Fault::Partition(a, b, _) => a == lost || b == lost,
             Fault::Crash(who) => who == lost,
-            Fault::ClockJump(..) | Fault::Heal => false,
+            Fault::ClockJump(..) | Fault::GrayPath(..) | Fault::Heal => false,
         };
         self.may_fail() && self.faults.iter().any(|(_, fault)| concerns(fault))
     }

@@ -131,6 +131,7 @@ impl World {
             elems_uncounted: uncounted.sum(),
             bytes_sent: reports.iter().map(|report| report.bytes_sent).sum(),
             bytes_retransmitted: reports.iter().map(|report| report.bytes_retransmitted).sum(),
+            path_shares_judged: self.path_watch.judged(),
             sabotaged: self.saboteur.has_struck(),
         }
     }

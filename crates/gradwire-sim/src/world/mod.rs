@@ -15,6 +15,7 @@ mod schedule;
 mod wire;
 
 use crate::oracle;
+use crate::path_watch::PathWatch;
 use crate::plan::Fault;
 use crate::rank::{Outbox, Packet, Rank};
 use crate::record::DeliveryRecord;
@@ -23,7 +24,7 @@ use crate::trace::Trace;
 use crate::watch::Watch;
 use crate::{EventQueue, Network, NetworkStats, Port, Rng, Scenario, Violation};
 use ending::Hush;
-use gradwire_core::Timestamp;
+use gradwire_core::{Spray, Timestamp};
 use std::time::Duration;
 
 /// A run in progress.
@@ -34,6 +35,7 @@ pub struct World {
     pub(crate) record: DeliveryRecord,
     pub(crate) network: Network,
     watch: Watch,
+    path_watch: PathWatch,
     now: Timestamp,
     queue: EventQueue<Event>,
     trace: Trace,
@@ -64,6 +66,8 @@ pub struct Summary {
     pub bytes_sent: u64,
     /// Payload bytes sent again.
     pub bytes_retransmitted: u64,
+    /// Shares of gray and healed paths that were judged.
+    pub path_shares_judged: u64,
     /// Whether the saboteur found something to damage.
     pub sabotaged: bool,
 }
@@ -86,6 +90,8 @@ enum Event {
     Resume { rank: usize, lost: Duration },
     /// A partition is over.
     Repair { a: usize, b: usize },
+    /// A gray path is well again.
+    PathHealed { path: usize },
 }
 
 impl World {
@@ -99,6 +105,7 @@ impl World {
             ended: vec![0; scenario.ops.len()],
             saboteur: Saboteur::new(scenario.sabotage),
             watch: Watch::new(scenario.host.paths),
+            path_watch: PathWatch::new(scenario.host.paths, scenario.host.spray == Spray::Adaptive),
             rng: rng.fork(11),
             ranks,
             network,
@@ -125,6 +132,7 @@ impl World {
         while !self.everybody_is_done() {
             self.step(bound)?;
         }
+        self.path_watch.judge_all(self.now)?;
         oracle::check_memory(&self)?;
         self.fall_silent()?;
         self.leave()?;
@@ -141,8 +149,13 @@ impl World {
         for (rank, start) in self.scenario.start.iter().enumerate() {
             self.queue.schedule(Timestamp::ZERO + *start, Event::Submit { rank });
         }
-        for (index, (at, _)) in self.scenario.faults.iter().enumerate() {
-            self.queue.schedule(Timestamp::ZERO + *at, Event::Fault(index));
+        for (index, (at, fault)) in self.scenario.faults.clone().into_iter().enumerate() {
+            if at.is_zero() && matches!(fault, Fault::GrayPath(..)) {
+                // Bad for the very first greeting.
+                self.on_fault(fault);
+            } else {
+                self.queue.schedule(Timestamp::ZERO + at, Event::Fault(index));
+            }
         }
     }
 
@@ -180,6 +193,7 @@ impl World {
             Event::Fault(index) => self.on_fault(self.scenario.faults[index].1),
             Event::Resume { rank, lost } => self.on_resume(rank, lost),
             Event::Repair { a, b } => self.network.set_partition(a, b, false),
+            Event::PathHealed { path } => self.set_path_loss(path, 0),
         }
     }
 
@@ -198,9 +212,22 @@ impl World {
                 self.network.set_partition(a, b, true);
                 self.queue.schedule(self.now + length, Event::Repair { a, b });
             }
+            Fault::GrayPath(path, per_mille, length) => {
+                self.set_path_loss(path, per_mille);
+                self.queue.schedule(self.now + length, Event::PathHealed { path });
+            }
             Fault::Crash(rank) => self.ranks[rank].crashed = true,
-            Fault::Heal => self.network.heal(),
+            Fault::Heal => {
+                self.network.heal();
+                (0..usize::from(self.scenario.host.paths)).for_each(|path| self.set_path_loss(path, 0));
+            }
         }
+    }
+
+    fn set_path_loss(&mut self, path: usize, per_mille: u16) {
+        self.network.set_path_loss(path, f64::from(per_mille) / 1_000.0);
+        let judged = self.path_watch.on_change(self.now, path, per_mille);
+        judged.unwrap_or_else(|violation| self.report(violation));
     }
 
     fn report(&mut self, violation: Violation) {

@@ -14,6 +14,7 @@ impl World {
     pub(super) fn on_at_port(&mut self, from: usize, to: usize, port: Port, packet: Packet) {
         let Some(at) = self.network.enqueue(self.now, port, packet.bytes.len()) else {
             self.trace.datagram(self.now, Step::Overflowed, from, to, &packet.bytes);
+            self.note_loss(from, to, &packet.bytes);
             return self.outbox.spare.push(packet.bytes);
         };
         let event = match port {
@@ -26,6 +27,7 @@ impl World {
     pub(super) fn on_received(&mut self, from: usize, to: usize, packet: Packet) {
         if packet.corrupted {
             self.trace.datagram(self.now, Step::Corrupted, from, to, &packet.bytes);
+            self.note_loss(from, to, &packet.bytes);
             return self.outbox.spare.push(packet.bytes);
         }
         self.trace.datagram(self.now, Step::Received, from, to, &packet.bytes);
@@ -54,6 +56,7 @@ impl World {
         // What a stranger's datagram claims has not arrived.
         if packet.genuine {
             let has_begun = |op: usize| waits_in(op) && !rank.warms_up_before(&self.scenario.ops, op);
+            self.path_watch.on_delivered(self.now, packet.sent_at, (from, to));
             self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, has_begun);
         }
         let local = self.local(to);
@@ -102,6 +105,7 @@ impl World {
         let flight = self.network.transmit_on(path_of(&bytes), self.now, (from, to), bytes.len());
         let Some(at) = flight.arrives_at else {
             self.trace.datagram(self.now, Step::Lost, from, to, &bytes);
+            self.note_loss(from, to, &bytes);
             return self.outbox.spare.push(bytes);
         };
         let port = self.network.first_port(from, to);
@@ -132,6 +136,7 @@ impl World {
         payload_bytes: usize,
     ) -> Option<Provenance> {
         let (header, body) = Header::decode(bytes).ok()?;
+        self.path_watch.on_sent(self.now, (from, to), &header);
         if header.kind == Kind::Status {
             let status = StatusBody::decode(&mut Reader::new(body)).ok()?;
             if status.state == TransferState::Closed {
@@ -156,6 +161,12 @@ impl World {
         let checked = self.watch.on_data_sent(self.now, (from, to), (op, plan), &header, body);
         checked.unwrap_or_else(|violation| self.report(violation));
         Some(provenance)
+    }
+
+    fn note_loss(&mut self, from: usize, to: usize, bytes: &[u8]) {
+        if let Ok((header, _)) = Header::decode(bytes) {
+            self.path_watch.on_lost((from, to), &header);
+        }
     }
 
     /// How late a rank's word may be after it was due. Unknown where a NIC holds datagrams back, or a rank or its clock
