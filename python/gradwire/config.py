@@ -24,6 +24,9 @@ ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
+# The presets whose papers tell the network what matters, by code point and by ECN. Sample rates: MLT 4.2.2, DLCP 3.2.2.
+TAGGING_PRESETS = ("mlt", "dlcp")
+SAMPLE_RATES = {"mlt": 0.05, "dlcp": 0.001}
 SPRAYS = ("adaptive", "random", "round_robin")
 # AF41, AF31, AF21 and AF11, of which switches commonly make a queue each (RFC 4594), for 1 to 4 classes; with more
 # classes, their next drop precedence between them.
@@ -108,17 +111,19 @@ class Config:
         "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
     dscp: int = _setting(0, int, "Differentiated services code point of every packet, unless the next two say otherwise.",
         low=0, high=63)
-    dscp_classes: str = _setting("off", str, "Code point of each traffic class, the most urgent first, separated by commas; "
-        "`auto`: 34, 26, 18, 10 (AF41 to AF11) and their like. Clouds may clear or police code points: only where the "
-        "switches have a queue for each (MLT section 4.2.2).")
+    dscp_classes: str | None = _setting(None, str, "Code point of each traffic class, the most urgent first, separated by commas; "
+        "`auto`: 34, 26, 18, 10 (AF41 to AF11) and their like; `off`: none. Clouds may clear or police code points; they help where "
+        "the switches have a queue for each (MLT section 4.2.2). Unset: the preset's, which is `auto` for `mlt` and `dlcp` and `off` "
+        "for the others.", optional=True)
     dscp_control: int | None = _setting(None, int, "Code point of acknowledgements and other control packets. Unset: 40 (CS5) where "
         "`dscp_classes` is `auto`, else `dscp`.", low=0, high=63, optional=True)
     classes: int = _setting(4, int, "Traffic classes that the layers of a model are spread over.", low=1, high=8)
-    importance: str = _setting("off", str, "`magnitude`: packets of an opted-in gradient reduction whose mean magnitude reaches the "
-        "median are ECN-capable, so that a switch with RED and ECN drops the others first. No rate reacts to congestion "
-        "marks: only on switches of one's own.", choices=("off", "magnitude"))
-    importance_sample_rate: float = _setting(0.05, float, "Share of the gradients from which that median is estimated: 0.05 "
-        "in MLT, 0.001 in DLCP.", low=0.0, high=1.0)
+    importance: str | None = _setting(None, str, "`magnitude`: packets of an opted-in gradient reduction whose mean magnitude reaches "
+        "the median are ECN-capable, so that a switch with RED and ECN drops the others first. No rate reacts to congestion "
+        "marks: it helps on switches of one's own. Unset: the preset's, which is `magnitude` for `mlt` and `dlcp` and `off` for the "
+        "others, because it reads every gradient once more.", choices=("off", "magnitude"), optional=True)
+    importance_sample_rate: float | None = _setting(None, float, "Share of the gradients from which that median is estimated. "
+        "Unset: 0.001 for `dlcp`, as in its paper, and 0.05 for the others, as in MLT's.", low=0.0, high=1.0, optional=True)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
@@ -145,23 +150,40 @@ class Config:
         Raises:
             ConfigError: `dscp_classes` is not a list of `classes` code points.
         """
-        if self.dscp_classes == "off":
+        chosen = self._chosen_code_points()
+        if chosen == "off":
             return []
-        if self.dscp_classes == "auto":
+        if chosen == "auto":
             return list(CODE_POINTS[self.classes - 1])
-        words = self.dscp_classes.split(",")
+        words = chosen.split(",")
         points = [int(word) if word.strip().isdecimal() else 64 for word in words]
         if max(points) > 63 or len(points) != self.classes:
             allowed = f"off | auto | {self.classes} values of 0 to 63 (one for each of `classes`), separated by commas"
-            text = f"dscp_classes = {self.dscp_classes!r} is not allowed: {allowed}"
-            raise ConfigError(text, field="dscp_classes", value=self.dscp_classes, allowed=allowed)
+            text = f"dscp_classes = {chosen!r} is not allowed: {allowed}"
+            raise ConfigError(text, field="dscp_classes", value=chosen, allowed=allowed)
         return points
 
     def control_code_point(self) -> int:
         """Code point of control packets."""
         if self.dscp_control is not None:
             return self.dscp_control
-        return CODE_POINT_CONTROL if self.dscp_classes == "auto" else self.dscp
+        return CODE_POINT_CONTROL if self._chosen_code_points() == "auto" else self.dscp
+
+    def _chosen_code_points(self) -> str:
+        default = "auto" if self.preset in TAGGING_PRESETS else "off"
+        return default if self.dscp_classes is None else self.dscp_classes
+
+    def marks_importance(self) -> bool:
+        """Whether packets of large gradients are told from those of small ones: the field, or what the preset's paper does."""
+        if self.importance is None:
+            return self.preset in TAGGING_PRESETS
+        return self.importance == "magnitude"
+
+    def sample_rate(self) -> float:
+        """Share of the gradients from which their median magnitude is estimated: the field, or the preset's paper's."""
+        if self.importance_sample_rate is None:
+            return SAMPLE_RATES.get(self.preset, SAMPLE_RATES["mlt"])
+        return self.importance_sample_rate
 
     @classmethod
     def auto(cls, **settings: Any) -> Config:

@@ -55,6 +55,25 @@ def test_importance_comes_from_the_mask_or_else_from_the_configuration() -> None
         tag_options(magnitude, None, torch.zeros(2, 2))
 
 
+def test_mlt_and_dlcp_tag_as_their_papers_do_unless_the_configuration_says_otherwise() -> None:
+    # test of: mlt/magnitude-drop, dlcp/magnitude-drop, mlt/layer-priority
+    for config, rate in ((Config.mlt(), 0.05), (Config.dlcp(), 0.001)):
+        assert config.code_points() == [34, 26, 18, 10]
+        assert config.control_code_point() == 40
+        assert tag_options(config, 2, None) == {"traffic_class": 2, "sample_rate": rate}
+    quiet = Config.mlt(dscp_classes="off", importance="off", dscp=8)
+    assert quiet.code_points() == []
+    assert quiet.control_code_point() == 8
+    assert not quiet.marks_importance()
+    assert tag_options(Config.dlcp(importance_sample_rate=0.2), None, None) == {"sample_rate": 0.2}
+    assert Config.from_env(Config.mlt(), {"GRADWIRE_IMPORTANCE": "off"}).marks_importance() is False
+    for preset in ("auto", "ltp", "ultima", "reliable"):
+        config = Config(preset=preset)
+        assert not config.code_points()
+        assert not config.marks_importance()
+    assert tag_options(Config(importance="magnitude"), None, None) == {"sample_rate": 0.05}
+
+
 def test_a_priority_function_may_return_a_class_alone_or_with_a_mask() -> None:
     assert split(3) == (3, None)
     assert split((1, [True, False])) == (1, [True, False])

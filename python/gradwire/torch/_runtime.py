@@ -44,9 +44,9 @@ class Runtime:
         self.backends: dict[str, Any] = {}
         logger.setLevel(config.log_level.upper())
         features = self.engine.features()
-        if (config.code_points() or config.importance != "off") and not features["traffic_class"]:
+        if (config.code_points() or config.marks_importance()) and not features["traffic_class"]:
             logger.warning(
-                "the kernel takes no traffic class with a datagram: dscp_classes and importance have no effect"
+                "no traffic class with a datagram, by the kernel or by `offload`: dscp_classes and importance have no effect"
             )
         logger.info("engine on UDP port %d, %s\n%s", self.engine.port, features, config.explain())
 
@@ -117,7 +117,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "dscp": config.dscp,
         "dscp_classes": config.code_points(),
         "dscp_control": config.control_code_point(),
-        "ecn": config.importance != "off",
+        "ecn": config.marks_importance(),
         "offload": config.offload == "auto",
         "paths": config.paths,
         "incast": config.incast,

@@ -68,8 +68,8 @@ def tag_options(config: Config, traffic_class: int | None, important: Any) -> di
         if mask.dim() != 1:
             raise InvalidRequestError(f"important has {mask.dim()} dimensions: a mask over the flat tensor has one")
         options["important"] = mask.bool().tolist()
-    elif config.importance == "magnitude":
-        options["sample_rate"] = config.importance_sample_rate
+    elif config.marks_importance():
+        options["sample_rate"] = config.sample_rate()
     return options
 
 

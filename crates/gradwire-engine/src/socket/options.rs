@@ -57,7 +57,7 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
         grow_buffer(fd, RECEIVE_BUFFER_BYTES, libc::SO_RCVBUF, force_option(libc::SO_RCVBUF));
     let send_buffer_bytes =
         grow_buffer(fd, SEND_BUFFER_BYTES, libc::SO_SNDBUF, force_option(libc::SO_SNDBUF));
-    mark(fd, options);
+    let marked = mark(fd, options);
     let bound = |socket, [gso, gro, traffic_class, batched_calls]: [bool; 4]| Bound {
         socket,
         port,
@@ -65,7 +65,7 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
         send_buffer_bytes,
         gso,
         gro,
-        traffic_class,
+        traffic_class: traffic_class && marked,
         batched_calls,
     };
     #[cfg(target_os = "linux")]
@@ -112,17 +112,18 @@ fn grow_buffer(fd: RawFd, bytes: i32, option: i32, force: Option<i32>) -> usize 
     get(fd, libc::SOL_SOCKET, option).and_then(|granted| usize::try_from(granted).ok()).unwrap_or(0)
 }
 
-/// Code point, and no fragmentation: a datagram that does not fit is refused instead, and the hello finds out.
-fn mark(fd: RawFd, options: &BindOptions) {
+/// Code point, and no fragmentation: a datagram that does not fit is refused instead, and the hello finds out. `false`
+/// when the kernel refuses the code point; everything is sent all the same.
+fn mark(fd: RawFd, options: &BindOptions) -> bool {
     let traffic_class = i32::from(options.dscp) << 2;
     if options.address.is_ipv6() {
-        set(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, traffic_class);
         #[cfg(target_os = "linux")]
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO);
+        set(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, traffic_class)
     } else {
-        set(fd, libc::IPPROTO_IP, libc::IP_TOS, traffic_class);
         #[cfg(target_os = "linux")]
         set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
+        set(fd, libc::IPPROTO_IP, libc::IP_TOS, traffic_class)
     }
 }
 

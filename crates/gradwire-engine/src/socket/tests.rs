@@ -122,6 +122,27 @@ fn each_datagram_arrives_with_the_traffic_class_that_it_was_given() {
 }
 
 #[test]
+fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
+    let address = IpAddr::from(Ipv6Addr::LOCALHOST);
+    if std::net::UdpSocket::bind((address, 0)).is_err() {
+        return eprintln!("skipped: no IPv6");
+    }
+    let options = |dscp| BindOptions { address, port: 0, dscp, offload: Offload::Auto };
+    // A traffic class has eight bits.
+    let (mut sender, mut receiver) = (bind(&options(64)).unwrap(), bind(&options(63)).unwrap());
+    assert!(!sender.traffic_class);
+    let mut batch = Batch::new();
+    let to = RawAddress::new(SocketAddr::new(address, receiver.port));
+    // SAFETY: no payload.
+    unsafe { batch.push((to, 40), &[1, 2, 3], &[]) };
+    assert_eq!(sender.socket.send(&mut batch, &mut EngineStats::default()), SendOutcome::Sent);
+    wait_readable(&*receiver.socket);
+    let mut arrived = 0;
+    receiver.socket.receive(&mut EngineStats::default(), &mut |datagram| arrived += datagram.bytes.len());
+    assert_eq!(arrived, 3);
+}
+
+#[test]
 fn offload_sends_many_datagrams_with_one_call() {
     let probe =
         bind(&BindOptions { address: Ipv4Addr::LOCALHOST.into(), port: 0, dscp: 0, offload: Offload::Auto })
