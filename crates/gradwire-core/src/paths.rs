@@ -372,11 +372,18 @@ impl Paths {
             member.health.judge_delay(member.path.rtt.smoothed(), least);
         }
         member.health.judge(others);
-        // What is left is dead: whatever is wrong with the others is better.
+        // What is left is dead: whatever is wrong with the others is better, and being late better than losing.
         if self.trusted().all(|member| member.health.seems_dead()) {
             let all_dead = self.members.iter().all(|member| member.health.seems_dead());
-            let alive = self.members.iter_mut().filter(|member| all_dead || !member.health.seems_dead());
-            alive.for_each(|member| member.health.trust());
+            let some_are_late = self.members.iter().any(|member| !member.health.is_lossy());
+            for member in &mut self.members {
+                let health = &mut member.health;
+                let is_better =
+                    if some_are_late { !health.is_lossy() } else { all_dead || !health.seems_dead() };
+                if is_better {
+                    health.trust();
+                }
+            }
         }
     }
 
