@@ -413,11 +413,15 @@ impl Paths {
         (oldest <= self.overtaken_at).then(|| oldest + self.patience(index))
     }
 
-    /// How long an answer takes on a path at most; of one without a sample as on the slowest path.
+    /// How long an answer takes on a path at most; of one without a sample as on the slowest path. A queue that grows
+    /// is seen first on the path that answers first, and may be this one's too.
     fn patience(&self, index: usize) -> Duration {
         let path = &self.members[index].path;
         if path.rtt.has_sample() {
-            path.rtt.probe_timeout(self.each.ack_delay_max)
+            let sampled = self.members.iter().filter(|member| member.path.rtt.has_sample());
+            let latest = sampled.map(|member| member.path.rtt.latest()).max().unwrap_or_default();
+            let grown = latest.saturating_sub(path.rtt.smoothed());
+            path.rtt.probe_timeout(self.each.ack_delay_max) + grown
         } else {
             self.probe_timeout().0
         }
