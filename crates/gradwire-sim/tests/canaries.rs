@@ -143,7 +143,7 @@ fn with_a_gray_path(sabotage: Sabotage, length: Duration) -> Result<u64, Violati
     let network = NetworkOptions::uniform(125_000_000, 64 * 1514, Duration::from_millis(1));
     let plan = OpPlan { elems: 1 << 19, ..all_reduce(Policy::RELIABLE) };
     let mut scenario = Scenario::quiet(1, 2, network, vec![plan; 16]);
-    scenario.host.paths = 4;
+    (scenario.host.paths, scenario.judges_paths) = (4, true);
     scenario.faults = vec![(Duration::ZERO, Fault::GrayPath(1, 100, length))];
     scenario.sabotage = sabotage;
     run(scenario, false).map(|summary| summary.path_shares_judged)

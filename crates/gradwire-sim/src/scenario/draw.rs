@@ -39,6 +39,7 @@ pub(super) fn swarm(seed: u64) -> Scenario {
         host,
         faults,
         network,
+        judges_paths: false,
         sabotage: Sabotage::Nothing,
     };
     draw_paths(&mut root.fork(7), &mut scenario);

@@ -35,6 +35,8 @@ pub struct Scenario {
     pub faults: Vec<(Duration, Fault)>,
     /// Settings of the ranks.
     pub host: HostOptions,
+    /// Whether the shares of gray and healed paths are judged.
+    pub judges_paths: bool,
     /// Deliberate damage that the checkers must find.
     pub sabotage: Sabotage,
 }
@@ -86,6 +88,7 @@ impl Scenario {
             network,
             faults: vec![(Duration::ZERO, Fault::Heal)],
             host: HostOptions::default(),
+            judges_paths: false,
             sabotage: Sabotage::Nothing,
         }
     }

@@ -105,7 +105,10 @@ impl World {
             ended: vec![0; scenario.ops.len()],
             saboteur: Saboteur::new(scenario.sabotage),
             watch: Watch::new(scenario.host.paths),
-            path_watch: PathWatch::new(scenario.host.paths, scenario.host.spray == Spray::Adaptive),
+            path_watch: PathWatch::new(
+                scenario.host.paths,
+                scenario.judges_paths && scenario.host.spray == Spray::Adaptive,
+            ),
             rng: rng.fork(11),
             ranks,
             network,
