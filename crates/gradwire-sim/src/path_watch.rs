@@ -196,7 +196,7 @@ const EVIDENCE: u64 = 768;
 /// Round trips from there until nothing new goes over it.
 const SETTLE_RTTS: u32 = 8;
 /// Of its even share a gray path may carry one part in so many...
-const GRAY_PART: u64 = 4;
+const GRAY_PART: u64 = 8;
 /// ... and what it costs to find out again, once, that it has not healed.
 const GRAY_SLACK: u64 = 512;
 /// Packets of a pair after which a healed path must be back: 256 copies, one for 16 packets.
