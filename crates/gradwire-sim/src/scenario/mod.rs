@@ -3,7 +3,7 @@
 mod draw;
 
 use crate::plan::{Fault, OpKind, OpPlan};
-use crate::{NetworkOptions, Sabotage};
+use crate::{NetworkOptions, Sabotage, Trunk};
 use gradwire_collectives::Algorithm;
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::Spray;
@@ -181,6 +181,16 @@ impl Scenario {
     #[must_use]
     pub fn healed_at(&self) -> Duration {
         self.faults.iter().map(|(at, fault)| *at + fault.length()).max().unwrap_or_default()
+    }
+
+    /// Time that the padded hellos of all pairs, there and back, take on the narrowest link.
+    #[must_use]
+    pub fn hello_time(&self) -> Duration {
+        let time = |pairs: usize, rate: u64| (pairs * 2 * self.host.datagram_bytes) as f64 / rate as f64;
+        let hosts = time(self.world_size - 1, self.network.narrowest_rate(self.world_size));
+        let joined = |trunk: &Trunk| trunk.first_rack * (self.world_size - trunk.first_rack);
+        let trunk = self.network.trunk.map_or(0.0, |trunk| time(joined(&trunk), trunk.rate));
+        Duration::from_secs_f64(hosts.max(trunk))
     }
 
     /// Round trips that the steps of all collectives wait for each other, when nothing is lost.

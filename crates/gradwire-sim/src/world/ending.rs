@@ -23,7 +23,7 @@ pub(super) enum Hush {
 impl World {
     /// How long the collectives may take once all faults are over. A second covers the longest back-off (100 ms)
     /// many times; sixteen times the ideal covers incast on small buffers and a rate that has to be found again; a step
-    /// that waits for the one before it has three more round trips to find and repair its losses.
+    /// that waits for the one before it has three more round trips to find and repair its losses, and so has connecting.
     pub(super) fn liveness_bound(&self) -> Duration {
         let late = self.scenario.start.iter().max().copied().unwrap_or_default();
         let think = (self.scenario.think_max
@@ -34,6 +34,7 @@ impl World {
             + self.verdict_time()
             + self.scenario.ideal_time() * 16
             + self.scenario.rounds_time() * 4
+            + self.scenario.hello_time() * 4
             + Duration::from_secs(1)
     }
 
