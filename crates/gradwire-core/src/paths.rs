@@ -9,7 +9,7 @@
 
 use crate::path::Path;
 use crate::path_health::{Health, Tally};
-use crate::recovery::{AckOutcome, RateController, RttEstimator, SentPacket};
+use crate::recovery::{AckOutcome, RateController, SentPacket};
 use crate::spray::{PathSet, Sprayer, PATHS_MAX};
 use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
@@ -462,10 +462,12 @@ impl Paths {
     }
 
     /// How long a packet of the peer may be overtaken by later ones: half a round trip, and as much longer as the slowest
-    /// path takes now. Measured anew for each decision: a transfer may begin before the first round trip is known.
+    /// path takes now. Measured anew for each decision: a transfer may begin before the first round trip is known. A
+    /// queue keeps the order and a clock that jumped proves nothing, so twice the least round trip counts at most.
     pub(crate) fn overtaken_max(&self, now: Timestamp) -> Duration {
         let sampled = self.trusted().map(|member| &member.path.rtt).filter(|rtt| rtt.has_sample());
-        sampled.map(RttEstimator::smoothed).min().unwrap_or_default() / 2 + self.skew(now)
+        let half = sampled.map(|rtt| (rtt.smoothed() / 2).min(rtt.min())).min();
+        half.unwrap_or_default() + self.skew(now)
     }
 
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.

@@ -44,6 +44,8 @@ pub struct World {
     saboteur: Saboteur,
     /// Ranks that have ended each collective.
     ended: Vec<usize>,
+    /// How long the network still sends what a crashed rank had handed to it.
+    left_behind: Duration,
     /// What may still be sent.
     hush: Hush,
     violation: Option<Violation>,
@@ -118,6 +120,7 @@ impl World {
             queue: EventQueue::new(),
             trace: Trace::new(verbose),
             outbox: Outbox::default(),
+            left_behind: Duration::ZERO,
             hush: Hush::Nothing,
             violation: None,
         };
@@ -219,7 +222,10 @@ impl World {
                 self.set_path_loss(path, per_mille);
                 self.queue.schedule(self.now + length, Event::PathHealed { path });
             }
-            Fault::Crash(rank) => self.ranks[rank].crashed = true,
+            Fault::Crash(rank) => {
+                self.ranks[rank].crashed = true;
+                self.left_behind = self.network.time_until_backlog(self.now, rank, 0);
+            }
             Fault::Heal => {
                 self.network.heal();
                 (0..usize::from(self.scenario.host.paths)).for_each(|path| self.set_path_loss(path, 0));

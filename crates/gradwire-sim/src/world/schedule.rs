@@ -119,7 +119,7 @@ impl World {
             OpError::PeerLost { rank: lost, .. } if self.scenario.may_accuse(rank, *lost as usize) => {}
             _ => return Err(Violation::Failed { op, rank, at: self.now, error: error.clone() }),
         }
-        match self.scenario.verdict_bound() {
+        match self.scenario.verdict_bound().map(|bound| bound + self.left_behind) {
             Some(bound) if self.now > (Timestamp::ZERO + bound).max(run.submitted_at) => {
                 Err(Violation::LateVerdict { op, rank, at: self.now, bound })
             }
