@@ -462,11 +462,11 @@ impl Paths {
     }
 
     /// How long a packet of the peer may be overtaken by later ones: half a round trip, and as much longer as the slowest
-    /// path takes now. Measured anew for each decision: a transfer may begin before the first round trip is known. A
-    /// queue keeps the order and a clock that jumped proves nothing, so twice the least round trip counts at most.
+    /// path takes now. Measured anew for each decision: a transfer may begin before the first round trip is known. A clock
+    /// that jumped proves nothing, so twenty of the least round trips count at most.
     pub(crate) fn overtaken_max(&self, now: Timestamp) -> Duration {
         let sampled = self.trusted().map(|member| &member.path.rtt).filter(|rtt| rtt.has_sample());
-        let half = sampled.map(|rtt| (rtt.smoothed() / 2).min(rtt.min())).min();
+        let half = sampled.map(|rtt| (rtt.smoothed() / 2).min(rtt.min() * OVERTAKEN_MAX)).min();
         half.unwrap_or_default() + self.skew(now)
     }
 
@@ -547,5 +547,7 @@ const PACKETS_PER_COPY: u32 = 16;
 const HEARD_MEMORY: u32 = 256;
 /// Packets over which the share of a path is taken.
 const SHARE_MEMORY: u32 = 1_024;
+/// Half of the longest round trip, in the least ones, for which it is waited that a packet may be overtaken.
+const OVERTAKEN_MAX: u32 = 10;
 /// More is no difference between paths but a disturbance: the slack of a transfer must end.
 const SKEW_MAX: Duration = Duration::from_millis(50);

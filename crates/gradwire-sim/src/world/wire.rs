@@ -48,7 +48,9 @@ impl World {
         self.saboteur.on_delivery(&mut packet);
         let rank = &self.ranks[to];
         // Until it is connected a rank may close a transfer but cannot say so.
-        let waits_in = |op: usize| rank.connected && rank.runs[op].is_some();
+        let waits_in = |op: usize| {
+            rank.connected && rank.runs[op].is_some() && !rank.warms_up_before(&self.scenario.ops, op)
+        };
         if let Some(provenance) = &packet.provenance {
             let arrival = if waits_in(provenance.op) { Arrival::Open } else { Arrival::Early };
             self.record.on_arrived(from, to, provenance, arrival);
