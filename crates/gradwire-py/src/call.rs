@@ -130,11 +130,7 @@ fn algorithm(code: u8) -> Result<Algorithm, String> {
 }
 
 fn dtype(code: u8) -> Result<Dtype, String> {
-    use Dtype::{Bf16, Bool, Bytes, F16, F32, F64, I16, I32, I64, I8, U8};
-    [Bytes, F32, F64, F16, Bf16, U8, I8, I16, I32, I64, Bool]
-        .into_iter()
-        .find(|dtype| *dtype as u8 == code)
-        .ok_or_else(|| format!("there is no dtype {code}"))
+    Dtype::from_code(code).ok_or_else(|| format!("there is no dtype {code}"))
 }
 
 fn reduction(code: u8, factor: f64) -> Result<ReduceOp, String> {
