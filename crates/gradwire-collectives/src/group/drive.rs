@@ -77,12 +77,12 @@ impl Group {
         self.ops.has_room(queued.sequence) && !self.adaptive.must_wait(policy, output.len())
     }
 
-    /// Tells the connections how many ranks send to one receiver: the most of the operations in flight.
+    /// Tells the connections how many ranks send to one receiver: the most of all operations so far. Rings alternate with
+    /// what everybody sends to everybody, and shares of a queue that change with every bucket waste the link.
     // claim: auto/schedule-aware-incast
     fn tell_incast(&mut self) {
-        let senders = self.ops.iter().map(|op| op.senders).max();
-        let senders = senders.unwrap_or(self.told_incast);
-        if senders != self.told_incast {
+        let senders = self.ops.iter().map(|op| op.senders).max().unwrap_or_default();
+        if senders > self.told_incast {
             self.told_incast = senders;
             self.peers.iter_mut().for_each(|peer| peer.connection.set_incast(senders));
         }
