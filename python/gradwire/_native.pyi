@@ -29,6 +29,7 @@ class PolicyNumbers(TypedDict):
     critical_packets: int
     gather_loss_bound: float
     gather_fill: str
+    divide_by: str
 
 class _CallRequired(TypedDict):
     kind: str
@@ -54,6 +55,7 @@ class Call(_CallRequired, total=False):
     sample_rate: float
     important: list[bool]
 
+def fingerprints(memory: Memory, block_bytes: int) -> list[int]: ...
 def layer_class(layer: int, layers: int, classes: int) -> int: ...
 def preset_defaults(name: str) -> PolicyNumbers | None: ...
 def preset_names() -> list[str]: ...

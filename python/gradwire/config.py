@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gradwire.chaos import ALLOWED as CHAOS_ALLOWED
+from gradwire.chaos import Chaos
 from gradwire.errors import ConfigError
 
 ENV_PREFIX = "GRADWIRE_"
 PORT_BASE = 47400
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 FILLS = ("zero", "previous", "local")
+DIVISORS = ("contributions", "world")
 ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
@@ -92,6 +95,10 @@ class Config:
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
         "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
         "would give.", choices=FILLS, everywhere=True)
+    divide_by: str = _setting("contributions", str, "What the mean of an opted-in reduction divides by where something did not "
+        "arrive: the ranks whose values did (their mean stands in for the others, MLT appendix A), or all of them (zero stands in, "
+        "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up).", choices=DIVISORS,
+        everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
         "a reduction that may lose something is a transpose instead.", choices=ALGORITHMS, everywhere=True)
     incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "
@@ -131,6 +138,11 @@ class Config:
         "ranks.", low=1, high=16)
     spray: str = _setting("adaptive", str, "How packets are spread over the paths. `adaptive`: the better of two random ones; "
         "a path that loses or lags more than the others gets nothing until it has healed.", choices=SPRAYS)
+    chaos: str | None = _setting(None, str, "Faults done to the datagrams that this process receives, before the protocol sees them, "
+        "to test what is built on it: `loss=1%,tail=10%,delay=2ms,seed=7`, each part if wanted. `loss`: lost at random. `tail`: the "
+        "data packets in the last part of each transfer that may lose something, when they come for the first time (a burst). "
+        "`delay`: held back. The seed decides which packets. Never in production: every process warns that it is on.",
+        optional=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks that start collectives in callbacks (PowerSGD).")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)
@@ -143,6 +155,7 @@ class Config:
             value = _checked(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         self.code_points()
+        self.faults()
 
     def code_points(self) -> list[int]:
         """Code point of each traffic class; empty: none has its own.
@@ -162,6 +175,20 @@ class Config:
             text = f"dscp_classes = {chosen!r} is not allowed: {allowed}"
             raise ConfigError(text, field="dscp_classes", value=chosen, allowed=allowed)
         return points
+
+    def faults(self) -> Chaos | None:
+        """The faults of `chaos`; None: none.
+
+        Raises:
+            ConfigError: it is not written as it should be.
+        """
+        if self.chaos is None:
+            return None
+        try:
+            return Chaos.parse(self.chaos)
+        except ValueError as error:
+            text = f"chaos = {self.chaos!r} is not allowed: {error}. Allowed: {CHAOS_ALLOWED}"
+            raise ConfigError(text, field="chaos", value=self.chaos, allowed=CHAOS_ALLOWED) from None
 
     def control_code_point(self) -> int:
         """Code point of control packets."""

@@ -160,6 +160,12 @@ impl Call {
         }
     }
 
+    /// Whether transfer `index` belongs to the reduce stage of a reduction that has a policy.
+    pub(crate) fn may_lose(&self, index: u32, world_size: u32) -> bool {
+        let steps = if self.algorithm == RING { world_size.saturating_sub(1) } else { 1 };
+        self.kind == Kind::AllReduce && self.fingerprint != 0 && index < steps
+    }
+
     /// Name, size and number, for messages.
     pub(crate) fn during(&self, sequence: u64) -> String {
         format!("{} #{sequence} ({} x {:?})", self.name(), self.elems, self.dtype)
@@ -247,6 +253,7 @@ fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
         u64::from(policy.critical_chunks),
         u64::from(policy.gather.loss_bound.to_bits()),
         policy.gather.fill as u64,
+        policy.divide_by as u64,
         factor.to_bits(),
     ];
     let hash =
@@ -268,7 +275,7 @@ const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EarlyRule, Fill, GatherRule, SoftRule, Tags, View};
+    use crate::{DivideBy, EarlyRule, Fill, GatherRule, SoftRule, Tags, View};
     use gradwire_core::Reliability;
 
     fn request(collective: Collective, policy: Policy) -> Request {
@@ -319,6 +326,7 @@ mod tests {
             Policy::DLCP,
             Policy { gather: GatherRule { fill: Fill::Local, ..Policy::DLCP.gather }, ..Policy::DLCP },
             Policy { recovery: Reliability::Deferred, ..Policy::DLCP },
+            Policy { divide_by: DivideBy::World, ..Policy::DLCP },
             Policy::LTP,
             Policy { critical_chunks: 2, ..Policy::LTP },
             Policy { soft: Some(SoftRule { min_fraction: 0.8, epoch: 7 }), ..Policy::LTP },

@@ -5,6 +5,7 @@
 //! parts: `drive` (starting, events, ending), `point_to_point`, `failure` (the one verdict), `transmit`.
 
 mod drive;
+mod exposed;
 mod failure;
 mod point_to_point;
 mod transmit;

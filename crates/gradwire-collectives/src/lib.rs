@@ -31,7 +31,7 @@ pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
 pub use kernels::Hadamard;
-pub use policy::{DeadlineRule, EarlyRule, Fill, GatherRule, Policy, SoftRule};
+pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, SoftRule};
 pub use report::{DeliveryReport, PeerDelivery};
 pub use request::{Algorithm, Collective, OpId, Request};
 pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, Tags};

@@ -6,7 +6,7 @@
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
-use crate::{kernels, Dtype, Fill, ReduceOp, View};
+use crate::{kernels, DivideBy, Dtype, Fill, ReduceOp, View};
 use std::ops::Range;
 
 /// Scratch of finished collectives, for the next ones: in steady state nothing is allocated for each bucket.
@@ -31,6 +31,7 @@ pub(crate) struct Reduction {
     pub(crate) dtype: Dtype,
     pub(crate) reduce: ReduceOp,
     pub(crate) world_size: u16,
+    pub(crate) divide_by: DivideBy,
 }
 
 /// The memory of one collective.
@@ -147,6 +148,14 @@ impl Memory {
         self.counts.get(chunk).copied().unwrap_or(1)
     }
 
+    /// What a mean of a chunk divides by.
+    fn divisor(&self, chunk: usize) -> u16 {
+        match self.reduction.divide_by {
+            DivideBy::Contributions => self.count(chunk),
+            DivideBy::World => self.reduction.world_size,
+        }
+    }
+
     /// Bytes that a send reads.
     pub(crate) fn view(&self, side: Side) -> &View {
         match side {
@@ -162,21 +171,48 @@ impl Memory {
         }
     }
 
+    /// Takes from `range` of the residual, the sum of what `weight` ranks contributed in vain, what the result holds in
+    /// place of it already. With c of N ranks in a mean `a`, the sum over all ranks is `N a` plus, for each lost part, its
+    /// value less `weight` times `a`: fed back whole it would count once as itself and once as the mean that stood in
+    /// for it. Where zero stood in, all of it is owed. Not before the result is there.
+    ///
+    /// # Loss
+    /// What is not finite is dropped: fed back, it would spoil the next step as well.
+    // claim: auto/error-feedback
+    pub(crate) fn settle_residual(&mut self, range: &Range<usize>, weight: u16) {
+        let Reduction { dtype, reduce, world_size, divide_by } = self.reduction;
+        let of_mean = match (divide_by, reduce) {
+            (DivideBy::World, _) => 0.0,
+            (_, ReduceOp::Avg) => 1.0,
+            (_, ReduceOp::PremulSum(factor)) if factor != 0.0 => 1.0 / (f64::from(world_size) * factor),
+            _ => 1.0 / f64::from(world_size),
+        };
+        let (mut residual, result) = (self.residual.part(range), self.output.part(range));
+        let factor = f64::from(weight) * of_mean;
+        kernels::take_away(dtype, residual.as_mut_slice(), result.as_slice(), factor);
+    }
+
+    /// Forgets `range` of the residual.
+    pub(crate) fn drop_residual(&mut self, range: &Range<usize>) {
+        self.residual.part(range).as_mut_slice().fill(0);
+    }
+
     /// Turns the sums in `area` (bytes of the accumulator, `first_chunk` the chunk at its start) into the result:
     /// a mean over the contributions of each chunk, or a sum scaled by the share of ranks that are in it, which
     /// expects the same value as if all were. Then halves are rounded into the output.
     ///
     /// # Loss
-    /// A contribution that did not arrive is left out of the mean.
+    /// A contribution that did not arrive is left out of the mean, or counts as zero ([`DivideBy`]).
     // claim: mlt/mean-over-contributions, ltp/packet-bubble, auto/unbiased-mean
     pub(crate) fn finish(&mut self, area: &Range<usize>, first_chunk: usize) {
         let mut start = area.start;
         while start < area.end {
             let chunk = first_chunk + (start - area.start) / self.chunk_bytes;
+            let count = self.divisor(chunk);
             let mut end = (start + self.chunk_bytes).min(area.end);
-            let count = self.count(chunk);
             // Neighbours with the same count are one run: without loss, the whole area.
-            while end < area.end && self.count(first_chunk + (end - area.start) / self.chunk_bytes) == count {
+            while end < area.end && self.divisor(first_chunk + (end - area.start) / self.chunk_bytes) == count
+            {
                 end = (end + self.chunk_bytes).min(area.end);
             }
             self.finish_run(start..end, count);

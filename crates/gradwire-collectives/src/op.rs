@@ -13,7 +13,7 @@ use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
 use crate::schedules::{schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::tags::Important;
-use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request};
+use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use std::ops::Range;
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub(crate) struct Op {
     pub(crate) is_stand_in: bool,
     /// How the stages ended so far: reduce, gather.
     stages: [StageEnd; 2],
+    /// Bytes of the residual that hold what did not count, and of how many ranks.
+    owed: Vec<(Range<usize>, u16)>,
     report: DeliveryReport,
 }
 
@@ -105,6 +107,7 @@ impl Op {
             dtype: request.dtype,
             reduce: request.reduce,
             world_size: u16::try_from(place.world_size).unwrap_or(u16::MAX),
+            divide_by: request.policy.divide_by,
         };
         let views = (request.input, request.output, request.residual);
         let indices = match request.collective {
@@ -152,6 +155,7 @@ impl Op {
             is_reported: false,
             is_stand_in: false,
             stages: [StageEnd::NOTHING; 2],
+            owed: Vec::new(),
             report,
         }
     }
@@ -214,6 +218,17 @@ impl Op {
             Loss::In(stage) => Some(stage),
             Loss::Never => None,
         }
+    }
+
+    /// Bytes of a receive that is posted, if it may lose something.
+    pub(crate) fn lossy_receive(&mut self, from: u32, transfer: TransferId) -> Option<Option<u64>> {
+        let index = self.index(transfer);
+        let (loss, bytes) = self.receives.at(from, index).map(|receive| (receive.loss, receive.bytes))?;
+        let may_lose = match loss {
+            Loss::In(stage) => self.policy_in_force().may_lose(stage),
+            Loss::Never => false,
+        };
+        Some(may_lose.then_some(bytes as u64))
     }
 
     /// The id of its transfer `index`.
@@ -362,8 +377,38 @@ impl Op {
             return;
         }
         self.memory.keep_residual(send.side, &(start..end));
+        if !self.memory.residual.is_empty() {
+            self.owe(send, start..end);
+        }
         let elem_bytes = self.memory.elem_bytes();
         self.report.uncounted.push((start / elem_bytes) as u64..(end / elem_bytes) as u64);
+    }
+
+    /// Notes how many ranks' values are in a part of a send that did not count: in a ring each chunk has its own number.
+    fn owe(&mut self, send: &Send, part: Range<usize>) {
+        let Some(first) = send.weights else { return self.owed.push((part, 1)) };
+        let mut start = part.start;
+        while start < part.end {
+            let chunk = (start - send.range.start) / self.chunk_bytes;
+            let end = (send.range.start + (chunk + 1) * self.chunk_bytes).min(part.end);
+            self.owed.push((start..end, self.memory.count(first + chunk)));
+            start = end;
+        }
+    }
+
+    /// The result is there: what is owed to later steps is known.
+    fn settle(&mut self) {
+        let elem_bytes = self.memory.elem_bytes();
+        for (range, weight) in std::mem::take(&mut self.owed) {
+            self.memory.settle_residual(&range, weight);
+            for filled in &self.report.filled {
+                let filled = filled.start as usize * elem_bytes..filled.end as usize * elem_bytes;
+                let unknown = range.start.max(filled.start)..range.end.min(filled.end);
+                if unknown.start < unknown.end && self.policy.divide_by == DivideBy::Contributions {
+                    self.memory.drop_residual(&unknown);
+                }
+            }
+        }
     }
 
     /// Enters new transfers in the tables. The memory of a send that is copied is free at once, so that the schedule
@@ -435,6 +480,7 @@ impl Op {
     /// Tells how it went, once. What is still sent again after that is in no report.
     pub(crate) fn report(&mut self, now: Timestamp) -> DeliveryReport {
         self.is_reported = true;
+        self.settle();
         self.report.elapsed = now - self.submitted;
         self.report.warm_up = self.warms_up;
         let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };

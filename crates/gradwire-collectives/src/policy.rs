@@ -63,6 +63,17 @@ pub enum Fill {
     Local = 2,
 }
 
+/// What a mean divides by, and with it what stands in for a value that did not come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum DivideBy {
+    /// The ranks that contributed to the element: the mean of the others stands in for a value (MLT appendix A).
+    #[default]
+    Contributions = 0,
+    /// All ranks: zero stands in for a value, the bubble of LTP (section III-C).
+    World = 1,
+}
+
 /// What the gather stage, which sends results back, may leave behind.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GatherRule {
@@ -101,6 +112,8 @@ pub struct Policy {
     pub critical_chunks: u16,
     /// The gather stage.
     pub gather: GatherRule,
+    /// What stands in for what did not come.
+    pub divide_by: DivideBy,
 }
 
 impl Policy {
@@ -116,6 +129,7 @@ impl Policy {
         recovery: Reliability::Exact,
         critical_chunks: 0,
         gather: GatherRule::EXACT,
+        divide_by: DivideBy::Contributions,
     };
     /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1).
     pub const MLT: Self = Self {

@@ -101,8 +101,11 @@ pub struct Request {
     pub output: View,
     /// Only all-reduce may be tolerant: [`Policy::RELIABLE`] for everything that was not opted in.
     pub policy: Policy,
-    /// Same size and dtype as `output`, or empty: each own value that did not count in a tolerant reduction is
-    /// written here at its place, all else is left as it was (error feedback). Never aliases the other views.
+    /// Same size and dtype as `output`, or empty: what each own value that did not count in a tolerant reduction still
+    /// owes to the mean is written here at its place, all else is left as it was (error feedback): the value less the mean
+    /// that stood in for it, or all of it where zero did ([`crate::DivideBy`]). In a ring the partial sum that was lost,
+    /// less as many means as ranks are in it. Added to this rank's next input, it counts exactly once. Where the result
+    /// did not arrive here either, what stood in is unknown, and nothing is owed. Never aliases the other views.
     pub residual: View,
     /// Longest that the call may take; then it ends with [`crate::OpError::TimedOut`].
     pub timeout: Duration,

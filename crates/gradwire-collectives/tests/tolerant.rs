@@ -5,7 +5,7 @@ mod common;
 
 use common::{all_reduce, lossy, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
-use gradwire_collectives::{Algorithm, DeliveryReport, Dtype, Policy, ReduceOp, Request};
+use gradwire_collectives::{Algorithm, DeliveryReport, DivideBy, Dtype, Policy, ReduceOp, Request};
 use std::time::Duration;
 
 const CHUNK_ELEMS: usize = CHUNK_BYTES / 4;
@@ -20,6 +20,7 @@ fn value(rank: u32, index: usize) -> f32 {
 struct Run {
     world_size: u32,
     elems: usize,
+    policy: Policy,
     results: Vec<Vec<f32>>,
     residuals: Vec<Vec<f32>>,
     reports: Vec<DeliveryReport>,
@@ -56,6 +57,7 @@ fn run(setting: Setting, mut net: Net) -> Run {
     Run {
         world_size,
         elems,
+        policy: setting.policy,
         results: results.iter().map(Tensor::to_f32).collect(),
         residuals: residuals.iter().map(Tensor::to_f32).collect(),
         reports: (0..world_size).map(|rank| net.report(rank).clone()).collect(),
@@ -72,16 +74,24 @@ impl Run {
         for index in 0..self.elems {
             let counted: Vec<u32> = (0..self.world_size).filter(|rank| self.counts(*rank, index)).collect();
             let sum: f32 = counted.iter().map(|rank| value(*rank, index)).sum();
+            let (world_size, of_all) = (self.world_size as f32, self.policy.divide_by == DivideBy::World);
             let want = match reduce {
+                ReduceOp::Avg if of_all => sum / world_size,
                 ReduceOp::Avg => sum / counted.len() as f32,
-                _ if counted.len() as u32 == self.world_size => sum,
+                _ if of_all || counted.len() as u32 == self.world_size => sum,
                 _ => sum * (f64::from(self.world_size) / counted.len() as f64) as f32,
             };
             for result in &self.results {
                 assert_eq!(result[index].to_bits(), want.to_bits(), "element {index}");
             }
+            let stands_in = match reduce {
+                _ if of_all => 0.0,
+                ReduceOp::Avg => want,
+                _ => (1.0 / f64::from(self.world_size)) as f32 * want,
+            };
             for rank in 0..self.world_size {
-                let want = if self.counts(rank, index) { UNTOUCHED } else { value(rank, index) };
+                let owed = value(rank, index) - stands_in;
+                let want = if self.counts(rank, index) { UNTOUCHED } else { owed };
                 assert_eq!(self.residuals[rank as usize][index], want, "residual of {rank} at {index}");
             }
         }
@@ -123,10 +133,15 @@ const SETTING: Setting = Setting {
 
 #[test]
 fn what_does_not_count_is_exactly_what_the_network_lost() {
-    for (in_place, reduce) in [(true, ReduceOp::Avg), (false, ReduceOp::Avg), (true, ReduceOp::Sum)] {
+    let settings = [ReduceOp::Avg, ReduceOp::Sum].into_iter().flat_map(|reduce| {
+        let divisors = [DivideBy::Contributions, DivideBy::World];
+        divisors.into_iter().flat_map(move |by| [true, false].map(move |in_place| (reduce, by, in_place)))
+    });
+    for (reduce, divide_by, in_place) in settings {
         // One chunk of 40 from each rank to each other, at a place of its own: within the bound of 5 %.
         let lost = |packet: &Packet, chunk| chunk == 3 + (5 * packet.from + packet.to) as usize;
-        let run = run(Setting { in_place, reduce, ..SETTING }, Net::new(4, lose_chunks(lost)));
+        let policy = Policy { divide_by, ..Policy::AUTO };
+        let run = run(Setting { in_place, reduce, policy, ..SETTING }, Net::new(4, lose_chunks(lost)));
         run.assert_transpose(reduce);
         for (rank, report) in run.reports.iter().enumerate() {
             let rank = rank as u32;
@@ -183,33 +198,60 @@ fn every_seed_gives_the_mean_over_what_counted_and_identical_replicas() {
     assert!(lost > 0, "no seed lost anything: the test proves nothing");
 }
 
+// test of: auto/error-feedback
 #[test]
-fn a_ring_hands_on_the_lost_partial_sum_as_residual() {
+fn a_ring_hands_on_the_lost_partial_sum_less_the_means_that_stood_in() {
     let mut lost = 0;
     for seed in 0..8 {
-        let setting =
-            Setting { algorithm: Algorithm::Ring, reduce: ReduceOp::Sum, in_place: seed % 2 == 0, ..SETTING };
+        let divide_by = if seed % 4 < 2 { DivideBy::World } else { DivideBy::Contributions };
+        let setting = Setting {
+            algorithm: Algorithm::Ring,
+            policy: Policy { divide_by, ..Policy::AUTO },
+            in_place: seed % 2 == 0,
+            ..SETTING
+        };
         let run = run(setting, Net::new(4, lossy(100 + seed, 3)));
         run.assert_replicas_identical();
         for index in 0..run.elems {
             // The chain of this element's shard begins at rank `shard`; each hop that lost it starts anew.
             let shard = index / (40 * CHUNK_ELEMS);
-            let (mut sum, mut count) = (0.0, 0);
+            let result = run.results[0][index];
+            let (mut sum, mut count) = (0.0, 0_u8);
             for step in 0..4 {
                 let rank = (shard + step) % 4;
                 sum += value(rank as u32, index);
                 count += 1;
                 if step < 3 && !run.counts(rank as u32, index) {
-                    assert_eq!(run.residuals[rank][index], sum, "the partial sum that rank {rank} sent");
+                    let stood_in = if divide_by == DivideBy::World { 0.0 } else { f32::from(count) * result };
+                    assert_eq!(run.residuals[rank][index], sum - stood_in, "what rank {rank} sent in vain");
                     (sum, count) = (0.0, 0);
                 }
             }
-            let want = if count == 4 { sum } else { sum * (4.0 / f64::from(count)) as f32 };
-            assert_eq!(run.results[0][index].to_bits(), want.to_bits(), "element {index}");
+            let want = sum / if divide_by == DivideBy::World { 4.0 } else { f32::from(count) };
+            assert_eq!(result.to_bits(), want.to_bits(), "element {index}");
         }
         lost += run.uncounted();
     }
     assert!(lost > 0, "no seed lost anything: the test proves nothing");
+}
+
+// test of: auto/error-feedback
+#[test]
+fn what_is_not_finite_is_not_fed_back() {
+    let lost = |packet: &Packet, chunk| packet.from == 1 && packet.to == 0 && chunk == 7;
+    let mut net = Net::new(2, lose_chunks(lost));
+    let values = [f32::INFINITY, 1.0];
+    let mut data = values.map(|value| Tensor::f32(vec![value; 2 * 40 * CHUNK_ELEMS]));
+    let mut residuals = [0, 1].map(|_| Tensor::f32(vec![0.0; 2 * 40 * CHUNK_ELEMS]));
+    for rank in 0..2 {
+        let residual = residuals[rank].view();
+        let request = all_reduce(&mut data[rank], Algorithm::Transpose);
+        let (reduce, policy) = (ReduceOp::Avg, Policy::AUTO);
+        net.submit(rank as u32, Request { reduce, policy, residual, ..request });
+    }
+    net.run_all(1);
+    assert_eq!(net.report(1).uncounted, vec![7 * CHUNK_ELEMS as u64..8 * CHUNK_ELEMS as u64]);
+    assert!(residuals[1].to_f32().iter().all(|value| *value == 0.0), "1 less infinity");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
 use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
+use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp, PATHS_MAX};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -165,6 +166,21 @@ impl ActiveGroup {
         }
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
+    }
+
+    /// Its rank in the group.
+    pub(crate) fn rank(&self) -> u32 {
+        self.setup.config.rank
+    }
+
+    /// See [`Group::lossy_bytes`].
+    pub(crate) fn lossy_bytes(
+        &mut self,
+        peer: u32,
+        header: &Header,
+        opening: Option<&Opening>,
+    ) -> Option<u64> {
+        self.group.lossy_bytes(peer, header, opening)
     }
 
     /// Does what is due.

@@ -1,6 +1,6 @@
 //! Settings of an engine: what the process decides about its socket, and the transport's starting values.
 
-use crate::EngineError;
+use crate::{ChaosConfig, EngineError};
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::{Spray, CLASSES_MAX, PATHS_MAX};
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub struct EngineConfig {
     pub spray: Spray,
     /// Most ranks that send to one receiver at once in a transpose all-reduce; `None`: all. Equal on all ranks.
     pub incast: Option<u32>,
+    /// Faults that are done to what this process receives; `None`: none.
+    pub chaos: Option<ChaosConfig>,
     /// Digest of settings of the layers above that must be equal on all ranks.
     pub fingerprint: u64,
 }
@@ -85,6 +87,7 @@ impl Default for EngineConfig {
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,
+            chaos: None,
             fingerprint: 0,
         }
     }
@@ -123,7 +126,11 @@ impl EngineConfig {
         let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
         require("dscp_classes", format!("{classes:?}"), "up to 8 values of 0 to 63", valid)?;
         let control = self.dscp_control.unwrap_or(0);
-        require("dscp_control", control, "0 to 63", control < 64)
+        require("dscp_control", control, "0 to 63", control < 64)?;
+        let Some(chaos) = self.chaos else { return Ok(()) };
+        let valid = [chaos.loss, chaos.tail].iter().all(|share| (0.0..=0.9).contains(share));
+        let valid = valid && chaos.delay <= Duration::from_secs(10);
+        require("chaos", chaos, "loss and tail of 0 to 90 %, a delay of at most 10 s", valid)
     }
 }
 
@@ -166,6 +173,7 @@ mod tests {
         let config = EngineConfig { dscp: 64, ..EngineConfig::default() };
         let error = config.validate().unwrap_err();
         assert_eq!(error.to_string(), "dscp = 64 is not allowed: 0 to 63");
+        let (chaos, hour) = (ChaosConfig::default(), Duration::from_secs(3_600));
         for config in [
             EngineConfig { mtu: Some(100), ..EngineConfig::default() },
             EngineConfig { ack_every: 0, ..EngineConfig::default() },
@@ -176,6 +184,9 @@ mod tests {
             EngineConfig { paths: 0, ..EngineConfig::default() },
             EngineConfig { incast: Some(0), ..EngineConfig::default() },
             EngineConfig { paths: 17, ..EngineConfig::default() },
+            EngineConfig { chaos: Some(ChaosConfig { loss: 0.91, ..chaos }), ..EngineConfig::default() },
+            EngineConfig { chaos: Some(ChaosConfig { tail: f64::NAN, ..chaos }), ..EngineConfig::default() },
+            EngineConfig { chaos: Some(ChaosConfig { delay: hour, ..chaos }), ..EngineConfig::default() },
             EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },
             EngineConfig { connect_timeout: Duration::ZERO, ..EngineConfig::default() },
         ] {

@@ -5,10 +5,11 @@
 //! once for each collective, do.
 
 use crate::active::ActiveGroup;
+use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
-use crate::routes::Routes;
+use crate::routes::{Route, Routes};
 use crate::shared::{Command, GroupKey, Shared};
-use crate::socket::{BoundSocket, PathSockets};
+use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::EngineStats;
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -39,6 +40,7 @@ pub(crate) struct Driver {
     groups: Vec<Option<ActiveGroup>>,
     routes: Routes,
     codes: CodePoints,
+    chaos: Option<Box<Chaos>>,
     commands: Vec<Command>,
     stats: EngineStats,
     ending: Ending,
@@ -57,6 +59,7 @@ impl Driver {
             groups: Vec::new(),
             routes: Routes::default(),
             codes: CodePoints::new(&shared.local.config),
+            chaos: shared.local.config.chaos.map(|config| Box::new(Chaos::new(config))),
             commands: Vec::new(),
             stats: EngineStats::default(),
             ending: Ending::Running,
@@ -153,21 +156,38 @@ impl Driver {
     /// packet that seemed to have arrived before it did would make round trips look shorter than they are.
     fn receive(&mut self) -> bool {
         let before = self.stats.datagrams_received;
-        let (origin, groups, routes, codes) = (self.origin, &mut self.groups, &self.routes, &self.codes);
+        let origin = self.origin;
         let mut now = self.now;
-        let mut unknown = 0;
-        let more = self.sockets.receive(&mut self.stats, &mut |datagram| {
-            if datagram.is_fresh {
-                now = since(origin);
+        let mut inlet =
+            Inlet { groups: &mut self.groups, routes: &self.routes, codes: &self.codes, unknown: 0 };
+        let mut lost = 0;
+        let (stats, sockets) = (&mut self.stats, &mut self.sockets);
+        let more = if let Some(chaos) = &mut self.chaos {
+            let more = sockets.receive(stats, &mut |datagram| {
+                if datagram.is_fresh {
+                    now = since(origin);
+                }
+                match inlet.is_lost(chaos, datagram.bytes) {
+                    true => lost += 1,
+                    false => chaos.hold(now, &datagram),
+                }
+            });
+            now = since(origin);
+            while let Some(held) = chaos.release(now) {
+                inlet.deliver(now, &held.datagram());
             }
-            let route = routes.find(datagram.bytes);
-            match route.and_then(|r| Some((r.peer, groups.get_mut(r.group as usize)?.as_mut()?))) {
-                Some((peer, group)) => group.handle_datagram(now, peer, &datagram, codes),
-                None => unknown += 1,
-            }
-        });
+            more
+        } else {
+            sockets.receive(stats, &mut |datagram| {
+                if datagram.is_fresh {
+                    now = since(origin);
+                }
+                inlet.deliver(now, &datagram);
+            })
+        };
         self.now = now;
-        self.stats.datagrams_unknown += unknown;
+        self.stats.datagrams_unknown += inlet.unknown;
+        self.stats.chaos_lost += lost;
         more || self.stats.datagrams_received != before
     }
 
@@ -210,7 +230,8 @@ impl Driver {
         let now = since(self.origin);
         let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
         let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };
-        let due = [due, stop].into_iter().flatten().min();
+        let held = self.chaos.as_ref().and_then(|chaos| chaos.due());
+        let due = [due, stop, held].into_iter().flatten().min();
         let mut wait = due.map(|at| at.since(now));
         if self.sockets.is_blocked() {
             wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
@@ -222,6 +243,35 @@ impl Driver {
         let bell = self.shared.doorbell();
         let signalled = self.sockets.poll(bell.fd(), wait);
         bell.wake_up(signalled);
+    }
+}
+
+/// From a datagram to its group.
+struct Inlet<'a> {
+    groups: &'a mut Vec<Option<ActiveGroup>>,
+    routes: &'a Routes,
+    codes: &'a CodePoints,
+    unknown: u64,
+}
+
+impl Inlet<'_> {
+    fn deliver(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
+        let codes = self.codes;
+        match self.find(datagram.bytes) {
+            Some((route, group)) => group.handle_datagram(now, route.peer, datagram, codes),
+            None => self.unknown += 1,
+        }
+    }
+
+    fn is_lost(&mut self, chaos: &mut Chaos, bytes: &[u8]) -> bool {
+        let Some((route, group)) = self.find(bytes) else { return false };
+        let way = Way { group: route.group, from: route.peer, to: group.rank() };
+        chaos.loses(way, bytes, |header, opening| group.lossy_bytes(route.peer, header, opening))
+    }
+
+    fn find(&mut self, bytes: &[u8]) -> Option<(Route, &mut ActiveGroup)> {
+        let route = self.routes.find(bytes)?;
+        Some((route, self.groups.get_mut(route.group as usize)?.as_mut()?))
     }
 }
 

@@ -61,6 +61,7 @@ impl Engine {
             config,
         };
         let features = Features {
+            chaos: local.config.chaos.map(|chaos| chaos.to_string()),
             gso: bound.gso,
             gro: bound.gro,
             traffic_class: bound.traffic_class,

@@ -8,6 +8,7 @@
 //! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
 
 mod active;
+mod chaos;
 mod code_points;
 mod config;
 mod driver;
@@ -24,6 +25,7 @@ mod shared;
 mod socket;
 mod stats;
 
+pub use chaos::ChaosConfig;
 pub use config::{EngineConfig, Offload};
 pub use engine::Engine;
 pub use error::{EngineError, JoinError, OsError, UnreachablePeer};

@@ -26,6 +26,8 @@ pub struct Features {
     pub addresses: Vec<String>,
     /// UDP port from which each path sends; all paths of the peers end at the first.
     pub source_ports: Vec<u16>,
+    /// Faults that are done to what this process receives, in words; `None`: none.
+    pub chaos: Option<String>,
 }
 
 /// Counters of the socket and the network thread; they only grow.
@@ -55,6 +57,8 @@ pub struct EngineStats {
     pub receive_overflows: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
+    /// Datagrams that fault injection has lost.
+    pub chaos_lost: u64,
 }
 
 /// Counters of one group.

@@ -4,7 +4,9 @@ use crate::call::Call;
 use crate::errors::{config_error, engine_error, invalid_request, join_error};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
-use gradwire_engine::{Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup, Spray};
+use gradwire_engine::{
+    ChaosConfig, Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup, Spray,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::Mutex;
@@ -171,6 +173,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "paths" => config.paths = value.extract()?,
         "incast" => config.incast = value.extract()?,
         "spray" => config.spray = spray(value)?,
+        "chaos" => config.chaos = chaos(value)?,
         _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
     }
     Ok(())
@@ -183,6 +186,16 @@ fn spray(value: &Bound<'_, PyAny>) -> PyResult<Spray> {
         "round_robin" => Ok(Spray::RoundRobin),
         _ => Err(pyo3::exceptions::PyValueError::new_err("adaptive, random or round_robin")),
     }
+}
+
+/// `None`, or loss and tail as shares, the delay in seconds, and the seed.
+fn chaos(value: &Bound<'_, PyAny>) -> PyResult<Option<ChaosConfig>> {
+    let Some((loss, tail, delay, seed)) = value.extract::<Option<(f64, f64, f64, u64)>>()? else {
+        return Ok(None);
+    };
+    let delay = Duration::try_from_secs_f64(delay)
+        .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
+    Ok(Some(ChaosConfig { loss, tail, delay, seed }))
 }
 
 fn controller(value: &Bound<'_, PyAny>) -> PyResult<ControllerKind> {

@@ -6,6 +6,7 @@
 mod call;
 mod engine;
 mod errors;
+mod fingerprint;
 mod op;
 mod policy;
 
@@ -18,6 +19,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::engine::{NativeEngine, NativeGroup, NativePendingGroup};
+    #[pymodule_export]
+    use crate::fingerprint::fingerprints;
     #[pymodule_export]
     use crate::op::NativeOp;
     #[pymodule_export]

@@ -1,7 +1,7 @@
 //! Loss policies: presets to Python, numbers back to Rust.
 
 use gradwire_engine::collectives::core::Reliability;
-use gradwire_engine::collectives::{DeadlineRule, EarlyRule, Fill, GatherRule, Policy, SoftRule};
+use gradwire_engine::collectives::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, SoftRule};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::time::Duration;
@@ -42,6 +42,8 @@ pub(crate) struct PolicyNumbers {
     gather_loss_bound: f32,
     #[pyo3(item)]
     gather_fill: String,
+    #[pyo3(item)]
+    divide_by: String,
 }
 
 impl PolicyNumbers {
@@ -62,6 +64,7 @@ impl PolicyNumbers {
                 loss_bound: self.gather_loss_bound,
                 fill: named(&FILLS, &self.gather_fill)?,
             },
+            divide_by: named(&DIVISORS, &self.divide_by)?,
         })
     }
 
@@ -140,6 +143,7 @@ fn numbers_of<'py>(py: Python<'py>, policy: &Policy) -> PyResult<Bound<'py, PyDi
     numbers.set_item("critical_packets", policy.critical_chunks)?;
     numbers.set_item("gather_loss_bound", policy.gather.loss_bound)?;
     numbers.set_item("gather_fill", name_of(&FILLS, &policy.gather.fill))?;
+    numbers.set_item("divide_by", name_of(&DIVISORS, &policy.divide_by))?;
     Ok(numbers)
 }
 
@@ -156,5 +160,7 @@ const RECOVERIES: [(&str, Reliability); 4] = [
     ("never", Reliability::BestEffort),
 ];
 const FILLS: [(&str, Fill); 3] = [("zero", Fill::Zero), ("previous", Fill::Previous), ("local", Fill::Local)];
+const DIVISORS: [(&str, DivideBy); 2] =
+    [("contributions", DivideBy::Contributions), ("world", DivideBy::World)];
 /// The percentile where no rule uses it.
 const PERCENTILE_UNUSED: f32 = 0.95;

@@ -140,6 +140,18 @@ pub(crate) fn encode_scaled(dtype: Dtype, sum: i64, world_size: usize, count: u3
     }
 }
 
+/// `value - factor * bits`, as a rank's residual has it: 16-bit floats are widened to float32 and rounded once.
+#[must_use]
+pub(crate) fn encode_less(dtype: Dtype, value: i64, bits: u64, factor: f64) -> u64 {
+    let single = |result: f32| value as f32 - factor as f32 * result;
+    match dtype {
+        Dtype::F64 => (value as f64 - factor * f64::from_bits(bits)).to_bits(),
+        Dtype::F16 => u64::from(f16::from_f32(single(f16::from_bits(bits as u16).to_f32())).to_bits()),
+        Dtype::Bf16 => u64::from(bf16::from_f32(single(bf16::from_bits(bits as u16).to_f32())).to_bits()),
+        _ => u64::from(single(f32::from_bits(bits as u32)).to_bits()),
+    }
+}
+
 /// Reads element `index` of a tensor in the form of [`encode`].
 #[must_use]
 pub(crate) fn load(bytes: &[u8], dtype: Dtype, index: usize) -> u64 {

@@ -23,6 +23,7 @@ _compat.require_torch()
 from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check
     _backend,
     _completer,
+    _drift,
     _group,
     _hook,
     _memory,
@@ -37,6 +38,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _tolerant,
     _work,
 )
+from gradwire.torch._drift import Difference, DriftMeter, DriftReport  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._runtime import configure  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
@@ -44,6 +46,9 @@ from gradwire.torch._tolerant import all_reduce, link_of  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
 
 __all__ = [
+    "Difference",
+    "DriftMeter",
+    "DriftReport",
     "GradwireWork",
     "LossTolerance",
     "StepRecord",
@@ -85,7 +90,7 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tags,
+    _completer, _drift, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tags,
     _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.errors import UnsupportedError
+from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
+from gradwire.torch._drift import DriftMeter, DriftReport
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._steps import StepMeter, StepRecord
@@ -39,9 +40,11 @@ def tolerate_loss(
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
+    divide_by: str | None = None,
     algorithm: str | None = None,
     steps_kept: int = STEPS_KEPT,
     priority: Priority | None = None,
+    drift_every: int = 0,
 ) -> "LossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
@@ -55,22 +58,29 @@ def tolerate_loss(
         step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
+        divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
+            ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
-        error_feedback: add to each gradient what of the step before did not count, so that nothing is lost for good.
-            Costs one more copy of the gradients in memory.
+        error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
+            stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
+            copy of the gradients in memory.
         steps_kept: how many records `steps` holds.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
             longest. Need not agree between ranks. None: class by layer, the front layers first, and importance as the
             configuration says. Code points are written only with `dscp_classes`.
+        drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
+            with a `gather_loss_bound`; costs a read of the parameters and 16 bytes on the wire.
 
     Returns:
-        The hook's state: statistics of the steps, and the residuals to save with a checkpoint.
+        The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.
 
     Raises:
         UnsupportedError: not a DDP model, another backend, or a parameter of another dtype.
         ConfigError: a value is out of range.
     """
+    if drift_every < 0:
+        raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(f"tolerate_loss needs a DistributedDataParallel model, got {type(model).__name__}")
     for name, parameter in model.module.named_parameters():
@@ -86,6 +96,7 @@ def tolerate_loss(
         deadline_ms=milliseconds(deadline),
         step_delay_max_ms=milliseconds(step_delay_max),
         gather_loss_bound=gather_loss_bound,
+        divide_by=divide_by,
     )
     if numbers["gather_loss_bound"] > 0:
         share = numbers["gather_loss_bound"]
@@ -97,9 +108,11 @@ def tolerate_loss(
         "deadline": deadline,
         "step_delay_max": step_delay_max,
         "gather_loss_bound": gather_loss_bound,
+        "divide_by": divide_by,
         "algorithm": algorithm,
     }
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
+    state.drift = DriftMeter(model.module, state.group, drift_every)
     model.register_comm_hook(state, average_what_arrives)
     return state
 
@@ -109,6 +122,7 @@ class LossTolerance:
 
     Attributes:
         steps: `StepRecord`s of the latest steps, oldest first.
+        drift: compares the parameters of all ranks, on request and every `drift_every` steps.
     """
 
     def __init__(
@@ -122,6 +136,8 @@ class LossTolerance:
         self.group = model.process_group
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
+        self.drift = DriftMeter(model.module, self.group)
+        self._may_be_unused = model.find_unused_parameters and not model.static_graph
         self._meter = StepMeter(steps_kept)
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
@@ -169,15 +185,18 @@ class LossTolerance:
         elif self.residuals is not None:
             self.residuals.load_state_dict(state["residuals"])
 
+    def resynchronize(self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None) -> DriftReport:
+        """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`."""
+        return self.drift.resynchronize(buffers=buffers, optimizer=optimizer)
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket `[elems]` in place."""
         gradient = bucket.buffer()
         residual = None
         if self.residuals is not None:
-            residual = self.residuals.buffer(bucket)
-            gradient.add_(residual)
-            residual.zero_()
+            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
         if bucket.index() == 0:
+            self.drift.before_step()
             self._meter.begin(time.monotonic())
         traffic_class, important = split(self.priority(bucket))
         # The order of buckets is finer than that of classes; a function of the user's decides both.

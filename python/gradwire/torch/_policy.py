@@ -22,6 +22,7 @@ def policy_numbers(
     floor: float | None = None,
     step_delay_max_ms: float | None = None,
     gather_loss_bound: float | None = None,
+    divide_by: str | None = None,
 ) -> _native.PolicyNumbers:
     """The numbers of one call. None means that the call does not say.
 
@@ -50,6 +51,7 @@ def policy_numbers(
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
     numbers["gather_fill"] = config.gather_fill
+    numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)

@@ -1,7 +1,10 @@
-"""Error feedback: what did not count in one step waits here for the next.
+"""Error feedback: what one step owes waits here for the next.
 
 DDP rebuilds its buckets after the first iteration, so buckets have no identity that lasts; parameters do. Each bucket
 has one flat buffer, and every parameter's slice moves with it when the buckets change.
+
+DDP throws away the mean of a parameter that no rank used in a step. What such a parameter is owed would be lost with it,
+so it waits until this rank has used the parameter again: its use here is a use somewhere.
 """
 
 from __future__ import annotations
@@ -25,22 +28,48 @@ class Residuals:
         self._buffers: dict[tuple[str, ...], torch.Tensor] = {}
         self._slices: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
+        self._held: dict[str, torch.Tensor] = {}
 
-    def buffer(self, bucket: Any) -> torch.Tensor:
-        """The residual of a bucket: shape, dtype and layout of `bucket.buffer()`; zero where nothing was left behind."""
+    def feed_back(self, bucket: Any, *, may_be_unused: bool) -> torch.Tensor:
+        """Adds what is owed to a bucket's gradients, once.
+
+        Args:
+            bucket: of DDP; its gradients are changed in place.
+            may_be_unused: parameters may have no gradient in a step. What they are owed waits then.
+
+        Returns:
+            The residual of the bucket, zero, for what this step will owe: shape, dtype and layout of `bucket.buffer()`.
+        """
         key = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         known = self._buffers.get(key)
-        return self._assembled(key, bucket) if known is None else known
+        flat = self._assembled(key, bucket) if known is None else known
+        for name in [name for name in key if name in self._held]:
+            self._slices[name].add_(self._held.pop(name))
+        if may_be_unused:
+            self._hold_unused(key, bucket.gradients())
+        bucket.buffer().add_(flat)
+        return flat.zero_()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of each parameter's residual, flat, in the memory order of its gradient."""
-        return {**self._loaded, **{name: part.clone() for name, part in self._slices.items()}}
+        """A copy of what each parameter is owed, flat, in the memory order of its gradient."""
+        current = {name: part.clone() for name, part in self._slices.items()}
+        for name, part in self._held.items():
+            current[name].add_(part)
+        return {**self._loaded, **current}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Replaces every residual; parameters that are not in `state` get zero."""
         self._buffers.clear()
         self._slices.clear()
+        self._held.clear()
         self._loaded = {name: part.clone() for name, part in state.items()}
+
+    def _hold_unused(self, key: tuple[str, ...], gradients: Iterable[torch.Tensor]) -> None:
+        for name, gradient in zip(key, gradients, strict=True):
+            part = self._slices[name]
+            if part.any() and not gradient.any():
+                self._held[name] = part.clone()
+                part.zero_()
 
     def _assembled(self, key: tuple[str, ...], bucket: Any) -> torch.Tensor:
         flat = torch.zeros_like(bucket.buffer())

@@ -43,6 +43,11 @@ class Runtime:
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
         logger.setLevel(config.log_level.upper())
+        if config.chaos is not None:
+            logger.warning(
+                "FAULT INJECTION IS ON in process %d: chaos = %s (%s). What this process receives is lost or delayed on purpose",
+                self.pid, config.chaos, config.origin("chaos"),
+            )  # fmt: skip
         features = self.engine.features()
         if (config.code_points() or config.marks_importance()) and not features["traffic_class"]:
             logger.warning(
@@ -105,6 +110,7 @@ def _stop(reference: weakref.ref[Runtime]) -> None:
 
 
 def _start_engine(config: Config) -> _native.Engine:
+    faults = config.faults()
     settings = {
         "interface": config.interface,
         "mtu": config.mtu,
@@ -122,6 +128,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "paths": config.paths,
         "incast": config.incast,
         "spray": config.spray,
+        "chaos": None if faults is None else faults.numbers(),
     }
     ports = _ports(config.port)
     for port in ports[:-1]:

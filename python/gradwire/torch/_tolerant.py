@@ -28,6 +28,7 @@ def all_reduce(
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
+    divide_by: str | None = None,
     algorithm: str | None = None,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
@@ -42,8 +43,7 @@ def all_reduce(
 
     Args:
         tensor: float32, bfloat16 or float16, any shape.
-        op: AVG divides each element by the number of ranks that contributed to it. SUM is that mean times the world
-            size only where nothing was lost.
+        op: AVG divides each element as `divide_by` says. SUM is that mean times the world size.
         loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -51,11 +51,14 @@ def all_reduce(
             measured, and below this. None: the preset's.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
+        divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
+            None: the configuration's.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.
-        residual: like `tensor`. This rank's values that did not count are written here at their places, all else stays
-            as it is. Add it to the next tensor and clear it: then no contribution is lost, it is only late.
+        residual: like `tensor`. What this rank's values that did not count still owe to the mean is written here at their
+            places, all else stays as it is: the value less the mean that stood in for it (with `divide_by="world"`: all of
+            it). Add it to the next tensor and clear it: then no contribution is lost, it is only late.
         priority: 0 to 255; lower goes first when several are in flight. Local to this rank. None: that of the class.
         traffic_class: 0 (the most urgent) to `classes` - 1: which queue of a switch, by `dscp_classes`. Local to this rank.
         important: which parts of the tensor a switch should keep longest, a mask of any length: the tensor is thought of
@@ -69,7 +72,8 @@ def all_reduce(
         UnsupportedError: the group has another backend.
 
     # Loss
-    An element that a rank's contribution is missing for is the mean over the others; all ranks get the same bits. Only with
+    An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero
+    (`divide_by`); all ranks get the same bits. Only with
     a `gather_loss_bound` above 0 (preset `dlcp` has one) a result may be missing on a rank, which then holds what
     `Config.gather_fill` says.
     """
@@ -86,6 +90,7 @@ def all_reduce(
             deadline_ms=milliseconds(deadline),
             step_delay_max_ms=milliseconds(step_delay_max),
             gather_loss_bound=gather_loss_bound,
+            divide_by=divide_by,
         )
         options["algorithm"] = algorithm_code(config, algorithm)
         options |= tag_options(config, traffic_class, important)

@@ -31,25 +31,28 @@ def check_exact_collectives_are_exact() -> None:
 
 
 def mean_of_the_rest(residuals: list[torch.Tensor]) -> torch.Tensor:
-    """The mean over the values that are in no residual; no value may be in two."""
+    """The sum of the values that are in no residual, divided by all ranks; no value may be in two."""
     late = reduce(torch.bitwise_or, residuals)
     assert torch.equal(late, torch.stack(residuals).sum(0)), "a value is in two residuals"
     counted = [(late >> r & 1 == 0).long() for r in range(WORLD_SIZE)]
     total = torch.stack([part << r for r, part in enumerate(counted)]).sum(0)
-    return total.float() / torch.stack(counted).sum(0)
+    return total.float() / torch.full_like(total, WORLD_SIZE)
 
 
 def check_every_value_counts_exactly_once_and_replicas_agree() -> None:
     # test of: auto/error-feedback
     # Rank r contributes 2**r to each element, so the bits of a residual say whose values it holds: its own in a
-    # transpose, those of a partial sum in a ring. The mean over what is in nobody's residual is known for each
-    # element, bit for bit: sums of powers of two are exact, and so is their order.
+    # transpose, those of a partial sum in a ring. Zero stands in for what is missing, so that all of it is owed. The result
+    # of what is in nobody's residual is known for each element, bit for bit: sums of powers of two are exact, and so is
+    # their order.
     lost = 0
     for preset, algorithm in product(("auto", "mlt", "reliable"), ("transpose", "ring")):
         for _ in range(ROUNDS // 2):
             tensor = torch.full((ELEMS,), 2.0**RANK)
             residual = torch.zeros(ELEMS)
-            work = gradwire.torch.all_reduce(tensor, preset=preset, algorithm=algorithm, residual=residual)
+            work = gradwire.torch.all_reduce(
+                tensor, preset=preset, algorithm=algorithm, residual=residual, divide_by="world"
+            )
             means, residuals = everybodys(tensor), everybodys(residual)
             assert algorithm == "ring" or set(residual.unique().tolist()) <= {0.0, 2.0**RANK}
             expected = mean_of_the_rest([part.long() for part in residuals])

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 ELEMS = 150_001
 ROUNDS = 4
+UNTOUCHED = -7.0  # no difference between a value and a mean
 # What test_presets.py sets in the environment.
 WARM_UP_ROUNDS = 3
 REASONS = {"all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"}
@@ -26,7 +27,7 @@ def check_every_preset_averages_what_counted_and_says_what_ended_the_wait() -> N
     for preset in PRESETS:
         for number in range(ROUNDS):
             tensor = torch.full((ELEMS,), float(RANK))
-            residual = torch.full((ELEMS,), -1.0)
+            residual = torch.full((ELEMS,), UNTOUCHED)
             work = gradwire.torch.all_reduce(
                 tensor, preset=preset, residual=residual, step_delay_max=timedelta(seconds=5)
             )
@@ -34,8 +35,8 @@ def check_every_preset_averages_what_counted_and_says_what_ended_the_wait() -> N
             assert report.warm_up == (preset == "ultima" and number < WARM_UP_ROUNDS), (preset, number)
             assert {report.reduce_ended_by, report.gather_ended_by} <= REASONS, (preset, report)
             assert report.replicas_identical == (preset != "dlcp"), preset
-            # Whoever's value did not count somewhere has it in its residual.
-            assert int((residual >= 0).sum()) == report.elems_uncounted
+            # Whoever's value did not count somewhere has in its residual what it still owes.
+            assert int((residual != UNTOUCHED).sum()) == report.elems_uncounted
             counted = torch.ones(ELEMS, dtype=torch.bool)
             for start, end in report.filled:
                 assert not report.replicas_identical

@@ -14,7 +14,7 @@ mod scale;
 pub(crate) use self::half::{accumulate, narrow, widen};
 pub use hadamard::Hadamard;
 pub(crate) use magnitude::{gather_magnitudes, mean_magnitude};
-pub(crate) use scale::{divide, divide_f32, scale, scale_f32};
+pub(crate) use scale::{divide, divide_f32, scale, scale_f32, take_away};
 
 use crate::{Dtype, ReduceOp};
 use element::{fold, Bits, Element};

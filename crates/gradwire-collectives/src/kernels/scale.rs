@@ -1,6 +1,6 @@
 //! The last step of a reduction: a mean divides, a scaled sum multiplies.
 
-use super::element::{map, Bits, Element};
+use super::element::{fold, map, Bits, Element};
 use super::half::{narrow, widen};
 use crate::Dtype;
 
@@ -52,6 +52,41 @@ pub(crate) fn divide_f32(values: &mut [f32], count: u16) {
 /// `values[i] *= factor`.
 pub(crate) fn scale_f32(values: &mut [f32], factor: f64) {
     values.iter_mut().for_each(|v| *v *= factor as f32);
+}
+
+/// `values[i] -= factor * source[i]` over elements of a float dtype, halves in float32; zero where that is not finite.
+pub(crate) fn take_away(dtype: Dtype, values: &mut [u8], source: &[u8], factor: f64) {
+    let single = |v: f32, s: f32| finite_or_zero(v - factor as f32 * s);
+    match dtype {
+        Dtype::F32 => fold::<f32>(values, source, single),
+        Dtype::F64 => fold::<f64>(values, source, |v, s| {
+            let left = v - factor * s;
+            if left.is_finite() {
+                left
+            } else {
+                0.0
+            }
+        }),
+        Dtype::F16 | Dtype::Bf16 => {
+            let mut other = [0.0; BLOCK];
+            for (block, source) in values.chunks_mut(2 * BLOCK).zip(source.chunks(2 * BLOCK)) {
+                let other = &mut other[..block.len() / 2];
+                widen(dtype, source, other);
+                in_float32(dtype, block, |wide| {
+                    wide.iter_mut().zip(&*other).for_each(|(v, s)| *v = single(*v, *s));
+                });
+            }
+        }
+        _ => debug_assert!(false, "only floats tolerate loss"),
+    }
+}
+
+fn finite_or_zero(value: f32) -> f32 {
+    if value.is_finite() {
+        value
+    } else {
+        0.0
+    }
 }
 
 fn in_float32(dtype: Dtype, values: &mut [u8], change: impl Fn(&mut [f32])) {

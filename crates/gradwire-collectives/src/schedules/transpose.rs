@@ -162,7 +162,7 @@ const GATHER: u32 = 1;
 mod tests {
     use super::*;
     use crate::memory::Reduction;
-    use crate::{Dtype, ReduceOp, View};
+    use crate::{DivideBy, Dtype, ReduceOp, View};
     use std::collections::BTreeSet;
 
     type Sends = Vec<(u32, u32, u32)>;
@@ -181,7 +181,8 @@ mod tests {
             // SAFETY: the vector is kept beside the view and nobody else touches it.
             let view = unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) };
             let (dtype, reduce) = (Dtype::F32, ReduceOp::Sum);
-            let reduction = Reduction { dtype, reduce, world_size: world_size as u16 };
+            let divide_by = DivideBy::Contributions;
+            let reduction = Reduction { dtype, reduce, world_size: world_size as u16, divide_by };
             let memory = Memory::new((view, view, View::EMPTY), reduction, 64);
             let layout = Layout::new(bytes.len(), world_size as usize, 64);
             Self { schedule: Transpose::new(place, layout, true), memory, _bytes: bytes }

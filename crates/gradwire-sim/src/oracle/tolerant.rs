@@ -9,12 +9,12 @@ use crate::plan::OpPlan;
 use crate::rank::{RESIDUAL_FILL, STALE};
 use crate::record::{count, first_outside, merge, Arrival};
 use crate::values::{
-    base_sum, contribution, encode, encode_mean, encode_scaled, factor, factors, load, means_identify_masks,
-    show, sum_over,
+    base_sum, contribution, encode, encode_less, encode_mean, encode_scaled, factor, factors, load,
+    means_identify_masks, show, sum_over,
 };
 use crate::world::World;
 use crate::Violation;
-use gradwire_collectives::{DeadlineRule, DeliveryReport, Dtype, Fill, PeerDelivery, ReduceOp};
+use gradwire_collectives::{DeadlineRule, DeliveryReport, DivideBy, Dtype, Fill, PeerDelivery, ReduceOp};
 use gradwire_core::Contract;
 use std::ops::Range;
 
@@ -318,7 +318,20 @@ impl<'w> View<'w> {
         Ok(())
     }
 
-    /// Transpose: the residual holds exactly the own values that did not count, and nothing else was touched.
+    /// What rank `rank` owes for an element that did not count, or for `weight` of them: its value less the mean that
+    /// stood in for it, in the arithmetic of the dtype; nothing where it does not know that mean.
+    fn owed(&self, rank: usize, elem: u64, value: i64) -> u64 {
+        let (dtype, result) = (self.plan.dtype, load(&self.result, self.plan.dtype, elem as usize));
+        let factor = match (self.plan.policy.divide_by, self.plan.reduce) {
+            (DivideBy::World, _) => return encode(dtype, value),
+            _ if contains(&merge(self.reports[rank].filled.clone()), elem) => return 0,
+            (_, ReduceOp::Sum) => 1.0 / self.outputs.len() as f64,
+            _ => 1.0,
+        };
+        encode_less(dtype, value, result, factor)
+    }
+
+    /// Transpose: the residual holds exactly what the own values that did not count owe, and nothing else was touched.
     fn check_residuals(&self) -> Result<(), Violation> {
         let dtype = self.plan.dtype;
         for (rank, residual) in self.residuals.iter().enumerate() {
@@ -330,7 +343,7 @@ impl<'w> View<'w> {
                 }
                 let value = contribution(dtype, self.plan.reduce, self.op, rank, elem);
                 let counts = !contains(&self.uncounted[rank], elem);
-                let expected = if counts { untouched } else { encode(dtype, value) };
+                let expected = if counts { untouched } else { self.owed(rank, elem, value) };
                 if got != expected {
                     let (expected, got) = (show(dtype, expected), show(dtype, got));
                     return Err(Violation::Residual { op: self.op, rank, elem, expected, got });
@@ -340,8 +353,8 @@ impl<'w> View<'w> {
         Ok(())
     }
 
-    /// Ring: a partial sum that was lost is in the residual of the rank that sent it. Whoever it was, result and
-    /// residuals together must hold every contribution once.
+    /// Ring: a partial sum that was lost is in the residual of the rank that sent it, less the means that stood in for it.
+    /// Whoever it was, the result, for all ranks, and the residuals must hold every contribution once.
     fn check_conservation(&self) -> Result<(), Violation> {
         let mut mask = everybody(self.world.scenario.world_size);
         debug_assert!(self.reports.iter().all(|report| report.filled.is_empty()), "no ring fills");
@@ -365,8 +378,17 @@ impl<'w> View<'w> {
         let late: f64 = held.filter(|bits| *bits != untouched(dtype)).map(|bits| decode(dtype, bits)).sum();
         let all = everybody(self.world.scenario.world_size);
         let expected = sum_over(dtype, self.op, elem, all) as f64;
-        let got = sum_over(dtype, self.op, elem, mask) as f64 + late;
-        if got.to_bits() == expected.to_bits() {
+        let counted = sum_over(dtype, self.op, elem, mask) as f64;
+        let (ranks, contributions) = (self.outputs.len() as f64, f64::from(mask.count_ones()));
+        let stood_in = match self.plan.policy.divide_by {
+            DivideBy::Contributions => counted / contributions * (ranks - contributions),
+            DivideBy::World => 0.0,
+        };
+        let got = counted + stood_in + late;
+        // Means of these values are whole numbers; of a scaled sum the factor was rounded.
+        let rounding =
+            if self.plan.reduce == ReduceOp::Sum { expected * ranks * f64::from(f32::EPSILON) } else { 0.0 };
+        if (got - expected).abs() <= rounding {
             return Ok(());
         }
         Err(Violation::NotConserved { op: self.op, elem, expected, got })
@@ -399,9 +421,13 @@ impl MeanTable {
     fn new(plan: &OpPlan, world_size: usize) -> Self {
         let result = |factor: i64, mask: u32| {
             let sum = base_sum(plan.dtype, mask) * factor;
+            let count = match plan.policy.divide_by {
+                DivideBy::Contributions => mask.count_ones(),
+                DivideBy::World => world_size as u32,
+            };
             match plan.reduce {
-                ReduceOp::Sum => encode_scaled(plan.dtype, sum, world_size, mask.count_ones()),
-                _ => encode_mean(plan.dtype, sum, mask.count_ones()),
+                ReduceOp::Sum => encode_scaled(plan.dtype, sum, world_size, count),
+                _ => encode_mean(plan.dtype, sum, count),
             }
         };
         let row = |factor| (1..=everybody(world_size)).map(|mask| result(factor, mask)).collect();

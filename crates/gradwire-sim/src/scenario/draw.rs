@@ -8,7 +8,7 @@ mod paths;
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
-use gradwire_collectives::{Algorithm, DeadlineRule, Dtype, Fill, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, DeadlineRule, DivideBy, Dtype, Fill, Policy, ReduceOp};
 use gradwire_core::recovery::ControllerKind;
 pub(super) use paths::bad_paths;
 use paths::draw_paths;
@@ -302,6 +302,9 @@ fn draw_policy(rng: &mut Rng) -> Policy {
     }
     if !policy.is_exact() && rng.chance(0.05) {
         policy.deadline_max = Some(Duration::from_millis(rng.log_uniform(5, 500)));
+    }
+    if !policy.is_exact() && rng.chance(0.2) {
+        policy.divide_by = DivideBy::World;
     }
     assert_eq!(policy.validate(), Ok(()), "{policy:?}");
     policy

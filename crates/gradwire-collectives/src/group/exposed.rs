@@ -1,0 +1,23 @@
+//! What is exposed to loss: asked for by fault injection, which may cut off only what a contract can do without.
+
+use super::Group;
+use crate::call::Call;
+use gradwire_core::wire::{Header, Opening};
+
+impl Group {
+    /// Bytes of the transfer from `peer` that a data packet belongs to, if that may lose something. A transfer that is not
+    /// posted here yet is known by its `opening` alone: then that of a reduce stage whose call has a policy.
+    pub fn lossy_bytes(&mut self, peer: u32, header: &Header, opening: Option<&Opening>) -> Option<u64> {
+        let transfer = header.transfer;
+        if transfer.is_point_to_point() {
+            return None;
+        }
+        let op = self.ops.key_of(transfer.op()).and_then(|key| self.ops.at(key));
+        if let Some(known) = op.and_then(|op| op.lossy_receive(peer, transfer)) {
+            return known;
+        }
+        let opening = opening?;
+        let call = Call::decode(&opening.descriptor)?;
+        call.may_lose(transfer.index(), self.world_size).then_some(opening.total_bytes)
+    }
+}

@@ -1,0 +1,207 @@
+//! Fault injection: datagrams that have arrived are lost or held back before the protocol sees them.
+//!
+//! For tests of what is built on gradwire, and of gradwire itself, over real sockets. Whether a data packet is lost follows from
+//! the seed, the ranks and its number on its path, not from when it came, so that a run can be repeated; control packets have
+//! no number and are drawn in the order of their arrival. Off, the network thread has no chaos at all and asks nothing.
+
+use crate::socket::{Datagram, RawAddress};
+use gradwire_core::wire::{Kind, Opening, Reader};
+use gradwire_core::{Flags, Header, Timestamp};
+use serde::Serialize;
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+/// What is done to the datagrams that this process receives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ChaosConfig {
+    /// Share of all datagrams that is lost at random, 0 to 0.9.
+    pub loss: f64,
+    /// Share of each transfer that may lose something, at its end, whose data packets are lost when they come for the first
+    /// time, 0 to 0.9: a burst.
+    pub tail: f64,
+    /// How long every datagram is held back.
+    pub delay: Duration,
+    /// Of the chances.
+    pub seed: u64,
+}
+
+impl fmt::Display for ChaosConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { loss, tail, delay, seed } = *self;
+        let (loss, tail, delay) = (loss * 100.0, tail * 100.0, delay.as_secs_f64() * 1e3);
+        write!(f, "loss={loss}%,tail={tail}%,delay={delay}ms,seed={seed}")
+    }
+}
+
+/// A datagram on its way through this process: which group it is for, who sent it and who gets it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) group: u32,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+}
+
+/// The faults at work.
+#[derive(Debug)]
+pub(crate) struct Chaos {
+    config: ChaosConfig,
+    /// Control packets so far.
+    control: u64,
+    /// What is held back, in order.
+    held: VecDeque<Held>,
+}
+
+/// A datagram that is held back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    due: Timestamp,
+    bytes: Vec<u8>,
+    from: RawAddress,
+    octet: u8,
+}
+
+impl Held {
+    /// As it arrived.
+    pub(crate) fn datagram(&self) -> Datagram<'_> {
+        Datagram { bytes: &self.bytes, from: &self.from, octet: self.octet, is_fresh: false }
+    }
+}
+
+impl Chaos {
+    pub(crate) fn new(config: ChaosConfig) -> Self {
+        Self { config, control: 0, held: VecDeque::new() }
+    }
+
+    /// Whether a datagram is lost. `lossy_bytes`: size of the transfer of a data packet, if that may lose something.
+    pub(crate) fn loses(
+        &mut self,
+        way: Way,
+        datagram: &[u8],
+        lossy_bytes: impl FnOnce(&Header, Option<&Opening>) -> Option<u64>,
+    ) -> bool {
+        let Ok((header, body)) = Header::decode(datagram) else { return false };
+        let is_data = header.kind == Kind::Data;
+        let number = if is_data { u64::from(header.packet_number.0) } else { self.control };
+        self.control += u64::from(!is_data);
+        let stream = u64::from(way.group) << 32 | u64::from(way.from) << 16 | u64::from(way.to);
+        let which = u64::from(is_data) << 40 | u64::from(header.path.0) << 32 | number;
+        if share_of(mix(mix(self.config.seed ^ mix(stream)) ^ which)) < self.config.loss {
+            return true;
+        }
+        if !is_data || self.config.tail <= 0.0 || header.flags.contains(Flags::RETRANSMITTED) {
+            return false;
+        }
+        let mut reader = Reader::new(body);
+        let opens = header.flags.contains(Flags::OPENING);
+        let opening = if opens { Opening::decode(&mut reader).ok() } else { None };
+        let end = u64::from(header.offset) + reader.rest().len() as u64;
+        let total = lossy_bytes(&header, opening.as_ref());
+        total.is_some_and(|total| end as f64 > total as f64 * (1.0 - self.config.tail))
+    }
+
+    /// Holds a datagram back.
+    pub(crate) fn hold(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
+        let Datagram { bytes, from, octet, .. } = *datagram;
+        let due = now + self.config.delay;
+        self.held.push_back(Held { due, bytes: bytes.to_vec(), from: *from, octet });
+    }
+
+    /// The next one that has been held back long enough.
+    pub(crate) fn release(&mut self, now: Timestamp) -> Option<Held> {
+        let is_due = self.held.front().is_some_and(|held| held.due <= now);
+        is_due.then(|| self.held.pop_front()).flatten()
+    }
+
+    /// When the next one is to be released.
+    pub(crate) fn due(&self) -> Option<Timestamp> {
+        self.held.front().map(|held| held.due)
+    }
+}
+
+/// Spreads the bits of a number over all of it (the finalizer of splitmix64): neighbours become unrelated.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ value >> 31
+}
+
+/// A number of 64 random bits as a share of all of them, below 1.
+fn share_of(bits: u64) -> f64 {
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gradwire_core::wire::{PacketNumber, HEADER_BYTES};
+    use gradwire_core::ConnectionId;
+
+    const WAY: Way = Way { group: 0, from: 1, to: 2 };
+
+    fn data(number: u32, offset: u32, flags: Flags) -> Vec<u8> {
+        let header = Header::control(Kind::Data, ConnectionId::new(7).expect("not zero"));
+        let header = Header { flags, offset, packet_number: PacketNumber(number), ..header };
+        [&header.encode()[..], &[0; 100]].concat()
+    }
+
+    fn lost(config: ChaosConfig, way: Way, numbers: impl Iterator<Item = u32>) -> Vec<u32> {
+        let mut chaos = Chaos::new(config);
+        numbers.filter(|number| chaos.loses(way, &data(*number, 0, Flags::NONE), |_, _| None)).collect()
+    }
+
+    #[test]
+    fn the_seed_decides_which_packets_are_lost_whenever_they_come() {
+        let config = ChaosConfig { loss: 0.1, seed: 7, ..ChaosConfig::default() };
+        let first = lost(config, WAY, 0..20_000);
+        assert!((1_850..2_150).contains(&first.len()), "{} of 20000", first.len());
+        let mut reversed = lost(config, WAY, (0..20_000).rev());
+        reversed.reverse();
+        assert_eq!(first, reversed);
+        for other in [
+            lost(ChaosConfig { seed: 8, ..config }, WAY, 0..20_000),
+            lost(config, Way { from: 2, to: 1, ..WAY }, 0..20_000),
+            lost(config, Way { group: 1, ..WAY }, 0..20_000),
+        ] {
+            let both = other.iter().filter(|number| first.binary_search(number).is_ok()).count();
+            assert!((100..300).contains(&both), "{both} of 2000 in common, a tenth by chance");
+        }
+    }
+
+    #[test]
+    fn the_tail_of_what_may_lose_something_is_lost_once() {
+        let config = ChaosConfig { tail: 0.1, ..ChaosConfig::default() };
+        let mut chaos = Chaos::new(config);
+        let mut loses = |offset, flags, bytes| chaos.loses(WAY, &data(0, offset, flags), |_, _| bytes);
+        assert!(!loses(800, Flags::NONE, Some(1000)), "bytes 800 to 900");
+        assert!(loses(801, Flags::NONE, Some(1000)) && loses(900, Flags::NONE, Some(1000)));
+        assert!(!loses(900, Flags::RETRANSMITTED, Some(1000)), "lost once");
+        assert!(!loses(900, Flags::NONE, None), "exact");
+    }
+
+    #[test]
+    fn what_is_held_back_comes_in_order_when_it_is_due() {
+        let delay = Duration::from_millis(2);
+        let mut chaos = Chaos::new(ChaosConfig { delay, ..ChaosConfig::default() });
+        let at = |ms: u64| Timestamp::from_nanos(ms * 1_000_000);
+        let from = RawAddress::EMPTY;
+        for byte in 0..2 {
+            let datagram = Datagram { bytes: &[byte; HEADER_BYTES], from: &from, octet: 3, is_fresh: true };
+            chaos.hold(at(u64::from(byte)), &datagram);
+        }
+        assert!(chaos.release(at(1)).is_none());
+        assert_eq!(chaos.due(), Some(at(2)));
+        let held = chaos.release(at(2)).unwrap();
+        assert_eq!((held.datagram().bytes[0], held.datagram().octet), (0, 3));
+        assert!(chaos.release(at(2)).is_none());
+        assert!(chaos.release(at(3)).is_some() && chaos.due().is_none());
+    }
+
+    #[test]
+    fn it_says_what_it_does() {
+        let delay = Duration::from_millis(2);
+        let config = ChaosConfig { loss: 0.01, tail: 0.1, delay, seed: 7 };
+        assert_eq!(config.to_string(), "loss=1%,tail=10%,delay=2ms,seed=7");
+    }
+}

@@ -1,0 +1,147 @@
+"""Replicas that drift apart because averaged gradients were lost on their way back, and how they are made equal again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.errors import ConfigError, InvalidRequestError
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+GLOO = dist.new_group(backend="gloo")
+STEPS = 4
+
+
+def model_of(**options: Any) -> tuple[DistributedDataParallel, gradwire.torch.LossTolerance]:
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(200, 400), nn.BatchNorm1d(400), nn.Linear(400, 200))
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.3)
+    return model, gradwire.torch.tolerate_loss(model, preset="dlcp", gather_loss_bound=0.1, **options)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
+    generator = torch.Generator().manual_seed(RANK)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(16, 200, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def bits(tensors: Any) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten().view(torch.int32) for tensor in tensors])
+
+
+def everybodys(mine: torch.Tensor) -> torch.Tensor:
+    """The tensor of every rank, exchanged over TCP: `[world_size, elems]`."""
+    rows = [torch.empty_like(mine) for _ in range(WORLD_SIZE)]
+    dist.all_gather(rows, mine, group=GLOO)
+    return torch.stack(rows)
+
+
+def identical(tensors: Any) -> bool:
+    rows = everybodys(bits(tensors))
+    return bool((rows == rows[0]).all())
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values()]
+
+
+# test of: auto/drift-meter
+def check_drift_is_measured_and_repaired_bit_for_bit() -> None:
+    model, state = model_of()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    assert state.drift.check().identical
+    assert state.drift.largest_difference() == gradwire.torch.Difference()
+    train(model, optimizer)
+    assert not identical(model.parameters()), "no result was lost: the test has shown nothing"
+
+    report = state.drift.check()
+    rows = everybodys(bits(model.parameters()))
+    differ = int((rows != rows[0]).any(0).sum())
+    assert 0 < 4 * differ <= report.bytes_differing < report.bytes == 4 * rows.shape[1]
+    assert (report.step, report.tensors) == (STEPS, 6)
+    difference = state.drift.largest_difference()
+    values = rows.view(torch.float32)
+    assert difference.value == (values.max(0).values - values.min(0).values).max().item()
+    assert difference.name in report.names
+
+    assert state.resynchronize() == report
+    assert identical(model.parameters())
+    assert state.drift.check().identical
+    assert (everybodys(bits(model.parameters()))[0] == rows).any(0).all(), "every value is one that a rank had"
+    assert not identical(optimizer_tensors(optimizer)), "not covered unless it is asked for"
+    repaired = state.resynchronize(optimizer=optimizer)
+    assert repaired.names
+    assert all(name.startswith("optimizer.") for name in repaired.names)
+    assert identical(optimizer_tensors(optimizer))
+
+
+def check_buffers_are_covered_when_asked_for() -> None:
+    model, state = model_of()
+    with torch.no_grad():
+        model.module[1].running_mean.fill_(float(RANK))
+    assert state.drift.check().identical
+    assert state.drift.check(buffers=True).names == ("buffer.1.running_mean",)
+    assert state.resynchronize(buffers=True).bytes_differing == 400 * 4
+    assert identical(model.buffers())
+
+
+def check_most_ranks_decide_and_one_element_costs_one_block() -> None:
+    model, state = model_of()
+    before = bits(model.parameters()).clone()
+    weight = model.module[2].weight
+    with torch.no_grad():
+        if RANK == 0:
+            weight[-1, -1] += 1.0
+    report = state.drift.check()
+    assert (report.names, report.blocks_differing, report.ranks) == (("2.weight",), 1, (0,))
+    assert abs(state.drift.largest_difference().value - 1.0) < 1e-6
+    state.resynchronize()
+    assert torch.equal(bits(model.parameters()), before)
+
+
+def check_tensors_that_are_not_dense_are_repaired_too() -> None:
+    model, state = model_of()
+    turned = model.module[0].weight.detach().t().contiguous().t()
+    model.module[0].weight.data = turned
+    with torch.no_grad():
+        if RANK == 1:
+            model.module[0].weight[5, 7] = 9.0
+    assert state.resynchronize().ranks == (1,)
+    assert identical([model.module[0].weight.contiguous()])
+
+
+def check_the_hook_compares_every_so_many_steps_and_warns() -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        model, state = model_of(drift_every=2)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=2)
+        assert state.drift.latest is None
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=3)
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+    assert state.drift.latest is not None
+    assert state.drift.latest.step == 4
+    warned = [line for line in lines if "replicas differ in" in line]
+    assert not state.drift.latest.identical
+    assert len(warned) == (2 if RANK == 0 else 0), lines
+
+
+def check_what_cannot_be_compared_is_refused_everywhere() -> None:
+    model, state = model_of()
+    if RANK == 1:
+        model.module[0].register_parameter("only_here", nn.Parameter(torch.ones(3)))
+    with pytest.raises(InvalidRequestError, match="blocks"):
+        state.drift.check()
+    with pytest.raises(ConfigError, match="drift_every"):
+        model_of(drift_every=-1)
