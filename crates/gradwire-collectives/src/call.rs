@@ -44,6 +44,7 @@ enum Kind {
     Barrier = 9,
     PointToPoint = 10,
     Refused = 11,
+    Exchange = 12,
 }
 
 impl Call {
@@ -57,6 +58,9 @@ impl Call {
         elems: 0,
         fingerprint: 0,
     };
+
+    /// The group's own exchange of what its ranks measured.
+    pub(crate) const EXCHANGE: Self = Self { kind: Kind::Exchange, ..Self::REFUSED };
 
     /// The call that `request` is, with the schedule that was chosen for it.
     pub(crate) fn of(request: &Request, algorithm: Algorithm) -> Self {
@@ -157,6 +161,7 @@ impl Call {
             (Kind::Barrier, _) => "barrier",
             (Kind::PointToPoint, _) => "send/receive",
             (Kind::Refused, _) => "a call that it refused as invalid",
+            (Kind::Exchange, _) => "the exchange of what ranks measured",
         }
     }
 
@@ -205,7 +210,7 @@ pub(crate) fn mismatch(sequence: u64, one: (u32, &Descriptor), other: (u32, &Des
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::AllReduce,
         Self::Broadcast,
         Self::AllGather,
@@ -217,6 +222,7 @@ impl Kind {
         Self::Barrier,
         Self::PointToPoint,
         Self::Refused,
+        Self::Exchange,
     ];
 }
 

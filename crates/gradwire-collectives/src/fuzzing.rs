@@ -11,8 +11,8 @@ use crate::core::{ConnectionConfig, Mark, Timestamp};
 use crate::position::PositionRecord;
 use crate::verdict::AbortRecord;
 use crate::{
-    Algorithm, Collective, Dtype, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy, ReduceOp,
-    Request, Tags, TransmitSink, View,
+    Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
+    ReduceOp, Request, Tags, TransmitSink, View,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -67,6 +67,8 @@ const COMMANDS_MAX: usize = 300;
 const DATAGRAM_BYTES: usize = 1_200;
 /// Datagrams on their way to one rank; older ones are lost.
 const LINK_MAX: usize = 64;
+/// Often, since programs are short.
+const EXCHANGE: ExchangePlan = ExchangePlan { first: 1, every: 3, lag: 2 };
 /// Calls of one rank; each needs memory of its own.
 const CALLS_MAX: usize = 60;
 /// Turns in which a timer may stay due at one moment: each kind once for each transfer of each call.
@@ -90,7 +92,7 @@ impl World {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank| {
             let peers = (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
-            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None }, now)
+            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None, exchange: EXCHANGE }, now)
         };
         Self {
             now,

@@ -11,6 +11,7 @@ mod point_to_point;
 mod transmit;
 
 use crate::adaptive::Adaptive;
+use crate::agreement::{AgreedNetwork, Agreement, ExchangePlan};
 use crate::memory::Pool;
 use crate::ops::{Key, Ops};
 use crate::peer::Peer;
@@ -48,6 +49,8 @@ pub struct GroupConfig {
     /// Most senders that share a receiver in a transpose (ULTIMA's incast factor); `None`: all at once. Every rank
     /// says the same.
     pub incast: Option<u32>,
+    /// Where ranks exchange what they measured; see [`Group::agreed`]. Every rank says the same.
+    pub exchange: ExchangePlan,
 }
 
 /// Where datagrams go. Called by [`Group::poll_transmit`] for one datagram at a time; consecutive calls for one peer
@@ -113,6 +116,7 @@ pub struct Group {
     next_deadline: Option<Timestamp>,
     pool: Pool,
     adaptive: Adaptive,
+    agreement: Agreement,
     /// Peers whose connection may have something to say.
     dirty: Vec<usize>,
     /// Transfers to post, kept for its memory.
@@ -129,8 +133,18 @@ struct Queued {
     request: Request,
     submitted: Timestamp,
     sequence: u64,
+    purpose: Purpose,
+}
+
+/// Who asked for what is queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// A caller, who waits for it.
+    Call,
     /// It was refused and keeps the place of the call: its caller has the error already.
-    is_stand_in: bool,
+    StandIn,
+    /// The group itself, to exchange what its ranks measured.
+    Exchange,
 }
 
 impl Queued {
@@ -144,10 +158,10 @@ impl Group {
     ///
     /// # Panics
     /// When the peers are not the other ranks of the group, or the datagram sizes of their connections differ: the
-    /// counts of contributions need one packet grid.
+    /// counts of contributions need one packet grid. When the exchange plan is out of range.
     #[must_use]
     pub fn new(config: GroupConfig, now: Timestamp) -> Self {
-        let GroupConfig { rank, world_size, mut peers, incast } = config;
+        let GroupConfig { rank, world_size, mut peers, incast, exchange } = config;
         peers.sort_by_key(|peer| peer.rank);
         assert!(
             peers.iter().map(|peer| peer.rank).eq((0..world_size).filter(|other| *other != rank)),
@@ -184,6 +198,7 @@ impl Group {
             next_deadline: None,
             pool: Pool::default(),
             adaptive: Adaptive::default(),
+            agreement: Agreement::new(exchange, rank, world_size),
             dirty: Vec::new(),
             posts: Vec::new(),
             // The next rank first, so that not everybody begins with rank 0.
@@ -217,27 +232,38 @@ impl Group {
             Collective::Receive { .. } => {
                 let sequence = self.next_point_to_point;
                 self.next_point_to_point += 1;
-                let receive = Queued { id, request, submitted: now, sequence, is_stand_in: false };
+                let purpose = Purpose::Call;
+                let receive = Queued { id, request, submitted: now, sequence, purpose };
                 self.receives.push_back(receive);
                 self.match_receives(now);
             }
-            _ => self.enqueue(now, id, request, false),
+            _ => self.enqueue(now, id, request, Purpose::Call),
         }
         self.drain(now);
         id
     }
 
-    fn enqueue(&mut self, now: Timestamp, id: OpId, request: Request, is_stand_in: bool) {
+    /// Gives a call its place in the sequence. An exchange that has this place comes before it, and is thus under way on
+    /// every rank that makes the call.
+    fn enqueue(&mut self, now: Timestamp, id: OpId, request: Request, purpose: Purpose) {
+        if self.agreement.has_place(self.next_sequence) {
+            let exchange = self.agreement.request();
+            self.push(now, id, exchange, Purpose::Exchange);
+        }
+        self.push(now, id, request, purpose);
+        self.start_queued(now);
+    }
+
+    fn push(&mut self, now: Timestamp, id: OpId, request: Request, purpose: Purpose) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.queue.push_back(Queued { id, request, submitted: now, sequence, is_stand_in });
-        self.start_queued(now);
+        self.queue.push_back(Queued { id, request, submitted: now, sequence, purpose });
     }
 
     /// Keeps the place of a refused collective in the sequence, with bare signals that agree with nothing but another
     /// refusal. Without it the next call of this rank would meet the refused one of the others.
     fn stand_in(&mut self, now: Timestamp, id: OpId) {
-        self.enqueue(now, id, Request::nothing(), true);
+        self.enqueue(now, id, Request::nothing(), Purpose::StandIn);
         self.drain(now);
     }
 
@@ -312,8 +338,8 @@ impl Group {
 
     /// Says goodbye when this rank leaves and has no more to send.
     fn say_goodbye(&mut self, now: Timestamp) {
-        // Nobody waits for a stand-in, and peers who never make the call would hold it up for ever.
-        let is_busy = self.ops.iter().any(|op| !op.is_stand_in);
+        // Nobody waits for what is internal, and peers who never come to it would hold it up for ever.
+        let is_busy = self.ops.iter().any(|op| !op.is_internal);
         if !self.is_leaving || self.has_said_goodbye || is_busy {
             return;
         }
@@ -342,6 +368,20 @@ impl Group {
     pub fn path_stats(&self) -> Vec<(u32, ConnectionStats, Vec<PathStats>)> {
         let of = |peer: &Peer| (peer.rank, peer.connection.stats(), peer.connection.path_stats());
         self.peers.iter().map(of).collect()
+    }
+
+    /// Whether a call is no longer queued, for checkers: until then its payload may be early.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_begun(&self, op: OpId) -> bool {
+        !self.queue.iter().any(|queued| queued.id == op && queued.purpose == Purpose::Call)
+    }
+
+    /// What every rank knows alike about the network at the collective that was started last: ranks that have started
+    /// the same collectives get the same answer. `None` until the first exchange has ended, and for a group of one rank.
+    #[must_use]
+    pub fn agreed(&self) -> Option<AgreedNetwork> {
+        self.agreement.current()
     }
 
     /// For a timeout while connecting: peers that have not answered, with how long ago they were last heard (never,

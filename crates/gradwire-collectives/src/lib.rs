@@ -4,6 +4,7 @@
 //! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
 
 mod adaptive;
+mod agreement;
 mod call;
 mod dtype;
 mod error;
@@ -26,6 +27,7 @@ mod validate;
 mod verdict;
 mod view;
 
+pub use agreement::{AgreedNetwork, ExchangePlan};
 pub use dtype::{Dtype, ReduceOp};
 pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;

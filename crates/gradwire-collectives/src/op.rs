@@ -52,8 +52,8 @@ pub(crate) struct Op {
     held: usize,
     /// The caller has been told that it ended.
     pub(crate) is_reported: bool,
-    /// It keeps the place of a refused call; see [`Op::stand_in`].
-    pub(crate) is_stand_in: bool,
+    /// Nobody waits for it; see [`Op::stand_in`] and [`Op::exchange`].
+    pub(crate) is_internal: bool,
     /// How the stages ended so far: reduce, gather.
     stages: [StageEnd; 2],
     /// Bytes of the residual that hold what did not count, and of how many ranks.
@@ -153,7 +153,7 @@ impl Op {
             open: 0,
             held: 0,
             is_reported: false,
-            is_stand_in: false,
+            is_internal: false,
             stages: [StageEnd::NOTHING; 2],
             owed: Vec::new(),
             report,
@@ -162,7 +162,13 @@ impl Op {
 
     /// Makes it stand for a call that was refused: its signals say so, and nobody waits for it.
     pub(crate) fn stand_in(&mut self) {
-        (self.call, self.is_stand_in, self.is_reported) = (Call::REFUSED, true, true);
+        (self.call, self.is_internal, self.is_reported) = (Call::REFUSED, true, true);
+    }
+
+    /// Makes it an exchange of what the ranks measured. Its few bytes are no incast.
+    pub(crate) fn exchange(&mut self) {
+        (self.call, self.is_internal, self.is_reported) = (Call::EXCHANGE, true, true);
+        self.senders = 1;
     }
 
     /// Prepares the memory and gives the first transfers to post.
@@ -170,6 +176,11 @@ impl Op {
         self.staging = pool.staging.pop().unwrap_or_default();
         self.schedule.start(&mut self.memory, pool, posts);
         self.note(posts);
+    }
+
+    /// Whether it is one; see [`Op::exchange`].
+    pub(crate) fn is_exchange(&self) -> bool {
+        self.call == Call::EXCHANGE
     }
 
     /// Number in the group's sequence, or of the point-to-point call.
@@ -209,6 +220,15 @@ impl Op {
     /// How its stages ended so far: reduce, gather.
     pub(crate) fn stages(&self) -> &[StageEnd; 2] {
         &self.stages
+    }
+
+    /// Whether the receive `transfer` from `from` may leave something behind.
+    pub(crate) fn may_lose(&mut self, from: u32, transfer: TransferId) -> bool {
+        let index = self.index(transfer);
+        match self.receives.at(from, index).map(|receive| receive.loss) {
+            Some(Loss::In(stage)) => self.policy_in_force().may_lose(stage),
+            _ => false,
+        }
     }
 
     /// The stage that the send `transfer` to `to` belongs to.
@@ -328,8 +348,7 @@ impl Op {
             peer.network_time += receipt.elapsed;
         }
         if let Loss::In(stage) = loss {
-            let Receipt { elapsed, received_bytes, total_bytes, reason, .. } = *receipt;
-            self.stages[stage as usize].add(elapsed, received_bytes, total_bytes, reason);
+            self.stages[stage as usize].add(receipt);
         }
         if let Target::Place(at) = target {
             receipt.missing.iter().for_each(|missing| self.fill(at, missing));

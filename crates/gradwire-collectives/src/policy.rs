@@ -373,6 +373,8 @@ mod tests {
         bytes_received: 0,
         packets_duplicate: 0,
         packets_dropped: 0,
+        packets_numbered: 0,
+        packets_arrived: 0,
         control_sent: 0,
         probes_sent: 0,
         rtt_smoothed: Duration::from_millis(1),

@@ -90,6 +90,33 @@ impl View {
     }
 }
 
+/// Memory of the group itself, for collectives that it calls on its own. Only views of it are ever used.
+#[derive(Debug)]
+pub(crate) struct OwnMemory(*mut [u8]);
+
+// SAFETY: as for `View`; the allocation belongs to this value alone.
+unsafe impl Send for OwnMemory {}
+
+impl OwnMemory {
+    /// `bytes` bytes of zero.
+    pub(crate) fn zeroed(bytes: usize) -> Self {
+        Self(Box::into_raw(vec![0; bytes].into_boxed_slice()))
+    }
+
+    /// A view of all of it, good as long as `self` lives. Whoever takes it keeps to [`View::new`]: no other view is
+    /// used while a collective has one.
+    pub(crate) fn view(&self) -> View {
+        View { pointer: self.0.cast(), bytes: self.0.len() }
+    }
+}
+
+impl Drop for OwnMemory {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw` and given back nowhere else.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

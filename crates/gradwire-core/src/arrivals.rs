@@ -49,6 +49,27 @@ pub(crate) struct Arrivals {
     delay_us: Option<(u32, Timestamp)>,
     every: u32,
     delay_max: Duration,
+    tally: Tally,
+}
+
+/// How many packets were sent on a path, judged by their numbers, and how many came: what is missing is the network's
+/// loss. A sender that takes packets for lost cannot tell it from what its receiver had no room for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) numbered: u64,
+    pub(crate) arrived: u64,
+    largest: Option<PacketNumber>,
+}
+
+impl Tally {
+    fn count(&mut self, number: PacketNumber) {
+        let ahead = self.largest.map_or(1, |largest| number.since(largest));
+        if ahead > 0 {
+            self.numbered += u64::from(ahead.unsigned_abs());
+            self.largest = Some(number);
+        }
+        self.arrived += 1;
+    }
 }
 
 impl Arrivals {
@@ -67,6 +88,7 @@ impl Arrivals {
             delay_us: None,
             every: config.ack_every.max(1),
             delay_max: config.ack_delay_max,
+            tally: Tally::default(),
         }
     }
 
@@ -89,6 +111,16 @@ impl Arrivals {
             // Older than the window: its chunk decides whether it is new.
             None => Arrival::New,
         }
+    }
+
+    /// Counts an arrival that [`Arrivals::check`] called new, whatever becomes of it.
+    pub(crate) fn count(&mut self, number: PacketNumber) {
+        self.tally.count(number);
+    }
+
+    /// What came and what did not.
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally
     }
 
     /// Records an arrival that [`Arrivals::check`] called new.
@@ -197,6 +229,18 @@ impl Arrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_missing_between_numbers_is_counted_as_lost_until_it_comes() {
+        let mut tally = Tally::default();
+        let mut after = |numbers: &[u32]| {
+            numbers.iter().for_each(|number| tally.count(PacketNumber(*number)));
+            (tally.numbered, tally.arrived)
+        };
+        assert_eq!(after(&[u32::MAX - 1, u32::MAX, 0]), (3, 3), "numbers wrap around");
+        assert_eq!(after(&[3]), (6, 4));
+        assert_eq!(after(&[2]), (6, 5), "overtaken, not lost");
+    }
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::vec::Vec;

@@ -500,6 +500,9 @@ impl Paths {
         }
         stats.bandwidth = self.trusted().map(|member| member.path.controller.bandwidth()).sum();
         stats.cwnd = self.trusted().map(|member| member.path.controller.cwnd()).sum();
+        let tallies = || self.members.iter().map(|member| member.path.arrivals.tally());
+        stats.packets_numbered = tallies().map(|tally| tally.numbered).sum();
+        stats.packets_arrived = tallies().map(|tally| tally.arrived).sum();
     }
 
     /// What each path did and how it is.

@@ -22,6 +22,10 @@ pub struct ConnectionStats {
     pub packets_duplicate: u64,
     /// Datagrams dropped for any other reason.
     pub packets_dropped: u64,
+    /// Data packets that the peer has sent so far, judged by the numbers of those that came.
+    pub packets_numbered: u64,
+    /// Of these, packets that came, used or not: the rest is what the network lost.
+    pub packets_arrived: u64,
     /// Control packets sent.
     pub control_sent: u64,
     /// Probes sent because nothing was heard.

@@ -283,6 +283,7 @@ impl ActiveGroup {
             rank: self.setup.config.rank,
             world_size: self.setup.config.world_size,
             datagram_bytes: self.setup.datagram_bytes,
+            agreed: self.group.agreed().map(Into::into),
             peers: peers.iter().map(|(rank, stats, paths)| self.peer_stats(*rank, stats, paths)).collect(),
         }
     }

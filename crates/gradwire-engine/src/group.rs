@@ -4,7 +4,7 @@ use crate::handle::lock;
 use crate::rendezvous::{Record, Roster};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::{EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
-use gradwire_collectives::{GroupConfig, PeerConfig, Request};
+use gradwire_collectives::{ExchangePlan, GroupConfig, PeerConfig, Request};
 use gradwire_core::{ConnectionConfig, ConnectionId};
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError};
@@ -138,7 +138,13 @@ impl PendingGroup {
         Ok(GroupSetup {
             key,
             name: self.record.group.clone(),
-            config: GroupConfig { rank, world_size, peers, incast: self.shared.local.config.incast },
+            config: GroupConfig {
+                rank,
+                world_size,
+                peers,
+                incast: self.shared.local.config.incast,
+                exchange: ExchangePlan::DEFAULT,
+            },
             candidates,
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),

@@ -34,4 +34,4 @@ pub use gradwire_core as core;
 pub use gradwire_core::Spray;
 pub use group::{GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
-pub use stats::{EngineStats, Features, GroupStats, PathStats, PeerStats, TagCounts};
+pub use stats::{AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, TagCounts};

@@ -1,5 +1,6 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
+use gradwire_collectives::AgreedNetwork;
 use gradwire_core::{TagStats, CLASSES_MAX};
 use serde::Serialize;
 
@@ -72,8 +73,30 @@ pub struct GroupStats {
     pub world_size: u32,
     /// UDP payload bytes of a full datagram.
     pub datagram_bytes: usize,
+    /// What all ranks know alike about the network; `None` until they have exchanged what they measured.
+    pub agreed: Option<AgreedStats>,
     /// Each other rank.
     pub peers: Vec<PeerStats>,
+}
+
+/// The network as all ranks know it; see [`gradwire_collectives::AgreedNetwork`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct AgreedStats {
+    /// Round-trip time of the empty network, microseconds.
+    pub rtt_us: f64,
+    /// What one rank can send, bytes per second.
+    pub rate: u64,
+    /// Share of packets that the network lost lately.
+    pub packet_loss: f32,
+    /// Share of values that did not arrive lately.
+    pub loss: f32,
+}
+
+impl From<AgreedNetwork> for AgreedStats {
+    fn from(network: AgreedNetwork) -> Self {
+        let AgreedNetwork { rtt, rate, packet_loss, loss, .. } = network;
+        Self { rtt_us: rtt.as_secs_f64() * 1e6, rate, packet_loss, loss }
+    }
 }
 
 /// Counters and estimates of the connection to one peer; see [`gradwire_core::ConnectionStats`].

@@ -153,6 +153,12 @@ impl Rank {
         })
     }
 
+    /// Whether the group has begun collective `op`: it may have to wait for an exchange of the group's own.
+    pub(crate) fn has_begun(&self, op: usize) -> bool {
+        let id = self.in_flight.iter().find(|(_, place)| *place == op).map(|(id, _)| *id);
+        id.is_none_or(|id| self.group.has_begun(id))
+    }
+
     /// Whether a collective before `op` may still measure how long such collectives take: those behind it wait.
     pub(crate) fn warms_up_before(&self, ops: &[OpPlan], op: usize) -> bool {
         let is_warm_up = |plan: &OpPlan| matches!(plan.policy.deadline, DeadlineRule::WarmUp { .. });
@@ -256,6 +262,7 @@ fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
             })
             .collect(),
         incast: scenario.host.incast,
+        exchange: scenario.host.exchange,
     }
 }
 

@@ -45,6 +45,16 @@ pub enum Violation {
         /// Where.
         byte: usize,
     },
+    /// Ranks that have ended the same collectives know different things about the network.
+    #[error("ranks 0 and {rank} do not agree about the network: {ours} against {theirs}")]
+    Disagreed {
+        /// The rank that differs from rank 0.
+        rank: usize,
+        /// What rank 0 knows.
+        ours: String,
+        /// What the other one knows.
+        theirs: String,
+    },
     /// The rank that reduces an element is not among its contributors.
     #[error(
         "op {op}, element {elem}: rank {owner} reduces it but did not count its own value (mask {mask:#b})"

@@ -10,7 +10,7 @@
 //! ```
 
 use crate::schedules::Stage;
-use gradwire_core::CloseReason;
+use gradwire_core::{CloseReason, Receipt};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -25,21 +25,42 @@ pub(crate) struct StageEnd {
     pub(crate) total: u64,
     /// What ended the wait, where that differed the last to be given up for.
     pub(crate) reason: CloseReason,
+    /// Transfers.
+    pub(crate) count: u32,
+    /// Something was there before this rank called, so that `elapsed` is not the time that the network took.
+    pub(crate) was_early: bool,
 }
 
 impl StageEnd {
     /// A stage of which nothing has ended yet.
-    pub(crate) const NOTHING: Self =
-        Self { elapsed: Duration::ZERO, received: 0, total: 0, reason: CloseReason::AllArrived };
+    pub(crate) const NOTHING: Self = Self {
+        elapsed: Duration::ZERO,
+        received: 0,
+        total: 0,
+        reason: CloseReason::AllArrived,
+        count: 0,
+        was_early: false,
+    };
 
     /// Adds a transfer.
-    pub(crate) fn add(&mut self, elapsed: Duration, received: u64, total: u64, reason: CloseReason) {
-        self.elapsed = self.elapsed.max(elapsed);
-        self.received += received;
-        self.total += total;
-        if severity(reason) > severity(self.reason) {
-            self.reason = reason;
+    pub(crate) fn add(&mut self, receipt: &Receipt) {
+        self.elapsed = self.elapsed.max(receipt.elapsed);
+        self.received += receipt.received_bytes;
+        self.total += receipt.total_bytes;
+        self.count += 1;
+        self.was_early |= receipt.waited_for_peer.is_zero();
+        if severity(receipt.reason) > severity(self.reason) {
+            self.reason = receipt.reason;
         }
+    }
+
+    /// Bytes per second that this rank received while so many ranks sent to it at once; zero when that is not known.
+    pub(crate) fn rate(&self, senders: u32) -> u64 {
+        if self.was_early || self.count == 0 || self.elapsed < MEASURABLE {
+            return 0;
+        }
+        let at_once = self.received as f64 / f64::from(self.count) * f64::from(senders.min(self.count));
+        (at_once / self.elapsed.as_secs_f64()) as u64
     }
 }
 
@@ -176,6 +197,8 @@ fn percentile(times: &mut [Duration], share: f32) -> Option<Duration> {
     times.get(rank.max(1) - 1).copied()
 }
 
+/// A shorter time is that of timers and of lumps of packets.
+const MEASURABLE: Duration = Duration::from_millis(1);
 /// Weight of the latest time in the moving average (section 3.3.2, appendix of the evaluation: 0.95).
 const ALPHA: f64 = 0.95;
 /// Bucket sizes remembered, for two stages.
@@ -190,7 +213,7 @@ mod tests {
     }
 
     fn end(elapsed: u64, received: u64, reason: CloseReason) -> StageEnd {
-        StageEnd { elapsed: ms(elapsed), received, total: 1000, reason }
+        StageEnd { elapsed: ms(elapsed), received, total: 1000, reason, count: 1, was_early: false }
     }
 
     fn complete(elapsed: u64) -> StageEnd {
@@ -225,6 +248,26 @@ mod tests {
         }
         // 152nd of 160, 40 of which are 1 ms: the 112th of six each of 10 to 200 ms.
         assert_eq!(timeout.limit(), Some(ms(190)));
+    }
+
+    #[test]
+    fn a_stage_tells_the_rate_at_which_a_rank_received() {
+        let mut stage = StageEnd::NOTHING;
+        assert_eq!(stage.rate(3), 0);
+        let receipt = |elapsed, waited| Receipt {
+            transfer: gradwire_core::TransferId::collective(0, 0),
+            reason: CloseReason::AllArrived,
+            received_bytes: 1_000_000,
+            total_bytes: 1_000_000,
+            waited_for_peer: ms(waited),
+            elapsed: ms(elapsed),
+            missing: Vec::new(),
+        };
+        [250, 300, 200].into_iter().for_each(|elapsed| stage.add(&receipt(elapsed, 1)));
+        assert_eq!(stage.rate(3), 10_000_000, "three at once took 300 ms");
+        assert_eq!(stage.rate(1), 3_333_333, "one after the other: the slowest of three steps");
+        stage.add(&receipt(1, 0));
+        assert_eq!(stage.rate(3), 0, "a part was there before it was asked for");
     }
 
     #[test]

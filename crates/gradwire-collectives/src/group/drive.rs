@@ -1,6 +1,6 @@
 //! Starting collectives, carrying events to them, ending them.
 
-use super::{Group, GroupEvent, Key, Queued};
+use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::op::{Name, Op};
 use crate::ops::Ops;
 use crate::peer::{Peer, PointToPoint};
@@ -47,7 +47,8 @@ impl Group {
     pub(super) fn start_queued(&mut self, now: Timestamp) {
         while self.queue.front().is_some_and(|queued| self.may_start(queued)) {
             let Some(queued) = self.queue.pop_front() else { return };
-            let Queued { id, request, submitted, sequence, is_stand_in } = queued;
+            let Queued { id, request, submitted, sequence, purpose } = queued;
+            let _agreed = self.agreement.reach(sequence);
             let warms_up = self.adaptive.begins(&request.policy, request.output.len());
             let algorithm = match request.collective {
                 Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
@@ -57,8 +58,14 @@ impl Group {
             let place = self.place(sequence);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
-            if is_stand_in {
-                op.stand_in();
+            match purpose {
+                Purpose::Call => {}
+                Purpose::StandIn => op.stand_in(),
+                Purpose::Exchange => {
+                    op.exchange();
+                    let connections = self.peers.iter().map(|peer| peer.connection.stats());
+                    self.agreement.begin(sequence, connections);
+                }
             }
             self.history.record(sequence, op.call.encode());
             self.next_start = sequence + 1;
@@ -69,12 +76,15 @@ impl Group {
             }
             self.begin(now, key);
         }
+        self.check_starved(now);
     }
 
     /// Whether the next collective has room in flight and knows its deadlines.
     fn may_start(&self, queued: &Queued) -> bool {
         let Request { policy, output, .. } = &queued.request;
-        self.ops.has_room(queued.sequence) && !self.adaptive.must_wait(policy, output.len())
+        self.ops.has_room(queued.sequence)
+            && !self.adaptive.must_wait(policy, output.len())
+            && !self.agreement.must_wait(queued.sequence)
     }
 
     /// Tells the connections how many ranks send to one receiver: the most of all operations so far. Rings alternate with
@@ -110,11 +120,16 @@ impl Group {
         let is_complete = op.is_complete();
         if op.is_result_ready() && !op.is_reported {
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
+            self.agreement.on_stages(op.senders, op.stages());
             let (op, outcome) = (op.id, Ok(op.report(now)));
             self.events.push_back(GroupEvent::Done { op, outcome });
         }
+        let exchanged = (op.is_exchange() && op.is_result_ready()).then(|| op.sequence());
         if is_complete {
             self.end(now, key);
+        }
+        if exchanged.is_some_and(|sequence| self.agreement.settle(sequence)) {
+            self.start_queued(now);
         }
     }
 
@@ -221,6 +236,9 @@ impl Group {
                 let key = key_of(&self.ops, &self.peers[slot].traffic.receiving, receipt.transfer);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
                     self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
+                    if op.may_lose(rank, receipt.transfer) {
+                        self.agreement.on_tolerant(&receipt);
+                    }
                 }
                 self.advance(now, key, |op, posts| op.on_received(rank, &receipt, posts));
             }

@@ -1,6 +1,6 @@
 //! The one verdict: the first fatal error ends everything on this rank and is told to every peer.
 
-use super::{Group, GroupEvent, Queued};
+use super::{Group, GroupEvent, Purpose, Queued};
 use crate::call::{mismatch, Call};
 use crate::op::Op;
 use crate::peer::Peer;
@@ -91,13 +91,29 @@ impl Group {
     pub(super) fn on_left(&mut self, now: Timestamp, slot: usize) {
         self.peers[slot].has_left = true;
         let rank = Some(self.peers[slot].rank);
-        let expects = |op: &Op| !op.is_stand_in && rank.is_some_and(|rank| op.expects_from(rank));
-        let awaited = self.ops.iter().any(expects);
+        let is_awaited = |op: &Op| !op.is_internal && rank.is_some_and(|rank| op.expects_from(rank));
+        let awaited = self.ops.iter().any(is_awaited);
         let is_from = |request: &Request| match request.collective {
             Collective::Receive { from, .. } => from == rank,
             _ => false,
         };
         if awaited || self.receives.iter().any(|receive| is_from(&receive.request)) {
+            return self.fail_left(now, slot);
+        }
+        self.check_starved(now);
+    }
+
+    /// A call that waits for the end of an exchange waits in vain when a peer has left without saying its word. It needs
+    /// that peer in any case.
+    pub(super) fn check_starved(&mut self, now: Timestamp) {
+        let Some(next) = self.queue.front() else { return };
+        if !self.agreement.must_wait(next.sequence) {
+            return;
+        }
+        let is_missing = |peer: &Peer| {
+            peer.has_left && self.ops.iter().any(|op| op.is_exchange() && op.expects_from(peer.rank))
+        };
+        if let Some(slot) = self.peers.iter().position(is_missing) {
             self.fail_left(now, slot);
         }
     }
@@ -179,7 +195,7 @@ impl Group {
 
     /// Calls that have not been started and whose callers wait for them.
     fn unstarted(&self) -> impl Iterator<Item = &Queued> {
-        self.queue.iter().chain(&self.receives).filter(|queued| !queued.is_stand_in)
+        self.queue.iter().chain(&self.receives).filter(|queued| queued.purpose == Purpose::Call)
     }
 
     /// What is in progress, for messages.

@@ -7,7 +7,8 @@ const WORLD_SIZE: u32 = 6;
 
 fn group(incast: Option<u32>) -> Group {
     let peers = (1..WORLD_SIZE).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
-    Group::new(GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast }, Timestamp::ZERO)
+    let exchange = ExchangePlan::DEFAULT;
+    Group::new(GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast, exchange }, Timestamp::ZERO)
 }
 
 fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {

@@ -6,8 +6,8 @@
 use gradwire_collectives::core::wire::{ConnectionId, Header};
 use gradwire_collectives::core::{ConnectionConfig, Mark, Timestamp};
 use gradwire_collectives::{
-    Algorithm, Collective, DeliveryReport, Dtype, Group, GroupConfig, GroupEvent, OpError, OpId, PeerConfig,
-    Policy, ReduceOp, Request, Tags, TransmitSink, View,
+    Algorithm, Collective, DeliveryReport, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpError,
+    OpId, PeerConfig, Policy, ReduceOp, Request, Tags, TransmitSink, View,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -99,7 +99,8 @@ impl Net {
                     .filter(|peer| *peer != rank)
                     .map(|peer| peer_config(rank, peer))
                     .collect();
-                Group::new(GroupConfig { rank, world_size, peers, incast }, now)
+                let exchange = ExchangePlan::DEFAULT;
+                Group::new(GroupConfig { rank, world_size, peers, incast, exchange }, now)
             })
             .collect();
         Self {

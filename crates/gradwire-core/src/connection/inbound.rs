@@ -128,7 +128,7 @@ impl Connection {
         let payload = reader.rest();
         let path = self.paths.get_mut(header.path).ok_or(DropReason::Implausible)?;
         match path.arrivals.check(header.packet_number) {
-            Arrival::New => {}
+            Arrival::New => path.arrivals.count(header.packet_number),
             Arrival::Duplicate => {
                 path.arrivals.on_duplicate(now);
                 return Err(DropReason::Duplicate);

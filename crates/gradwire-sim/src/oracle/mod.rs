@@ -45,6 +45,21 @@ pub(crate) fn check_memory(world: &World) -> Result<(), Violation> {
     Ok(())
 }
 
+/// Ranks that have ended everything know the same about the network.
+pub(crate) fn check_agreement(world: &World) -> Result<(), Violation> {
+    if !(0..world.scenario.ops.len()).all(|op| world.succeeded(op)) {
+        return Ok(());
+    }
+    let known = |rank: usize| world.ranks[rank].group.agreed();
+    match (1..world.ranks.len()).find(|rank| known(*rank) != known(0)) {
+        None => Ok(()),
+        Some(rank) => {
+            let (ours, theirs) = (format!("{:?}", known(0)), format!("{:?}", known(rank)));
+            Err(Violation::Disagreed { rank, ours, theirs })
+        }
+    }
+}
+
 /// Whether a tolerant reduction may be scheduled by transpose (the reports say so in the end). Halving and doubling is
 /// always exact, so a tolerant one is a transpose.
 pub(crate) fn may_be_transpose(kind: OpKind) -> bool {

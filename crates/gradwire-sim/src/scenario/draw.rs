@@ -8,7 +8,7 @@ mod paths;
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
-use gradwire_collectives::{Algorithm, DeadlineRule, DivideBy, Dtype, Fill, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp};
 use gradwire_core::recovery::ControllerKind;
 pub(super) use paths::bad_paths;
 use paths::draw_paths;
@@ -43,6 +43,7 @@ pub(super) fn swarm(seed: u64) -> Scenario {
         sabotage: Sabotage::Nothing,
     };
     draw_paths(&mut root.fork(7), &mut scenario);
+    scenario.host.exchange = draw_exchange(&mut root.fork(9));
     scenario
 }
 
@@ -148,6 +149,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         paths: rng.pick(&[1, 1, 2, 4]),
         spray: gradwire_core::Spray::Adaptive,
         incast: rng.pick(&[None, None, Some(1), Some(2), Some(3)]),
+        exchange: ExchangePlan::DEFAULT,
     };
     // Nor may it be shorter than the slowest link's queue: a full buffer, or the fewest packets of all paths to all ranks.
     let least_bytes = 2 * u64::from(host.paths) * host.datagram_bytes as u64 * world_size as u64;
@@ -158,6 +160,15 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
     };
     let queue = (0..world_size).map(queue_of).max().unwrap_or_default();
     HostOptions { peer_timeout: host.peer_timeout.max((queue * 3).min(Duration::from_secs(5))), ..host }
+}
+
+/// In two of three runs early and often, since a run has a few collectives; else as in a job.
+fn draw_exchange(rng: &mut Rng) -> ExchangePlan {
+    if rng.chance(0.3) {
+        return ExchangePlan::DEFAULT;
+    }
+    let every = rng.below(2..5);
+    ExchangePlan { first: rng.below(0..3), every, lag: rng.below(1..every + 1) }
 }
 
 fn is_mild(network: &NetworkOptions) -> bool {

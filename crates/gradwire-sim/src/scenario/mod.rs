@@ -4,7 +4,7 @@ mod draw;
 
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{NetworkOptions, Sabotage, Trunk};
-use gradwire_collectives::Algorithm;
+use gradwire_collectives::{Algorithm, ExchangePlan};
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::Spray;
 use std::fmt;
@@ -70,6 +70,8 @@ pub struct HostOptions {
     pub spray: Spray,
     /// Most senders that share a receiver in a transpose.
     pub incast: Option<u32>,
+    /// Where ranks exchange what they measured.
+    pub exchange: ExchangePlan,
 }
 
 impl Scenario {
@@ -250,6 +252,7 @@ impl Default for HostOptions {
             peer_timeout: Duration::from_secs(5),
             spray: Spray::Adaptive,
             incast: None,
+            exchange: ExchangePlan::DEFAULT,
         }
     }
 }

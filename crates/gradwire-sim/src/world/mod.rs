@@ -24,6 +24,7 @@ use crate::trace::Trace;
 use crate::watch::Watch;
 use crate::{EventQueue, Network, NetworkStats, Port, Rng, Scenario, Violation};
 use ending::Hush;
+use gradwire_collectives::AgreedNetwork;
 use gradwire_core::{Spray, Timestamp};
 use std::time::Duration;
 
@@ -70,6 +71,8 @@ pub struct Summary {
     pub bytes_retransmitted: u64,
     /// Shares of gray and healed paths that were judged.
     pub path_shares_judged: u64,
+    /// What the first rank knew about the network in the end, and with it every other one.
+    pub agreed: Option<AgreedNetwork>,
     /// Whether the saboteur found something to damage.
     pub sabotaged: bool,
 }
@@ -140,6 +143,7 @@ impl World {
         }
         self.path_watch.judge_all(self.now)?;
         oracle::check_memory(&self)?;
+        oracle::check_agreement(&self)?;
         self.fall_silent()?;
         self.leave()?;
         Ok(self.summary())

@@ -49,7 +49,8 @@ impl World {
         let rank = &self.ranks[to];
         // Until it is connected a rank may close a transfer but cannot say so.
         let waits_in = |op: usize| {
-            rank.connected && rank.runs[op].is_some() && !rank.warms_up_before(&self.scenario.ops, op)
+            let has_begun = rank.runs[op].is_some() && rank.has_begun(op);
+            rank.connected && has_begun && !rank.warms_up_before(&self.scenario.ops, op)
         };
         if let Some(provenance) = &packet.provenance {
             let arrival = if waits_in(provenance.op) { Arrival::Open } else { Arrival::Early };

@@ -1,0 +1,392 @@
+//! What all ranks of a group know alike about their network: round trip, rate, loss.
+//!
+//! Whatever depends on a measurement and must be the same everywhere (the schedule of an all-reduce, whether it is
+//! rotated) needs the same measurement everywhere. At fixed places of the sequence the group inserts a collective of its
+//! own, an all-gather of one [`Word`] for each rank, and what comes out of it holds from a fixed later place on:
+//!
+//! ```text
+//!   sequence   first          first + lag         first + every
+//!      ------- exchange ------ holds from here --- exchange ------ ...
+//! ```
+//!
+//! No rank waits for an exchange unless it is `lag` collectives ahead of the slowest one. Places depend on the sequence
+//! alone, and every rank combines the same words, so nobody can disagree whatever arrives when.
+
+use crate::adaptive::StageEnd;
+use crate::view::OwnMemory;
+use crate::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_core::{ConnectionStats, Receipt};
+use std::time::Duration;
+
+/// The network as every rank of a group knows it, at one place of the sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AgreedNetwork {
+    /// Round-trip time of an empty network: the median over the ranks, of each rank's median over its peers.
+    pub rtt: Duration,
+    /// Bytes per second of one rank's link: the median over the ranks, of the fastest that each has sent on one connection or
+    /// received from all that sent to it at once. Small messages show less than there is.
+    pub rate: u64,
+    /// Share of the packets that the network lost lately on their way to a rank, of the rank that lost most.
+    pub packet_loss: f32,
+    /// Share of the values that did not arrive lately, of the rank that lost most: of the packets, or of what tolerant
+    /// reductions ended without, whichever is more.
+    pub loss: f32,
+}
+
+/// Where in the sequence ranks exchange what they measured. The same on every rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExchangePlan {
+    /// Place of the first exchange.
+    pub first: u64,
+    /// Places from one exchange to the next, at least 2: an exchange has a place of its own.
+    pub every: u64,
+    /// Places from an exchange to the first collective for which its result holds, 1 to `every`.
+    pub lag: u64,
+}
+
+impl ExchangePlan {
+    /// A few collectives to measure; a lag that no training step reaches ahead of the slowest rank (a step of a large model
+    /// has some 20 buckets); one more message to each peer for every 63 collectives.
+    pub const DEFAULT: Self = Self { first: 8, every: 64, lag: 32 };
+
+    /// Whether an exchange has the place `sequence`.
+    fn is_at(&self, sequence: u64) -> bool {
+        sequence.checked_sub(self.first).is_some_and(|after| after % self.every == 0)
+    }
+
+    /// # Panics
+    /// When it is out of range.
+    fn check(&self) {
+        let Self { every, lag, .. } = *self;
+        assert!(every >= 2 && (1..=every).contains(&lag), "{self:?}: every at least 2, lag 1 to every");
+    }
+}
+
+// claim: auto/agreed-network
+/// State of one rank.
+#[derive(Debug)]
+pub(crate) struct Agreement {
+    plan: ExchangePlan,
+    world_size: u32,
+    rank: u32,
+    /// Holds for the collective that was started last.
+    current: Option<AgreedNetwork>,
+    /// Place of the exchange under way.
+    pending: Option<u64>,
+    /// The latest result, with the place from which on it holds.
+    next: Option<(u64, AgreedNetwork)>,
+    words: OwnMemory,
+    meter: LossMeter,
+    /// Fastest stage since the latest exchange, and of the period before the latest exchange that had one, bytes per second.
+    fastest: u64,
+    received_rate: u64,
+}
+
+impl Agreement {
+    /// # Panics
+    /// When the plan is out of range.
+    pub(crate) fn new(plan: ExchangePlan, rank: u32, world_size: u32) -> Self {
+        plan.check();
+        Self {
+            plan,
+            world_size,
+            rank,
+            current: None,
+            pending: None,
+            next: None,
+            words: OwnMemory::zeroed(world_size as usize * Word::BYTES),
+            meter: LossMeter::default(),
+            fastest: 0,
+            received_rate: 0,
+        }
+    }
+
+    /// Whether an exchange has the place `sequence`. One rank alone has nothing to agree on.
+    pub(crate) fn has_place(&self, sequence: u64) -> bool {
+        self.world_size > 1 && self.plan.is_at(sequence)
+    }
+
+    /// Whether the collective at `sequence` must wait until the exchange under way has ended here.
+    pub(crate) fn must_wait(&self, sequence: u64) -> bool {
+        self.pending.is_some_and(|at| sequence >= at + self.plan.lag)
+    }
+
+    /// The collective at `sequence` starts. What every rank knows alike then.
+    pub(crate) fn reach(&mut self, sequence: u64) -> Option<AgreedNetwork> {
+        if let Some((_, network)) = self.next.take_if(|(from, _)| *from <= sequence) {
+            self.current = Some(network);
+        }
+        self.current
+    }
+
+    /// What every rank knows alike at the collective that was started last.
+    pub(crate) fn current(&self) -> Option<AgreedNetwork> {
+        self.current
+    }
+
+    /// The call that exchanges the words. Its memory is free: the exchange before has ended, since this one had to wait
+    /// for it.
+    pub(crate) fn request(&self) -> Request {
+        let row = self.rank as usize * Word::BYTES;
+        let words = self.words.view();
+        Request {
+            collective: Collective::AllGather,
+            dtype: Dtype::Bytes,
+            reduce: ReduceOp::Sum,
+            input: words.part(&(row..row + Word::BYTES)),
+            output: words,
+            policy: Policy::RELIABLE,
+            residual: View::EMPTY,
+            timeout: Duration::ZERO,
+            priority: PRIORITY_LAST,
+            tags: Tags::default(),
+        }
+    }
+
+    /// The exchange at `sequence` starts: writes this rank's word.
+    pub(crate) fn begin(&mut self, sequence: u64, connections: impl Iterator<Item = ConnectionStats>) {
+        self.pending = Some(sequence);
+        let mut word = Word::of(connections, &mut self.meter);
+        self.received_rate = match std::mem::take(&mut self.fastest) {
+            0 => self.received_rate,
+            measured => measured,
+        };
+        word.rate = word.rate.max(self.received_rate);
+        let row = self.rank as usize * Word::BYTES;
+        self.words.view().part(&(row..row + Word::BYTES)).as_mut_slice().copy_from_slice(&word.encode());
+    }
+
+    /// Every word of the exchange at `sequence` is there. `true` the first time.
+    pub(crate) fn settle(&mut self, sequence: u64) -> bool {
+        if self.pending != Some(sequence) {
+            return false;
+        }
+        self.pending = None;
+        let words: Vec<Word> =
+            self.words.view().as_slice().chunks_exact(Word::BYTES).map(Word::decode).collect();
+        self.next = combine(&words).map(|network| (sequence + self.plan.lag, network));
+        true
+    }
+
+    /// An all-reduce has ended here, in which so many ranks sent to one at once.
+    pub(crate) fn on_stages(&mut self, senders: u32, stages: &[StageEnd; 2]) {
+        let fastest = stages.iter().map(|stage| stage.rate(senders)).max().unwrap_or(0);
+        self.fastest = self.fastest.max(fastest);
+    }
+
+    /// A transfer that may lose something has ended here.
+    pub(crate) fn on_tolerant(&mut self, receipt: &Receipt) {
+        self.meter.expected_bytes += receipt.total_bytes;
+        self.meter.missing_bytes += receipt.total_bytes - receipt.received_bytes;
+    }
+}
+
+/// What one rank measured. Zero where it measured nothing.
+///
+/// | byte | field |
+/// | --- | --- |
+/// | 0..4 | round trip, microseconds |
+/// | 4..8 | packets lost, and 8..12 values left out, per million |
+/// | 12..16 | zero |
+/// | 16..24 | rate, bytes per second |
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Word {
+    rtt_us: u32,
+    lost_ppm: u32,
+    left_out_ppm: u32,
+    rate: u64,
+}
+
+impl Word {
+    const BYTES: usize = 24;
+
+    fn of(connections: impl Iterator<Item = ConnectionStats>, meter: &mut LossMeter) -> Self {
+        let (mut rtts, mut rate, mut numbered, mut arrived) = (Vec::new(), 0, 0, 0);
+        for stats in connections {
+            if !stats.rtt_min.is_zero() {
+                rtts.push(u32::try_from(stats.rtt_min.as_micros()).unwrap_or(u32::MAX).max(1));
+            }
+            rate = rate.max(stats.bandwidth);
+            numbered += stats.packets_numbered;
+            arrived += stats.packets_arrived;
+        }
+        meter.update(numbered, arrived);
+        let rtt_us = median(&mut rtts).unwrap_or(0);
+        Self { rtt_us, lost_ppm: meter.lost_ppm, left_out_ppm: meter.left_out_ppm, rate }
+    }
+
+    fn encode(self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0..4].copy_from_slice(&self.rtt_us.to_le_bytes());
+        out[4..8].copy_from_slice(&self.lost_ppm.to_le_bytes());
+        out[8..12].copy_from_slice(&self.left_out_ppm.to_le_bytes());
+        out[16..24].copy_from_slice(&self.rate.to_le_bytes());
+        out
+    }
+
+    /// Any bytes are a word: shares above one are taken for one.
+    fn decode(bytes: &[u8]) -> Self {
+        let u32_at = |at: usize| {
+            let mut raw = [0; 4];
+            raw.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(raw)
+        };
+        let mut rate = [0; 8];
+        rate.copy_from_slice(&bytes[16..24]);
+        Self {
+            rtt_us: u32_at(0),
+            lost_ppm: u32_at(4).min(PPM as u32),
+            left_out_ppm: u32_at(8).min(PPM as u32),
+            rate: u64::from_le_bytes(rate),
+        }
+    }
+}
+
+/// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say.
+fn combine(words: &[Word]) -> Option<AgreedNetwork> {
+    let mut rtts: Vec<u32> = words.iter().map(|word| word.rtt_us).filter(|rtt| *rtt > 0).collect();
+    let mut rates: Vec<u64> = words.iter().map(|word| word.rate).filter(|rate| *rate > 0).collect();
+    let lost = words.iter().map(|word| word.lost_ppm).max()?;
+    let left_out = words.iter().map(|word| word.left_out_ppm).max()?;
+    let share = |ppm: u32| ppm as f32 / PPM as f32;
+    Some(AgreedNetwork {
+        rtt: Duration::from_micros(u64::from(median(&mut rtts)?)),
+        rate: median(&mut rates)?,
+        packet_loss: share(lost),
+        loss: share(lost.max(left_out)),
+    })
+}
+
+/// Recent shares of what was lost. Few packets say nothing about a share: then the one before stays, and they count on.
+#[derive(Debug, Default)]
+struct LossMeter {
+    numbered_before: u64,
+    arrived_before: u64,
+    expected_bytes: u64,
+    missing_bytes: u64,
+    lost_ppm: u32,
+    left_out_ppm: u32,
+}
+
+impl LossMeter {
+    /// Takes the totals of all connections.
+    fn update(&mut self, numbered: u64, arrived: u64) {
+        let packets = numbered - self.numbered_before;
+        if packets >= PACKETS_MIN {
+            // What was overtaken by the exchange before came since, beside what is due.
+            let lost = packets.saturating_sub(arrived - self.arrived_before);
+            self.lost_ppm = ppm(lost, packets);
+            (self.numbered_before, self.arrived_before) = (numbered, arrived);
+        }
+        if self.expected_bytes >= BYTES_MIN {
+            self.left_out_ppm = ppm(self.missing_bytes, self.expected_bytes);
+            (self.expected_bytes, self.missing_bytes) = (0, 0);
+        }
+    }
+}
+
+fn ppm(part: u64, whole: u64) -> u32 {
+    u32::try_from(u128::from(part) * u128::from(PPM) / u128::from(whole)).unwrap_or(u32::MAX).min(PPM as u32)
+}
+
+/// The value in the middle, the lower one of two.
+fn median<T: Ord + Copy>(values: &mut [T]) -> Option<T> {
+    values.sort_unstable();
+    values.get(values.len().saturating_sub(1) / 2).copied()
+}
+
+const PPM: u64 = 1_000_000;
+/// At 1 % loss 400 packets lose 4 +- 2: enough to tell it from 5 %, where decisions change.
+const PACKETS_MIN: u64 = 400;
+/// As many packets of the common size.
+const BYTES_MIN: u64 = PACKETS_MIN * 1408;
+/// Nobody waits for an exchange as long as ranks keep together, so everything else goes first.
+const PRIORITY_LAST: u8 = u8::MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: ExchangePlan = ExchangePlan { first: 3, every: 5, lag: 2 };
+
+    fn word(rtt_us: u32, lost_ppm: u32, rate: u64) -> Word {
+        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, rate }
+    }
+
+    fn stats(sent: u64, lost: u64, rtt_us: u64, bandwidth: u64) -> ConnectionStats {
+        ConnectionStats {
+            packets_numbered: sent,
+            packets_arrived: sent - lost,
+            rtt_min: Duration::from_micros(rtt_us),
+            bandwidth,
+            ..ConnectionStats::default()
+        }
+    }
+
+    #[test]
+    fn words_survive_the_wire_and_any_bytes_are_one() {
+        let word = word(250, 1000, 125_000_000);
+        assert_eq!(Word::decode(&word.encode()), word);
+        assert_eq!(Word::decode(&[255; Word::BYTES]).lost_ppm, 1_000_000);
+    }
+
+    #[test]
+    fn places_follow_from_the_sequence_alone() {
+        let agreement = Agreement::new(PLAN, 0, 2);
+        let places: Vec<u64> = (0..20).filter(|place| agreement.has_place(*place)).collect();
+        assert_eq!(places, [3, 8, 13, 18]);
+        assert!((0..20).all(|place| !Agreement::new(PLAN, 0, 1).has_place(place)));
+    }
+
+    // test of: auto/agreed-network
+    #[test]
+    fn a_result_holds_from_its_place_on_and_only_that_place_waits_for_it() {
+        let mut agreement = Agreement::new(PLAN, 1, 2);
+        agreement.begin(3, [stats(1000, 20, 100, 5_000)].into_iter());
+        assert!(!agreement.must_wait(4) && agreement.must_wait(5));
+        let other = word(200, 50_000, 7_000).encode();
+        agreement.words.view().as_mut_slice()[..Word::BYTES].copy_from_slice(&other);
+        assert!(agreement.settle(3) && !agreement.settle(3));
+        assert_eq!((agreement.must_wait(5), agreement.reach(4)), (false, None));
+        let network =
+            AgreedNetwork { rtt: Duration::from_micros(100), rate: 5_000, packet_loss: 0.05, loss: 0.1 };
+        assert_eq!(agreement.reach(5), Some(network));
+        assert_eq!((agreement.reach(6), agreement.current()), (Some(network), Some(network)));
+    }
+
+    #[test]
+    fn ranks_that_measured_nothing_have_no_say_and_the_worst_loss_counts() {
+        let words = [word(0, 0, 0), word(300, 10, 900), word(100, 70, 500), word(200, 0, 700)];
+        let network = combine(&words).expect("three have measured");
+        assert_eq!((network.rtt, network.rate), (Duration::from_micros(200), 700));
+        assert_eq!(network.loss.to_bits(), (140.0_f32 / 1e6).to_bits());
+        assert_eq!(combine(&[word(0, 0, 0); 3]), None);
+    }
+
+    #[test]
+    fn few_packets_change_no_share_and_count_later() {
+        let mut meter = LossMeter::default();
+        let mut lost_ppm = |sent, lost| Word::of([stats(sent, lost, 1, 1)].into_iter(), &mut meter).lost_ppm;
+        assert_eq!(lost_ppm(100, 50), 0, "a share of 100 packets is no share");
+        assert_eq!(lost_ppm(1_000, 100), 100_000);
+        assert_eq!(lost_ppm(1_010, 110), 100_000);
+        assert_eq!(lost_ppm(2_000, 110), 10_000, "the ten before count now");
+    }
+
+    #[test]
+    fn what_tolerant_reductions_end_without_counts_as_lost() {
+        let mut agreement = Agreement::new(PLAN, 0, 2);
+        let receipt = Receipt {
+            transfer: gradwire_core::TransferId::collective(0, 0),
+            reason: gradwire_core::CloseReason::Deadline,
+            received_bytes: 900_000,
+            total_bytes: 1_000_000,
+            waited_for_peer: Duration::ZERO,
+            elapsed: Duration::ZERO,
+            missing: Vec::new(),
+        };
+        agreement.on_tolerant(&receipt);
+        assert_eq!(Word::of([stats(1_000, 0, 1, 1)].into_iter(), &mut agreement.meter).left_out_ppm, 100_000);
+    }
+}
