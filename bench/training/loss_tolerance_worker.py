@@ -1,0 +1,159 @@
+"""One rank of the training study: trains small models as ordered, over links that lose what the environment says.
+
+    {"do": "train", "task": "digits", "method": {..}, "seed": 1, "steps": 100}
+        ->  {"loss": validation loss, "accuracy": .., "expected": bytes, "received": bytes, "seconds": ..}
+
+The model, the batches and the validation set follow from task and seed alone, so that runs differ in what was lost and in
+nothing else. All gradients travel in one bucket, under a contract that sends nothing again: when everything has been sent
+once, what is missing is what the network lost.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab import crew
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+# Enough that nothing of what was lost is asked for again at the losses of the study.
+LOSS_BOUND = 0.9
+ONE_BUCKET_MB = 1000
+
+
+@dataclass
+class Task:
+    """A model to train: `step_loss(model, step, seed, rank)` is a batch's loss, `judge(model)` (loss, accuracy)."""
+
+    model: Any
+    optimizer: Any
+    step_loss: Any
+    judge: Any
+
+
+def digits(seed: int, _steps: int) -> Task:
+    """A convolutional network on scikit-learn's digits: 1797 pictures of 8 x 8, of which a fifth is for validation."""
+    import torch
+    from sklearn.datasets import load_digits
+    from torch import nn
+    from torch.nn import functional
+
+    pictures, labels = load_digits(return_X_y=True)
+    x = torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    y = torch.tensor(labels, dtype=torch.int64)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, validation = order[: len(y) * 4 // 5], order[len(y) * 4 // 5 :]
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 48, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(48 * 16, 96), nn.ReLU(), nn.Linear(96, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step_loss(replica: Any, step: int, rank: int) -> Any:
+        generator = torch.Generator().manual_seed(seed << 40 | step << 8 | rank)
+        chosen = train[torch.randint(len(train), (16,), generator=generator)]
+        return functional.cross_entropy(replica(x[chosen]), y[chosen])
+
+    def judge() -> tuple[float, float]:
+        logits = model(x[validation])
+        accuracy = (logits.argmax(1) == y[validation]).float().mean().item()
+        return functional.cross_entropy(logits, y[validation]).item(), accuracy
+
+    return Task(model, optimizer, step_loss, judge)
+
+
+def transformer(seed: int, steps: int) -> Task:
+    """The transformer of `examples/`, shrunk, on the standard library's sources; accuracy is that of the next byte."""
+    import torch
+    from gpt import Corpus, Gpt, ModelSize, batch_at, loss_of
+
+    size = ModelSize(layers=2, width=64, heads=4, context=48)
+    corpus = _corpus(Corpus)
+    torch.manual_seed(seed)
+    model = Gpt(size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps + 1, pct_start=0.1)
+
+    def step_loss(replica: Any, step: int, rank: int) -> Any:
+        if step > 0:
+            schedule.step()
+        return loss_of(replica, *batch_at(corpus.train, size, 6, seed, step, rank))
+
+    def judge() -> tuple[float, float]:
+        inputs, targets = batch_at(corpus.validation, size, 192, -1)
+        logits = model(inputs)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+        return loss, (logits.argmax(-1) == targets).float().mean().item()
+
+    return Task(model, optimizer, step_loss, judge)
+
+
+TASKS = {"digits": digits, "transformer": transformer}
+_CORPORA: dict[str, Any] = {}
+
+
+def _corpus(kind: Any) -> Any:
+    """The text, read once in a process."""
+    if "text" not in _CORPORA:
+        _CORPORA["text"] = kind.of_standard_library()
+    return _CORPORA["text"]
+
+
+class Worker:
+    """The process group of this rank."""
+
+    def __init__(self, say: Any) -> None:
+        import gradwire.torch  # noqa: F401  registers the backend
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self._say = say
+        dist.init_process_group("gradwire")
+
+    def obey(self, order: crew.Answer) -> None:
+        """Trains one model and says how good it became."""
+        import gradwire.torch
+        import torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+
+        started, rank = time.monotonic(), dist.get_rank()
+        task = TASKS[order["task"]](order["seed"], order["steps"])
+        model = DistributedDataParallel(task.model, bucket_cap_mb=ONE_BUCKET_MB, gradient_as_bucket_view=True)
+        state = gradwire.torch.tolerate_loss(model, preset="auto", loss_bound=LOSS_BOUND, **order["method"])
+        for step in range(order["steps"]):
+            task.optimizer.zero_grad()
+            task.step_loss(model, step, rank).backward()
+            task.optimizer.step()
+        task.model.eval()
+        with torch.no_grad():
+            loss, accuracy = task.judge() if rank == 0 else (0.0, 0.0)
+        identical = state.drift.check().identical
+        self._say(
+            {
+                "loss": loss,
+                "accuracy": accuracy,
+                "identical": identical,
+                "expected": state.total.bytes_expected,
+                "received": state.total.bytes_received,
+                "seconds": time.monotonic() - started,
+            }
+        )
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    crew.serve(lambda say: Worker(say).obey)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
