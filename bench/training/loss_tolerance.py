@@ -8,9 +8,9 @@ Four ranks over loopback train a small transformer on the standard library's sou
 scikit-learn's digits, with the real library. Fault injection loses packets on the receiving side: at random, or the end of
 each transfer. Nothing is sent again, so what is lost is what was asked for; the measured share stands in the table.
 
-Methods: zero-fill divided by all ranks (`divide_by="world"`), mean over contributions, error feedback on top of that mean, the
-randomised Hadamard transform with that mean, and the last two together. Quality is the validation loss, lower is better;
-noise is two standard deviations over the seeds without loss.
+Methods: zero-fill divided by all ranks (`divide_by="world"`), mean over contributions, error feedback (the default, divided by all
+ranks), the randomised Hadamard transform with a mean over contributions, and feedback and transform together. Quality is the
+validation loss, lower is better; noise is two standard deviations over the seeds without loss.
 
 Exit code: 0 targets reached, 1 a target is missed, 2 could not run.
 """

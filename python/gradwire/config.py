@@ -95,10 +95,11 @@ class Config:
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
         "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
         "would give.", choices=FILLS, everywhere=True)
-    divide_by: str = _setting("contributions", str, "What the mean of an opted-in reduction divides by where something did not "
+    divide_by: str | None = _setting(None, str, "What the mean of an opted-in reduction divides by where something did not "
         "arrive: the ranks whose values did (their mean stands in for the others, MLT appendix A), or all of them (zero stands in, "
-        "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up).", choices=DIVISORS,
-        everywhere=True)
+        "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up). Unset: contributions, and "
+        "world for a model with error feedback, which then neither adds noise nor can feed on itself.", choices=DIVISORS,
+        optional=True, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
         "a reduction that may lose something is a transpose instead.", choices=ALGORITHMS, everywhere=True)
     incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "

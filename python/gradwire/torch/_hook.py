@@ -59,7 +59,8 @@ def tolerate_loss(
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
-            ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
+            ranks whose gradients arrived, or `world`, all ranks. None: the configuration's, or `world` with error feedback and
+            `contributions` without.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
@@ -89,6 +90,8 @@ def tolerate_loss(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
     config = link_of(model.process_group).owner.config
+    if divide_by is None and config.divide_by is None and error_feedback:
+        divide_by = "world"
     numbers = policy_numbers(  # raises here rather than in the first backward
         config,
         preset,

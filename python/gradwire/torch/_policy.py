@@ -51,7 +51,9 @@ def policy_numbers(
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
     numbers["gather_fill"] = config.gather_fill
-    numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
+    divisor = _value(config, "divide_by", divide_by, own_preset=True)
+    if divisor is not None:
+        numbers["divide_by"] = divisor
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)

@@ -52,7 +52,7 @@ def all_reduce(
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
         divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
-            None: the configuration's.
+            None: the configuration's, or contributions.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.

@@ -112,9 +112,21 @@ def check_what_was_lost_counts_exactly_once_later_in_every_schedule() -> None:
         ledger.check()
 
 
+def check_a_model_divides_by_all_ranks_with_feedback_and_by_contributions_without() -> None:
+    for feedback in (True, False):
+        ledger = Ledger(error_feedback=feedback)
+        ones = {name: torch.ones(size) for name, size in SIZES.items()}
+        ledger.model(ones).backward()
+        means = torch.cat([parameter.grad for parameter in ledger.model.parameters()]).unique()
+        # A mean of ones is one; as a sum of c ones divided by all ranks it is c / N.
+        possible = torch.arange(1, WORLD_SIZE + 1) / WORLD_SIZE if feedback else torch.ones(1)
+        assert torch.isin(means, possible).all(), means
+        assert len(means) > 1 or not feedback, "nothing was lost: the test has shown nothing"
+
+
 def check_nothing_counts_twice_after_accumulation_without_exchange() -> None:
-    for view in (False, True):
-        ledger = Ledger(ddp={"gradient_as_bucket_view": view})
+    for view, divide_by in ((False, "contributions"), (True, "world")):
+        ledger = Ledger(ddp={"gradient_as_bucket_view": view}, divide_by=divide_by)
         for _ in range(STEPS):
             ledger.step(micro_batches=3)
         ledger.check()
@@ -123,8 +135,8 @@ def check_nothing_counts_twice_after_accumulation_without_exchange() -> None:
 def check_what_a_parameter_is_owed_waits_while_nobody_uses_it() -> None:
     # DDP throws away the mean of a parameter that no rank has used: fed back in such a step, it would be lost for good.
     without = [name for name in SIZES if name != "sometimes"]
-    for view in (False, True):
-        ledger = Ledger(ddp={"find_unused_parameters": True, "gradient_as_bucket_view": view})
+    for view, divide_by in ((True, "contributions"), (False, "world")):
+        ledger = Ledger(ddp={"find_unused_parameters": True, "gradient_as_bucket_view": view}, divide_by=divide_by)
         for step in range(STEPS + 3):
             used_here = step % 3 == 0 or (step % 3 == 1 and RANK == 0)
             ledger.step(names=tuple(SIZES) if used_here else without)
@@ -133,8 +145,9 @@ def check_what_a_parameter_is_owed_waits_while_nobody_uses_it() -> None:
 
 
 def check_halves_are_fed_back_within_their_rounding() -> None:
-    for dtype, algorithm in product((torch.bfloat16, torch.float16), ("transpose", "ring")):
-        ledger = Ledger(dtype, algorithm=algorithm)
+    schedules = (("transpose", "contributions"), ("ring", "contributions"), ("transpose", "world"))
+    for dtype, (algorithm, divide_by) in product((torch.bfloat16, torch.float16), schedules):
+        ledger = Ledger(dtype, algorithm=algorithm, divide_by=divide_by)
         for _ in range(STEPS):
             ledger.step()
         ledger.check()

@@ -68,7 +68,7 @@ def check_drift_is_measured_and_repaired_bit_for_bit() -> None:
     assert 0 < 4 * differ <= report.bytes_differing < report.bytes == 4 * rows.shape[1]
     assert (report.step, report.tensors) == (STEPS, 6)
     difference = state.drift.largest_difference()
-    values = rows.view(torch.float32)
+    values = rows.view(torch.float32).double()
     assert difference.value == (values.max(0).values - values.min(0).values).max().item()
     assert difference.name in report.names
 
