@@ -43,9 +43,9 @@ RANKS = 4
 PACKET_BYTES = 1500
 REACHED, MISSED, NOT_RUN = 0, 1, 2
 METHODS: dict[str, dict[str, Any]] = {
-    "zero-fill": {"divide_by": "world", "error_feedback": False},
-    "mean": {"error_feedback": False},
-    "feedback": {"error_feedback": True},
+    "zero-fill": {"divide_by": "world", "error_feedback": False, "hadamard": "off"},
+    "mean": {"error_feedback": False, "hadamard": "off"},
+    "feedback": {"error_feedback": True, "hadamard": "off"},
     "hadamard": {"error_feedback": False, "hadamard": "on"},
     "feedback + hadamard": {"error_feedback": True, "hadamard": "on"},
 }

@@ -30,6 +30,7 @@ class PolicyNumbers(TypedDict):
     gather_loss_bound: float
     gather_fill: str
     divide_by: str
+    hadamard: str
 
 class _CallRequired(TypedDict):
     kind: str

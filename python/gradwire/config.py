@@ -23,6 +23,7 @@ PORT_BASE = 47400
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 FILLS = ("zero", "previous", "local")
 DIVISORS = ("contributions", "world")
+ROTATIONS = ("auto", "on", "off")
 ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
@@ -100,6 +101,10 @@ class Config:
         "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up). Unset: contributions, and "
         "world for a model with error feedback, which then neither adds noise nor can feed on itself.", choices=DIVISORS,
         optional=True, everywhere=True)
+    hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
+        "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
+        "`auto`: from 5 % loss on, as measured and agreed by all ranks. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
+        "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
         "a reduction that may lose something is a transpose instead.", choices=ALGORITHMS, everywhere=True)
     incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "

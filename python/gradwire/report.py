@@ -49,6 +49,9 @@ class DeliveryReport:
         replicas_identical: every rank has the same bits. False where results may be lost on their way back: there ranks
             may differ, and `filled` of each says where.
         warm_up: the reduction was exact because its policy measures first.
+        rotated_elems: elements of the rotated bucket that was sent in place of the tensor, padding included; 0: it was sent as
+            it is. Of a rotated one `uncounted`, `filled` and the elements of `peers` are places in what was sent: a value that did
+            not count there is a share of many elements of the tensor.
     """
 
     collective: str = ""
@@ -66,6 +69,7 @@ class DeliveryReport:
     filled: tuple[tuple[int, int], ...] = ()
     replicas_identical: bool = True
     warm_up: bool = False
+    rotated_elems: int = 0
 
     @property
     def lost_share(self) -> float:

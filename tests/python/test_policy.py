@@ -16,14 +16,21 @@ from gradwire.torch._residuals import Residuals
 from gradwire.torch._work import _unwrap
 
 
+def defaults(preset: str) -> _native.PolicyNumbers:
+    """A preset's own numbers, with what the configuration decides for all presets."""
+    numbers = _native.preset_defaults(preset)
+    assert numbers is not None
+    return {**numbers, "hadamard": "auto"}
+
+
 def test_a_call_that_says_nothing_gets_the_configured_preset() -> None:
-    assert policy_numbers(Config.mlt()) == _native.preset_defaults("mlt")
+    assert policy_numbers(Config.mlt()) == defaults("mlt")
     assert policy_numbers(Config.mlt(loss_bound=0.2))["loss_bound"] == 0.2
 
 
 def test_a_call_that_names_a_preset_starts_from_that_presets_own_numbers() -> None:
     config = Config.mlt(loss_bound=0.3, deadline_ms=5.0)
-    assert policy_numbers(config, "reliable") == _native.preset_defaults("reliable")
+    assert policy_numbers(config, "reliable") == defaults("reliable")
     assert policy_numbers(config, "auto", loss_bound=0.1)["loss_bound"] == 0.1
 
 
@@ -32,7 +39,7 @@ def test_the_operator_wins_over_the_call() -> None:
         environ={"GRADWIRE_LOSS_BOUND": "0.0", "GRADWIRE_PRESET": "reliable", "GRADWIRE_ALGORITHM": "ring"}
     )
     numbers = policy_numbers(config, "mlt", loss_bound=0.5)
-    assert numbers == {**_native.preset_defaults("reliable"), "loss_bound": 0.0}
+    assert numbers == {**defaults("reliable"), "loss_bound": 0.0}
     assert algorithm_code(config, "transpose") == algorithm_code(Config(algorithm="ring"))
 
 
@@ -41,6 +48,15 @@ def test_a_deadline_of_zero_means_never_and_any_other_beats_a_measured_one() -> 
     assert (never["deadline_s"], never["deadline_factor"]) == (None, None)
     fixed = policy_numbers(Config.auto(deadline_ms=30.0))
     assert (fixed["deadline_s"], fixed["deadline_factor"]) == (0.03, None)
+
+
+def test_a_rotation_is_that_of_the_call_unless_the_operator_says_otherwise() -> None:
+    assert policy_numbers(Config())["hadamard"] == "auto"
+    assert policy_numbers(Config(hadamard="off"), hadamard="on")["hadamard"] == "on"
+    pinned = Config.from_env(environ={"GRADWIRE_HADAMARD": "off"})
+    assert policy_numbers(pinned, hadamard="on")["hadamard"] == "off"
+    with pytest.raises(ConfigError, match="hadamard"):
+        policy_numbers(Config(), hadamard="sometimes")
 
 
 def test_arguments_of_a_call_are_checked_like_the_configuration() -> None:
@@ -157,7 +173,7 @@ def test_options_of_one_preset_go_with_it_and_with_no_other() -> None:
     ultima = policy_numbers(config, "ultima")
     assert (ultima["quiet_share"], ultima["warm_up_rounds"], ultima["critical_packets"]) == (0.05, 7, 0)
     for name in ("auto", "mlt", "dlcp", "reliable"):
-        assert policy_numbers(config, name) == _native.preset_defaults(name)
+        assert policy_numbers(config, name) == defaults(name)
 
 
 def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:

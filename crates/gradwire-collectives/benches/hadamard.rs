@@ -1,23 +1,36 @@
-//! The randomised Hadamard transform of a bucket of 25 MB, beside copying it. `cargo bench -p gradwire-collectives`.
+//! The randomised Hadamard transform of a bucket of 25 MB, in blocks of 4096, beside copying it. `cargo bench -p
+//! gradwire-collectives --bench hadamard`.
 
 // `criterion_group!` makes a public function without documentation.
 #![allow(missing_docs)]
 
 use criterion::{criterion_group, criterion_main, Criterion, Throughput};
-use gradwire_collectives::Hadamard;
+use gradwire_collectives::{Dtype, Hadamard};
 use std::hint::black_box;
 
-const ELEMS: usize = 25 << 18;
+const BYTES: usize = 25 << 20;
 
 fn hadamard(criterion: &mut Criterion) {
-    let transform = Hadamard::of(ELEMS).expect("large enough");
-    let mut values = vec![1.0_f32; transform.padded()];
-    let mut copy = values.clone();
-    let mut group = criterion.benchmark_group("25 MB of float32");
-    group.throughput(Throughput::Bytes(ELEMS as u64 * 4)).sample_size(20);
-    group.bench_function("copy", |bench| bench.iter(|| black_box(&mut copy).copy_from_slice(&values)));
-    group.bench_function("spread", |bench| bench.iter(|| transform.spread(7, black_box(&mut values))));
-    group.bench_function("restore", |bench| bench.iter(|| transform.restore(7, black_box(&mut values))));
+    let mut group = criterion.benchmark_group("hadamard of 25 MB");
+    group.throughput(Throughput::Bytes(BYTES as u64)).sample_size(20);
+    for (name, dtype) in [("float32", Dtype::F32), ("bfloat16", Dtype::Bf16), ("float16", Dtype::F16)] {
+        let transform = Hadamard::of(BYTES / dtype.bytes()).expect("large enough");
+        let mut bucket = vec![0x3C_u8; BYTES];
+        let mut spread = vec![0_u8; transform.padded() * dtype.bytes()];
+        let mut scratch = Vec::new();
+        if dtype == Dtype::F32 {
+            let part = ..BYTES;
+            group.bench_function("copy", |bench| {
+                bench.iter(|| black_box(&mut spread)[part].copy_from_slice(&bucket))
+            });
+        }
+        group.bench_function(format!("{name} spread"), |bench| {
+            bench.iter(|| transform.spread(dtype, 7, &bucket, black_box(&mut spread), &mut scratch));
+        });
+        group.bench_function(format!("{name} restore"), |bench| {
+            bench.iter(|| transform.restore(dtype, 7, &spread, black_box(&mut bucket), &mut scratch));
+        });
+    }
     group.finish();
 }
 

@@ -5,7 +5,7 @@
 //! | 0 | collective |
 //! | 1 | dtype |
 //! | 2 | reduction, 255 for none |
-//! | 3 | schedule of an all-reduce |
+//! | 3 | schedule of an all-reduce, and 128 when the bucket is rotated |
 //! | 4..8 | root, or tag of a point-to-point transfer; 2^32 - 1 for none |
 //! | 8..14 | elements |
 //! | 14..16 | fingerprint of what must agree besides: policy, factor of a scaled sum |
@@ -61,6 +61,11 @@ impl Call {
 
     /// The group's own exchange of what its ranks measured.
     pub(crate) const EXCHANGE: Self = Self { kind: Kind::Exchange, ..Self::REFUSED };
+    /// The same call with its bucket rotated: its transfers are those of the padded one.
+    pub(crate) fn rotated(mut self) -> Self {
+        self.algorithm |= ROTATED;
+        self
+    }
 
     /// The call that `request` is, with the schedule that was chosen for it.
     pub(crate) fn of(request: &Request, algorithm: Algorithm) -> Self {
@@ -147,7 +152,7 @@ impl Call {
 
     /// Its name, with the schedule of an all-reduce.
     pub(crate) fn name(&self) -> &'static str {
-        match (self.kind, self.algorithm) {
+        match (self.kind, self.algorithm & !ROTATED) {
             (Kind::AllReduce, RING) => "all_reduce/ring",
             (Kind::AllReduce, HALVING) => "all_reduce/halving_doubling",
             (Kind::AllReduce, _) => "all_reduce/transpose",
@@ -167,7 +172,7 @@ impl Call {
 
     /// Whether transfer `index` belongs to the reduce stage of a reduction that has a policy.
     pub(crate) fn may_lose(&self, index: u32, world_size: u32) -> bool {
-        let steps = if self.algorithm == RING { world_size.saturating_sub(1) } else { 1 };
+        let steps = if self.algorithm & !ROTATED == RING { world_size.saturating_sub(1) } else { 1 };
         self.kind == Kind::AllReduce && self.fingerprint != 0 && index < steps
     }
 
@@ -178,6 +183,9 @@ impl Call {
 
     fn position(&self, sequence: u64) -> Position {
         let mut collective = self.name().to_owned();
+        if self.algorithm & ROTATED != 0 {
+            collective += ", rotated";
+        }
         if self.fingerprint != 0 {
             collective += &format!(" with settings {:04x}", self.fingerprint);
         }
@@ -260,6 +268,7 @@ fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
         u64::from(policy.gather.loss_bound.to_bits()),
         policy.gather.fill as u64,
         policy.divide_by as u64,
+        policy.rotation as u64,
         factor.to_bits(),
     ];
     let hash =
@@ -275,13 +284,15 @@ fn nanos(time: Duration) -> u64 {
 
 const NONE: u32 = u32::MAX;
 const ELEMS_MASK: u64 = (1 << 48) - 1;
+/// Beside the schedule.
+const ROTATED: u8 = 128;
 const RING: u8 = Algorithm::Ring as u8;
 const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DivideBy, EarlyRule, Fill, GatherRule, SoftRule, Tags, View};
+    use crate::{DivideBy, EarlyRule, Fill, GatherRule, Rotation, SoftRule, Tags, View};
     use gradwire_core::Reliability;
 
     fn request(collective: Collective, policy: Policy) -> Request {
@@ -344,6 +355,8 @@ mod tests {
             Policy::ULTIMA,
             Policy { early: Some(EarlyRule { quiet_share: 0.2 }), ..Policy::ULTIMA },
             Policy { early: None, ..Policy::ULTIMA },
+            Policy { rotation: Rotation::Auto, ..Policy::ULTIMA },
+            Policy { rotation: Rotation::On, ..Policy::ULTIMA },
             Policy { deadline: DeadlineRule::WarmUp { rounds: 19, percentile: 0.95 }, ..Policy::ULTIMA },
             Policy { deadline: DeadlineRule::WarmUp { rounds: 20, percentile: 0.9 }, ..Policy::ULTIMA },
         ] {
@@ -351,8 +364,11 @@ mod tests {
             {
                 for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling] {
                     let descriptor = of(policy, reduce, algorithm);
-                    assert!(!seen.contains(&descriptor));
-                    seen.push(descriptor);
+                    let rotated = Call::decode(&descriptor).expect("of this version").rotated().encode();
+                    for descriptor in [descriptor, rotated] {
+                        assert!(!seen.contains(&descriptor));
+                        seen.push(descriptor);
+                    }
                 }
             }
         }

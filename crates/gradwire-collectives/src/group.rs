@@ -91,6 +91,8 @@ pub struct Group {
     /// What the connections were last told about how many share a receiver.
     told_incast: u32,
     chunk_bytes: usize,
+    /// Of every random choice that all ranks make alike: they compare it when they connect.
+    seed: u64,
     /// Every other rank, in rank order.
     peers: Vec<Peer>,
     ops: Ops,
@@ -179,6 +181,7 @@ impl Group {
             incast: incast.unwrap_or(u32::MAX).clamp(1, world_size.max(2) - 1),
             told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
+            seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
             peers: peers.into_iter().map(|peer| Peer::new(peer, now)).collect(),
             ops: Ops::new(),
             queue: VecDeque::new(),

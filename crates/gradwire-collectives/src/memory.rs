@@ -6,6 +6,7 @@
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
+use crate::view::Buffer;
 use crate::{kernels, DivideBy, Dtype, Fill, ReduceOp, View};
 use std::ops::Range;
 
@@ -16,6 +17,9 @@ pub(crate) struct Pool {
     wide: Vec<Vec<f32>>,
     pub(crate) staging: Vec<Vec<u8>>,
     pub(crate) samples: Vec<f32>,
+    /// Rotated buckets, and what a transform works in.
+    pub(crate) rotated: Vec<Buffer>,
+    pub(crate) strip: Vec<f32>,
 }
 
 /// Which of the caller's views a send reads.
@@ -40,6 +44,8 @@ pub(crate) struct Memory {
     pub(crate) input: View,
     pub(crate) output: View,
     pub(crate) residual: View,
+    /// Goes on where the residual ends: for the padding of a rotated bucket.
+    pub(crate) beyond: View,
     reduction: Reduction,
     chunk_bytes: usize,
     /// Where the accumulator begins in the output, bytes.
@@ -54,8 +60,9 @@ impl Memory {
     /// Memory that is only copied until [`Memory::accumulate_in`] is called.
     pub(crate) fn new(views: (View, View, View), reduction: Reduction, chunk_bytes: usize) -> Self {
         let (input, output, residual) = views;
+        let beyond = View::EMPTY;
         let (wide, counts) = (Vec::new(), Vec::new());
-        Self { input, output, residual, reduction, chunk_bytes, base: 0, wide, counts }
+        Self { input, output, residual, beyond, reduction, chunk_bytes, base: 0, wide, counts }
     }
 
     /// Makes `area` of the output the accumulator, with this rank's contribution in it, taken from `own` of the
@@ -167,8 +174,20 @@ impl Memory {
     /// Copies `range`, this rank's values that did not count, to the same place of the residual.
     pub(crate) fn keep_residual(&mut self, side: Side, range: &Range<usize>) {
         if !self.residual.is_empty() {
-            self.residual.part(range).copy_from(&self.view(side).part(range));
+            for (part, mut residual) in self.residual_parts(range) {
+                residual.copy_from(&self.view(side).part(&part));
+            }
         }
+    }
+
+    /// The parts of `range` that lie in the residual and beyond it, with the memory of each.
+    fn residual_parts(&self, range: &Range<usize>) -> [(Range<usize>, View); 2] {
+        let border = self.residual.len();
+        let inside = range.start.min(border)..range.end.min(border);
+        let beyond = range.start.max(border)..range.end.max(border);
+        let (first, second) =
+            (self.residual.part(&inside), self.beyond.part(&(beyond.start - border..beyond.end - border)));
+        [(inside, first), (beyond, second)]
     }
 
     /// Takes from `range` of the residual, the sum of what `weight` ranks contributed in vain, what the result holds in
@@ -187,14 +206,16 @@ impl Memory {
             (_, ReduceOp::PremulSum(factor)) if factor != 0.0 => 1.0 / (f64::from(world_size) * factor),
             _ => 1.0 / f64::from(world_size),
         };
-        let (mut residual, result) = (self.residual.part(range), self.output.part(range));
         let factor = f64::from(weight) * of_mean;
-        kernels::take_away(dtype, residual.as_mut_slice(), result.as_slice(), factor);
+        for (part, mut residual) in self.residual_parts(range) {
+            let result = self.output.part(&part);
+            kernels::take_away(dtype, residual.as_mut_slice(), result.as_slice(), factor);
+        }
     }
 
     /// Forgets `range` of the residual.
     pub(crate) fn drop_residual(&mut self, range: &Range<usize>) {
-        self.residual.part(range).as_mut_slice().fill(0);
+        self.residual_parts(range).iter_mut().for_each(|(_, residual)| residual.as_mut_slice().fill(0));
     }
 
     /// Turns the sums in `area` (bytes of the accumulator, `first_chunk` the chunk at its start) into the result:

@@ -11,9 +11,10 @@ use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
+use crate::rotation::RotatedBucket;
 use crate::schedules::{schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::tags::Important;
-use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request};
+use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request, View};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use std::ops::Range;
 use std::time::Duration;
@@ -39,6 +40,10 @@ pub(crate) struct Op {
     point_to_point: Option<TransferId>,
     schedule: Box<dyn Schedule>,
     memory: Memory,
+    /// Of the caller's bucket.
+    bytes: usize,
+    /// What is sent in place of the caller's bucket; the memory is then its.
+    rotated: Option<RotatedBucket>,
     chunk_bytes: usize,
     sends: Table<Send>,
     receives: Table<Receive>,
@@ -89,18 +94,25 @@ pub(crate) struct Name {
     pub(crate) id: OpId,
     pub(crate) submitted: Timestamp,
     pub(crate) point_to_point: Option<TransferId>,
+    /// Seed of the rotation, if the bucket is to be rotated.
+    pub(crate) rotation: Option<u64>,
 }
 
 impl Op {
     /// A valid request on its way; nothing happens before [`Op::start`].
     pub(crate) fn new(
-        request: Request,
+        mut request: Request,
         algorithm: Algorithm,
         place: Place,
         name: Name,
         pool: &mut Pool,
     ) -> Self {
-        let call = Call::of(&request, algorithm);
+        let mut call = Call::of(&request, algorithm);
+        let bytes = request.output.len();
+        let rotated = name.rotation.and_then(|seed| RotatedBucket::replace(&mut request, seed, pool));
+        if rotated.is_some() {
+            call = call.rotated();
+        }
         let grid = (place.world_size as usize, place.chunk_bytes);
         let important = Important::of(&request, grid, place.sequence, &mut pool.samples);
         let reduction = Reduction {
@@ -110,6 +122,8 @@ impl Op {
             divide_by: request.policy.divide_by,
         };
         let views = (request.input, request.output, request.residual);
+        let mut memory = Memory::new(views, reduction, place.chunk_bytes);
+        memory.beyond = rotated.as_ref().map_or(View::EMPTY, RotatedBucket::beyond);
         let indices = match request.collective {
             Collective::AllReduce { .. } => 2 * place.world_size.max(2) as usize,
             _ => 1,
@@ -125,7 +139,8 @@ impl Op {
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
-            elems: (request.output.len() / request.dtype.bytes()) as u64,
+            elems: (bytes / request.dtype.bytes()) as u64,
+            rotated_elems: rotated.as_ref().map_or(0, RotatedBucket::elems),
             replicas_identical: request.policy.gather.loss_bound <= 0.0,
             ..DeliveryReport::default()
         };
@@ -143,7 +158,9 @@ impl Op {
             sequence: place.sequence,
             point_to_point: name.point_to_point,
             schedule: schedule_for(&request, algorithm, place),
-            memory: Memory::new(views, reduction, place.chunk_bytes),
+            memory,
+            bytes,
+            rotated,
             chunk_bytes: place.chunk_bytes,
             sends: Table::new(place.world_size as usize, indices),
             receives: Table::new(place.world_size as usize, indices),
@@ -174,6 +191,9 @@ impl Op {
     /// Prepares the memory and gives the first transfers to post.
     pub(crate) fn start(&mut self, pool: &mut Pool, posts: &mut Vec<Post>) {
         self.staging = pool.staging.pop().unwrap_or_default();
+        if let Some(rotated) = &mut self.rotated {
+            rotated.spread(&mut pool.strip);
+        }
         self.schedule.start(&mut self.memory, pool, posts);
         self.note(posts);
     }
@@ -214,7 +234,7 @@ impl Op {
 
     /// Bytes of the bucket.
     pub(crate) fn bytes(&self) -> usize {
-        self.memory.output.len()
+        self.bytes
     }
 
     /// How its stages ended so far: reduce, gather.
@@ -395,6 +415,9 @@ impl Op {
         if start >= end {
             return;
         }
+        if let Some(rotated) = &mut self.rotated {
+            rotated.begin_residual();
+        }
         self.memory.keep_residual(send.side, &(start..end));
         if !self.memory.residual.is_empty() {
             self.owe(send, start..end);
@@ -415,7 +438,14 @@ impl Op {
         }
     }
 
-    /// The result is there: what is owed to later steps is known.
+    /// The result is there: settles what is owed to later steps, and turns a rotated bucket back.
+    pub(crate) fn finish(&mut self, pool: &mut Pool) {
+        self.settle();
+        if let Some(rotated) = &mut self.rotated {
+            rotated.restore(&mut pool.strip);
+        }
+    }
+
     fn settle(&mut self) {
         let elem_bytes = self.memory.elem_bytes();
         for (range, weight) in std::mem::take(&mut self.owed) {
@@ -499,7 +529,6 @@ impl Op {
     /// Tells how it went, once. What is still sent again after that is in no report.
     pub(crate) fn report(&mut self, now: Timestamp) -> DeliveryReport {
         self.is_reported = true;
-        self.settle();
         self.report.elapsed = now - self.submitted;
         self.report.warm_up = self.warms_up;
         let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };
@@ -512,6 +541,7 @@ impl Op {
     /// Gives the scratch back.
     pub(crate) fn release(mut self, pool: &mut Pool) {
         self.memory.release(pool);
+        pool.rotated.extend(self.rotated.take().map(RotatedBucket::into_buffer));
         self.staging.clear();
         pool.staging.push(self.staging);
     }

@@ -88,6 +88,32 @@ impl GatherRule {
     pub const EXACT: Self = Self { loss_bound: 0.0, fill: Fill::Zero };
 }
 
+/// Whether a tolerant reduction sends its bucket rotated ([`crate::Hadamard`]): what a lost packet takes away is then spread
+/// over the bucket. No preset has an opinion; the configuration does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Rotation {
+    /// Never.
+    Off = 0,
+    /// When the ranks agree that the network loses so much that it pays: 5 % (ULTIMA section 5.3).
+    Auto = 1,
+    /// Whenever something may be lost.
+    On = 2,
+}
+
+impl Rotation {
+    // claim: ultima/hadamard
+    /// Whether a reduction is rotated where the ranks have agreed that this share of values does not arrive; `None`: nobody
+    /// has measured.
+    pub(crate) fn is_wanted(self, agreed_loss: Option<f32>) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Auto => agreed_loss.is_some_and(|loss| loss >= ROTATION_LOSS_MIN),
+            Self::On => true,
+        }
+    }
+}
+
 /// What a tolerant reduction may leave behind. Group-wide: every rank passes the same values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Policy {
@@ -114,6 +140,8 @@ pub struct Policy {
     pub gather: GatherRule,
     /// What stands in for what did not come.
     pub divide_by: DivideBy,
+    /// Whether the bucket is rotated.
+    pub rotation: Rotation,
 }
 
 impl Policy {
@@ -130,6 +158,7 @@ impl Policy {
         critical_chunks: 0,
         gather: GatherRule::EXACT,
         divide_by: DivideBy::Contributions,
+        rotation: Rotation::Off,
     };
     /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1).
     pub const MLT: Self = Self {
@@ -344,6 +373,8 @@ impl Link {
     }
 }
 
+/// From here on the paper's training is faster with the transform than without.
+const ROTATION_LOSS_MIN: f32 = 0.05;
 /// Packets of one flow overtake each other by fractions of a round trip; where that is short by scheduling, since
 /// the packets of one flow may pass several processors. Waiting is cheap, and what is cut here the network did not lose.
 const REORDER_SLACK_MIN: Duration = Duration::from_micros(500);

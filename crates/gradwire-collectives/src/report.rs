@@ -56,6 +56,10 @@ pub struct DeliveryReport {
     pub replicas_identical: bool,
     /// The reduction was exact because its policy measures first (ULTIMA's warm-up).
     pub warm_up: bool,
+    /// Elements of the rotated bucket that was sent in place of this one, padding included; zero: it was sent as it is. Of a
+    /// rotated one `uncounted` and `filled` are places in what was sent, and so are the elements of `peers`: a value that did not
+    /// count there is a share of many elements here.
+    pub rotated_elems: u64,
 }
 
 impl DeliveryReport {

@@ -105,7 +105,8 @@ pub struct Request {
     /// owes to the mean is written here at its place, all else is left as it was (error feedback): the value less the mean
     /// that stood in for it, or all of it where zero did ([`crate::DivideBy`]). In a ring the partial sum that was lost,
     /// less as many means as ranks are in it. Added to this rank's next input, it counts exactly once. Where the result
-    /// did not arrive here either, what stood in is unknown, and nothing is owed. Never aliases the other views.
+    /// did not arrive here either, what stood in is unknown, and nothing is owed. Of a rotated
+    /// bucket every element is written if anything did not count: it gets its part of what is owed. Never aliases the other views.
     pub residual: View,
     /// Longest that the call may take; then it ends with [`crate::OpError::TimedOut`].
     pub timeout: Duration,

@@ -1,6 +1,6 @@
 //! Requests that cannot be right are refused before anything is sent.
 
-use crate::{Algorithm, Collective, Policy, Request, View};
+use crate::{rotation, Algorithm, Collective, Dtype, Policy, Request, Rotation, View};
 use gradwire_core::CLASSES_MAX;
 
 /// Checks `request` for a rank of a group of `world_size` ranks.
@@ -162,6 +162,12 @@ fn check_policy(request: &Request) -> Result<(), String> {
         return Err(
             "results may be lost in a transpose only: a ring would hand on what fills the holes".to_owned()
         );
+    }
+    if policy.rotation == Rotation::On && request.dtype == Dtype::F64 {
+        return Err("float64 cannot be rotated: the transform sums in float32".to_owned());
+    }
+    if policy.rotation == Rotation::On && !rotation::can_fill(request) {
+        return Err("a rotated reduction cannot fill in what another output held before".to_owned());
     }
     if !request.reduce.is_additive() || !request.dtype.is_float() {
         return Err(format!("{:?} of {:?} cannot tolerate loss", request.reduce, request.dtype));

@@ -117,9 +117,42 @@ impl Drop for OwnMemory {
     }
 }
 
+/// Memory of the group's own that views can lend: what is sent in place of a tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Buffer {
+    lines: Vec<Line>,
+}
+
+/// A cache line: vectors of the widest kind then never straddle two.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Buffer {
+    /// A view of its first `bytes` bytes, which are whatever they were.
+    ///
+    /// # Safety
+    /// The buffer is neither dropped nor lent again while any copy of the view is used.
+    pub(crate) unsafe fn lend(&mut self, bytes: usize) -> View {
+        self.lines.resize(bytes.div_ceil(size_of::<Line>()), Line([0; 64]));
+        View { pointer: self.lines.as_mut_ptr().cast(), bytes }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_buffer_lends_as_much_as_is_asked_for_at_a_cache_line() {
+        let mut buffer = Buffer::default();
+        for bytes in [1, 64, 1_000, 3] {
+            // SAFETY: each view is used before the next one is lent.
+            let mut view = unsafe { buffer.lend(bytes) };
+            view.as_mut_slice().fill(7);
+            assert!(view.len() == bytes && view.pointer as usize % 64 == 0);
+        }
+    }
 
     #[test]
     fn parts_know_whether_they_share_memory() {

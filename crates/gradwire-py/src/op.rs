@@ -89,6 +89,7 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     let filled: Vec<(u64, u64)> = report.filled.iter().map(|r| (r.start, r.end)).collect();
     fields.set_item("filled", PyTuple::new(py, filled)?)?;
     fields.set_item("replicas_identical", report.replicas_identical)?;
+    fields.set_item("rotated_elems", report.rotated_elems)?;
     fields.set_item("warm_up", report.warm_up)?;
     let peers = report.peers.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
     fields.set_item("peers", peers)?;

@@ -1,7 +1,9 @@
 //! Loss policies: presets to Python, numbers back to Rust.
 
 use gradwire_engine::collectives::core::Reliability;
-use gradwire_engine::collectives::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, SoftRule};
+use gradwire_engine::collectives::{
+    DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::time::Duration;
@@ -44,6 +46,8 @@ pub(crate) struct PolicyNumbers {
     gather_fill: String,
     #[pyo3(item)]
     divide_by: String,
+    #[pyo3(item)]
+    hadamard: String,
 }
 
 impl PolicyNumbers {
@@ -65,6 +69,7 @@ impl PolicyNumbers {
                 fill: named(&FILLS, &self.gather_fill)?,
             },
             divide_by: named(&DIVISORS, &self.divide_by)?,
+            rotation: named(&ROTATIONS, &self.hadamard)?,
         })
     }
 
@@ -144,6 +149,7 @@ fn numbers_of<'py>(py: Python<'py>, policy: &Policy) -> PyResult<Bound<'py, PyDi
     numbers.set_item("gather_loss_bound", policy.gather.loss_bound)?;
     numbers.set_item("gather_fill", name_of(&FILLS, &policy.gather.fill))?;
     numbers.set_item("divide_by", name_of(&DIVISORS, &policy.divide_by))?;
+    numbers.set_item("hadamard", name_of(&ROTATIONS, &policy.rotation))?;
     Ok(numbers)
 }
 
@@ -162,5 +168,7 @@ const RECOVERIES: [(&str, Reliability); 4] = [
 const FILLS: [(&str, Fill); 3] = [("zero", Fill::Zero), ("previous", Fill::Previous), ("local", Fill::Local)];
 const DIVISORS: [(&str, DivideBy); 2] =
     [("contributions", DivideBy::Contributions), ("world", DivideBy::World)];
+const ROTATIONS: [(&str, Rotation); 3] =
+    [("auto", Rotation::Auto), ("on", Rotation::On), ("off", Rotation::Off)];
 /// The percentile where no rule uses it.
 const PERCENTILE_UNUSED: f32 = 0.95;

@@ -1,7 +1,7 @@
 //! What the ranks of a scenario are asked to do: collectives, their memory, and what can go wrong around them.
 
 use crate::values::{contribution, copied_byte, encode, store};
-use gradwire_collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Collective, Dtype, Hadamard, Policy, ReduceOp, Rotation};
 use std::time::Duration;
 
 /// One collective of a scenario; every rank submits the same list in the same order.
@@ -121,6 +121,14 @@ impl OpPlan {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.elems * self.dtype.bytes()
+    }
+
+    /// The same with the padding of a rotated bucket.
+    #[must_use]
+    pub fn sent_bytes(&self) -> usize {
+        let rotates = self.is_tolerant() && self.policy.rotation != Rotation::Off;
+        let rotated = Hadamard::of(self.elems).filter(|_| rotates);
+        rotated.map_or(self.elems, Hadamard::padded) * self.dtype.bytes()
     }
 
     /// The call of `rank`. `op` is the place of this plan in the scenario.

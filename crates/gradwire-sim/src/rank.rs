@@ -276,7 +276,7 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         local: id(rank, peer),
         remote: id(peer, rank),
         datagram_bytes: host.datagram_bytes,
-        fingerprint: 0x0067_7261_6477_6972,
+        fingerprint: FINGERPRINT,
         eager_bytes: host.eager_bytes,
         ack_every: host.ack_every,
         ack_delay_max: host.ack_delay_max,
@@ -291,6 +291,8 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
     }
 }
 
+/// What every rank says of the group's settings.
+pub(crate) const FINGERPRINT: u64 = 0x0067_7261_6477_6972;
 /// Longer than every run: a collective that needs it is stuck.
 const OP_TIMEOUT: Duration = Duration::from_secs(3600);
 /// What outputs hold before the call; a place that was never written shows it.

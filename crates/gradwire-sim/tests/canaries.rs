@@ -1,6 +1,6 @@
 //! The checkers must be able to fail: every kind of deliberate damage is found, by the checker that is meant to.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp, Rotation};
 use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Sabotage, Scenario, Violation};
 use std::time::Duration;
 
@@ -18,9 +18,13 @@ fn all_reduce(policy: Policy) -> OpPlan {
 
 /// Three ranks, one tolerant all-reduce of 200 KB over a network that loses one datagram in twenty-five.
 fn damaged(seed: u64, sabotage: Sabotage) -> Result<bool, Violation> {
+    damaged_with(Policy::AUTO, seed, sabotage)
+}
+
+fn damaged_with(policy: Policy, seed: u64, sabotage: Sabotage) -> Result<bool, Violation> {
     let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
     network.impairments.loss = 0.04;
-    let mut scenario = Scenario::quiet(seed, 3, network, vec![all_reduce(Policy::AUTO); 2]);
+    let mut scenario = Scenario::quiet(seed, 3, network, vec![all_reduce(policy); 2]);
     scenario.faults[0].0 = Duration::from_secs(5);
     scenario.sabotage = sabotage;
     run(scenario, false).map(|summary| summary.sabotaged)
@@ -72,6 +76,35 @@ fn a_replica_that_differs_is_found() {
     is_always_found(Sabotage::DivergeReplica, |violation| {
         matches!(violation, Violation::ReplicasDiffer { .. })
     });
+}
+
+#[test]
+fn damage_to_a_rotated_reduction_is_found() {
+    let rotated = Policy { rotation: Rotation::On, ..Policy::AUTO };
+    let kinds = [
+        Sabotage::Nothing,
+        Sabotage::WrongSum,
+        Sabotage::ForgetResidual,
+        Sabotage::DivergeReplica,
+        Sabotage::ReportTwice,
+    ];
+    for sabotage in kinds {
+        let mut found = 0;
+        for seed in 0..20 {
+            match (damaged_with(rotated, seed, sabotage), sabotage) {
+                (Ok(sabotaged), _) => assert!(!sabotaged, "{sabotage:?} was not found on seed {seed}"),
+                (Err(Violation::WrongElement { .. }), Sabotage::WrongSum)
+                | (Err(Violation::Residual { .. }), Sabotage::ForgetResidual)
+                | (Err(Violation::ReplicasDiffer { .. }), Sabotage::DivergeReplica)
+                | (Err(Violation::ReportDisagrees { .. }), Sabotage::ReportTwice) => found += 1,
+                (Err(violation), _) => panic!("{sabotage:?} on seed {seed} was taken for: {violation}"),
+            }
+        }
+        assert!(
+            found >= 10 || sabotage == Sabotage::Nothing,
+            "{sabotage:?} was done on {found} of 20 seeds only"
+        );
+    }
 }
 
 #[test]

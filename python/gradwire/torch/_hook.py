@@ -41,6 +41,7 @@ def tolerate_loss(
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
     divide_by: str | None = None,
+    hadamard: str | None = None,
     algorithm: str | None = None,
     steps_kept: int = STEPS_KEPT,
     priority: Priority | None = None,
@@ -61,6 +62,8 @@ def tolerate_loss(
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
             ranks whose gradients arrived, or `world`, all ranks. None: the configuration's, or `world` with error feedback and
             `contributions` without.
+        hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
+            bucket and not all of a few; `auto`: from 5 % loss on. None: the configuration's.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
@@ -100,6 +103,7 @@ def tolerate_loss(
         step_delay_max_ms=milliseconds(step_delay_max),
         gather_loss_bound=gather_loss_bound,
         divide_by=divide_by,
+        hadamard=hadamard,
     )
     if numbers["gather_loss_bound"] > 0:
         share = numbers["gather_loss_bound"]
@@ -112,6 +116,7 @@ def tolerate_loss(
         "step_delay_max": step_delay_max,
         "gather_loss_bound": gather_loss_bound,
         "divide_by": divide_by,
+        "hadamard": hadamard,
         "algorithm": algorithm,
     }
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)

@@ -23,6 +23,7 @@ def policy_numbers(
     step_delay_max_ms: float | None = None,
     gather_loss_bound: float | None = None,
     divide_by: str | None = None,
+    hadamard: str | None = None,
 ) -> _native.PolicyNumbers:
     """The numbers of one call. None means that the call does not say.
 
@@ -54,6 +55,7 @@ def policy_numbers(
     divisor = _value(config, "divide_by", divide_by, own_preset=True)
     if divisor is not None:
         numbers["divide_by"] = divisor
+    numbers["hadamard"] = _chosen(config, "hadamard", hadamard)
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)

@@ -29,6 +29,7 @@ def all_reduce(
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
     divide_by: str | None = None,
+    hadamard: str | None = None,
     algorithm: str | None = None,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
@@ -51,6 +52,8 @@ def all_reduce(
             measured, and below this. None: the preset's.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
+        hadamard: `on` or `off`: whether the tensor is sent rotated, so that a lost packet takes a little of every element and
+            not all of a few; `auto`: from 5 % loss on. `report().rotated_elems` says whether it was. None: the configuration's.
         divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
             None: the configuration's, or contributions.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
@@ -58,7 +61,8 @@ def all_reduce(
         async_op: return at once; the caller waits.
         residual: like `tensor`. What this rank's values that did not count still owe to the mean is written here at their
             places, all else stays as it is: the value less the mean that stood in for it (with `divide_by="world"`: all of
-            it). Add it to the next tensor and clear it: then no contribution is lost, it is only late.
+            it); of a rotated tensor each element gets its part of all that.
+            Add it to the next tensor and clear it: then no contribution is lost, it is only late.
         priority: 0 to 255; lower goes first when several are in flight. Local to this rank. None: that of the class.
         traffic_class: 0 (the most urgent) to `classes` - 1: which queue of a switch, by `dscp_classes`. Local to this rank.
         important: which parts of the tensor a switch should keep longest, a mask of any length: the tensor is thought of
@@ -91,6 +95,7 @@ def all_reduce(
             step_delay_max_ms=milliseconds(step_delay_max),
             gather_loss_bound=gather_loss_bound,
             divide_by=divide_by,
+            hadamard=hadamard,
         )
         options["algorithm"] = algorithm_code(config, algorithm)
         options |= tag_options(config, traffic_class, important)

@@ -51,7 +51,7 @@ def check_every_value_counts_exactly_once_and_replicas_agree() -> None:
             tensor = torch.full((ELEMS,), 2.0**RANK)
             residual = torch.zeros(ELEMS)
             work = gradwire.torch.all_reduce(
-                tensor, preset=preset, algorithm=algorithm, residual=residual, divide_by="world"
+                tensor, preset=preset, algorithm=algorithm, residual=residual, divide_by="world", hadamard="off"
             )
             means, residuals = everybodys(tensor), everybodys(residual)
             assert algorithm == "ring" or set(residual.unique().tolist()) <= {0.0, 2.0**RANK}
@@ -62,6 +62,35 @@ def check_every_value_counts_exactly_once_and_replicas_agree() -> None:
             assert work.report().elems_uncounted == uncounted
             assert preset != "reliable" or uncounted == 0
             lost += uncounted
+    total = torch.tensor(float(lost))
+    dist.all_reduce(total, group=GLOO)
+    assert total > 0, "nothing was lost: the test has shown nothing"
+
+
+def check_a_rotated_tensor_loses_a_little_of_every_element_and_replicas_agree() -> None:
+    # test of: ultima/hadamard
+    lost = 0
+    for dtype, algorithm in product((torch.float32, torch.bfloat16), ("transpose", "ring")):
+        for _ in range(ROUNDS // 2):
+            own = torch.randn(ELEMS, generator=torch.Generator().manual_seed(RANK)).to(dtype)
+            tensor, residual = own.clone(), torch.full_like(own, 7.0)
+            work = gradwire.torch.all_reduce(
+                tensor, preset="mlt", algorithm=algorithm, residual=residual, hadamard="on"
+            )
+            report = work.report()
+            assert report.rotated_elems > ELEMS
+            means, inputs = everybodys(tensor), everybodys(own)
+            assert all(torch.equal(mean, tensor) for mean in means)
+            if report.elems_uncounted == 0:
+                assert bool((residual == 7.0).all()), "nothing was lost: the residual stays as it was"
+                continue
+            lost += 1
+            # What this rank lost has a part in every element, and together no more energy than it sent.
+            assert (residual != 0).float().mean() > 0.5
+            sent = torch.stack(inputs).float().norm()
+            assert 0 < residual.float().norm() < sent
+            error = (tensor.float() - torch.stack(inputs).float().mean(0)).abs().max()
+            assert error < 2, "10 % of what is lost moves no element by as much as its size"
     total = torch.tensor(float(lost))
     dist.all_reduce(total, group=GLOO)
     assert total > 0, "nothing was lost: the test has shown nothing"

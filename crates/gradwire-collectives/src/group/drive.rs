@@ -8,7 +8,7 @@ use crate::policy::Link;
 use crate::position::PositionRecord;
 use crate::schedules::{resolve, Loss, Post};
 use crate::validate::validate;
-use crate::{Algorithm, Collective, OpError, Request};
+use crate::{rotation, Algorithm, Collective, OpError, Request};
 use gradwire_core::{
     Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
@@ -48,13 +48,16 @@ impl Group {
         while self.queue.front().is_some_and(|queued| self.may_start(queued)) {
             let Some(queued) = self.queue.pop_front() else { return };
             let Queued { id, request, submitted, sequence, purpose } = queued;
-            let _agreed = self.agreement.reach(sequence);
+            let agreed = self.agreement.reach(sequence);
             let warms_up = self.adaptive.begins(&request.policy, request.output.len());
             let algorithm = match request.collective {
                 Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
                 _ => Algorithm::Auto,
             };
-            let name = Name { id, submitted, point_to_point: None };
+            let loss = agreed.map(|network| network.loss);
+            let rotates = self.world_size > 1 && !warms_up && request.policy.rotation.is_wanted(loss);
+            let rotation = rotates.then(|| rotation::seed(self.seed, sequence));
+            let name = Name { id, submitted, point_to_point: None, rotation };
             let place = self.place(sequence);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
@@ -119,6 +122,7 @@ impl Group {
         let Some(op) = self.ops.at(key) else { return };
         let is_complete = op.is_complete();
         if op.is_result_ready() && !op.is_reported {
+            op.finish(&mut self.pool);
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
             self.agreement.on_stages(op.senders, op.stages());
             let (op, outcome) = (op.id, Ok(op.report(now)));

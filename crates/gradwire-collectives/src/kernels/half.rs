@@ -125,6 +125,22 @@ fn fold(reduce: ReduceOp, accumulator: &mut [f32], source: &[f32]) {
     }
 }
 
+/// Four float16 as float32.
+#[inline(always)]
+pub(super) fn f16_from(bits: [u16; 4]) -> [f32; 4] {
+    let mut wide = [0.0; 4];
+    bits.map(f16::from_bits).convert_to_f32_slice(&mut wide);
+    wide
+}
+
+/// Four float32 as float16, rounded to the nearest, ties to even.
+#[inline(always)]
+pub(super) fn f16_to(values: [f32; 4]) -> [u16; 4] {
+    let mut halves = [f16::ZERO; 4];
+    halves.convert_from_f32_slice(&values);
+    halves.map(f16::to_bits)
+}
+
 #[inline]
 fn widen_block(dtype: Dtype, source: &[u8], out: &mut [f32]) {
     let count = out.len().min(source.len() / 2).min(BLOCK);
@@ -160,7 +176,7 @@ fn narrow_block(dtype: Dtype, source: &[f32], out: &mut [u8]) {
 /// The upper half of `value`, rounded to nearest even: add just under half of the last kept bit, and that bit
 /// itself, so that a tie goes to even. A NaN keeps a set bit so that it does not become an infinity.
 #[inline(always)]
-fn bf16_bits(value: f32) -> u16 {
+pub(super) fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16;
     let quiet_nan = bits >> 16 | 0x40;

@@ -1,10 +1,11 @@
 //! What must hold at the end of every collective, computed from outside.
 //!
 //! Exact collectives are compared with closed formulas. Tolerant reductions are compared with the same reduction
-//! over a mask of contributions, and the mask itself with what the network delivered. No tolerance anywhere: the
-//! inputs are integers, so right means equal bits.
+//! over a mask of contributions, and the mask itself with what the network delivered. The inputs are integers, so right
+//! means equal bits; only where a bucket is rotated, it means equal within the rounding of the arithmetic.
 
 mod exact;
+mod rotated;
 mod tolerant;
 
 pub use exact::expected_output;

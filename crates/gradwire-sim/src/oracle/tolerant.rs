@@ -4,7 +4,7 @@
 //! reports, and from the network's record of arrivals. All three must agree, replicas must be equal, the bound
 //! must be kept, and every contribution must be in the result or in its rank's residual, exactly once.
 
-use super::finished;
+use super::{finished, rotated};
 use crate::plan::OpPlan;
 use crate::rank::{RESIDUAL_FILL, STALE};
 use crate::record::{count, first_outside, merge, Arrival};
@@ -14,12 +14,23 @@ use crate::values::{
 };
 use crate::world::World;
 use crate::Violation;
-use gradwire_collectives::{DeadlineRule, DeliveryReport, DivideBy, Dtype, Fill, PeerDelivery, ReduceOp};
+use gradwire_collectives::{
+    DeadlineRule, DeliveryReport, DivideBy, Dtype, Fill, PeerDelivery, ReduceOp, Rotation,
+};
 use gradwire_core::Contract;
 use std::ops::Range;
 
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     let view = View::new(world, op);
+    if view.is_rotated() {
+        // Of what is filled in every element has a part.
+        if view.reports.iter().all(|report| report.filled.is_empty()) {
+            view.check_replicas()?;
+        }
+        view.check_reported_once()?;
+        view.check_quiet_network()?;
+        return rotated::check(&view);
+    }
     view.check_replicas()?;
     view.check_filled()?;
     view.check_reported_once()?;
@@ -36,17 +47,17 @@ pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
 }
 
 /// One tolerant reduction that has ended everywhere.
-struct View<'w> {
+pub(super) struct View<'w> {
     world: &'w World,
-    plan: &'w OpPlan,
-    op: usize,
-    outputs: Vec<&'w [u8]>,
+    pub(super) plan: &'w OpPlan,
+    pub(super) op: usize,
+    pub(super) outputs: Vec<&'w [u8]>,
     /// Every element as a rank has it that received it.
     result: Vec<u8>,
-    residuals: Vec<&'w [u8]>,
-    reports: Vec<&'w DeliveryReport>,
+    pub(super) residuals: Vec<&'w [u8]>,
+    pub(super) reports: Vec<&'w DeliveryReport>,
     /// For each rank, its elements that did not count; sorted and merged.
-    uncounted: Vec<Vec<Range<u64>>>,
+    pub(super) uncounted: Vec<Vec<Range<u64>>>,
     means: MeanTable,
 }
 
@@ -68,6 +79,19 @@ impl<'w> View<'w> {
             reports,
             means: MeanTable::new(plan, world.scenario.world_size),
         }
+    }
+
+    pub(super) fn is_ring(&self) -> bool {
+        self.reports.iter().all(|report| report.collective.contains("ring"))
+    }
+
+    /// Whether the plan has its bucket rotated: not when it is small, measured first, or alone.
+    fn is_rotated(&self) -> bool {
+        let wanted = self.plan.policy.rotation == Rotation::On && self.reports.len() > 1;
+        let fills = self.plan.policy.gather.loss_bound <= 0.0
+            || self.plan.policy.gather.fill != Fill::Previous
+            || self.plan.in_place;
+        wanted && fills && self.plan.elems >= 2048 && !self.reports.iter().any(|report| report.warm_up)
     }
 
     fn is_transpose(&self) -> bool {
@@ -353,6 +377,19 @@ impl<'w> View<'w> {
         Ok(())
     }
 
+    /// Nothing was written to the residual of `rank`.
+    pub(super) fn check_untouched(&self, rank: usize) -> Result<(), Violation> {
+        let (dtype, residual) = (self.plan.dtype, self.residuals[rank]);
+        let elems = 0..self.plan.elems;
+        match elems.into_iter().find(|elem| load(residual, dtype, *elem) != untouched(dtype)) {
+            None => Ok(()),
+            Some(elem) => {
+                let (expected, got) = ("as it was".to_owned(), show(dtype, load(residual, dtype, elem)));
+                Err(Violation::Residual { op: self.op, rank, elem: elem as u64, expected, got })
+            }
+        }
+    }
+
     /// Ring: a partial sum that was lost is in the residual of the rank that sent it, less the means that stood in for it.
     /// Whoever it was, the result, for all ranks, and the residuals must hold every contribution once.
     fn check_conservation(&self) -> Result<(), Violation> {
@@ -399,6 +436,10 @@ impl<'w> View<'w> {
 fn merged_result(plan: &OpPlan, outputs: &[&[u8]], reports: &[&DeliveryReport]) -> Vec<u8> {
     let width = plan.dtype.bytes() as u64;
     let mut result = outputs.first().map(|output| output.to_vec()).unwrap_or_default();
+    if reports.iter().any(|report| report.rotated_elems > 0) {
+        // What is filled there are places in the rotated bucket.
+        return result;
+    }
     let mut holes = reports.first().map(|report| merge(report.filled.clone())).unwrap_or_default();
     for (output, report) in outputs.iter().zip(reports).skip(1) {
         let filled = merge(report.filled.clone());
@@ -459,7 +500,7 @@ fn decode(dtype: Dtype, bits: u64) -> f64 {
     }
 }
 
-fn contains(ranges: &[Range<u64>], elem: u64) -> bool {
+pub(super) fn contains(ranges: &[Range<u64>], elem: u64) -> bool {
     let after = ranges.partition_point(|range| range.start <= elem);
     after > 0 && ranges[after - 1].end > elem
 }

@@ -8,7 +8,9 @@ mod paths;
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
-use gradwire_collectives::{Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp};
+use gradwire_collectives::{
+    Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp, Rotation,
+};
 use gradwire_core::recovery::ControllerKind;
 pub(super) use paths::bad_paths;
 use paths::draw_paths;
@@ -22,7 +24,8 @@ pub(super) fn swarm(seed: u64) -> Scenario {
     // Large groups are slow to simulate, and the edges are in the small ones.
     let world_size = if size.chance(0.04) { size.below(9..17) as usize } else { usual };
     let network = draw_network(&mut root.fork(2), world_size);
-    let ops = draw_ops(&mut root.fork(3), world_size);
+    let mut ops = draw_ops(&mut root.fork(3), world_size);
+    draw_rotations(&mut root.fork(8), &mut ops);
     let late = if rng.chance(0.3) { Duration::from_millis(200) } else { Duration::from_micros(500) };
     let host = draw_host(&mut root.fork(4), &network, world_size);
     let faults = draw_faults(&mut root.fork(5), world_size, &network, host.peer_timeout);
@@ -319,6 +322,16 @@ fn draw_policy(rng: &mut Rng) -> Policy {
     }
     assert_eq!(policy.validate(), Ok(()), "{policy:?}");
     policy
+}
+
+/// One tolerant reduction in four is rotated, if its dtype can be.
+fn draw_rotations(rng: &mut Rng, ops: &mut [OpPlan]) {
+    for op in ops.iter_mut().filter(|op| op.is_tolerant() && op.dtype != Dtype::F64) {
+        let fills = op.policy.gather.fill != Fill::Previous || op.in_place;
+        if rng.chance(0.25) && (fills || op.policy.gather.loss_bound <= 0.0) {
+            op.policy.rotation = Rotation::On;
+        }
+    }
 }
 
 /// The default in most runs.

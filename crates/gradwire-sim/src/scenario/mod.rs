@@ -217,7 +217,7 @@ impl Scenario {
             OpKind::AllReduce(_) | OpKind::SendReceive { .. } => 2,
             _ => 2 * self.world_size,
         };
-        let bytes = self.ops.iter().map(|op| op.bytes() * rows(op)).sum::<usize>() as f64;
+        let bytes = self.ops.iter().map(|op| op.sent_bytes() * rows(op)).sum::<usize>() as f64;
         let hosts = bytes / self.network.narrowest_rate(self.world_size) as f64;
         // Half of the ranks send to the other rack at once.
         let sharing = self.world_size.div_ceil(2) as f64;

@@ -1,0 +1,283 @@
+//! The butterflies: a strip of columns at a time, in a buffer that the second-level cache holds.
+//!
+//! Memory is read once and written once. The first butterflies of a column read its elements from the tensor, signs
+//! included, and leave them in the strip; the last ones write to the tensor, scaled. Up to three stages of butterflies are done
+//! while a row of each is in registers, and all stages between rows that are less than [`NEAR_ROWS`] apart while those
+//! rows are in the first-level cache.
+//!
+//! Plain loops over indices throughout: a closure, or an iterator's, is a function of its own, which the compiler does not make for
+//! the processor that its caller is made for.
+//!
+//! All variants add and subtract the same pairs in the same order and none fuses a multiplication with an addition, so every
+//! processor gets the same bits.
+
+// See above: iterators would need closures here.
+#![allow(clippy::needless_range_loop)]
+
+use super::signs::Signs;
+use super::vector::{Cell, Vector};
+use std::marker::PhantomData;
+
+/// A matrix `[block, lanes]` and what is done to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Rows: 16, 64, 256, 1024 or 4096.
+    pub(super) block: usize,
+    /// Columns, a multiple of [`LANES_STEP`].
+    pub(super) lanes: usize,
+    pub(super) signs: Signs,
+    /// Signs after the last butterfly, not before the first.
+    pub(super) is_inverse: bool,
+}
+
+/// Columns are a multiple of this: the widest vector, 64 bytes of float32.
+pub(super) const LANES_STEP: usize = 16;
+
+/// The transform of `source`, which stands for a whole matrix with zeros at its end, into `target`, which may be short of
+/// the matrix too. `strip` is memory to work in.
+///
+/// # Safety
+/// The plan is one of those that [`Plan`] describes, and the processor has the vectors.
+#[inline(always)]
+pub(super) unsafe fn transform<C: Cell, V: Vector>(
+    plan: Plan,
+    source: &[u8],
+    target: &mut [u8],
+    strip: &mut Vec<f32>,
+) {
+    strip.resize(strip_floats(plan.block), 0.0);
+    let mut ends = Ends::<C, V> { plan, source, target, _types: PhantomData };
+    for lane in (0..plan.lanes).step_by(STRIP_LANES) {
+        let width = STRIP_LANES.min(plan.lanes - lane);
+        let strip = Strip { start: strip.as_mut_ptr(), lane, width };
+        // SAFETY: the strip has room for `block` rows, and its columns are in the matrix.
+        unsafe {
+            match plan.block {
+                16 => ends.columns::<4, 1, 4, 1>(strip),
+                64 => ends.columns::<8, 1, 8, 1>(strip),
+                256 => ends.columns::<4, 4, 4, 4>(strip),
+                1024 => ends.columns::<8, 8, 4, 4>(strip),
+                _ => ends.columns::<8, 8, 8, 8>(strip),
+            }
+        }
+    }
+}
+
+/// Floats of a strip. After each near group one row is left out, or rows that are a group apart would share one set of
+/// the first-level cache.
+fn strip_floats(block: usize) -> usize {
+    (block + block.div_ceil(4)) * STRIP_LANES
+}
+
+/// Some columns of the matrix, `[rows, STRIP_LANES]` floats in a buffer.
+#[derive(Clone, Copy)]
+struct Strip {
+    start: *mut f32,
+    /// First column.
+    lane: usize,
+    width: usize,
+}
+
+/// Where elements come from and go to.
+struct Ends<'a, C, V> {
+    plan: Plan,
+    source: &'a [u8],
+    target: &'a mut [u8],
+    _types: PhantomData<(C, V)>,
+}
+
+impl<C: Cell, V: Vector> Ends<'_, C, V> {
+    /// All butterflies of the strip's columns: `A * B` near rows, `D * E` groups of them.
+    ///
+    /// # Safety
+    /// The strip has room for `A * B * D * E` rows, which is the block.
+    #[inline(always)]
+    unsafe fn columns<const A: usize, const B: usize, const D: usize, const E: usize>(
+        &mut self,
+        strip: Strip,
+    ) {
+        let (near, far) = (A * B, D * E);
+        debug_assert_eq!(near * far, self.plan.block);
+        let group_floats = (near + 1) * STRIP_LANES;
+        // SAFETY: row `r` of group `g` begins at `g * group_floats + r * STRIP_LANES`, which is in the strip.
+        unsafe {
+            for group in 0..far {
+                let start = strip.start.add(group * group_floats);
+                for low in (0..near).step_by(A) {
+                    self.first::<A>(start.add(low * STRIP_LANES), group * near + low, strip);
+                }
+                if B > 1 {
+                    for low in 0..A {
+                        between::<B, V>(start.add(low * STRIP_LANES), A * STRIP_LANES, strip.width);
+                    }
+                }
+            }
+            for row in 0..near {
+                let start = strip.start.add(row * STRIP_LANES);
+                if E > 1 {
+                    for low in (0..far).step_by(D) {
+                        between::<D, V>(start.add(low * group_floats), group_floats, strip.width);
+                    }
+                    for low in 0..D {
+                        let start = start.add(low * group_floats);
+                        self.last::<E>(start, D * group_floats, (row + low * near, D * near), strip);
+                    }
+                } else {
+                    self.last::<D>(start, group_floats, (row, near), strip);
+                }
+            }
+        }
+    }
+
+    /// The first butterflies, among `R` rows from `row` on, which go to the strip at `to`.
+    ///
+    /// # Safety
+    /// `R` rows of the strip are valid from `to` on.
+    #[inline(always)]
+    unsafe fn first<const R: usize>(&self, to: *mut f32, row: usize, strip: Strip) {
+        let Strip { lane, width, .. } = strip;
+        let mut signs = [0; R];
+        if !self.plan.is_inverse {
+            for index in 0..R {
+                signs[index] = self.plan.signs.bits(row + index, lane);
+            }
+        }
+        for at in (0..width).step_by(V::WIDTH) {
+            let elem = row * self.plan.lanes + lane + at;
+            // SAFETY: as promised by the caller.
+            unsafe {
+                let mut rows = [V::zero(); R];
+                for index in 0..R {
+                    let values = self.read(elem + index * self.plan.lanes);
+                    rows[index] = values.flip((signs[index] >> at) as u32);
+                }
+                butterflies(&mut rows);
+                for index in 0..R {
+                    rows[index].store(to.add(index * STRIP_LANES + at));
+                }
+            }
+        }
+    }
+
+    /// The last butterflies, among `R` rows of the strip, `stride` floats apart, which are rows `row`, `row + step`, ... of
+    /// the matrix.
+    ///
+    /// # Safety
+    /// Those rows of the strip are valid.
+    #[inline(always)]
+    unsafe fn last<const R: usize>(
+        &mut self,
+        from: *mut f32,
+        stride: usize,
+        (row, step): (usize, usize),
+        strip: Strip,
+    ) {
+        let Strip { lane, width, .. } = strip;
+        let mut signs = [0; R];
+        if self.plan.is_inverse {
+            for index in 0..R {
+                signs[index] = self.plan.signs.bits(row + index * step, lane);
+            }
+        }
+        // A power of two, like the block's root: scaling rounds nothing.
+        let scale = 1.0 / (self.plan.block as f32).sqrt();
+        for at in (0..width).step_by(V::WIDTH) {
+            let elem = row * self.plan.lanes + lane + at;
+            // SAFETY: as promised by the caller.
+            unsafe {
+                let mut rows = [V::zero(); R];
+                for index in 0..R {
+                    rows[index] = V::load(from.add(index * stride + at));
+                }
+                butterflies(&mut rows);
+                for index in 0..R {
+                    let values = rows[index].scale(scale).flip((signs[index] >> at) as u32);
+                    self.write(elem + index * step * self.plan.lanes, values);
+                }
+            }
+        }
+    }
+
+    /// The elements from `elem` on; zeros behind the end.
+    ///
+    /// # Safety
+    /// The processor has the vectors.
+    #[inline(always)]
+    unsafe fn read(&self, elem: usize) -> V {
+        let start = elem * C::BYTES;
+        let bytes = V::WIDTH * C::BYTES;
+        // SAFETY: the elements are in `source`, or in `block`.
+        unsafe {
+            if start + bytes <= self.source.len() {
+                return C::load(self.source.as_ptr().add(start));
+            }
+            let mut block = [0; VECTOR_BYTES_MAX];
+            let rest = self.source.get(start..).unwrap_or_default();
+            block[..rest.len()].copy_from_slice(rest);
+            C::load(block.as_ptr())
+        }
+    }
+
+    /// Writes the elements from `elem` on, those behind the end excepted.
+    ///
+    /// # Safety
+    /// The processor has the vectors.
+    #[inline(always)]
+    unsafe fn write(&mut self, elem: usize, values: V) {
+        let start = elem * C::BYTES;
+        let bytes = V::WIDTH * C::BYTES;
+        // SAFETY: the elements are in `target`, or in `block`.
+        unsafe {
+            if start + bytes <= self.target.len() {
+                return C::store(values, self.target.as_mut_ptr().add(start));
+            }
+            let mut block = [0; VECTOR_BYTES_MAX];
+            C::store(values, block.as_mut_ptr());
+            let rest = self.target.get_mut(start..).unwrap_or_default();
+            rest.copy_from_slice(&block[..rest.len()]);
+        }
+    }
+}
+
+/// Butterflies among `R` rows of a strip that are `stride` floats apart.
+///
+/// # Safety
+/// `width` floats of each of the rows are valid, and the processor has the vectors.
+#[inline(always)]
+unsafe fn between<const R: usize, V: Vector>(first: *mut f32, stride: usize, width: usize) {
+    for at in (0..width).step_by(V::WIDTH) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let mut rows = [V::zero(); R];
+            for index in 0..R {
+                rows[index] = V::load(first.add(index * stride + at));
+            }
+            butterflies(&mut rows);
+            for index in 0..R {
+                rows[index].store(first.add(index * stride + at));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the vectors.
+#[inline(always)]
+unsafe fn butterflies<const R: usize, V: Vector>(rows: &mut [V; R]) {
+    let mut half = 1;
+    while half < R {
+        for low in 0..R {
+            if low & half == 0 {
+                let (a, b) = (rows[low], rows[low + half]);
+                // SAFETY: as promised by the caller.
+                unsafe { (rows[low], rows[low + half]) = (a.add(b), a.subtract(b)) };
+            }
+        }
+        half *= 2;
+    }
+}
+
+/// Columns of a strip: four cache lines of each row, and a strip of 4096 rows is a megabyte. No more than a word of signs.
+const STRIP_LANES: usize = 64;
+/// Of the widest vector.
+const VECTOR_BYTES_MAX: usize = 64;
