@@ -35,7 +35,7 @@ class Task:
     judge: Any
 
 
-def digits(seed: int, _steps: int) -> Task:
+def digits(seed: int, steps: int) -> Task:
     """A convolutional network on scikit-learn's digits: 1797 pictures of 8 x 8, of which a fifth is for validation."""
     import torch
     from sklearn.datasets import load_digits
@@ -53,8 +53,11 @@ def digits(seed: int, _steps: int) -> Task:
         nn.Flatten(), nn.Linear(48 * 16, 96), nn.ReLU(), nn.Linear(96, 10),
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps + 1, cycle_momentum=False)
 
     def step_loss(replica: Any, step: int, rank: int) -> Any:
+        if step > 0:
+            schedule.step()
         generator = torch.Generator().manual_seed(seed << 40 | step << 8 | rank)
         chosen = train[torch.randint(len(train), (16,), generator=generator)]
         return functional.cross_entropy(replica(x[chosen]), y[chosen])
@@ -126,7 +129,9 @@ class Worker:
         started, rank = time.monotonic(), dist.get_rank()
         task = TASKS[order["task"]](order["seed"], order["steps"])
         model = DistributedDataParallel(task.model, bucket_cap_mb=ONE_BUCKET_MB, gradient_as_bucket_view=True)
-        state = gradwire.torch.tolerate_loss(model, preset="auto", loss_bound=LOSS_BOUND, **order["method"])
+        state = gradwire.torch.tolerate_loss(
+            model, preset="auto", loss_bound=LOSS_BOUND, algorithm="transpose", **order["method"]
+        )
         for step in range(order["steps"]):
             task.optimizer.zero_grad()
             task.step_loss(model, step, rank).backward()

@@ -96,11 +96,10 @@ class Config:
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
         "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
         "would give.", choices=FILLS, everywhere=True)
-    divide_by: str | None = _setting(None, str, "What the mean of an opted-in reduction divides by where something did not "
+    divide_by: str = _setting("contributions", str, "What the mean of an opted-in reduction divides by where something did not "
         "arrive: the ranks whose values did (their mean stands in for the others, MLT appendix A), or all of them (zero stands in, "
-        "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up). Unset: contributions, and "
-        "world for a model with error feedback, which then neither adds noise nor can feed on itself.", choices=DIVISORS,
-        optional=True, everywhere=True)
+        "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up).", choices=DIVISORS,
+        everywhere=True)
     hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
         "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
         "`auto`: from 5 % loss on, as measured and agreed by all ranks. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "

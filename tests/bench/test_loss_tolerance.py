@@ -58,9 +58,16 @@ def test_each_condition_asks_for_its_fault(study: Any) -> None:
     assert asked == [None, "loss=1%,seed=1", "loss=20%,seed=1", "tail=1%,seed=1", "tail=20%,seed=1"]
 
 
+def test_runs_are_compared_with_the_same_seed_without_loss(study: Any) -> None:
+    lossy = runs("mean", "random", 0.1, (1.2, 1.3, 1.1))
+    mean, deviation = study.excess(CALM + lossy, lossy)
+    assert abs(mean - 0.2) < 1e-12
+    assert deviation < 1e-12
+
+
 def test_the_table_and_the_picture_hold_every_run(study: Any, tmp_path: Path) -> None:
-    rows = CALM + runs("mean", "random", 0.1, (1.0, 1.0, 1.0)) + runs("mean", "tail", 0.1, (1.0, 1.0, 1.0))
+    rows = CALM + runs("mean", "random", 0.1, (1.0, 1.0, 1.0)) + runs("mean", "tail", 0.1, (1.1, 1.2, 1.0))
     text = study.markdown(rows)
-    assert "| digits | 10% tail | 10.00% | 1.0000 ± 0.0000 (90.0%) |" in text
+    assert "| digits | 10% tail | 10.00% | 1.1000 ± 0.1000 (+0.1000, 90.0%) |" in text
     study.draw({"rows": rows, "seeds": 3, "machine": {"commit": "c", "load": 0.1}}, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000

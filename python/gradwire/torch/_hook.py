@@ -60,8 +60,7 @@ def tolerate_loss(
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
-            ranks whose gradients arrived, or `world`, all ranks. None: the configuration's, or `world` with error feedback and
-            `contributions` without.
+            ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
             bucket and not all of a few; `auto`: from 5 % loss on. None: the configuration's.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
@@ -93,8 +92,6 @@ def tolerate_loss(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
     config = link_of(model.process_group).owner.config
-    if divide_by is None and config.divide_by is None and error_feedback:
-        divide_by = "world"
     numbers = policy_numbers(  # raises here rather than in the first backward
         config,
         preset,

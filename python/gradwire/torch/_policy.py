@@ -52,9 +52,7 @@ def policy_numbers(
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
     numbers["gather_fill"] = config.gather_fill
-    divisor = _value(config, "divide_by", divide_by, own_preset=True)
-    if divisor is not None:
-        numbers["divide_by"] = divisor
+    numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
     numbers["hadamard"] = _chosen(config, "hadamard", hadamard)
     _apply_preset_options(config, numbers)
     if deadline is not None:

@@ -55,7 +55,7 @@ def all_reduce(
         hadamard: `on` or `off`: whether the tensor is sent rotated, so that a lost packet takes a little of every element and
             not all of a few; `auto`: from 5 % loss on. `report().rotated_elems` says whether it was. None: the configuration's.
         divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
-            None: the configuration's, or contributions.
+            None: the configuration's.
         algorithm: `auto`, `ring`, `transpose` or `halving_doubling`. None: the configuration's.
         group: None means the default group.
         async_op: return at once; the caller waits.
