@@ -16,7 +16,7 @@ use crate::memory::Pool;
 use crate::ops::{Key, Ops};
 use crate::peer::Peer;
 use crate::position::{History, PositionRecord};
-use crate::schedules::{Place, Post};
+use crate::schedules::{Chooser, Place, Post};
 use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request};
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
@@ -119,6 +119,7 @@ pub struct Group {
     pool: Pool,
     adaptive: Adaptive,
     agreement: Agreement,
+    chooser: Chooser,
     /// Peers whose connection may have something to say.
     dirty: Vec<usize>,
     /// Transfers to post, kept for its memory.
@@ -202,6 +203,7 @@ impl Group {
             pool: Pool::default(),
             adaptive: Adaptive::default(),
             agreement: Agreement::new(exchange, rank, world_size),
+            chooser: Chooser::default(),
             dirty: Vec::new(),
             posts: Vec::new(),
             // The next rank first, so that not everybody begins with rank 0.

@@ -188,6 +188,11 @@ impl Op {
         self.senders = 1;
     }
 
+    /// Why its schedule is another one than before.
+    pub(crate) fn note_choice(&mut self, choice: Option<String>) {
+        self.report.choice = choice;
+    }
+
     /// Prepares the memory and gives the first transfers to post.
     pub(crate) fn start(&mut self, pool: &mut Pool, posts: &mut Vec<Post>) {
         self.staging = pool.staging.pop().unwrap_or_default();

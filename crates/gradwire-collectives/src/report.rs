@@ -60,6 +60,8 @@ pub struct DeliveryReport {
     /// rotated one `uncounted` and `filled` are places in what was sent, and so are the elements of `peers`: a value that did not
     /// count there is a share of many elements here.
     pub rotated_elems: u64,
+    /// Why `auto` chose this schedule, when it is another one than before for this size; one line for people.
+    pub choice: Option<String>,
 }
 
 impl DeliveryReport {

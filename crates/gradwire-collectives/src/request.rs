@@ -11,7 +11,7 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Algorithm {
-    /// Choose by size and world size; every rank chooses alike.
+    /// The cheapest by size, world size and measured network, of those that suit the values; every rank chooses alike.
     Auto = 0,
     /// Ring.
     Ring = 1,

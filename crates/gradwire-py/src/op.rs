@@ -63,6 +63,14 @@ impl NativeOp {
         }
     }
 
+    /// Why `auto` scheduled it in another way than the one before of its size; `None` in all other cases.
+    fn choice(&self) -> Option<&str> {
+        match self.0.outcome() {
+            Some(Ok(report)) => report.choice.as_deref(),
+            _ => None,
+        }
+    }
+
     /// What it delivered, as the fields of `gradwire.DeliveryReport`; `None` while it runs and after a failure.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         match self.0.outcome() {

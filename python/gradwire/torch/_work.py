@@ -7,6 +7,7 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from gradwire.errors import WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._completer import Completer
+
+logger = logging.getLogger("gradwire")
 
 NO_TIMEOUT = timedelta(0)
 
@@ -118,6 +121,9 @@ class GradwireWork(dist.Work):
                     self._failure = error
                 if self._failure is not None:
                     self._completer.last_error = self._failure
+                for op in self._ops:
+                    if (choice := op.choice()) is not None:
+                        logger.info("%s", choice)
                 self._after = ()
                 self._settled = True
             return self._failure

@@ -6,9 +6,9 @@ use crate::ops::Ops;
 use crate::peer::{Peer, PointToPoint};
 use crate::policy::Link;
 use crate::position::PositionRecord;
-use crate::schedules::{resolve, Loss, Post};
+use crate::schedules::{Loss, Post};
 use crate::validate::validate;
-use crate::{rotation, Algorithm, Collective, OpError, Request};
+use crate::{rotation, OpError, Request};
 use gradwire_core::{
     Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
@@ -50,17 +50,15 @@ impl Group {
             let Queued { id, request, submitted, sequence, purpose } = queued;
             let agreed = self.agreement.reach(sequence);
             let warms_up = self.adaptive.begins(&request.policy, request.output.len());
-            let algorithm = match request.collective {
-                Collective::AllReduce { algorithm } => resolve(algorithm, &request, self.world_size),
-                _ => Algorithm::Auto,
-            };
             let loss = agreed.map(|network| network.loss);
             let rotates = self.world_size > 1 && !warms_up && request.policy.rotation.is_wanted(loss);
             let rotation = rotates.then(|| rotation::seed(self.seed, sequence));
-            let name = Name { id, submitted, point_to_point: None, rotation };
             let place = self.place(sequence);
+            let (algorithm, choice) = self.chooser.choose(&request, place, agreed);
+            let name = Name { id, submitted, point_to_point: None, rotation };
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
+            op.note_choice(choice);
             match purpose {
                 Purpose::Call => {}
                 Purpose::StandIn => op.stand_in(),

@@ -10,7 +10,7 @@
 //!
 //! It is always exact. A lost packet of step s would take 2^s ranks' values with it, and blocks that were cut on the
 //! grid of one step's transfer are counted on another's in the next: a reduction that may lose something takes the
-//! transpose ([`super::resolve`]). Each element is finished by one rank and copied by all, so replicas are identical.
+//! transpose ([`super::choice`]). Each element is finished by one rank and copied by all, so replicas are identical.
 //!
 //! Sums live in the output. A receive only adds to what this rank keeps, never to what it still sends, so all of the
 //! reduce stage is posted at the start. Gather step s writes what reduce step s sends: it is posted when that send has

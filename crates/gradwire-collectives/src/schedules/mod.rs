@@ -5,10 +5,14 @@
 //! while a collective is not over, at least one of its transfers is open; it is over when none is.
 
 mod broadcast;
+mod choice;
+mod cost;
 mod direct;
 mod halving;
 mod ring;
 mod transpose;
+
+pub(crate) use choice::Chooser;
 
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
@@ -142,81 +146,5 @@ fn is_empty(request: &Request) -> bool {
         }
         Collective::AllToAll { .. } | Collective::Barrier => false,
         Collective::Send { .. } | Collective::Receive { .. } => false,
-    }
-}
-
-/// What [`Algorithm::Auto`] is for this request: transpose, which takes two stages whatever the world size, unless a
-/// ring is better. A ring has more steps, but one flow on each link, so that no flow is behind the others when a stage
-/// ends; that pays once a shard takes longer than the steps' round trips. It rounds halves at each step, so it is not
-/// chosen for them. It hands on partial sums, so that one lost packet takes several ranks' values with it (for four
-/// ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among few ranks only, and
-/// never where a contract cuts what still flows, since that would use the bound up at every hop. Two ranks do the same
-/// in both.
-pub(crate) fn resolve(algorithm: Algorithm, request: &Request, world_size: u32) -> Algorithm {
-    match algorithm {
-        Algorithm::Auto => {
-            let large = request.output.len() / world_size as usize >= RING_SHARD_BYTES_MIN;
-            let policy = &request.policy;
-            let few = world_size <= TOLERANT_RING_RANKS_MAX && policy.after_first_pass;
-            // A ring would hand on what it has filled in for a lost result.
-            let whole = policy.gather.loss_bound <= 0.0;
-            let ring =
-                large && whole && world_size > 2 && !request.dtype.is_half() && (policy.is_exact() || few);
-            if ring {
-                Algorithm::Ring
-            } else {
-                Algorithm::Transpose
-            }
-        }
-        Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
-        chosen => chosen,
-    }
-}
-
-/// A lost packet takes half of the ranks' values with it on average: two of four.
-const TOLERANT_RING_RANKS_MAX: u32 = 4;
-/// Below this the round trips of the ring's steps outweigh what flows cost each other.
-const RING_SHARD_BYTES_MIN: usize = 128 << 10;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Dtype, Policy, ReduceOp, Tags, View};
-    use std::time::Duration;
-
-    fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
-        // SAFETY: the request only carries the view, nothing reads through it.
-        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
-        Request {
-            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
-            dtype,
-            reduce: ReduceOp::Sum,
-            input: view,
-            output: view,
-            policy,
-            residual: View::EMPTY,
-            timeout: Duration::from_secs(1),
-            priority: 0,
-            tags: Tags::default(),
-        }
-    }
-
-    #[test]
-    fn auto_is_a_ring_for_large_sums_that_lose_little_by_it() {
-        let mut memory = vec![0; 8 * RING_SHARD_BYTES_MIN];
-        let chosen = |request: &Request, world_size| resolve(Algorithm::Auto, request, world_size);
-        let large = all_reduce(&mut memory, Dtype::F32, Policy::RELIABLE);
-        assert_eq!(chosen(&large, 8), Algorithm::Ring);
-        assert_eq!(chosen(&large, 2), Algorithm::Transpose);
-        let tolerant = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
-        assert_eq!(chosen(&tolerant, 4), Algorithm::Ring);
-        assert_eq!(chosen(&tolerant, 8), Algorithm::Transpose);
-        let cutting = all_reduce(&mut memory, Dtype::F32, Policy::MLT);
-        assert_eq!(chosen(&cutting, 4), Algorithm::Transpose);
-        let half = all_reduce(&mut memory, Dtype::Bf16, Policy::RELIABLE);
-        assert_eq!(chosen(&half, 8), Algorithm::Transpose);
-        let small = all_reduce(&mut memory[..1000], Dtype::F32, Policy::RELIABLE);
-        assert_eq!(chosen(&small, 8), Algorithm::Transpose);
-        assert_eq!(resolve(Algorithm::Ring, &small, 2), Algorithm::Ring, "what was asked for is kept");
     }
 }

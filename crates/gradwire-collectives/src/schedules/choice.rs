@@ -1,0 +1,214 @@
+//! What [`Algorithm::Auto`] is for a request, and why.
+//!
+//! Some schedules are out for what they do to the values, whatever they cost: a ring and halving-doubling round halves at
+//! each step, and halving-doubling is always exact. A ring hands on partial sums, so one lost packet takes several ranks'
+//! values with it (for four ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among
+//! few ranks only, and never where a contract cuts what still flows, since that would use the bound up at every hop, nor
+//! where results may be lost, since it would hand on what it has filled in. Of the others the cost model takes the
+//! cheapest; before anything was measured, a ring for large shards and else a transpose, which takes two stages whatever
+//! the world size. Two ranks do the same in all of them.
+
+use super::cost::Job;
+use super::Place;
+use crate::agreement::AgreedNetwork;
+use crate::{Algorithm, Collective, Policy, Request};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// Chooses, and remembers what was chosen for each size, so that only a change is told.
+#[derive(Debug, Default)]
+pub(crate) struct Chooser {
+    latest: BTreeMap<(usize, bool), Algorithm>,
+}
+
+impl Chooser {
+    /// The schedule of a request, and when that is another one than before for its size, why.
+    pub(crate) fn choose(
+        &mut self,
+        request: &Request,
+        place: Place,
+        agreed: Option<AgreedNetwork>,
+    ) -> (Algorithm, Option<String>) {
+        let Collective::AllReduce { algorithm } = request.collective else { return (Algorithm::Auto, None) };
+        let chosen = resolve(algorithm, request, place, agreed);
+        if algorithm != Algorithm::Auto || place.world_size < 3 {
+            return (chosen, None);
+        }
+        if self.latest.len() >= SIZES_MAX {
+            self.latest.clear();
+        }
+        let key = (request.output.len(), request.policy.is_exact());
+        if self.latest.insert(key, chosen) == Some(chosen) {
+            return (chosen, None);
+        }
+        (chosen, Some(why(chosen, request, place, agreed)))
+    }
+}
+
+/// The schedule of an all-reduce. The same on every rank: it depends on the call, the group and what is agreed alone.
+pub(super) fn resolve(
+    algorithm: Algorithm,
+    request: &Request,
+    place: Place,
+    agreed: Option<AgreedNetwork>,
+) -> Algorithm {
+    match algorithm {
+        Algorithm::Auto => match agreed {
+            Some(network) => {
+                let job = job_of(request, place);
+                let candidates =
+                    CANDIDATES.into_iter().filter(|candidate| is_fit(*candidate, request, place));
+                candidates
+                    .min_by_key(|candidate| job.time(*candidate, &network))
+                    .unwrap_or(Algorithm::Transpose)
+            }
+            None => {
+                let shard = request.output.len() / place.world_size as usize;
+                let large = shard >= RING_SHARD_BYTES_MIN && is_fit(Algorithm::Ring, request, place);
+                if large {
+                    Algorithm::Ring
+                } else {
+                    Algorithm::Transpose
+                }
+            }
+        },
+        Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
+        chosen => chosen,
+    }
+}
+
+/// Whether a schedule does to the values what the request allows.
+fn is_fit(algorithm: Algorithm, request: &Request, place: Place) -> bool {
+    let Policy { after_first_pass, gather, .. } = request.policy;
+    let (exact, half) = (request.policy.is_exact(), request.dtype.is_half());
+    let few = place.world_size <= TOLERANT_RING_RANKS_MAX && after_first_pass;
+    match algorithm {
+        Algorithm::Ring => place.world_size > 2 && !half && gather.loss_bound <= 0.0 && (exact || few),
+        Algorithm::HalvingDoubling => {
+            place.world_size > 2 && !half && exact && request.output.len() <= HALVING_BYTES_MAX
+        }
+        _ => true,
+    }
+}
+
+fn job_of(request: &Request, place: Place) -> Job {
+    let Place { world_size, incast, .. } = place;
+    Job { bytes: request.output.len(), world_size, incast, loss_bound: request.policy.loss_bound }
+}
+
+/// One line for people.
+fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<AgreedNetwork>) -> String {
+    let (bytes, ranks) = (request.output.len(), place.world_size);
+    let mut line = format!("all-reduce of {bytes} bytes among {ranks} ranks: {chosen:?}");
+    let Some(network) = agreed else {
+        line += ", by size: nothing is measured yet";
+        return line;
+    };
+    let AgreedNetwork { rtt, rate, packet_loss, .. } = network;
+    let megabits = rate as f64 * 8e-6;
+    let lost = packet_loss * 100.0;
+    _ = write!(line, ", by cost at a round trip of {rtt:?}, {megabits:.0} Mbit/s, {lost:.2} % lost:");
+    for candidate in CANDIDATES {
+        let time = job_of(request, place).time(candidate, &network);
+        let fit = if is_fit(candidate, request, place) { "" } else { " (not for these values)" };
+        _ = write!(line, " {candidate:?} {time:.1?}{fit};");
+    }
+    line.pop();
+    line
+}
+
+const CANDIDATES: [Algorithm; 3] = [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling];
+/// A lost packet takes half of the ranks' values with it on average: two of four.
+const TOLERANT_RING_RANKS_MAX: u32 = 4;
+/// Below this the round trips of the ring's steps outweigh what flows cost each other.
+const RING_SHARD_BYTES_MIN: usize = 128 << 10;
+/// Halving is for messages, not for bytes: beyond it the model is not held against anything.
+const HALVING_BYTES_MAX: usize = 64 << 10;
+/// Sizes repeat, since the buckets of a model do.
+const SIZES_MAX: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, ReduceOp, Tags, View};
+    use std::time::Duration;
+
+    fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
+        // SAFETY: the request only carries the view, nothing reads through it.
+        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+        Request {
+            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
+            dtype,
+            reduce: ReduceOp::Sum,
+            input: view,
+            output: view,
+            policy,
+            residual: View::EMPTY,
+            timeout: Duration::from_secs(1),
+            priority: 0,
+            tags: Tags::default(),
+        }
+    }
+
+    fn place(world_size: u32) -> Place {
+        Place { rank: 0, world_size, sequence: 0, chunk_bytes: 1408, incast: world_size - 1 }
+    }
+
+    fn network(rtt_ms: u64, loss: f32) -> Option<AgreedNetwork> {
+        let rtt = Duration::from_millis(rtt_ms);
+        Some(AgreedNetwork { rtt, rate: 12_500_000, packet_loss: loss, loss })
+    }
+
+    #[test]
+    fn unmeasured_it_is_a_ring_for_large_sums_that_lose_little_by_it() {
+        let mut memory = vec![0; 8 * RING_SHARD_BYTES_MIN];
+        let chosen =
+            |request: &Request, world_size| resolve(Algorithm::Auto, request, place(world_size), None);
+        let large = all_reduce(&mut memory, Dtype::F32, Policy::RELIABLE);
+        assert_eq!(chosen(&large, 8), Algorithm::Ring);
+        assert_eq!(chosen(&large, 2), Algorithm::Transpose);
+        let tolerant = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
+        assert_eq!(chosen(&tolerant, 4), Algorithm::Ring);
+        assert_eq!(chosen(&tolerant, 8), Algorithm::Transpose);
+        let cutting = all_reduce(&mut memory, Dtype::F32, Policy::MLT);
+        assert_eq!(chosen(&cutting, 4), Algorithm::Transpose);
+        let half = all_reduce(&mut memory, Dtype::Bf16, Policy::RELIABLE);
+        assert_eq!(chosen(&half, 8), Algorithm::Transpose);
+        let small = all_reduce(&mut memory[..1000], Dtype::F32, Policy::RELIABLE);
+        assert_eq!(chosen(&small, 8), Algorithm::Transpose);
+        assert_eq!(resolve(Algorithm::Ring, &small, place(2), None), Algorithm::Ring, "asked for");
+    }
+
+    #[test]
+    fn no_cost_makes_it_a_schedule_that_harms_the_values() {
+        let mut memory = vec![0; 32 << 10];
+        let mut chosen = |dtype, policy, ranks, network| {
+            resolve(Algorithm::Auto, &all_reduce(&mut memory, dtype, policy), place(ranks), network)
+        };
+        let near = network(1, 0.0).map(|far| AgreedNetwork {
+            rtt: Duration::from_micros(5),
+            rate: 1_250_000_000,
+            ..far
+        });
+        assert_eq!(chosen(Dtype::F32, Policy::RELIABLE, 32, near), Algorithm::HalvingDoubling);
+        assert_eq!(chosen(Dtype::Bf16, Policy::RELIABLE, 32, near), Algorithm::Transpose);
+        assert_eq!(chosen(Dtype::F32, Policy::AUTO, 32, near), Algorithm::Transpose);
+        assert_eq!(chosen(Dtype::F32, Policy::DLCP, 4, near), Algorithm::Transpose);
+    }
+
+    #[test]
+    fn only_a_change_is_told_and_it_names_the_measurement() {
+        let mut memory = vec![0; 1 << 20];
+        let request = all_reduce(&mut memory, Dtype::F32, Policy::AUTO);
+        let mut chooser = Chooser::default();
+        let (first, why) = chooser.choose(&request, place(4), None);
+        assert_eq!(first, Algorithm::Ring);
+        assert!(why.is_some_and(|why| why.contains("nothing is measured yet")));
+        assert_eq!(chooser.choose(&request, place(4), network(1, 0.0)), (Algorithm::Ring, None));
+        let (changed, why) = chooser.choose(&request, place(4), network(20, 0.01));
+        assert_eq!(changed, Algorithm::Transpose);
+        let why = why.expect("it changed");
+        assert!(why.contains("round trip of 20ms, 100 Mbit/s, 1.00 % lost") && why.contains("Ring"), "{why}");
+        assert_eq!(chooser.choose(&request, place(4), network(20, 0.01)).1, None);
+    }
+}

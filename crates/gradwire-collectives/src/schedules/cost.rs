@@ -1,0 +1,214 @@
+//! What an all-reduce costs by each schedule: the model by which [`Algorithm::Auto`] chooses.
+//!
+//! Each step of a schedule has a latency, bytes that cross one rank's link, and messages that one rank sends; steps
+//! follow each other. With R the link's rate, b the bytes of one transfer, N ranks and S bytes of the bucket:
+//!
+//! ```text
+//!   time     = steps * (latency(b) + repair) + messages * MESSAGE + crossing * spread / R
+//!   latency  = rtt / 2 of what leaves at once, rtt of what is paced, and one more where a grant must come first
+//!   repair   = REPAIR_RTTS * rtt * expected rounds in which a packet of the step is still missing
+//!
+//!                     steps          b        messages      crossing             spread
+//!   transpose         2              S / N    2 (N - 1)     2 (N - 1) / N * S    flows of one stage end at different times
+//!   ring              2 (N - 1)      S / N    2 (N - 1)     2 (N - 1) / N * S    one flow on each link
+//!   halving-doubling  2 log2 P       S / 2    2 log2 P      2 (P - 1) / P * S    P: the power of two up to N; a rank beyond
+//!                     + 2 if N > P            + 2           + 2 S                it hands all of S over, and back
+//! ```
+//!
+//! A step waits for every rank, so a packet that any of them misses holds all up. In a reduce stage that may lose more than
+//! the network does nothing is repaired. Parameter servers are never cheaper than a transpose, which is the same with a
+//! server on every rank; they are for those who ask for them.
+//!
+//! Constants are fitted to the simulator (`sim/tests/cost.rs` holds the choice against the best of all schedules); what a
+//! message costs was measured on real sockets (docs/performance.md).
+
+use crate::agreement::AgreedNetwork;
+use crate::Algorithm;
+use std::time::Duration;
+
+/// What is reduced, over what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub(super) bytes: usize,
+    pub(super) world_size: u32,
+    /// Senders that share a receiver in a transpose.
+    pub(super) incast: u32,
+    /// Share that the reduce stage may lose.
+    pub(super) loss_bound: f32,
+}
+
+impl Job {
+    /// How long the reduction takes over this network.
+    // claim: auto/cost-model
+    pub(super) fn time(&self, algorithm: Algorithm, network: &AgreedNetwork) -> Duration {
+        let plan = match algorithm {
+            Algorithm::Ring => self.ring(),
+            Algorithm::HalvingDoubling => self.halving(),
+            _ => self.transpose(),
+        };
+        plan.time(self, network)
+    }
+
+    fn ranks(&self) -> f64 {
+        f64::from(self.world_size.max(1))
+    }
+
+    /// Crosses each link in both stages of a schedule that sends everything once.
+    fn crossing(&self) -> f64 {
+        2.0 * (self.ranks() - 1.0) / self.ranks() * self.bytes as f64
+    }
+
+    fn transpose(&self) -> Plan {
+        let others = self.ranks() - 1.0;
+        let rounds = (others / f64::from(self.incast.max(1))).ceil().max(1.0);
+        let shard = self.bytes as f64 / self.ranks();
+        let spread = if self.incast > 1 { SPREAD_TRANSPOSE } else { SPREAD_ONE_FLOW };
+        Plan {
+            steps: 2.0 * rounds,
+            shard,
+            messages: 2.0 * others,
+            crossing: self.crossing(),
+            spread,
+            asks: true,
+        }
+    }
+
+    fn ring(&self) -> Plan {
+        let steps = 2.0 * (self.ranks() - 1.0);
+        let shard = self.bytes as f64 / self.ranks();
+        let crossing = self.crossing();
+        Plan { steps, shard, messages: steps, crossing, spread: SPREAD_ONE_FLOW, asks: false }
+    }
+
+    fn halving(&self) -> Plan {
+        let levels = self.world_size.max(1).ilog2();
+        let cube = f64::from(1_u32 << levels);
+        let (folds, bytes) = (if cube < self.ranks() { 2.0 } else { 0.0 }, self.bytes as f64);
+        let steps = 2.0 * f64::from(levels) + folds;
+        Plan {
+            steps,
+            shard: bytes / 2.0,
+            messages: steps,
+            crossing: 2.0 * (cube - 1.0) / cube * bytes + folds * bytes,
+            spread: SPREAD_HALVING,
+            asks: true,
+        }
+    }
+}
+
+/// One schedule of a job.
+struct Plan {
+    steps: f64,
+    /// Bytes of one transfer.
+    shard: f64,
+    messages: f64,
+    crossing: f64,
+    spread: f64,
+    /// A large transfer waits for its grant: it is posted when it begins, not a step before.
+    asks: bool,
+}
+
+impl Plan {
+    fn time(&self, job: &Job, network: &AgreedNetwork) -> Duration {
+        let rtt = network.rtt.as_secs_f64();
+        let (paced, granted) = (self.shard > AT_ONCE_BYTES, self.asks && self.shard > EAGER_BYTES);
+        let trips = 0.5 + if paced { 0.5 } else { 0.0 } + if granted { 0.5 } else { 0.0 };
+        let loss = f64::from(network.packet_loss);
+        let repaired = if network.packet_loss < job.loss_bound { 0.5 } else { 1.0 };
+        let packets = (self.crossing * job.ranks() / PACKET_BYTES / self.steps).max(job.ranks());
+        let repair = REPAIR_RTTS * repaired * rounds(loss, packets);
+        let seconds = self.steps * rtt * (trips + repair)
+            + self.messages * MESSAGE.as_secs_f64()
+            + self.crossing * self.spread / network.rate.max(1) as f64;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+/// Expected rounds of repair until none of `packets` is missing: the sum over k of 1 - (1 - p^k)^n.
+fn rounds(loss: f64, packets: f64) -> f64 {
+    let missing_after = |k: i32| 1.0 - (packets * (-loss.powi(k)).ln_1p()).exp();
+    if loss > 0.0 {
+        (1..ROUNDS_MAX).map(missing_after).sum()
+    } else {
+        0.0
+    }
+}
+
+/// Leaves in the first burst of a flow, before anything paces it.
+const AT_ONCE_BYTES: f64 = 8.0 * 1024.0;
+/// The default eager window.
+const EAGER_BYTES: f64 = 256.0 * 1024.0;
+const PACKET_BYTES: f64 = 1408.0;
+/// To find out, to send again, and what is behind it in the queue.
+const REPAIR_RTTS: f64 = 1.5;
+/// Beyond it nothing is left to repair at any loss below one half.
+const ROUNDS_MAX: i32 = 20;
+/// One flow on a link uses nearly all of it.
+const SPREAD_ONE_FLOW: f64 = 1.1;
+/// Of several, all wait for the one that ends last.
+const SPREAD_TRANSPOSE: f64 = 1.2;
+/// As one flow, and a step waits for the larger of two halves.
+const SPREAD_HALVING: f64 = 1.2;
+/// Two system calls and a wake-up for a message of its own.
+const MESSAGE: Duration = Duration::from_micros(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: usize = 1 << 20;
+
+    fn network(rtt_us: u64, rate: u64, loss: f32) -> AgreedNetwork {
+        AgreedNetwork { rtt: Duration::from_micros(rtt_us), rate, packet_loss: loss, loss }
+    }
+
+    fn job(bytes: usize, world_size: u32) -> Job {
+        Job { bytes, world_size, incast: world_size - 1, loss_bound: 0.0 }
+    }
+
+    fn ratio(job: Job, network: &AgreedNetwork) -> f64 {
+        let of = |algorithm| job.time(algorithm, network).as_secs_f64();
+        of(Algorithm::Ring) / of(Algorithm::Transpose)
+    }
+
+    // test of: auto/cost-model
+    #[test]
+    fn a_ring_pays_where_bytes_cost_more_than_round_trips_and_nothing_is_lost() {
+        let slow = network(300, 12_500_000, 0.0);
+        assert!(ratio(job(25 * MB, 4), &slow) < 1.0 && ratio(job(MB, 4), &slow) < 1.0);
+        assert!(ratio(job(64 << 10, 4), &network(10_000, 12_500_000, 0.0)) > 1.0);
+        assert!(ratio(job(MB, 4), &network(10_000, 12_500_000, 0.0)) > 1.0);
+        assert!(ratio(job(4 * MB, 4), &network(10_000, 125_000_000, 0.01)) > 1.0);
+    }
+
+    #[test]
+    fn a_rank_in_a_large_group_far_from_nobody_spares_messages_by_halving() {
+        let near = network(20, 1_250_000_000, 0.0);
+        let of = |job: Job, algorithm, network: &AgreedNetwork| job.time(algorithm, network);
+        let (small, far) = (job(4096, 32), network(1_000, 1_250_000_000, 0.0));
+        assert!(of(small, Algorithm::HalvingDoubling, &near) < of(small, Algorithm::Transpose, &near));
+        assert!(of(small, Algorithm::HalvingDoubling, &far) > of(small, Algorithm::Transpose, &far));
+    }
+
+    #[test]
+    fn what_may_be_lost_in_the_reduce_stage_is_not_repaired_there() {
+        let lossy = network(1_000, 12_500_000, 0.02);
+        let (exact, tolerant) = (job(MB, 4), Job { loss_bound: 0.05, ..job(MB, 4) });
+        assert!(tolerant.time(Algorithm::Ring, &lossy) < exact.time(Algorithm::Ring, &lossy));
+    }
+
+    #[test]
+    fn rounds_of_repair_grow_with_packets_and_loss() {
+        assert!(rounds(0.0, 1e6) <= 0.0);
+        assert!((rounds(0.01, 1.0) - 0.0101).abs() < 1e-4);
+        assert!(rounds(0.01, 1e4) > 1.6 && rounds(0.1, 1e4) > 3.7);
+    }
+
+    #[test]
+    fn one_rank_and_no_bytes_have_a_finite_time() {
+        for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling] {
+            let nothing = Job { bytes: 0, world_size: 1, incast: 1, loss_bound: 0.0 };
+            assert!(nothing.time(algorithm, &network(1, 1, 0.9)) < Duration::from_secs(1));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What `auto` chooses by its cost model, against the best of all schedules, in virtual time.
+
+use gradwire_collectives::{Algorithm, Dtype, ExchangePlan, Policy, ReduceOp};
+use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Scenario};
+use std::time::Duration;
+
+/// A network and an all-reduce over it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ranks: usize,
+    kilobytes: usize,
+    rate_mbit: u64,
+    rtt_us: u64,
+    loss: f64,
+    policy: Policy,
+}
+
+impl Case {
+    /// The median time, from when ranks have agreed on what they measured.
+    fn time(&self, algorithm: Algorithm) -> Duration {
+        let op = OpPlan {
+            kind: OpKind::AllReduce(algorithm),
+            dtype: Dtype::F32,
+            elems: self.kilobytes << 8,
+            reduce: ReduceOp::Avg,
+            policy: self.policy,
+            in_place: true,
+            priority: 0,
+        };
+        let rtt = Duration::from_micros(self.rtt_us);
+        let mut network = NetworkOptions::uniform(self.rate_mbit * 125_000, 256 << 10, rtt);
+        network.impairments.loss = self.loss;
+        let mut scenario = Scenario::quiet(1, self.ranks, network, vec![op; 4 + COUNTED]);
+        scenario.faults[0].0 = Duration::from_secs(1000);
+        scenario.host.wake_late_max = Duration::from_micros(60);
+        scenario.host.exchange = ExchangePlan { first: 3, every: 64, lag: 1 };
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{self:?}: {violation}"));
+        assert!(summary.agreed.is_some(), "{self:?}");
+        let mut times: Vec<Duration> = summary.op_times.iter().skip(4).flatten().copied().collect();
+        times.sort_unstable();
+        times[times.len() / 2]
+    }
+}
+
+const COUNTED: usize = 7;
+
+/// From a switch to another continent, small to large, few ranks to many.
+const CASES: [(usize, usize, u64, u64); 12] = [
+    (3, 4, 100, 1_000),
+    (3, 64, 1_000, 100),
+    (3, 1_024, 100, 10_000),
+    (3, 1_024, 10_000, 100),
+    (4, 4, 100, 100),
+    (4, 64, 100, 1_000),
+    (4, 64, 1_000, 10_000),
+    (4, 1_024, 100, 300),
+    (4, 1_024, 200, 300),
+    (8, 16, 1_000, 1_000),
+    (8, 1_024, 1_000, 1_000),
+    (16, 64, 1_000, 100),
+];
+
+// test of: auto/cost-model
+#[test]
+fn the_choice_is_not_much_slower_than_the_best_schedule() {
+    let mut excess: Vec<f64> = Vec::new();
+    for (ranks, kilobytes, rate_mbit, rtt_us) in CASES {
+        for (loss, policy) in [(0.0, Policy::RELIABLE), (0.01, Policy::RELIABLE), (0.01, Policy::AUTO)] {
+            let case = Case { ranks, kilobytes, rate_mbit, rtt_us, loss, policy };
+            let chosen = case.time(Algorithm::Auto);
+            let schedules = [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling];
+            let best = schedules.map(|schedule| case.time(schedule)).into_iter().min().unwrap_or_default();
+            let ratio = chosen.as_secs_f64() / best.as_secs_f64();
+            println!("{ratio:.2} of {best:?}: {ranks} ranks, {kilobytes} KB, {rate_mbit} Mbit/s, {rtt_us} us, {loss}");
+            excess.push(ratio);
+        }
+    }
+    excess.sort_by(f64::total_cmp);
+    // Runs of one schedule differ by some ten percent, and a tolerant reduction may not take every schedule.
+    let (median, worst) = (excess[excess.len() / 2], excess[excess.len() - 1]);
+    assert!(median < 1.05 && worst < 1.75, "median {median:.2}, worst {worst:.2} of {}", excess.len());
+}
