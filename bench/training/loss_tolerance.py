@@ -51,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 # Without loss the methods differ by rounding alone; this one stands for all.
 REFERENCE = "mean"
-STEPS = {"digits": 120, "transformer": 50}
+STEPS = {"digits": 110, "transformer": 40}
 QUICK_STEPS = {"digits": 20, "transformer": 20}
 # Whose digits and words about a difference the picture and the table use.
 NOISE_DEVIATIONS = 2.0
@@ -397,10 +397,13 @@ def show(console: Console, results: dict[str, Any], out: Path, quick: bool) -> i
     if not all(row["identical"] for row in results["rows"]):
         console.print("replicas differ: their results were to be exact")
         return MISSED
+    if quick:
+        console.print("a quick run decides nothing about the targets")
+        return REACHED
     found = verdicts(results["rows"])
     for verdict in found:
         console.print(verdict.line(), highlight=False)
-    return REACHED if quick or all(verdict.reached for verdict in found) else MISSED
+    return REACHED if all(verdict.reached for verdict in found) else MISSED
 
 
 if __name__ == "__main__":

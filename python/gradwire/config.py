@@ -90,7 +90,7 @@ class Config:
     warm_up_rounds: int | None = _setting(None, int, "ULTIMA: exact reductions of the largest bucket from whose times the limit of a "
         "stage is learned (section 3.3.1). Unset: 20.", unit="rounds", low=1, high=10_000, optional=True, everywhere=True)
     gather_loss_bound: float | None = _setting(None, float, "Share of each transfer of the gather stage, which sends results back, "
-        "that may be missing. Above 0 the ranks' results may differ from each other, and nothing brings them together again. "
+        "that may be missing. Above 0 the ranks' results may differ from each other; a model's parameters until `resynchronize`. "
         "Only for `mlt`, `dlcp` and `ultima`; the others keep replicas identical. Unset: the preset's, which is 0 for all but "
         "`dlcp`.", low=0.0, high=0.5, optional=True, everywhere=True)
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "

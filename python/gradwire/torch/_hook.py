@@ -58,7 +58,7 @@ def tolerate_loss(
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
         step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
-            and nothing brings them together again. None: the preset's, 0 for all but `dlcp`.
+            until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `dlcp`.
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
             ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
