@@ -20,9 +20,12 @@
 //!   where there is no queue: what other flows leave is taken over within a few round trips.
 //! - While a flow dips it sees what others keep in the queue. Where that is more than flows of its own kind keep, it
 //!   takes a little more room itself and leaves no more of it ([`super::others`]).
+//! - Beyond that the window holds the same few packets for every flow, and while a buffer overflows what is in flight is
+//!   halved whatever the model says ([`super::backoff`]): so flows that came one after the other end with equal shares.
 //! - A flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
-use super::filters::{bytes_in, rate_of, AckAggregation, MaxFilter, WindowedMin};
+use super::backoff::Backoff;
+use super::filters::{bytes_in, rate_of, time_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
 use super::others::OthersQueue;
 use super::share::{DecidedRate, Share};
@@ -51,6 +54,7 @@ pub struct BottleneckController {
     round: Round,
     full_pipe: FullPipe,
     overflow_rounds: u32,
+    backoff: Backoff,
     headroom: Headroom,
     cwnd: u64,
     pacing_rate: u64,
@@ -78,6 +82,8 @@ enum Mode {
 /// What the present round trip has shown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
+    /// When it began.
+    since: Timestamp,
     losses: LossCount,
     rate_max: u64,
     rtt_min: Option<Duration>,
@@ -132,6 +138,7 @@ impl BottleneckController {
             round: Round::default(),
             full_pipe: FullPipe::default(),
             overflow_rounds: 0,
+            backoff: Backoff::new(packet_bytes),
             headroom: Headroom::new(packet_bytes),
             cwnd: initial_cwnd,
             pacing_rate,
@@ -165,9 +172,10 @@ impl BottleneckController {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
         match before {
-            // Another flow dips: a flow that joins it sees the path without the queues of both.
+            // Another flow dips: a flow that joins it sees the path without the queues of both, and from then on they dip
+            // together.
             Some(least) if rtt < least - least / 8 => self.dip_at = now,
-            _ if self.may_dip(now) && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
+            _ if self.may_join(now) && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
                 self.dip_at = now
             }
             Some(least) if rtt > least + least / 32 => {}
@@ -176,14 +184,16 @@ impl BottleneckController {
     }
 
     fn end_round(&mut self, now: Timestamp) {
-        let round = core::mem::take(&mut self.round);
+        let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
         self.previous_rtt = round.rtt_min;
         if round.rate_max > 0 && !(round.app_limited && round.rate_max < self.decided.get()) {
-            self.decided.on_round(round.rate_max, round.losses);
+            self.decided.on_round(self.rate_in(&round, now), round.losses);
         }
         self.cut_on_overflow(&round, queued);
         let overflows = self.headroom.on_round(round.losses);
+        let probes = matches!(self.mode, Mode::ProbeBandwidth { .. });
+        self.backoff.on_round(overflows && probes, self.cwnd);
         if overflows && self.may_dip(now) {
             // All flows lose at the same time, so all look for the empty path at the same time.
             self.dip_at = now;
@@ -194,12 +204,27 @@ impl BottleneckController {
         match &mut self.mode {
             Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round, queued) => {
                 self.mode = Mode::Drain { rounds: 0 };
+                // What was judged against an estimate that still grew seemed to run ahead.
+                if self.share.is_known() {
+                    self.aggregation = AckAggregation::default();
+                }
             }
             Mode::Drain { rounds } => *rounds += 1,
             _ => {}
         }
         self.bandwidth.next_round();
         self.aggregation.next_round();
+    }
+
+    /// The rate that a round trip showed. Among known others its average: the largest sample is that of a burst, and what
+    /// all of them add to their windows because of it overflows a buffer that is smaller than the path.
+    fn rate_in(&self, round: &Round, now: Timestamp) -> u64 {
+        let average = rate_of(round.losses.acked, now.since(round.since)).unwrap_or(u64::MAX);
+        if self.share.is_known() {
+            round.rate_max.min(average)
+        } else {
+            round.rate_max
+        }
     }
 
     /// Loss of this size together with a long queue means that the bottleneck overflows because the estimate is
@@ -254,6 +279,12 @@ impl BottleneckController {
         now + self.dip_interval() / 2 >= self.dip_at
     }
 
+    /// Whether the last dip is at least an eighth of an interval ago: soon enough after it that flows whose turns differ
+    /// come to dip together.
+    fn may_join(&self, now: Timestamp) -> bool {
+        now + self.dip_interval() * 7 / 8 >= self.dip_at
+    }
+
     fn dip_interval(&self) -> Duration {
         let interval = (self.rtt.min().unwrap_or_default() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN);
         // Where the share of the queue is known, a wrong idea of the path hardly changes the window.
@@ -270,7 +301,8 @@ impl BottleneckController {
         let hold = self.dip_hold();
         let held = reached.is_some_and(|at| now.since(at) >= hold) && self.others.has_looked();
         if held || now.since(since) >= self.dip_limit() {
-            let again = self.others.end_look(rtt, self.bandwidth.max());
+            let rate = self.bandwidth.max();
+            let again = self.others.end_look(rtt, rate, time_of(KEPT_PACKETS * self.packet_bytes, rate));
             self.dip_at = now + self.dip_interval() / if again { LOOKS_AGAIN } else { 1 };
             self.cruise(now);
         }
@@ -337,16 +369,23 @@ impl BottleneckController {
         // Among known others the window alone decides: it leaves no queue that a slower phase would have to drain.
         let probes = matches!(self.mode, Mode::ProbeBandwidth { .. }) && self.share.is_known();
         let pacing_gain = if probes { pacing_gain.max(UNIT) } else { pacing_gain };
-        self.cwnd = cwnd;
+        // Among known others the share is fair by itself, and where others keep the queue they would take what this flow left.
+        let is_bounded = !self.share.is_known() && !self.others.stands();
+        self.cwnd = if is_bounded { self.backoff.bound(cwnd) } else { cwnd };
         self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
     }
 
-    /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest.
+    /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest: another
+    /// product, and the same few packets for every flow. Those make flows equal: what grows with a flow's rate only keeps
+    /// the shares as they are.
     fn window(&self, cwnd_gain: u64) -> u64 {
         let bdp = self.bdp();
         let lumps = self.lumps();
-        let standing =
-            bytes_in(self.bandwidth.max(), STANDING) + self.others.allowance(self.bandwidth.max(), bdp);
+        let standing = if self.others.stands() {
+            bytes_in(self.bandwidth.max(), STANDING) + self.others.allowance(self.bandwidth.max(), bdp)
+        } else {
+            KEPT_PACKETS * self.packet_bytes
+        };
         let standing = standing.min(self.standing_bytes);
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
@@ -364,6 +403,10 @@ impl BottleneckController {
     /// Bounded by a time at the flow's own rate, so that on a slow link that many flows share no queue of many
     /// milliseconds builds up.
     fn lumps(&self) -> u64 {
+        // Against an estimate that still grows everything seems to run ahead.
+        if self.share.is_known() && matches!(self.mode, Mode::Startup) {
+            return self.floor();
+        }
         let bound = bytes_in(self.bandwidth.max(), LUMP_MAX);
         let bound = gain(bound, self.headroom_per_mille().max(UNIT / 2)).min(self.standing_bytes);
         self.aggregation.bytes().min(bound).max(self.floor())
@@ -453,6 +496,9 @@ const STARTUP_GAIN: u64 = 2_773;
 const SHARED_START_GAIN: u64 = 1_250;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
 const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
+/// What a flow keeps in the queue whatever its rate. More would make flows equal sooner, and overflow a small buffer when
+/// there are many of them.
+const KEPT_PACKETS: u64 = 4;
 /// The phase that looks for more.
 const PROBE_PHASE: usize = 0;
 /// The phase after the probe.
@@ -476,7 +522,7 @@ const OVERFLOW_LOSS_PERCENT: u64 = 30;
 /// A round trip must exceed the least one by more than a scheduler's jitter to show a queue: half of what a window
 /// lets stand.
 const QUEUE_MIN: Duration = Duration::from_micros(500);
-/// Time that the window lets a flow stand in queues beyond its model.
+/// Time that the window lets a flow stand in queues beyond its model, where others leave theirs standing.
 const STANDING: Duration = Duration::from_millis(1);
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
 const LUMP_MAX: Duration = Duration::from_millis(10);

@@ -49,7 +49,7 @@ impl EmptyPath {
         match before {
             // Another flow dips: a flow that joins it sees the path without the queues of both.
             Some(least) if rtt < least - least / 8 => self.dip_at = now,
-            _ if self.may_dip(now) && self.previous_round.is_some_and(|previous| rtt < previous * 7 / 8) => {
+            _ if self.may_join(now) && self.previous_round.is_some_and(|previous| rtt < previous * 7 / 8) => {
                 self.dip_at = now;
             }
             Some(least) if rtt > least + least / 32 => {}
@@ -110,6 +110,11 @@ impl EmptyPath {
     /// Whether the last dip is at least half an interval ago.
     fn may_dip(&self, now: Timestamp) -> bool {
         now + self.interval() / 2 >= self.dip_at
+    }
+
+    /// Whether the last dip is at least an eighth of an interval ago.
+    fn may_join(&self, now: Timestamp) -> bool {
+        now + self.interval() * 7 / 8 >= self.dip_at
     }
 
     fn interval(&self) -> Duration {

@@ -152,6 +152,12 @@ pub(super) fn rate_of(bytes: u64, time: Duration) -> Option<u64> {
     Some(u64::try_from(rate).unwrap_or(u64::MAX))
 }
 
+/// How long `bytes` take at `rate` bytes per second, saturating.
+pub(super) fn time_of(bytes: u64, rate: u64) -> Duration {
+    let nanos = u128::from(bytes).saturating_mul(NANOS_PER_SECOND) / u128::from(rate.max(1));
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 #[cfg(test)]

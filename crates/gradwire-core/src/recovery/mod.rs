@@ -3,6 +3,7 @@
 //! Called by [`crate::Connection`] for each packet sent and each acknowledgement; all of it is driven by the
 //! caller's clock and owns no buffers that grow with time.
 
+mod backoff;
 mod bottleneck;
 mod controller;
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! as any other, so a flow above the fair share finds its round trips longer than its window was made for and falls,
 //! by a factor of `least rtt / rtt` in each round trip, and one below it rises.
 
+use super::backoff::Backoff;
 use super::empty_path::EmptyPath;
 use super::filters::{bytes_in, rate_of, AckAggregation};
 use super::headroom::{Headroom, LossCount};
@@ -38,6 +39,7 @@ pub(super) struct PathModel {
     round_since: Timestamp,
     aggregation: AckAggregation,
     headroom: Headroom,
+    backoff: Backoff,
     lumps: u64,
 }
 
@@ -55,6 +57,7 @@ impl PathModel {
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
             headroom: Headroom::new(packet_bytes),
+            backoff: Backoff::new(packet_bytes),
             lumps: 0,
         }
     }
@@ -62,7 +65,7 @@ impl PathModel {
     /// Takes an acknowledgement, judged against `rate`. Returns the round that it ended, if it ended one; the
     /// acknowledgement itself is the first of the next.
     pub(super) fn on_ack(&mut self, sample: &AckSample, rate: u64, cwnd: u64) -> Option<Round> {
-        let ended = sample.round_ended.then(|| self.end_round(sample.now));
+        let ended = sample.round_ended.then(|| self.end_round(sample.now, cwnd));
         if let Some(rtt) = sample.rtt {
             self.path.on_rtt(sample.now, rtt);
         }
@@ -78,12 +81,14 @@ impl PathModel {
         ended
     }
 
-    fn end_round(&mut self, now: Timestamp) -> Round {
+    fn end_round(&mut self, now: Timestamp, cwnd: u64) -> Round {
         let mut round = core::mem::take(&mut self.round);
         round.rtt = self.path.end_round();
         round.elapsed = now.since(core::mem::replace(&mut self.round_since, now));
         self.aggregation.next_round();
-        if self.headroom.on_round(round.losses) {
+        let overflows = self.headroom.on_round(round.losses);
+        self.backoff.on_round(overflows, cwnd);
+        if overflows {
             // All flows lose at the same time, so all look for the empty path at the same time.
             self.path.look_at(now, now);
         }
@@ -105,7 +110,12 @@ impl PathModel {
         if self.path.is_dipping() {
             return self.cwnd_min();
         }
-        bytes_in(rate, self.path.min()).saturating_add(self.queue_bytes()).max(self.cwnd_min())
+        let cwnd = bytes_in(rate, self.path.min()).saturating_add(self.queue_bytes()).max(self.cwnd_min());
+        if self.share.is_known() {
+            cwnd
+        } else {
+            self.backoff.bound(cwnd)
+        }
     }
 
     /// The window of a flow that still looks for its rate: one more packet for each that arrives. Among known others it
