@@ -38,17 +38,22 @@ MB = 1 << 20
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to reduce: a process group, and gradwire's preset (None: the exact collective of the group's backend)."""
+    """One way to reduce: a process group, and gradwire's preset (None: the exact collective of the group's backend).
+
+    Of rotated results only those without loss can be verified.
+    """
 
     name: str
     group: str
     preset: str | None = None
+    hadamard: str = "off"
 
 
 VARIANTS = {
     "gloo-cubic": Variant("gloo-cubic", "gloo-cubic"),
     "gloo-bbr": Variant("gloo-bbr", "gloo-bbr"),
     "gradwire-auto": Variant("gradwire-auto", "gradwire", "auto"),
+    "gradwire-rotated": Variant("gradwire-rotated", "gradwire", "auto", "on"),
     "gradwire-mlt": Variant("gradwire-mlt", "gradwire", "mlt"),
     "gradwire-reliable": Variant("gradwire-reliable", "gradwire", "reliable"),
     "gradwire-exact": Variant("gradwire-exact", "gradwire"),

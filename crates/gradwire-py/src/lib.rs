@@ -7,6 +7,7 @@ mod call;
 mod engine;
 mod errors;
 mod fingerprint;
+mod hadamard;
 mod op;
 mod policy;
 
@@ -21,6 +22,8 @@ mod _native {
     use crate::engine::{NativeEngine, NativeGroup, NativePendingGroup};
     #[pymodule_export]
     use crate::fingerprint::fingerprints;
+    #[pymodule_export]
+    use crate::hadamard::{hadamard, hadamard_shape};
     #[pymodule_export]
     use crate::op::NativeOp;
     #[pymodule_export]
