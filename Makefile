@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-training bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -70,6 +70,9 @@ bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottlenec
 
 bench-training: build ## Quality of training under gradient loss, by method, 15 minutes
 	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.json $(ARGS)
+
+bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
+	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

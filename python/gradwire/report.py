@@ -8,12 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PeerDelivery:
-    """One peer's part of the reduce stage, as this rank saw it.
+    """One peer's part of one stage, as this rank saw it.
 
     Attributes:
         rank: the sender, in the group.
         elems_received: elements that arrived from it.
-        elems_expected: elements that were expected from it.
+        elems_expected: elements that were expected from it. What did not arrive is left out of a sum, or filled in where a
+            result was expected.
         closed_by: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout` or `deadline`.
         waited_for_peer_s: how long its first packet was waited for: the peer came late to the call.
         network_time_s: from its first packet to the end of its transfer.
@@ -41,7 +42,14 @@ class DeliveryReport:
         bytes_sent: payload bytes sent, retransmissions included.
         bytes_retransmitted: payload bytes sent again.
         uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere.
-        peers: the peers that sent in the reduce stage.
+        peers: the peers that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.
+        sources: the peers that sent what is kept as it is: the gather stage of an all-reduce, or a collective that copies.
+        contributors: ranks whose values are in what this rank reduced, itself included, in the block that has the most. Zero
+            where it reduced nothing.
+        contributors_least: the same in the block that has the fewest.
+        compute_wait_s: from the call until the last peer began to send what it contributes (or copies, where nothing is
+            reduced). In a ring, over all steps.
+        network_wait_s: the rest of `elapsed_s`.
         reduce_ended_by: what ended the wait for contributions, of several reasons the one that accepts least; words as in
             `PeerDelivery.closed_by`, empty where the stage received nothing.
         gather_ended_by: the same for the results that are sent back.
@@ -64,6 +72,11 @@ class DeliveryReport:
     bytes_retransmitted: int = 0
     uncounted: tuple[tuple[int, int], ...] = ()
     peers: tuple[PeerDelivery, ...] = ()
+    sources: tuple[PeerDelivery, ...] = ()
+    contributors: int = 0
+    contributors_least: int = 0
+    compute_wait_s: float = 0.0
+    network_wait_s: float = 0.0
     reduce_ended_by: str = ""
     gather_ended_by: str = ""
     filled: tuple[tuple[int, int], ...] = ()
@@ -85,4 +98,5 @@ class DeliveryReport:
     def from_native(cls, fields: dict[str, Any]) -> DeliveryReport:
         """From the dictionary that the Rust binding returns."""
         peers = tuple(PeerDelivery(**peer) for peer in fields.pop("peers"))
-        return cls(**fields, peers=peers)
+        sources = tuple(PeerDelivery(**peer) for peer in fields.pop("sources"))
+        return cls(**fields, peers=peers, sources=sources)

@@ -46,6 +46,11 @@ fn record<const BYTES: usize, T>(
     decode(&reader.array().ok()?)
 }
 
+/// Adds a packet of float32 as a reduction does, for the benchmark of that kernel.
+pub fn add_packet(accumulator: &mut [u8], packet: &[u8]) {
+    crate::kernels::combine(Dtype::F32, ReduceOp::Sum, accumulator, packet);
+}
+
 /// Runs the program and returns how many calls it ended well.
 ///
 /// # Panics

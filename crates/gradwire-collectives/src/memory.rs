@@ -54,6 +54,8 @@ pub(crate) struct Memory {
     wide: Vec<f32>,
     /// Contributions for each chunk of the accumulator.
     counts: Vec<u16>,
+    /// Fewest and most of them in a chunk that was finished.
+    contributors: Option<(u16, u16)>,
 }
 
 impl Memory {
@@ -62,7 +64,18 @@ impl Memory {
         let (input, output, residual) = views;
         let beyond = View::EMPTY;
         let (wide, counts) = (Vec::new(), Vec::new());
-        Self { input, output, residual, beyond, reduction, chunk_bytes, base: 0, wide, counts }
+        Self {
+            input,
+            output,
+            residual,
+            beyond,
+            reduction,
+            chunk_bytes,
+            base: 0,
+            wide,
+            counts,
+            contributors: None,
+        }
     }
 
     /// Makes `area` of the output the accumulator, with this rank's contribution in it, taken from `own` of the
@@ -120,8 +133,19 @@ impl Memory {
         kernels::combine(dtype, reduce, target.as_mut_slice(), payload);
     }
 
+    /// Contributions in the blocks that were finished here: the fewest and the most.
+    pub(crate) fn contributors(&self) -> (u16, u16) {
+        self.contributors.unwrap_or((0, 0))
+    }
+
+    fn note_contributors(&mut self, count: u16) {
+        let (least, most) = self.contributors.unwrap_or((count, count));
+        self.contributors = Some((least.min(count), most.max(count)));
+    }
+
     /// Turns the whole sum of all ranks in `area` into the result.
     pub(crate) fn finish_sum(&mut self, area: &Range<usize>) {
+        self.note_contributors(self.reduction.world_size);
         self.finish_run(area.clone(), self.reduction.world_size);
     }
 
@@ -236,6 +260,7 @@ impl Memory {
             {
                 end = (end + self.chunk_bytes).min(area.end);
             }
+            self.note_contributors(count);
             self.finish_run(start..end, count);
             start = end;
         }

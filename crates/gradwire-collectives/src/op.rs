@@ -362,16 +362,8 @@ impl Op {
         let is_contribution = matches!(target, Target::Add { .. } | Target::Sum { .. });
         self.open -= 1;
         self.held -= 1;
-        self.report.bytes_received += receipt.received_bytes;
-        if is_contribution {
-            let elem_bytes = self.memory.elem_bytes() as u64;
-            let peer = self.report.peer(from);
-            peer.elems_expected += receipt.total_bytes / elem_bytes;
-            peer.elems_received += receipt.received_bytes / elem_bytes;
-            peer.closed_by = closed_by(receipt.reason);
-            peer.waited_for_peer += receipt.waited_for_peer;
-            peer.network_time += receipt.elapsed;
-        }
+        let elem_bytes = self.memory.elem_bytes() as u64;
+        self.report.add(from, receipt, elem_bytes, is_contribution);
         if let Loss::In(stage) = loss {
             self.stages[stage as usize].add(receipt);
         }
@@ -539,6 +531,8 @@ impl Op {
         let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };
         let [reduce, gather] = &self.stages;
         (self.report.reduce_ended_by, self.report.gather_ended_by) = (ended_by(reduce), ended_by(gather));
+        let (least, most) = self.memory.contributors();
+        (self.report.contributors, self.report.contributors_least) = (most, least);
         self.report.tidy();
         std::mem::take(&mut self.report)
     }

@@ -1,17 +1,17 @@
 //! What a collective delivered.
 
-use gradwire_core::CloseReason;
+use gradwire_core::{CloseReason, Receipt};
 use std::ops::Range;
 use std::time::Duration;
 
-/// One peer's part of a collective, as its receiver saw it.
+/// One peer's part of one stage of a collective, as its receiver saw it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerDelivery {
     /// The sender.
     pub rank: u32,
-    /// Elements that arrived from it in the reduce stage.
+    /// Elements that arrived from it.
     pub elems_received: u64,
-    /// Elements that were expected in the reduce stage.
+    /// Elements that were expected. What did not arrive is left out of a sum, or filled in where a result was expected.
     pub elems_expected: u64,
     /// Why the last of its transfers closed: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout`, `deadline`.
     pub closed_by: &'static str,
@@ -43,8 +43,20 @@ pub struct DeliveryReport {
     /// Elements of this rank's contribution that did not count somewhere, as ranges of the bucket, in order. In a
     /// ring they stand for the partial sum that this rank sent on.
     pub uncounted: Vec<Range<u64>>,
-    /// For each peer that sent in the reduce stage.
+    /// For each peer that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.
     pub peers: Vec<PeerDelivery>,
+    /// For each peer that sent what is kept as it is: the gather stage of an all-reduce, or a collective that copies.
+    pub sources: Vec<PeerDelivery>,
+    /// Ranks whose values are in what this rank reduced, itself included: in the block that has the most, and in the one that
+    /// has the fewest. Zero where it reduced nothing.
+    pub contributors: u16,
+    /// See `contributors`.
+    pub contributors_least: u16,
+    /// Waiting for compute: from the call until the last peer began to send what it contributes (or copies, where nothing is
+    /// reduced). In a ring, over all steps, what was on its way to the peer included.
+    pub compute_wait: Duration,
+    /// Waiting for the network: the rest of `elapsed`.
+    pub network_wait: Duration,
     /// What ended the wait for contributions, of several reasons the one that accepts least; names as in
     /// [`PeerDelivery::closed_by`], empty where the stage received nothing.
     pub reduce_ended_by: &'static str,
@@ -77,28 +89,44 @@ impl DeliveryReport {
         1.0 - received as f64 / expected as f64
     }
 
-    /// The entry of `rank`, made when it is its first transfer.
-    pub(crate) fn peer(&mut self, rank: u32) -> &mut PeerDelivery {
-        let index = self.peers.iter().position(|peer| peer.rank == rank).unwrap_or_else(|| {
-            self.peers.push(PeerDelivery {
-                rank,
-                elems_received: 0,
-                elems_expected: 0,
-                closed_by: "all_arrived",
-                waited_for_peer: Duration::ZERO,
-                network_time: Duration::ZERO,
-            });
-            self.peers.len() - 1
-        });
-        &mut self.peers[index]
+    /// A transfer from `from` has ended, a contribution or something to keep.
+    pub(crate) fn add(&mut self, from: u32, receipt: &Receipt, elem_bytes: u64, is_contribution: bool) {
+        self.bytes_received += receipt.received_bytes;
+        let peer = entry(if is_contribution { &mut self.peers } else { &mut self.sources }, from);
+        peer.elems_expected += receipt.total_bytes / elem_bytes;
+        peer.elems_received += receipt.received_bytes / elem_bytes;
+        peer.closed_by = closed_by(receipt.reason);
+        peer.waited_for_peer += receipt.waited_for_peer;
+        peer.network_time += receipt.elapsed;
     }
 
-    /// Puts ranges in order and joins neighbours.
+    /// Divides the time, puts ranges in order and joins neighbours.
     pub(crate) fn tidy(&mut self) {
+        let first = if self.peers.is_empty() { &self.sources } else { &self.peers };
+        let waited = first.iter().map(|peer| peer.waited_for_peer).max().unwrap_or_default();
+        self.compute_wait = waited.min(self.elapsed);
+        self.network_wait = self.elapsed - self.compute_wait;
         join(&mut self.uncounted);
         join(&mut self.filled);
         self.peers.sort_by_key(|peer| peer.rank);
+        self.sources.sort_by_key(|peer| peer.rank);
     }
+}
+
+/// The entry of `rank`, made when it is its first transfer.
+fn entry(peers: &mut Vec<PeerDelivery>, rank: u32) -> &mut PeerDelivery {
+    let index = peers.iter().position(|peer| peer.rank == rank).unwrap_or_else(|| {
+        peers.push(PeerDelivery {
+            rank,
+            elems_received: 0,
+            elems_expected: 0,
+            closed_by: "all_arrived",
+            waited_for_peer: Duration::ZERO,
+            network_time: Duration::ZERO,
+        });
+        peers.len() - 1
+    });
+    &mut peers[index]
 }
 
 fn join(ranges: &mut Vec<Range<u64>>) {
@@ -136,13 +164,39 @@ mod tests {
     }
 
     #[test]
+    fn stages_are_told_apart_and_time_is_divided_by_the_last_peer_that_began() {
+        let mut report = DeliveryReport { elapsed: Duration::from_millis(10), ..Default::default() };
+        let receipt = |waited, received_bytes| Receipt {
+            transfer: gradwire_core::TransferId::collective(0, 0),
+            reason: CloseReason::BoundMet,
+            received_bytes,
+            total_bytes: 400,
+            waited_for_peer: Duration::from_millis(waited),
+            elapsed: Duration::from_millis(1),
+            missing: Vec::new(),
+        };
+        report.add(2, &receipt(3, 200), 4, true);
+        report.add(1, &receipt(7, 400), 4, true);
+        report.add(1, &receipt(9, 400), 4, false);
+        report.tidy();
+        let told: Vec<_> = report.peers.iter().map(|peer| (peer.rank, peer.elems_received)).collect();
+        assert_eq!(told, [(1, 100), (2, 50)]);
+        assert_eq!(
+            report.sources.iter().map(|peer| (peer.rank, peer.closed_by)).collect::<Vec<_>>(),
+            [(1, "bound_met")]
+        );
+        assert_eq!(report.compute_wait, Duration::from_millis(7), "results come after what others compute");
+        assert_eq!(report.network_wait, Duration::from_millis(3));
+    }
+
+    #[test]
     fn the_lost_share_is_about_the_reduce_stage() {
         let mut report = DeliveryReport { bytes_expected: 1000, bytes_received: 990, ..Default::default() };
         assert_eq!(report.lost_share(), 0.0);
-        report.peer(1).elems_expected = 75;
-        report.peer(1).elems_received = 50;
-        report.peer(2).elems_expected = 25;
-        report.peer(2).elems_received = 25;
+        for (rank, expected, received) in [(1, 75, 50), (2, 25, 25)] {
+            let peer = entry(&mut report.peers, rank);
+            (peer.elems_expected, peer.elems_received) = (expected, received);
+        }
         assert_eq!(report.lost_share(), 0.25);
     }
 }

@@ -101,6 +101,12 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     fields.set_item("warm_up", report.warm_up)?;
     let peers = report.peers.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
     fields.set_item("peers", peers)?;
+    let sources = report.sources.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
+    fields.set_item("sources", sources)?;
+    fields.set_item("contributors", report.contributors)?;
+    fields.set_item("contributors_least", report.contributors_least)?;
+    fields.set_item("compute_wait_s", report.compute_wait.as_secs_f64())?;
+    fields.set_item("network_wait_s", report.network_wait.as_secs_f64())?;
     Ok(fields)
 }
 

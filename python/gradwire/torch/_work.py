@@ -165,7 +165,7 @@ class GradwireWork(dist.Work):
 
     def source_rank(self) -> int:
         """The sender of a receive from any rank, after `wait`."""
-        return self.report().peers[0].rank
+        return self.report().sources[0].rank
 
     _source_rank = source_rank
 

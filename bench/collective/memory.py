@@ -1,0 +1,153 @@
+"""Memory of an all-reduce above the tensors themselves: peak resident bytes of each rank, real processes over loopback.
+
+    python bench/collective/memory.py                     # 256 MB of float32 among 4 ranks: at most 64 MB above
+    python bench/collective/memory.py --dtype bfloat16    # halves are summed in float32: reported only
+
+Each rank touches its tensor, reduces a small one to get its engine going, notes what is resident, resets the kernel's peak
+(`/proc/self/clear_refs`) and reduces. What counts is the peak less what was resident before. MB are of 1024 * 1024 bytes.
+Exit code 0: target reached, 1: missed, 2: could not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+MB = 1 << 20
+LIMIT_MB = 64
+REACHED, MISSED, NOT_RUN = 0, 1, 2
+ALGORITHMS = ("transpose", "ring", "auto")
+
+
+def resident_kb(name: str) -> int:
+    """`VmRSS` or `VmHWM` of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {name}")
+
+
+def rank_main(megabytes: int, dtype: str) -> None:
+    """One rank: prints a line of JSON for each algorithm."""
+    import gradwire.torch
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gradwire")
+    kind = getattr(torch, dtype)
+    tensor = torch.ones(megabytes * MB // kind.itemsize, dtype=kind)
+    for algorithm in ALGORITHMS:
+        gradwire.torch.all_reduce(torch.ones(1000, dtype=kind), preset="reliable", algorithm=algorithm)
+        tensor.fill_(1)
+        before = resident_kb("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        begun = time.monotonic()
+        work = gradwire.torch.all_reduce(tensor, preset="reliable", algorithm=algorithm)
+        took = time.monotonic() - begun
+        peak = resident_kb("VmHWM")
+        line = {
+            "rank": dist.get_rank(),
+            "algorithm": algorithm,
+            "schedule": work.report().collective,
+            "above_mb": (peak - before) / 1024,
+            "seconds": took,
+            "wrong": int((tensor != 1).any()),
+        }
+        print("ROW " + json.dumps(line), flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def measure(ranks: int, megabytes: int, dtype: str, timeout_s: float) -> list[dict[str, Any]]:
+    """Runs the ranks and collects their lines.
+
+    Raises:
+        RuntimeError: a rank failed or took too long.
+    """
+    shared = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+        "GRADWIRE_PORT": "0",
+    }
+    command = [sys.executable, __file__, "--size", str(megabytes), "--dtype", dtype, "--as-rank"]
+    children = [
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        texts = [child.communicate(timeout=timeout_s)[0] for child in children]
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"a rank has not ended after {timeout_s:g} s") from error
+    finally:
+        for child in children:
+            child.kill()
+    if any(child.returncode for child in children):
+        raise RuntimeError(f"ranks ended with {[child.returncode for child in children]}")
+    lines = [line for text in texts for line in text.splitlines() if line.startswith("ROW ")]
+    return [json.loads(line.removeprefix("ROW ")) for line in lines]
+
+
+def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The worst rank of each algorithm."""
+    found = []
+    for algorithm in ALGORITHMS:
+        of_it = [row for row in rows if row["algorithm"] == algorithm]
+        worst = max(of_it, key=lambda row: row["above_mb"])
+        wrong = sum(row["wrong"] for row in of_it)
+        found.append({**worst, "wrong": wrong, "seconds": max(row["seconds"] for row in of_it)})
+    return found
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--ranks", default=4, type=click.IntRange(2, 8))
+@click.option("--size", "megabytes", default=256, type=click.IntRange(1), help="MB of the tensor.")
+@click.option("--dtype", default="float32", type=click.Choice(["float32", "bfloat16", "float16"]))
+@click.option("--timeout", default=300.0, help="Seconds for all of it.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
+@click.option("--as-rank", is_flag=True, hidden=True)
+def main(*, ranks: int, megabytes: int, dtype: str, timeout: float, json_file: Path | None, as_rank: bool) -> None:
+    """Reads the options and measures."""
+    if as_rank:
+        return rank_main(megabytes, dtype)
+    print(f"{ranks} ranks, {megabytes} MB of {dtype}, loopback; limit {LIMIT_MB} MB above the tensor", flush=True)
+    try:
+        rows = summarise(measure(ranks, megabytes, dtype, timeout))
+    except (RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(NOT_RUN)
+    for row in rows:
+        told = f"{row['above_mb']:.1f} MB on the worst rank, {row['seconds']:.2f} s, {row['wrong']} wrong"
+        print(f"{row['algorithm']:<10} {row['schedule']:<22} {told}")
+    judged = dtype == "float32"
+    missed = any(row["wrong"] or (judged and row["above_mb"] > LIMIT_MB) for row in rows)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(
+            json.dumps({"ranks": ranks, "mb": megabytes, "dtype": dtype, "rows": rows}, indent=1) + "\n"
+        )
+    print("MISSED" if missed else "reached" if judged else "no target for this dtype")
+    sys.exit(MISSED if missed else REACHED)
+
+
+if __name__ == "__main__":
+    main()
