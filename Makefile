@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -70,6 +70,9 @@ bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottlenec
 
 bench-training: build ## Quality of training under gradient loss, by method, 15 minutes
 	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.json $(ARGS)
+
+bench-incast: env ## A small all-reduce by incast factor, in the simulator
+	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture
 
 bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
 	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)
