@@ -24,13 +24,14 @@ PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 FILLS = ("zero", "previous", "local")
 DIVISORS = ("contributions", "world")
 ROTATIONS = ("auto", "on", "off")
-ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling")
+ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server")
 CONTROLLERS = ("auto", "bottleneck", "timely", "receiving_rate")
 # The papers of these presets describe their own rate control; the others have the bottleneck model of LTP.
 PRESET_CONTROLLERS = {"mlt": "timely", "dlcp": "receiving_rate"}
 # The presets whose papers tell the network what matters, by code point and by ECN. Sample rates: MLT 4.2.2, DLCP 3.2.2.
 TAGGING_PRESETS = ("mlt", "dlcp")
 SAMPLE_RATES = {"mlt": 0.05, "dlcp": 0.001}
+SERVER_MODES = ("colocated", "dedicated")
 SPRAYS = ("adaptive", "random", "round_robin")
 # AF41, AF31, AF21 and AF11, of which switches commonly make a queue each (RFC 4594), for 1 to 4 classes; with more
 # classes, their next drop precedence between them.
@@ -105,7 +106,14 @@ class Config:
         "`auto`: from 5 % loss on, as measured and agreed by all ranks. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
         "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
-        "a reduction that may lose something is a transpose instead.", choices=ALGORITHMS, everywhere=True)
+        "a reduction that may lose something is a transpose instead. `parameter_server`: see `servers`.", choices=ALGORITHMS,
+        everywhere=True)
+    servers: int | None = _setting(None, int, "Parameter servers, where `algorithm` is `parameter_server`: each sums a part of "
+        "every tensor. Unset: every rank (MLT's testbed), or one where they are dedicated (LTP's testbed).",
+        low=1, high=16384, optional=True, everywhere=True)
+    server_mode: str = _setting("colocated", str, "`colocated`: the servers are so many ranks of each group, spread evenly. "
+        "`dedicated`: they are processes of their own (`gradwire serve`), without a GPU or a model, which serve the default group; "
+        "other groups go on with colocated ones, every rank.", choices=SERVER_MODES, everywhere=True)
     incast: int | None = _setting(None, int, "Most ranks that send to one receiver at once in a transpose all-reduce (ULTIMA's "
         "incast factor, section 3.2.2). 1: as many rounds as a ring has steps, the least load on a receiver. Unset: all at once, "
         "the fewest round trips.", unit="ranks", low=1, high=16384, optional=True, everywhere=True)
@@ -204,6 +212,10 @@ class Config:
     def _chosen_code_points(self) -> str:
         default = "auto" if self.preset in TAGGING_PRESETS else "off"
         return default if self.dscp_classes is None else self.dscp_classes
+
+    def dedicated_servers(self) -> int:
+        """Parameter servers that are processes of their own; 0: none."""
+        return (self.servers or 1) if self.server_mode == "dedicated" else 0
 
     def marks_importance(self) -> bool:
         """Whether packets of large gradients are told from those of small ones: the field, or what the preset's paper does."""

@@ -113,6 +113,10 @@ class AbortedError(GroupError):
     """Another rank's group failed for a reason of its own. Fields: rank, cause."""
 
 
+class ServerMemoryError(GroupError):
+    """A parameter server may not hold what a call needs on it. Fields: rank, host, during, needed_bytes, allowed_bytes."""
+
+
 class ShutDownError(GroupError):
     """The group was shut down on this rank while a call was in flight. Fields: during."""
 

@@ -14,7 +14,7 @@
 //! an all-to-all differ between pairs by right: its position says none, its transfers say those of the pair.
 
 use crate::error::{Mismatch, Position};
-use crate::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
+use crate::{Algorithm, Collective, DeadlineRule, Dtype, Hadamard, Policy, ReduceOp, Request};
 use gradwire_core::Descriptor;
 use std::time::Duration;
 
@@ -100,6 +100,32 @@ impl Call {
         }
     }
 
+    /// Whether dedicated servers take part in it. Nothing that has no elements reaches them.
+    pub(crate) fn is_over_servers(&self) -> bool {
+        self.kind == Kind::AllReduce && self.algorithm & !ROTATED == PARAMETER_SERVER && self.elems > 0
+    }
+
+    /// Whether the descriptor alone does not say all of it: then its settings travel in front of the data.
+    pub(crate) fn has_settings(&self) -> bool {
+        self.fingerprint != 0
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The reduction; a scaled sum has its factor in the settings.
+    pub(crate) fn reduce_op(&self) -> Option<ReduceOp> {
+        self.reduce.and_then(ReduceOp::from_code)
+    }
+
+    /// Bytes of the bucket that is sent: of a rotated one with its padding.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        let elems = usize::try_from(self.elems).ok()?;
+        let rotated = if self.algorithm & ROTATED == 0 { None } else { Hadamard::of(elems) };
+        rotated.map_or(elems, Hadamard::padded).checked_mul(self.dtype.bytes())
+    }
+
     /// The same call as one pair of an all-to-all sees it; every other call is the same for every pair.
     pub(crate) fn for_pair(mut self, bytes: usize) -> Self {
         if self.kind == Kind::AllToAll {
@@ -155,6 +181,7 @@ impl Call {
         match (self.kind, self.algorithm & !ROTATED) {
             (Kind::AllReduce, RING) => "all_reduce/ring",
             (Kind::AllReduce, HALVING) => "all_reduce/halving_doubling",
+            (Kind::AllReduce, PARAMETER_SERVER) => "all_reduce/parameter_server",
             (Kind::AllReduce, _) => "all_reduce/transpose",
             (Kind::Broadcast, _) => "broadcast",
             (Kind::AllGather, _) => "all_gather",
@@ -288,6 +315,7 @@ const ELEMS_MASK: u64 = (1 << 48) - 1;
 const ROTATED: u8 = 128;
 const RING: u8 = Algorithm::Ring as u8;
 const HALVING: u8 = Algorithm::HalvingDoubling as u8;
+const PARAMETER_SERVER: u8 = Algorithm::ParameterServer as u8;
 
 #[cfg(test)]
 mod tests {
@@ -362,7 +390,12 @@ mod tests {
         ] {
             for reduce in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::PremulSum(0.5), ReduceOp::PremulSum(0.25)]
             {
-                for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling] {
+                for algorithm in [
+                    Algorithm::Ring,
+                    Algorithm::Transpose,
+                    Algorithm::HalvingDoubling,
+                    Algorithm::ParameterServer,
+                ] {
                     let descriptor = of(policy, reduce, algorithm);
                     let rotated = Call::decode(&descriptor).expect("of this version").rotated().encode();
                     for descriptor in [descriptor, rotated] {

@@ -104,6 +104,20 @@ pub enum OpError {
         /// Its fingerprint.
         theirs: u64,
     },
+    /// A dedicated server may not take as much memory as the call needs on it.
+    #[error("server rank {rank} ({host}) may hold {bytes_max} bytes of sums, {during} needs {needed} of them there: allow it more, or start more servers")]
+    ServerMemory {
+        /// The server.
+        rank: u32,
+        /// Its host.
+        host: String,
+        /// Collective in progress here.
+        during: String,
+        /// Bytes that the call needs on it.
+        needed: u64,
+        /// Bytes that it may take.
+        bytes_max: u64,
+    },
     /// Another rank's group failed for a reason of its own.
     #[error("rank {rank} aborted the group: {cause}")]
     Aborted {

@@ -12,7 +12,7 @@ use crate::position::PositionRecord;
 use crate::verdict::AbortRecord;
 use crate::{
     Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
-    ReduceOp, Request, Tags, TransmitSink, View,
+    ReduceOp, Request, Servers, Tags, TransmitSink, View,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -97,7 +97,8 @@ impl World {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank| {
             let peers = (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
-            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None, exchange: EXCHANGE }, now)
+            let (exchange, servers) = (EXCHANGE, Servers::Colocated(2));
+            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None, exchange, servers }, now)
         };
         Self {
             now,
@@ -271,6 +272,7 @@ fn request_of(
     let algorithm = match what >> 4 & 3 {
         0 => Algorithm::Ring,
         1 => Algorithm::HalvingDoubling,
+        2 => Algorithm::ParameterServer,
         _ => Algorithm::Transpose,
     };
     let splits = vec![row.len(); world_size];

@@ -2,12 +2,14 @@
 //!
 //! Holds a connection to each peer and the collectives in flight, and carries what the connections report to the
 //! collectives and the transfers that those want to the connections. Driven by the engine or the simulator. Its
-//! parts: `drive` (starting, events, ending), `point_to_point`, `failure` (the one verdict), `transmit`.
+//! parts: `drive` (starting, events, ending), `point_to_point`, `serving` (dedicated servers), `failure` (the one verdict),
+//! `transmit`.
 
 mod drive;
 mod exposed;
 mod failure;
 mod point_to_point;
+mod serving;
 mod transmit;
 
 use crate::adaptive::Adaptive;
@@ -18,11 +20,12 @@ use crate::peer::Peer;
 use crate::position::{History, PositionRecord};
 use crate::schedules::{Chooser, Place, Post};
 use crate::verdict::{AbortRecord, Cause};
-use crate::{Collective, DeliveryReport, OpError, OpId, Request};
+use crate::{Collective, DeliveryReport, OpError, OpId, Request, Servers};
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
     ConnectionConfig, ConnectionStats, Mark, PathStats, ReceivedMark, Timeout, TimeoutReason, Timestamp,
 };
+use serving::Serving;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -40,17 +43,19 @@ pub struct PeerConfig {
 /// Settings of a group on one rank.
 #[derive(Clone, Debug)]
 pub struct GroupConfig {
-    /// This rank.
+    /// This rank. A dedicated server is numbered behind the ranks of the group.
     pub rank: u32,
-    /// Ranks in the group.
+    /// Ranks in the group, dedicated servers left out.
     pub world_size: u32,
-    /// Every other rank, in any order.
+    /// Every other rank, dedicated servers included, in any order.
     pub peers: Vec<PeerConfig>,
     /// Most senders that share a receiver in a transpose (ULTIMA's incast factor); `None`: all at once. Every rank
     /// says the same.
     pub incast: Option<u32>,
     /// Where ranks exchange what they measured; see [`Group::agreed`]. Every rank says the same.
     pub exchange: ExchangePlan,
+    /// Who reduces in an all-reduce over parameter servers. Every rank says the same.
+    pub servers: Servers,
 }
 
 /// Where datagrams go. Called by [`Group::poll_transmit`] for one datagram at a time; consecutive calls for one peer
@@ -67,13 +72,15 @@ pub trait TransmitSink {
 /// What a group reports.
 #[derive(Debug)]
 #[non_exhaustive]
-// One for each collective: a box would cost an allocation and save a copy of a few hundred bytes.
-#[expect(clippy::large_enum_variant)]
 pub enum GroupEvent {
     /// Every peer has answered.
     Connected,
     /// The group failed: this is the verdict that every collective in flight, and every later one, ends with.
     Failed(OpError),
+    /// This rank is a dedicated server and has ended its part of a call.
+    Served(DeliveryReport),
+    /// This rank is a dedicated server and every worker has left in good order.
+    WorkersLeft,
     /// A collective ended; its memory is the caller's again.
     Done {
         /// Which.
@@ -90,6 +97,12 @@ pub struct Group {
     world_size: u32,
     /// ULTIMA's I, within the group.
     incast: u32,
+    servers: Servers,
+    /// What only a dedicated server has.
+    serving: Option<Serving>,
+    /// Number of the next call over dedicated servers, and of the oldest one that is not over.
+    next_served: u64,
+    oldest_served: u64,
     /// What the connections were last told about how many share a receiver.
     told_incast: u32,
     chunk_bytes: usize,
@@ -166,11 +179,12 @@ impl Group {
     /// counts of contributions need one packet grid. When the exchange plan is out of range.
     #[must_use]
     pub fn new(config: GroupConfig, now: Timestamp) -> Self {
-        let GroupConfig { rank, world_size, mut peers, incast, exchange } = config;
+        let GroupConfig { rank, world_size, mut peers, incast, exchange, servers } = config;
         peers.sort_by_key(|peer| peer.rank);
+        let ranks = servers.ranks(world_size);
         assert!(
-            peers.iter().map(|peer| peer.rank).eq((0..world_size).filter(|other| *other != rank)),
-            "the peers of rank {rank} are every other rank below {world_size}"
+            peers.iter().map(|peer| peer.rank).eq((0..ranks).filter(|other| *other != rank)),
+            "the peers of rank {rank} are every other rank below {ranks}"
         );
         let datagram_bytes =
             peers.first().map_or(DATAGRAM_BYTES_ALONE, |peer| peer.connection.datagram_bytes);
@@ -182,6 +196,10 @@ impl Group {
             rank,
             world_size,
             incast: incast.unwrap_or(u32::MAX).clamp(1, world_size.max(2) - 1),
+            servers,
+            serving: None,
+            next_served: 0,
+            oldest_served: 0,
             told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
@@ -209,10 +227,16 @@ impl Group {
             dirty: Vec::new(),
             posts: Vec::new(),
             // The next rank first, so that not everybody begins with rank 0.
-            turn: if rank + 1 < world_size { rank as usize } else { 0 },
+            turn: if rank + 1 < ranks { rank as usize } else { 0 },
             scratch: vec![0; datagram_bytes + HEADER_BYTES],
         };
-        if world_size == 1 {
+        match servers {
+            Servers::Dedicated { buffer_bytes, .. } if rank >= world_size => {
+                group.serving = Some(Serving::new(buffer_bytes));
+            }
+            _ => group.peers.iter_mut().for_each(|peer| peer.serves = peer.rank >= world_size),
+        }
+        if group.peers.is_empty() {
             group.events.push_back(GroupEvent::Connected);
         }
         group.update_position(now);
@@ -225,7 +249,8 @@ impl Group {
         let id = OpId(self.next_op);
         self.next_op += 1;
         if let Some(error) = self.refusal(&request) {
-            let takes_place = matches!(error, OpError::Invalid(_)) && request.collective.is_in_sequence();
+            let is_invalid = matches!(error, OpError::Invalid(_)) && !self.is_server();
+            let takes_place = is_invalid && request.collective.is_in_sequence();
             self.events.push_back(GroupEvent::Done { op: id, outcome: Err(error) });
             if takes_place {
                 self.stand_in(now, id);
@@ -285,7 +310,7 @@ impl Group {
         let Self { peers, ops, .. } = self;
         let from = &mut peers[slot];
         if let Ok(Some(payload)) = from.connection.handle_marked_datagram(now, datagram, mark) {
-            drive::deliver(from.rank, &from.traffic, ops, &payload);
+            drive::deliver((from.rank, from.serves), &from.traffic, ops, &payload);
         }
         self.dirty.push(slot);
         self.drain(now);
@@ -405,8 +430,8 @@ impl Group {
     }
 
     fn place(&self, sequence: u64) -> Place {
-        let Self { rank, world_size, chunk_bytes, incast, .. } = *self;
-        Place { rank, world_size, sequence, chunk_bytes, incast }
+        let Self { rank, world_size, chunk_bytes, incast, servers, .. } = *self;
+        Place { rank, world_size, sequence, chunk_bytes, incast, servers }
     }
 }
 

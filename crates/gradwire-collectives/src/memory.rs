@@ -22,11 +22,23 @@ pub(crate) struct Pool {
     pub(crate) strip: Vec<f32>,
 }
 
+impl Pool {
+    /// Gives unused accumulators back to the system if they take more than this.
+    pub(crate) fn trim(&mut self, bytes_max: u64) {
+        let bytes: usize = self.wide.iter().map(|wide| wide.capacity() * size_of::<f32>()).sum();
+        if bytes as u64 > bytes_max {
+            self.wide.clear();
+        }
+    }
+}
+
 /// Which of the caller's views a send reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
     Input,
     Output,
+    /// What a server is told about the call.
+    Settings,
 }
 
 /// How contributions are summed, and what is done with the sum.
@@ -101,6 +113,27 @@ impl Memory {
         }
     }
 
+    /// Makes the first `bytes` bytes of the output the accumulator, with nothing in it: a rank that only sums has no
+    /// contribution of its own.
+    pub(crate) fn accumulate_nothing(&mut self, bytes: usize, chunks: usize, pool: &mut Pool) {
+        self.base = 0;
+        self.counts = pool.counts.pop().unwrap_or_default();
+        self.counts.clear();
+        self.counts.resize(chunks, 0);
+        if self.reduction.dtype.is_half() {
+            self.wide = pool.wide.pop().unwrap_or_default();
+            self.wide.resize(bytes / 2, 0.0);
+        }
+    }
+
+    /// The factor of a scaled sum and the divisor of a mean, where they were not known at the start.
+    pub(crate) fn follow(&mut self, factor: f64, divide_by: DivideBy) {
+        self.reduction.divide_by = divide_by;
+        if let ReduceOp::PremulSum(known) = &mut self.reduction.reduce {
+            *known = factor;
+        }
+    }
+
     /// Bytes of one element.
     pub(crate) fn elem_bytes(&self) -> usize {
         self.reduction.dtype.bytes()
@@ -115,7 +148,11 @@ impl Memory {
     pub(crate) fn add(&mut self, at: usize, chunk: usize, weight: u16, payload: &[u8]) {
         let Reduction { dtype, reduce, .. } = self.reduction;
         if let Some(count) = self.counts.get_mut(chunk) {
+            let is_first = *count == 0;
             *count = count.saturating_add(weight.max(1));
+            if is_first {
+                return self.put(at, payload);
+            }
         }
         if self.wide.is_empty() {
             self.sum(at, payload);
@@ -123,6 +160,15 @@ impl Memory {
             let target = &mut self.wide[at / 2..][..payload.len() / 2];
             kernels::accumulate(dtype, reduce, target, payload);
         }
+    }
+
+    /// The first payload of a chunk, which holds whatever was there before.
+    fn put(&mut self, at: usize, payload: &[u8]) {
+        if self.wide.is_empty() {
+            return self.place(self.base + at, payload);
+        }
+        let target = &mut self.wide[at / 2..][..payload.len() / 2];
+        kernels::widen(self.reduction.dtype, payload, target);
     }
 
     /// Adds a payload at byte `at` of an accumulator that is the output itself, without counting it.
@@ -182,8 +228,8 @@ impl Memory {
     /// What a mean of a chunk divides by.
     fn divisor(&self, chunk: usize) -> u16 {
         match self.reduction.divide_by {
-            DivideBy::Contributions => self.count(chunk),
-            DivideBy::World => self.reduction.world_size,
+            DivideBy::World if self.count(chunk) > 0 => self.reduction.world_size,
+            _ => self.count(chunk),
         }
     }
 
@@ -191,7 +237,7 @@ impl Memory {
     pub(crate) fn view(&self, side: Side) -> &View {
         match side {
             Side::Input => &self.input,
-            Side::Output => &self.output,
+            Side::Output | Side::Settings => &self.output,
         }
     }
 
@@ -247,7 +293,8 @@ impl Memory {
     /// expects the same value as if all were. Then halves are rounded into the output.
     ///
     /// # Loss
-    /// A contribution that did not arrive is left out of the mean, or counts as zero ([`DivideBy`]).
+    /// A contribution that did not arrive is left out of the mean, or counts as zero ([`DivideBy`]). Where none is there, which only a server without one of
+    /// its own can see, the result is zero.
     // claim: mlt/mean-over-contributions, ltp/packet-bubble, auto/unbiased-mean
     pub(crate) fn finish(&mut self, area: &Range<usize>, first_chunk: usize) {
         let mut start = area.start;
@@ -268,6 +315,9 @@ impl Memory {
 
     fn finish_run(&mut self, run: Range<usize>, count: u16) {
         let Reduction { dtype, reduce, .. } = self.reduction;
+        if count == 0 {
+            return self.output.part(&(self.base + run.start..self.base + run.end)).as_mut_slice().fill(0);
+        }
         let factor = self.factor(count);
         let is_mean = reduce == ReduceOp::Avg;
         let is_scaled = self.is_scaled(factor);

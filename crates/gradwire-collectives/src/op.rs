@@ -7,17 +7,22 @@
 //! its result is there instead of a round trip later, when the last send is confirmed: for small messages that is a
 //! third of the latency. Only where the result proves that everybody has joined: a send alone waits for its receiver.
 
+mod serving;
+mod table;
+
 use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::closed_by;
 use crate::rotation::RotatedBucket;
 use crate::schedules::{schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
+use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request, View};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use std::ops::Range;
 use std::time::Duration;
+use table::Table;
 
 /// A collective in flight.
 #[derive(Debug)]
@@ -36,6 +41,13 @@ pub(crate) struct Op {
     pub(crate) submitted: Timestamp,
     pub(crate) timeout: Duration,
     sequence: u64,
+    /// Its number among the calls that dedicated servers take part in; those know only these.
+    pub(crate) served: Option<u64>,
+    /// What they are told about it; at a server, what it was told.
+    pub(crate) settings: [u8; CallSettings::BYTES],
+    /// The accumulator of a dedicated server.
+    buffer: Vec<u8>,
+    has_settings: bool,
     /// The only transfer of a point-to-point call.
     point_to_point: Option<TransferId>,
     schedule: Box<dyn Schedule>,
@@ -113,7 +125,7 @@ impl Op {
         if rotated.is_some() {
             call = call.rotated();
         }
-        let grid = (place.world_size as usize, place.chunk_bytes);
+        let grid = (place.shards(algorithm), place.chunk_bytes);
         let important = Important::of(&request, grid, place.sequence, &mut pool.samples);
         let reduction = Reduction {
             dtype: request.dtype,
@@ -129,13 +141,6 @@ impl Op {
             _ => 1,
         };
         let is_exact = request.policy.is_exact();
-        let may_stage = matches!(
-            request.collective,
-            Collective::AllReduce { .. }
-                | Collective::AllGather
-                | Collective::ReduceScatter
-                | Collective::Barrier
-        );
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
@@ -156,17 +161,21 @@ impl Op {
             submitted: name.submitted,
             timeout: request.timeout,
             sequence: place.sequence,
+            served: None,
+            settings: [0; CallSettings::BYTES],
+            buffer: Vec::new(),
+            has_settings: false,
             point_to_point: name.point_to_point,
             schedule: schedule_for(&request, algorithm, place),
             memory,
             bytes,
             rotated,
             chunk_bytes: place.chunk_bytes,
-            sends: Table::new(place.world_size as usize, indices),
-            receives: Table::new(place.world_size as usize, indices),
+            sends: Table::new(place.ranks() as usize, indices),
+            receives: Table::new(place.ranks() as usize, indices),
             staging: Vec::new(),
             staged: None,
-            may_stage: may_stage && is_exact,
+            may_stage: proves_that_all_joined(&request.collective) && is_exact,
             open: 0,
             held: 0,
             is_reported: false,
@@ -276,9 +285,10 @@ impl Op {
         Some(may_lose.then_some(bytes as u64))
     }
 
-    /// The id of its transfer `index`.
-    pub(crate) fn transfer(&self, index: u32) -> TransferId {
-        self.point_to_point.unwrap_or(TransferId::collective(self.sequence as u32, index))
+    /// The id of its transfer `index`; `serves`: with a dedicated server, which has numbers of its own.
+    pub(crate) fn transfer(&self, index: u32, serves: bool) -> TransferId {
+        let number = self.served.filter(|_| serves).unwrap_or(self.sequence);
+        self.point_to_point.unwrap_or(TransferId::collective(number as u32, index))
     }
 
     /// What the network is told about the packets of a send that starts at byte `start` of its view.
@@ -323,6 +333,8 @@ impl Op {
         match receive.target {
             Target::Place(at) => self.memory.place(at + offset, payload),
             Target::Sum { at } => self.memory.sum(at + offset, payload),
+            // Every worker sends the same.
+            Target::Settings => self.settings[offset..offset + payload.len()].copy_from_slice(payload),
             Target::Add { at, chunk } => {
                 self.memory.add(at + offset, chunk + offset / self.chunk_bytes, weight, payload);
             }
@@ -342,6 +354,7 @@ impl Op {
         let weight = weights.map_or(1, |first| self.memory.count(first + part.start / self.chunk_bytes));
         let bytes = match copy {
             Some(at) => self.staging.get(at + part.start..at + part.end),
+            None if side == Side::Settings => self.settings.get(part),
             None => self.memory.view(side).as_slice().get(start + part.start..start + part.end),
         };
         Some((bytes?, weight))
@@ -493,7 +506,7 @@ impl Op {
     /// Copies the bytes of a send, if they are few. One copy serves all peers that are sent the same.
     fn stage(&mut self, side: Side, range: &Range<usize>) -> Option<usize> {
         let at = self.staging.len();
-        if !self.may_stage || at + range.len() > STAGED_BYTES_MAX {
+        if !self.may_stage || side == Side::Settings || at + range.len() > STAGED_BYTES_MAX {
             return None;
         }
         if self.staged.as_ref().is_some_and(|staged| *staged == (side, range.clone())) {
@@ -546,45 +559,18 @@ impl Op {
     }
 }
 
+/// Whether the result of a collective can be there only when every rank has called it.
+fn proves_that_all_joined(collective: &Collective) -> bool {
+    matches!(
+        collective,
+        Collective::AllReduce { .. }
+            | Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::Barrier
+    )
+}
+
 /// Where the clock of a transfer runs from its first packet on, others must not be served before it.
 const PRIORITY_IN_ORDER: u8 = 128;
 /// Copying more than this costs about what a round trip in a rack does.
 const STAGED_BYTES_MAX: usize = 16 << 10;
-
-/// Transfers by peer and index, found without a search: each datagram looks one up.
-#[derive(Debug)]
-struct Table<T> {
-    indices: usize,
-    /// Place in `entries`, by peer and index; `ABSENT` where there is none.
-    places: Vec<u16>,
-    entries: Vec<T>,
-}
-
-impl<T> Table<T> {
-    fn new(ranks: usize, indices: usize) -> Self {
-        Self { indices, places: vec![Self::ABSENT; ranks * indices], entries: Vec::new() }
-    }
-
-    fn insert(&mut self, rank: u32, index: u32, entry: T) {
-        let place = rank as usize * self.indices + index as usize;
-        debug_assert_eq!(self.places[place], Self::ABSENT, "an index is unique for a pair of ranks");
-        self.places[place] = self.entries.len() as u16;
-        self.entries.push(entry);
-    }
-
-    fn at(&mut self, rank: u32, index: u32) -> Option<&mut T> {
-        if index as usize >= self.indices {
-            return None;
-        }
-        let place = *self.places.get(rank as usize * self.indices + index as usize)?;
-        self.entries.get_mut(usize::from(place))
-    }
-
-    fn of(&self, rank: u32) -> impl Iterator<Item = &T> {
-        let row = rank as usize * self.indices..(rank as usize + 1) * self.indices;
-        self.places[row].iter().filter_map(|place| self.entries.get(usize::from(*place)))
-    }
-
-    /// Larger than any table: ranks times indices stay below it.
-    const ABSENT: u16 = u16::MAX;
-}

@@ -13,11 +13,13 @@ pub(crate) type Key = usize;
 #[derive(Debug)]
 pub(crate) struct Ops {
     slots: Vec<Option<Box<Op>>>,
+    /// Where a call of dedicated servers is kept, by its number there modulo the length.
+    served: Vec<Key>,
 }
 
 impl Ops {
     pub(crate) fn new() -> Self {
-        Self { slots: (0..IN_FLIGHT_MAX).map(|_| None).collect() }
+        Self { slots: (0..IN_FLIGHT_MAX).map(|_| None).collect(), served: vec![0; IN_FLIGHT_MAX] }
     }
 
     /// Whether the place of collective `sequence` is free.
@@ -28,6 +30,9 @@ impl Ops {
     pub(crate) fn insert_collective(&mut self, op: Box<Op>) -> Key {
         let key = (op.sequence() % IN_FLIGHT_MAX as u64) as usize;
         debug_assert!(self.slots[key].is_none(), "the caller has asked for room");
+        if let Some(number) = op.served {
+            self.served[(number % IN_FLIGHT_MAX as u64) as usize] = key;
+        }
         self.slots[key] = Some(op);
         key
     }
@@ -47,6 +52,13 @@ impl Ops {
         let key = op as usize % IN_FLIGHT_MAX;
         let found = self.slots[key].as_ref()?;
         (found.sequence() & 0xFFFF == u64::from(op)).then_some(key)
+    }
+
+    /// Where the collective is kept whose number at the dedicated servers ends in the 16 bits `number`.
+    pub(crate) fn key_of_served(&self, number: u32) -> Option<Key> {
+        let key = self.served[number as usize % IN_FLIGHT_MAX];
+        let found = self.slots[key].as_ref()?.served?;
+        (found & 0xFFFF == u64::from(number)).then_some(key)
     }
 
     pub(crate) fn at(&mut self, key: Key) -> Option<&mut Op> {

@@ -17,6 +17,8 @@ pub(crate) struct Peer {
     pub(crate) incast: u32,
     pub(crate) is_connected: bool,
     pub(crate) has_left: bool,
+    /// It is a dedicated server and this rank is none: the two number their calls apart from the group's.
+    pub(crate) serves: bool,
     /// Where it last said it was.
     pub(crate) position: Option<PositionRecord>,
     pub(crate) traffic: PointToPoint,
@@ -31,6 +33,7 @@ impl Peer {
             connection: Connection::new(config.connection, now),
             is_connected: false,
             has_left: false,
+            serves: false,
             position: None,
             traffic: PointToPoint::default(),
         }

@@ -20,6 +20,8 @@ pub enum Algorithm {
     /// Recursive halving and doubling, for small sizes. Always exact: a request that may lose something is scheduled by
     /// transpose instead.
     HalvingDoubling = 3,
+    /// Over the parameter servers of the group ([`crate::Servers`]).
+    ParameterServer = 4,
 }
 
 /// The operation. Sizes are those of [`Request::input`] and [`Request::output`].

@@ -91,7 +91,9 @@ fn splits(splits: &[usize], request: &Request, world_size: usize) -> Result<usiz
 fn largest_transfer(request: &Request, world_size: usize) -> usize {
     let (input, output) = (request.input.len(), request.output.len());
     match &request.collective {
-        Collective::AllReduce { algorithm: Algorithm::HalvingDoubling } => output,
+        Collective::AllReduce { algorithm: Algorithm::HalvingDoubling | Algorithm::ParameterServer } => {
+            output
+        }
         Collective::AllReduce { .. } => output.div_ceil(world_size).next_multiple_of(64),
         Collective::Broadcast { .. } | Collective::ReduceScatter | Collective::Scatter { .. } => output,
         Collective::AllGather | Collective::Reduce { .. } | Collective::Gather { .. } => input,

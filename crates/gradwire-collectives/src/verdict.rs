@@ -8,8 +8,8 @@
 //! | 4..6, 6..8 | the ranks concerned |
 //! | 8..16 | sequence |
 //! | 16..32, 32..48 | what those ranks called |
-//! | 48..56 | nanoseconds of silence or waiting |
-//! | 56..64 | zero |
+//! | 48..56 | nanoseconds of silence or waiting, or bytes needed |
+//! | 56..64 | bytes allowed |
 
 use crate::call::{mismatch, Call};
 use crate::OpError;
@@ -28,6 +28,8 @@ pub(crate) struct AbortRecord {
     pub(crate) calls: [Descriptor; 2],
     pub(crate) sequence: u64,
     pub(crate) waited: Duration,
+    /// Bytes needed and allowed, where memory was the cause; then nobody waited.
+    pub(crate) amounts: [u64; 2],
 }
 
 /// Kinds of fatal errors.
@@ -40,13 +42,22 @@ pub(crate) enum Cause {
     TimedOut = 4,
     ShutDown = 5,
     Settings = 6,
+    ServerMemory = 7,
 }
 
 impl AbortRecord {
     /// A record about one rank, or about the reporter itself.
     pub(crate) fn about(cause: Cause, reporter: u32, rank: u32) -> Self {
         let calls = [Descriptor::default(); 2];
-        Self { cause, reporter, ranks: [rank, rank], calls, sequence: 0, waited: Duration::ZERO }
+        Self {
+            cause,
+            reporter,
+            ranks: [rank, rank],
+            calls,
+            sequence: 0,
+            waited: Duration::ZERO,
+            amounts: [0; 2],
+        }
     }
 
     pub(crate) fn encode(&self) -> [u8; ABORT_RECORD_BYTES] {
@@ -59,7 +70,10 @@ impl AbortRecord {
         out[16..32].copy_from_slice(&self.calls[0]);
         out[32..48].copy_from_slice(&self.calls[1]);
         let nanos = u64::try_from(self.waited.as_nanos()).unwrap_or(u64::MAX);
-        out[48..56].copy_from_slice(&nanos.to_le_bytes());
+        let [needed, allowed] = self.amounts;
+        let first = if self.cause == Cause::ServerMemory { needed } else { nanos };
+        out[48..56].copy_from_slice(&first.to_le_bytes());
+        out[56..64].copy_from_slice(&allowed.to_le_bytes());
         out
     }
 
@@ -72,6 +86,7 @@ impl AbortRecord {
             Cause::TimedOut,
             Cause::ShutDown,
             Cause::Settings,
+            Cause::ServerMemory,
         ];
         let u16_at = |at: usize| u32::from(u16::from_le_bytes([record[at], record[at + 1]]));
         let u64_at = |at: usize| {
@@ -82,13 +97,19 @@ impl AbortRecord {
         let mut calls = [Descriptor::default(); 2];
         calls[0].copy_from_slice(&record[16..32]);
         calls[1].copy_from_slice(&record[32..48]);
+        let cause = causes.into_iter().find(|cause| *cause as u8 == record[0])?;
+        let (waited, amounts) = match cause {
+            Cause::ServerMemory => (Duration::ZERO, [u64_at(48), u64_at(56)]),
+            _ => (Duration::from_nanos(u64_at(48)), [0, 0]),
+        };
         Some(Self {
-            cause: causes.into_iter().find(|cause| *cause as u8 == record[0])?,
+            cause,
             reporter: u16_at(2),
             ranks: [u16_at(4), u16_at(6)],
             calls,
             sequence: u64_at(8),
-            waited: Duration::from_nanos(u64_at(48)),
+            waited,
+            amounts,
         })
     }
 
@@ -112,6 +133,10 @@ impl AbortRecord {
                 let name = call.map_or("a collective".to_owned(), |call| call.during(self.sequence));
                 aborted(format!("{name} timed out there after {:?}", self.waited))
             }
+            Cause::ServerMemory => {
+                let [needed, bytes_max] = self.amounts;
+                OpError::ServerMemory { rank, host: host(rank), during, needed, bytes_max }
+            }
             Cause::Settings => {
                 aborted(format!("rank {rank} ({}) runs with other settings of the group", host(rank)))
             }
@@ -132,8 +157,11 @@ mod tests {
             calls: [[4; 16], [5; 16]],
             sequence: 1 << 40,
             waited: Duration::from_millis(12),
+            amounts: [0; 2],
         };
         assert_eq!(AbortRecord::decode(&record.encode()), Some(record));
+        let full = AbortRecord { amounts: [9, 8], ..AbortRecord::about(Cause::ServerMemory, 4, 4) };
+        assert_eq!(AbortRecord::decode(&full.encode()), Some(full));
         assert_eq!(AbortRecord::decode(&[0; 64]), None);
     }
 

@@ -126,6 +126,8 @@ fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
                     (Algorithm::Transpose, true),
                     (Algorithm::HalvingDoubling, false),
                     (Algorithm::HalvingDoubling, true),
+                    (Algorithm::ParameterServer, false),
+                    (Algorithm::ParameterServer, true),
                 ] {
                     for reduce in [ReduceOp::Sum, ReduceOp::Avg] {
                         let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
@@ -149,6 +151,21 @@ fn halving_and_doubling_is_exact_for_every_world_size_up_to_16_and_any_length() 
                 let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
                 check(case, Net::perfect(world_size));
                 check(case, Net::new(world_size, lossy(u64::from(world_size), 10)));
+            }
+        }
+    }
+}
+
+// test of: mlt/colocated-servers
+#[test]
+fn any_number_of_servers_is_exact_for_every_world_size_up_to_16_and_any_length() {
+    for world_size in 1..=16 {
+        for servers in [1, 3, 100] {
+            for (elems, in_place) in [(1, true), (17, false), (5000, true)] {
+                let (dtype, reduce, algorithm) = (Dtype::I16, ReduceOp::Sum, Algorithm::ParameterServer);
+                let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
+                check(case, Net::with_servers(world_size, servers, |_| common::NORMAL));
+                check(case, Net::with_servers(world_size, servers, lossy(u64::from(world_size), 10)));
             }
         }
     }
@@ -232,7 +249,7 @@ fn every_reduction_reaches_every_rank() {
         (ReduceOp::Sum, sum),
     ];
     for (reduce, formula) in cases {
-        for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+        for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::ParameterServer] {
             let mut tensors: Vec<Tensor> =
                 (0..3).map(|rank| tensor(Dtype::I32, 700, |index| 2 * input(rank, index))).collect();
             let mut net = Net::perfect(3);
@@ -249,7 +266,12 @@ fn every_reduction_reaches_every_rank() {
 
 #[test]
 fn a_scaled_sum_multiplies_by_the_factor() {
-    for (world_size, algorithm) in [(1, Algorithm::Auto), (3, Algorithm::Ring), (3, Algorithm::Transpose)] {
+    for (world_size, algorithm) in [
+        (1, Algorithm::Auto),
+        (3, Algorithm::Ring),
+        (3, Algorithm::Transpose),
+        (3, Algorithm::ParameterServer),
+    ] {
         let mut tensors: Vec<Tensor> =
             (0..world_size).map(|rank| tensor(Dtype::F32, 500, |index| 2 * input(rank, index))).collect();
         let mut net = Net::perfect(world_size);

@@ -198,6 +198,25 @@ fn every_seed_gives_the_mean_over_what_counted_and_identical_replicas() {
     assert!(lost > 0, "no seed lost anything: the test proves nothing");
 }
 
+// test of: mlt/colocated-servers
+#[test]
+fn servers_count_what_arrives_and_hand_what_did_not_back_to_its_rank() {
+    let mut lost = 0;
+    for seed in 0..12 {
+        let servers = [1, 2, 3, 4][seed as usize % 4];
+        let policy = if seed % 2 == 0 { Policy::AUTO } else { Policy::MLT };
+        let (algorithm, in_place) = (Algorithm::ParameterServer, seed % 3 != 0);
+        let setting = Setting { policy, algorithm, in_place, ..SETTING };
+        let run = run(setting, Net::with_servers(4, servers, lossy(200 + seed, 1 + seed % 4)));
+        run.assert_transpose(ReduceOp::Avg);
+        let reducing = run.reports.iter().filter(|report| !report.peers.is_empty()).count();
+        assert_eq!(reducing, servers as usize);
+        assert!(run.reports.iter().all(|report| report.collective == "all_reduce/parameter_server"));
+        lost += run.uncounted();
+    }
+    assert!(lost > 0, "no seed lost anything: the test proves nothing");
+}
+
 // test of: auto/error-feedback
 #[test]
 fn a_ring_hands_on_the_lost_partial_sum_less_the_means_that_stood_in() {

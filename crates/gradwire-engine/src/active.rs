@@ -5,7 +5,7 @@ use crate::group::GroupSetup;
 use crate::routes::{Route, Routes};
 use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
-use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats};
+use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp, PATHS_MAX};
@@ -84,6 +84,11 @@ pub(crate) struct ActiveGroup {
     /// Waits for the group to connect or to fail.
     connected: Option<Sender<Result<(), OpError>>>,
     leaving: Leaving,
+    /// What this rank did as a dedicated server.
+    served: ServedStats,
+    /// How that ended, and who waits to know.
+    workers_left: Option<Result<(), OpError>>,
+    awaiting_workers: Option<Sender<Result<(), OpError>>>,
     /// When the group wants to be called.
     wake_at: Option<Timestamp>,
     /// Something was handed in since the last drain.
@@ -94,7 +99,7 @@ impl ActiveGroup {
     /// Starts to connect.
     pub(crate) fn new(setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
         let mut peers = Vec::new();
-        peers.resize_with(setup.config.world_size as usize, || PeerAddress::NOWHERE);
+        peers.resize_with(setup.config.peers.len() + 1, || PeerAddress::NOWHERE);
         for (peer, candidates) in setup.config.peers.iter().zip(&setup.candidates) {
             let place = &mut peers[peer.rank as usize];
             place.host.clone_from(&peer.host);
@@ -108,6 +113,9 @@ impl ActiveGroup {
             in_flight: HashMap::new(),
             connected: Some(connected),
             leaving: Leaving::No,
+            served: ServedStats::default(),
+            workers_left: None,
+            awaiting_workers: None,
             wake_at: None,
             dirty: true,
         }
@@ -206,12 +214,33 @@ impl ActiveGroup {
         while let Some(event) = self.group.poll_event() {
             match event {
                 GroupEvent::Connected => self.announce(Ok(())),
-                GroupEvent::Failed(error) => self.announce(Err(error)),
+                GroupEvent::Failed(error) => {
+                    self.announce(Err(error.clone()));
+                    self.on_workers_left(Err(error));
+                }
+                GroupEvent::Served(report) => self.served.add(&report),
+                GroupEvent::WorkersLeft => self.on_workers_left(Ok(())),
                 GroupEvent::Done { op, outcome } => self.complete(op, outcome),
                 // What a later version reports is of no use to this one.
                 _ => {}
             }
         }
+    }
+
+    /// Tells `ended` how the work of a dedicated server ended, once it has.
+    pub(crate) fn await_workers(&mut self, ended: Sender<Result<(), OpError>>) {
+        match &self.workers_left {
+            Some(outcome) => _ = ended.send(outcome.clone()),
+            None => self.awaiting_workers = Some(ended),
+        }
+    }
+
+    fn on_workers_left(&mut self, outcome: Result<(), OpError>) {
+        if let Some(waiting) = self.awaiting_workers.take() {
+            // The caller may have stopped waiting, and asks again.
+            let _ = waiting.send(outcome.clone());
+        }
+        self.workers_left.get_or_insert(outcome);
     }
 
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
@@ -284,6 +313,7 @@ impl ActiveGroup {
             world_size: self.setup.config.world_size,
             datagram_bytes: self.setup.datagram_bytes,
             agreed: self.group.agreed().map(Into::into),
+            served: self.served,
             peers: peers.iter().map(|(rank, stats, paths)| self.peer_stats(*rank, stats, paths)).collect(),
         }
     }

@@ -60,6 +60,8 @@ pub struct EngineConfig {
     pub incast: Option<u32>,
     /// Faults that are done to what this process receives; `None`: none.
     pub chaos: Option<ChaosConfig>,
+    /// Ranks that are parameter servers, where an all-reduce is scheduled over such; `None`: all. Equal on all ranks.
+    pub servers: Option<u32>,
     /// Digest of settings of the layers above that must be equal on all ranks.
     pub fingerprint: u64,
 }
@@ -88,6 +90,7 @@ impl Default for EngineConfig {
             spray: Spray::Adaptive,
             incast: None,
             chaos: None,
+            servers: None,
             fingerprint: 0,
         }
     }
@@ -121,6 +124,7 @@ impl EngineConfig {
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
         require("paths", self.paths, "1 to 16", (1..=PATHS_MAX).contains(&self.paths))?;
         require("incast", format!("{:?}", self.incast), "at least 1 rank", self.incast != Some(0))?;
+        require("servers", format!("{:?}", self.servers), "at least 1 rank", self.servers != Some(0))?;
         require("dscp", self.dscp, "0 to 63", self.dscp < 64)?;
         let classes = &self.dscp_classes;
         let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
@@ -183,6 +187,7 @@ mod tests {
             EngineConfig { dscp_control: Some(64), ..EngineConfig::default() },
             EngineConfig { paths: 0, ..EngineConfig::default() },
             EngineConfig { incast: Some(0), ..EngineConfig::default() },
+            EngineConfig { servers: Some(0), ..EngineConfig::default() },
             EngineConfig { paths: 17, ..EngineConfig::default() },
             EngineConfig { chaos: Some(ChaosConfig { loss: 0.91, ..chaos }), ..EngineConfig::default() },
             EngineConfig { chaos: Some(ChaosConfig { tail: f64::NAN, ..chaos }), ..EngineConfig::default() },

@@ -137,6 +137,11 @@ impl Driver {
                     group.leave(now, left);
                 }
             }
+            Command::AwaitWorkers { group, ended } => {
+                if let Some(group) = self.find(group) {
+                    group.await_workers(ended);
+                }
+            }
             Command::GroupStats { group, stats } => _ = stats.send(self.find(group).map(|g| g.stats())),
             Command::EngineStats { stats } => _ = stats.send(self.stats),
             Command::Stop => {

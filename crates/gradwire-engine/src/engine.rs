@@ -5,7 +5,8 @@ use crate::rendezvous::{Local, Place};
 use crate::shared::{Command, Shared};
 use crate::socket::{BindOptions, BoundPaths, PathSockets, DATAGRAM_BYTES_MAX};
 use crate::{
-    interfaces, Completions, EngineConfig, EngineError, EngineStats, Features, OsError, PendingGroup,
+    interfaces, Completions, DedicatedServers, EngineConfig, EngineError, EngineStats, Features, OsError,
+    PendingGroup,
 };
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -90,7 +91,22 @@ impl Engine {
     /// # Errors
     /// [`EngineError::RankInvalid`], [`EngineError::Forked`].
     pub fn new_group(&self, rank: u32, world_size: u32, name: &str) -> Result<PendingGroup, EngineError> {
-        PendingGroup::new(&self.0.shared, rank, world_size, name)
+        PendingGroup::new(&self.0.shared, rank, (world_size, None), name)
+    }
+
+    /// As [`Engine::new_group`], of `world_size` workers and dedicated parameter servers behind them: server `j` is rank
+    /// `world_size + j`. It only waits ([`crate::GroupHandle::wait_for_workers`]).
+    ///
+    /// # Errors
+    /// [`EngineError::RankInvalid`], [`EngineError::Forked`].
+    pub fn new_served_group(
+        &self,
+        rank: u32,
+        world_size: u32,
+        servers: DedicatedServers,
+        name: &str,
+    ) -> Result<PendingGroup, EngineError> {
+        PendingGroup::new(&self.0.shared, rank, (world_size, Some(servers)), name)
     }
 
     /// The queue of ended operations.

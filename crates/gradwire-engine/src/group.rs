@@ -3,8 +3,8 @@
 use crate::handle::lock;
 use crate::rendezvous::{Record, Roster};
 use crate::shared::{Command, GroupKey, Shared};
-use crate::{EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
-use gradwire_collectives::{ExchangePlan, GroupConfig, PeerConfig, Request};
+use crate::{EngineConfig, EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
+use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Request, Servers};
 use gradwire_core::{ConnectionConfig, ConnectionId};
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError};
@@ -69,6 +69,16 @@ pub struct PendingGroup {
     shared: Arc<Shared>,
     record: Record,
     ids: ReservedIds,
+    dedicated: Option<DedicatedServers>,
+}
+
+/// Parameter servers that are ranks of their own, numbered behind the workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DedicatedServers {
+    /// So many, at least one. Equal on all ranks.
+    pub count: u32,
+    /// Bytes that the sums in flight on this rank may take, if it is a server.
+    pub buffer_bytes: u64,
 }
 
 impl std::fmt::Debug for PendingGroup {
@@ -81,18 +91,21 @@ impl PendingGroup {
     pub(crate) fn new(
         shared: &Arc<Shared>,
         rank: u32,
-        world_size: u32,
+        (world_size, dedicated): (u32, Option<DedicatedServers>),
         name: &str,
     ) -> Result<Self, EngineError> {
         shared.check_process()?;
+        let servers = dedicated.map_or(0, |servers| servers.count);
+        let ranks = world_size.saturating_add(servers);
         let invalid = EngineError::RankInvalid { rank, world_size };
-        if rank >= world_size || world_size > WORLD_SIZE_MAX {
+        let has_both = world_size > 0 && dedicated.is_none_or(|servers| servers.count > 0);
+        if rank >= ranks || ranks > WORLD_SIZE_MAX || !has_both {
             return Err(invalid);
         }
-        let ids = ReservedIds::draw(shared, rank, world_size).ok_or(invalid)?;
+        let ids = ReservedIds::draw(shared, rank, ranks).ok_or(invalid)?;
         let connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
-        let record = shared.local.record(name, rank, connections);
-        Ok(Self { shared: Arc::clone(shared), record, ids })
+        let record = Record { servers, ..shared.local.record(name, rank, connections) };
+        Ok(Self { shared: Arc::clone(shared), record, ids, dedicated })
     }
 
     /// This rank's record, JSON of a few hundred bytes: format, version, rank, world size, host, addresses, settings.
@@ -112,7 +125,7 @@ impl PendingGroup {
         let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
         let key = GroupKey(self.shared.next_id());
         let shared = Arc::clone(&self.shared);
-        let (rank, world_size) = (self.record.rank, self.record.world_size);
+        let (rank, world_size) = (self.record.rank, self.record.workers());
         let setup = Box::new(self.into_setup(key, &roster)?);
         let (connected, wait) = channel();
         shared.send(Command::Join { setup, connected })?;
@@ -131,20 +144,23 @@ impl PendingGroup {
         let fingerprint = roster.fingerprint();
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
             let connection = self.connection(theirs, roster.datagram_bytes, roster.paths, fingerprint)?;
-            peers.push(PeerConfig { rank: theirs.rank, host: theirs.host.clone(), connection });
+            let host = match theirs.rank.checked_sub(self.record.workers()) {
+                Some(index) => format!("parameter server {index} on {}", theirs.host),
+                None => theirs.host.clone(),
+            };
+            peers.push(PeerConfig { rank: theirs.rank, host, connection });
             candidates.push(self.record.candidates(theirs));
         }
-        let (rank, world_size) = (self.record.rank, self.record.world_size);
+        let (rank, world_size) = (self.record.rank, self.record.workers());
+        let EngineConfig { incast, servers, .. } = self.shared.local.config;
+        let servers = match self.dedicated {
+            Some(DedicatedServers { count, buffer_bytes }) => Servers::Dedicated { count, buffer_bytes },
+            None => servers.map_or(Servers::EVERY_RANK, Servers::Colocated),
+        };
         Ok(GroupSetup {
             key,
             name: self.record.group.clone(),
-            config: GroupConfig {
-                rank,
-                world_size,
-                peers,
-                incast: self.shared.local.config.incast,
-                exchange: ExchangePlan::DEFAULT,
-            },
+            config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
             candidates,
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),
@@ -215,7 +231,7 @@ impl GroupHandle {
         self.rank
     }
 
-    /// Ranks in the group.
+    /// Ranks in the group, dedicated servers left out.
     #[must_use]
     pub fn world_size(&self) -> u32 {
         self.world_size
@@ -252,6 +268,21 @@ impl GroupHandle {
             return true;
         }
         !matches!(wait.recv_timeout(timeout), Err(RecvTimeoutError::Timeout))
+    }
+
+    /// On a dedicated server: waits until every worker has left in good order; `None` when `timeout` passed first. The
+    /// inner error is why the group failed before that.
+    ///
+    /// # Errors
+    /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
+    pub fn wait_for_workers(&self, timeout: Duration) -> Result<Option<Result<(), OpError>>, EngineError> {
+        let (ended, wait) = channel();
+        self.shared.send(Command::AwaitWorkers { group: self.key, ended })?;
+        match wait.recv_timeout(timeout) {
+            Ok(outcome) => Ok(Some(outcome)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.shared.stopped_error()),
+        }
     }
 
     /// Counters of the connection to each peer.

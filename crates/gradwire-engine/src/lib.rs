@@ -32,6 +32,8 @@ pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
 pub use gradwire_collectives as collectives;
 pub use gradwire_core as core;
 pub use gradwire_core::Spray;
-pub use group::{GroupHandle, PendingGroup};
+pub use group::{DedicatedServers, GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
-pub use stats::{AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, TagCounts};
+pub use stats::{
+    AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, ServedStats, TagCounts,
+};

@@ -20,7 +20,9 @@ pub(crate) struct Record {
     pub(crate) protocol: u8,
     pub(crate) group: String,
     pub(crate) rank: u32,
+    /// Ranks, dedicated servers included, and how many of those there are.
     pub(crate) world_size: u32,
+    pub(crate) servers: u32,
     pub(crate) host: String,
     pub(crate) pid: u32,
     /// Tells hosts apart: names and addresses can repeat.
@@ -96,6 +98,7 @@ impl Local {
             group: group.to_owned(),
             rank,
             world_size: connections.len() as u32,
+            servers: 0,
             host: self.place.host.clone(),
             pid: std::process::id(),
             boot_id: self.place.boot_id.clone(),
@@ -119,6 +122,11 @@ impl Local {
 }
 
 impl Record {
+    /// Ranks that call collectives.
+    pub(crate) fn workers(&self) -> u32 {
+        self.world_size - self.servers
+    }
+
     /// Its published form.
     pub(crate) fn to_json(&self) -> String {
         // A struct of numbers, strings and lists always serialises.
@@ -229,6 +237,7 @@ fn compare(theirs: &Record, ours: &Record) -> Result<(), JoinError> {
         let (theirs, ours) = (theirs.world_size, ours.world_size);
         return Err(JoinError::WorldSizeMismatch { rank, theirs, ours });
     }
+    same(rank, "dedicated servers", &theirs.servers, &ours.servers)?;
     same(rank, "eager_bytes", &theirs.eager_bytes, &ours.eager_bytes)?;
     same(rank, "ack_every", &theirs.ack_every, &ours.ack_every)?;
     same(rank, "ack_delay_max in microseconds", &theirs.ack_delay_max_us, &ours.ack_delay_max_us)?;

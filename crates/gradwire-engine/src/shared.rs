@@ -29,6 +29,8 @@ pub(crate) enum Command {
     Submit { group: GroupKey, request: Box<Request>, op: OpHandle, keep_alive: Box<dyn Send> },
     /// Leave a group; answered when nothing more has to be said.
     Leave { group: GroupKey, left: Option<Sender<()>> },
+    /// Answered when every worker has left the group of a dedicated server, or when it has failed. The latest asker counts.
+    AwaitWorkers { group: GroupKey, ended: Sender<Result<(), OpError>> },
     /// Counters of a group.
     GroupStats { group: GroupKey, stats: Sender<Option<GroupStats>> },
     /// Counters of the engine.

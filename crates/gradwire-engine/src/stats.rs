@@ -1,6 +1,6 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
-use gradwire_collectives::AgreedNetwork;
+use gradwire_collectives::{AgreedNetwork, DeliveryReport};
 use gradwire_core::{TagStats, CLASSES_MAX};
 use serde::Serialize;
 
@@ -75,6 +75,8 @@ pub struct GroupStats {
     pub datagram_bytes: usize,
     /// What all ranks know alike about the network; `None` until they have exchanged what they measured.
     pub agreed: Option<AgreedStats>,
+    /// What this rank did as a dedicated parameter server; zero on every other rank.
+    pub served: ServedStats,
     /// Each other rank.
     pub peers: Vec<PeerStats>,
 }
@@ -96,6 +98,34 @@ impl From<AgreedNetwork> for AgreedStats {
     fn from(network: AgreedNetwork) -> Self {
         let AgreedNetwork { rtt, rate, packet_loss, loss, .. } = network;
         Self { rtt_us: rtt.as_secs_f64() * 1e6, rate, packet_loss, loss }
+    }
+}
+
+/// What a dedicated parameter server did in one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ServedStats {
+    /// Reductions that it has ended its part of.
+    pub calls: u64,
+    /// Elements of the contributions of all workers that were expected.
+    pub elems_expected: u64,
+    /// Elements of them that arrived before their contract closed.
+    pub elems_received: u64,
+    /// Payload bytes received, duplicates left out.
+    pub bytes_received: u64,
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Payload bytes sent again.
+    pub bytes_retransmitted: u64,
+}
+
+impl ServedStats {
+    pub(crate) fn add(&mut self, report: &DeliveryReport) {
+        self.calls += 1;
+        self.elems_expected += report.peers.iter().map(|peer| peer.elems_expected).sum::<u64>();
+        self.elems_received += report.peers.iter().map(|peer| peer.elems_received).sum::<u64>();
+        self.bytes_received += report.bytes_received;
+        self.bytes_sent += report.bytes_sent;
+        self.bytes_retransmitted += report.bytes_retransmitted;
     }
 }
 

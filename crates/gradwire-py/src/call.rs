@@ -53,6 +53,13 @@ pub(crate) struct Call {
     important: Option<Vec<bool>>,
 }
 
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::Auto,
+    Algorithm::Ring,
+    Algorithm::Transpose,
+    Algorithm::HalvingDoubling,
+    Algorithm::ParameterServer,
+];
 /// Priority of a call that names none: hooks may go before and after it.
 const PRIORITY_DEFAULT: u8 = 128;
 
@@ -123,7 +130,7 @@ unsafe fn view((address, bytes): Memory) -> View {
 }
 
 fn algorithm(code: u8) -> Result<Algorithm, String> {
-    [Algorithm::Auto, Algorithm::Ring, Algorithm::Transpose, Algorithm::HalvingDoubling]
+    ALGORITHMS
         .into_iter()
         .find(|algorithm| *algorithm as u8 == code)
         .ok_or_else(|| format!("there is no algorithm {code}"))

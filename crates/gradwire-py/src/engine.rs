@@ -1,11 +1,12 @@
 //! `Engine`, `PendingGroup` and `Group`: the process's socket and its groups.
 
 use crate::call::Call;
-use crate::errors::{config_error, engine_error, invalid_request, join_error};
+use crate::errors::{config_error, engine_error, invalid_request, join_error, op_error};
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
-    ChaosConfig, Completions, Engine, EngineConfig, GroupHandle, Offload, PendingGroup, Spray,
+    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, Offload, PendingGroup,
+    Spray,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -41,6 +42,21 @@ impl NativeEngine {
     ) -> PyResult<NativePendingGroup> {
         let pending = self.engine.new_group(rank, world_size, name).map_err(|e| engine_error(py, &e))?;
         Ok(NativePendingGroup(Mutex::new(Some(pending))))
+    }
+
+    /// The same with dedicated parameter servers behind the workers; each may hold `buffer_bytes` of sums.
+    fn new_served_group(
+        &self,
+        py: Python<'_>,
+        rank: u32,
+        world_size: u32,
+        servers: (u32, u64),
+        name: &str,
+    ) -> PyResult<NativePendingGroup> {
+        let (count, buffer_bytes) = servers;
+        let servers = DedicatedServers { count, buffer_bytes };
+        let pending = self.engine.new_served_group(rank, world_size, servers, name);
+        pending.map(|pending| NativePendingGroup(Mutex::new(Some(pending)))).map_err(|e| engine_error(py, &e))
     }
 
     /// The bound port.
@@ -134,6 +150,17 @@ impl NativeGroup {
         py.detach(|| self.0.leave(timeout))
     }
 
+    /// Blocks without the GIL until every worker has left a dedicated server's group; raises why the group failed before.
+    fn wait_for_workers(&self, py: Python<'_>) -> PyResult<()> {
+        loop {
+            let ended = py.detach(|| self.0.wait_for_workers(SIGNAL_INTERVAL * 5));
+            match ended.map_err(|e| engine_error(py, &e))? {
+                Some(outcome) => return outcome.map_err(|e| op_error(py, &e)),
+                None => py.check_signals()?,
+            }
+        }
+    }
+
     /// Counters of the connection to each peer.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = py.detach(|| self.0.stats()).map_err(|e| engine_error(py, &e))?;
@@ -171,6 +198,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
         "paths" => config.paths = value.extract()?,
+        "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,
         "spray" => config.spray = spray(value)?,
         "chaos" => config.chaos = chaos(value)?,

@@ -133,6 +133,14 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("cause", cause)?;
                 "AbortedError"
             }
+            OpError::ServerMemory { rank, host, during, needed, bytes_max } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("host", host)?;
+                fields.set_item("during", during)?;
+                fields.set_item("needed_bytes", needed)?;
+                fields.set_item("allowed_bytes", bytes_max)?;
+                "ServerMemoryError"
+            }
             OpError::ShutDown(during) => {
                 fields.set_item("during", during)?;
                 "ShutDownError"

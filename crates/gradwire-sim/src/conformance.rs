@@ -83,6 +83,7 @@ fn algorithm(word: &str) -> Result<Algorithm, String> {
         "auto" => Ok(Algorithm::Auto),
         "ring" => Ok(Algorithm::Ring),
         "transpose" => Ok(Algorithm::Transpose),
+        "servers" => Ok(Algorithm::ParameterServer),
         "halving" => Ok(Algorithm::HalvingDoubling),
         other => Err(format!("unknown schedule {other:?}")),
     }

@@ -52,6 +52,11 @@ pub(crate) struct Rank {
     /// Every peer has answered.
     pub(crate) connected: bool,
     pub(crate) crashed: bool,
+    /// The group on it has failed.
+    pub(crate) has_failed: bool,
+    /// What it did as a dedicated server, and whether all others have left it.
+    pub(crate) served: Vec<DeliveryReport>,
+    pub(crate) deserted: bool,
     /// Reasons for which it stands still.
     pub(crate) stops: u32,
     pub(crate) clock: Clock,
@@ -71,10 +76,14 @@ impl Rank {
         Self {
             group: Group::new(group_config(scenario, rank), clock.local(Timestamp::ZERO)),
             runs: scenario.ops.iter().map(|_| None).collect(),
-            next_op: 0,
+            // A dedicated server calls nothing.
+            next_op: if rank < scenario.world_size { 0 } else { scenario.ops.len() },
             in_flight: Vec::new(),
             connected: false,
             crashed: false,
+            has_failed: false,
+            served: Vec::new(),
+            deserted: false,
             stops: 0,
             clock,
             socket: VecDeque::new(),
@@ -250,7 +259,7 @@ impl TransmitSink for Outbox {
 }
 
 fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
-    let peers = (0..scenario.world_size).filter(|peer| *peer != rank);
+    let peers = (0..scenario.ranks()).filter(|peer| *peer != rank);
     GroupConfig {
         rank: rank as u32,
         world_size: scenario.world_size as u32,
@@ -263,13 +272,14 @@ fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
             .collect(),
         incast: scenario.host.incast,
         exchange: scenario.host.exchange,
+        servers: scenario.host.servers,
     }
 }
 
 fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> ConnectionConfig {
     let host = &scenario.host;
     let id = |receiver: usize, sender: usize| {
-        let value = (receiver * scenario.world_size + sender) as u32 + 1;
+        let value = (receiver * scenario.ranks() + sender) as u32 + 1;
         ConnectionId::new(value).expect("at most 64 pairs fit 24 bits")
     };
     ConnectionConfig {
@@ -282,8 +292,8 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
         ack_delay_max: host.ack_delay_max,
         controller: host.controller,
         initial_rate: host.initial_rate,
-        incast: (scenario.world_size as u32 - 1).max(1),
-        receive_buffer_bytes: host.socket_bytes / (scenario.world_size as u64 - 1).max(1),
+        incast: (scenario.ranks() as u32 - 1).max(1),
+        receive_buffer_bytes: host.socket_bytes / (scenario.ranks() as u64 - 1).max(1),
         peer_timeout: host.peer_timeout,
         paths: host.paths,
         spray: scenario.sabotage.spray(host.spray),

@@ -9,6 +9,12 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Violation {
+    /// A dedicated server did not notice that every worker has left.
+    #[error("every worker has left, and the server on rank {rank} has not noticed")]
+    ServerStays {
+        /// Which.
+        rank: usize,
+    },
     /// An exact collective gave the wrong value.
     #[error("op {op}, rank {rank}, element {elem}: expected {expected}, got {got}")]
     WrongElement {

@@ -78,12 +78,13 @@ const REDUCTIONS: [ReduceOp; 9] = [
 ];
 
 /// Every reduction of every dtype that has it, each by one of the collectives and schedules that reduce: by all of them
-/// in five world sizes that follow each other.
+/// in six world sizes that follow each other.
 fn every_reduction(world_size: usize) -> Vec<OpPlan> {
     let kinds = [
         OpKind::AllReduce(Algorithm::Ring),
         OpKind::AllReduce(Algorithm::Transpose),
         OpKind::AllReduce(Algorithm::HalvingDoubling),
+        OpKind::AllReduce(Algorithm::ParameterServer),
         OpKind::ReduceScatter,
         OpKind::Reduce(world_size / 2),
     ];
@@ -92,7 +93,7 @@ fn every_reduction(world_size: usize) -> Vec<OpPlan> {
     let pairs = Dtype::ALL.into_iter().flat_map(of).enumerate();
     let plan = |(index, (dtype, reduce)): (usize, (Dtype, ReduceOp))| {
         let kind = kinds[(index + world_size) % kinds.len()];
-        let in_place = matches!(kind, OpKind::AllReduce(_)) && (index / 5 + world_size / 5) % 2 == 0;
+        let in_place = matches!(kind, OpKind::AllReduce(_)) && (index / 6 + world_size / 6) % 2 == 0;
         OpPlan { kind, dtype, elems: 1 + index * 7 % 90, reduce, in_place, ..all_reduce(Algorithm::Auto, 0) }
     };
     pairs.map(plan).collect()

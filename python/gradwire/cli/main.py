@@ -8,7 +8,7 @@ import click
 
 from gradwire import __version__
 
-_COMMANDS = {"demo": "gradwire.cli.demo"}
+_COMMANDS = {"demo": "gradwire.cli.demo", "serve": "gradwire.cli.serve"}
 
 
 class _LazyGroup(click.Group):

@@ -33,6 +33,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _rendezvous,
     _residuals,
     _runtime,
+    _serving,
     _steps,
     _tags,
     _tolerant,
@@ -90,7 +91,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _steps, _tags,
+    _completer, _drift, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _serving, _steps,
+    _tags,
     _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))

@@ -6,6 +6,7 @@ process group to torch. Older versions only let Python subclass the whole `Proce
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from datetime import timedelta
 from typing import Any
@@ -33,6 +34,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
     """
     del backend_options
     place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout)
+    if not dist.is_initialized():
+        place = dataclasses.replace(place, is_default=True)
     return connect(options.store, place)
 
 

@@ -3,6 +3,9 @@
 No port or server but the Store that torch has anyway. A rank that cannot start publishes why, so that the others do not
 wait for their timeout to learn it.
 
+A default group with dedicated parameter servers meets below `gradwire-served` of the Store that lies under all prefixes,
+because the server processes know no prefix of torch's; they are numbered behind the workers.
+
 Keys, below the prefix that torch gives each group: `gradwire/rounds/<rank>` counts how often a rank has formed a group on
 this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record;
 `gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all.
@@ -11,20 +14,28 @@ this Store (a destroyed group may be formed again under the same name); `gradwir
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from gradwire import _native
 from gradwire.config import Config, settings
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError, SettingsMismatchError, WorldSizeError
-from gradwire.torch._runtime import Runtime, runtime
+from gradwire.torch._runtime import Runtime, configuration, runtime
+
+logger = logging.getLogger("gradwire")
 
 # Longest single wait on the Store: between two, a missing rank's neighbours are looked at and Ctrl-C is answered.
 POLL_S = 1.0
+# Below this dedicated servers and their workers meet.
+SERVED = "gradwire-served"
 # Stores count in whole milliseconds, and 0 means for ever.
 POLL_MIN_S = 0.01
 
@@ -38,12 +49,36 @@ class Place:
         world_size: ranks in the group.
         name: of the group, unique in this process.
         timeout: of the group; longest wait for ranks to appear.
+        is_default: the group of all ranks, which dedicated servers serve.
     """
 
     rank: int
     world_size: int
     name: str
     timeout: timedelta
+    is_default: bool = False
+
+
+@dataclass(frozen=True)
+class Served:
+    """A group with dedicated parameter servers behind its workers.
+
+    Attributes:
+        rank: of this process: of a worker in the group, of server j `workers + j`.
+        workers: ranks of the group.
+        servers: so many.
+        memory_bytes: that the sums in flight on this process may take, if it is a server.
+    """
+
+    rank: int
+    workers: int
+    servers: int
+    memory_bytes: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Workers and servers."""
+        return self.workers + self.servers
 
 
 def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
@@ -61,13 +96,80 @@ def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
         GradwireError: this rank could not start.
     """
     rank, timeout_s = place.rank, place.timeout.total_seconds()
+    servers = _dedicated_servers(place)
+    if servers:
+        return form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s)
     round_number = store.add(f"gradwire/rounds/{rank}", 1)
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
+    return _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), {}, timeout_s)
+
+
+def form_served_group(
+    store: Any, served: Served, timeout_s: float, round_number: int | None = None
+) -> tuple[Runtime, _native.Group]:
+    """The same for a group with dedicated parameter servers: all workers and all servers call it.
+
+    Args:
+        store: under all prefixes.
+        served: this process.
+        timeout_s: longest wait for workers and servers to appear.
+        round_number: of a server, which found it before it knew its own rank.
+    """
+    rank, workers = served.rank, served.workers
+    number = store.add(f"{SERVED}/rounds/{rank}", 1) if round_number is None else round_number
+    board = _Board(store, f"{SERVED}/{number}", rank, served.ranks)
+    asked = (served.servers, served.memory_bytes)
+    return _form(
+        board,
+        lambda owner: owner.engine.new_served_group(rank, workers, asked, SERVED),
+        {"workers": workers},
+        timeout_s,
+    )
+
+
+def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
+    """What worker 0 has published, and the number of the round, for server `index`, which takes its settings from there.
+
+    Raises:
+        MissingRankError: it did not appear in time.
+        RendezvousError: it could not start.
+    """
+    number = store.add(f"{SERVED}/rounds/server-{index}", 1)
+    board = _Board(store, f"{SERVED}/{number}", 0, 0)
+    entry = board.first(timeout_s)
+    if "error" in entry:
+        raise RendezvousError(f"worker 0 on {entry['host']} could not start: {entry['error']}", rank=0)
+    return number, entry
+
+
+def root_of(store: Any) -> Any:
+    """The Store under all prefixes."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _dedicated_servers(place: Place) -> int:
+    """Servers of a group; 0 also where the configuration is wrong, which is reported when the engine starts."""
+    try:
+        servers = configuration().dedicated_servers()
+    except GradwireError:
+        return 0
+    if servers and not place.is_default:
+        logger.info("group %s: parameter servers are its own ranks; dedicated ones serve the default group", place.name)
+        return 0
+    return servers
+
+
+def _form(
+    board: _Board, prepare: Callable[[Runtime], _native.PendingGroup], more: dict[str, Any], timeout_s: float
+) -> tuple[Runtime, _native.Group]:
+    rank = board.rank
     try:
         owner = runtime()
         owner.check_process()
-        pending = owner.engine.new_group(rank, place.world_size, place.name)
-        board.publish({"record": pending.record(), "settings": _group_settings(owner.config)})
+        pending = prepare(owner)
+        board.publish({"record": pending.record(), "settings": _group_settings(owner.config), **more})
     except GradwireError as error:
         board.publish({"error": f"{type(error).__name__}: {error}"})
         raise
@@ -89,18 +191,18 @@ class _Board:
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
         self._store = store
         self._prefix = prefix
-        self._rank = rank
+        self.rank = rank
         self._world_size = world_size
 
     def publish(self, entry: dict[str, Any]) -> None:
         entry = {
             **entry,
-            "rank": self._rank,
+            "rank": self.rank,
             "world_size": self._world_size,
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
-        self._store.set(self._key(self._rank), json.dumps(entry))
+        self._store.set(self._key(self.rank), json.dumps(entry))
 
     def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
@@ -113,6 +215,14 @@ class _Board:
             if not here:
                 self._wait_for(missing, end, timeout_s)
         return entries
+
+    def first(self, timeout_s: float) -> dict[str, Any]:
+        """The entry of rank 0, unchecked."""
+        end = time.monotonic() + timeout_s
+        while not self._store.check([self._key(0)]):
+            self._wait_for([0], end, timeout_s)
+        entry: dict[str, Any] = json.loads(self._store.get(self._key(0)))
+        return entry
 
     def confirm(self, timeout_s: float) -> None:
         """Waits until every rank has reached all others, so that no collective meets a group that is half formed."""
@@ -130,14 +240,14 @@ class _Board:
 
     def conclude(self, error: str) -> None:
         """Says how the group's formation ended; the first word counts."""
-        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self._rank, "error": error}))
+        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self.rank, "error": error}))
 
     def _wait_for(self, missing: list[int], end: float, timeout_s: float) -> None:
         left = end - time.monotonic()
         if left <= 0:
             raise MissingRankError(
                 f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
-                f"(this is rank {self._rank} on {socket.gethostname()})",
+                f"(this is rank {self.rank} on {socket.gethostname()})",
                 ranks=missing,
                 waited_s=timeout_s,
             )
@@ -156,7 +266,7 @@ class _Board:
         if entry["world_size"] != self._world_size:
             raise WorldSizeError(
                 f"rank {rank} on {entry['host']} was started with world size {entry['world_size']}, "
-                f"rank {self._rank} with {self._world_size}",
+                f"rank {self.rank} with {self._world_size}",
                 rank=rank,
                 theirs=entry["world_size"],
                 ours=self._world_size,

@@ -97,6 +97,16 @@ def runtime() -> Runtime:
         return _process.runtime
 
 
+def configuration() -> Config:
+    """The process's configuration, whether its runtime was started or not.
+
+    Raises:
+        ConfigError: a setting or `GRADWIRE_*` variable is wrong.
+    """
+    owner = _process.runtime
+    return Config.from_env(_process.config) if owner is None else owner.config
+
+
 def current() -> Runtime | None:
     """The process's runtime, if it was started."""
     return _process.runtime
@@ -127,6 +137,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "offload": config.offload == "auto",
         "paths": config.paths,
         "incast": config.incast,
+        "servers": None if config.dedicated_servers() else config.servers,
         "spray": config.spray,
         "chaos": None if faults is None else faults.numbers(),
     }

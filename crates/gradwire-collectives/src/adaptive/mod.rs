@@ -8,6 +8,7 @@ mod ultima;
 
 use crate::policy::{DeadlineRule, Link, Policy};
 use crate::schedules::Stage;
+use crate::settings::CallSettings;
 use gradwire_core::{CloseReason, Receipt};
 use std::time::Duration;
 
@@ -44,6 +45,19 @@ impl Adaptive {
     /// the answer depends on nothing but the order and sizes of the calls.
     pub(crate) fn begins(&mut self, policy: &Policy, bytes: usize) -> bool {
         warm_up_of(policy).is_some_and(|warm_up| self.timeout.begins(bytes, warm_up))
+    }
+
+    /// A server takes part in a reduction that `warms_up` or does not, as its workers say. They also say what
+    /// they allow for a stage, in case that this server has seen none of the rounds from which it is learned.
+    pub(crate) fn follows(&mut self, settings: &CallSettings, bytes: usize) {
+        if let Some((_, percentile)) = warm_up_of(&settings.policy) {
+            self.timeout.follows(bytes, settings.warms_up, percentile, settings.stage_limit);
+        }
+    }
+
+    /// What a stage may take under `policy`, once that has been learned.
+    pub(crate) fn stage_limit(&self, policy: &Policy) -> Option<Duration> {
+        warm_up_of(policy).and_then(|_| self.timeout.limit())
     }
 
     /// Thresholds for a transfer over `link` from `peer`, part of a reduction of `bytes` bytes. `others`: the links from

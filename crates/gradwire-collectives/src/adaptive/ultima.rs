@@ -118,6 +118,23 @@ impl AdaptiveTimeout {
         warms_up
     }
 
+    /// A server's round: others have decided whether it warms up. What is not has a limit, if need be theirs.
+    pub(super) fn follows(
+        &mut self,
+        bytes: usize,
+        warms_up: bool,
+        percentile: f32,
+        theirs: Option<Duration>,
+    ) {
+        if bytes > self.largest {
+            (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
+            self.times.clear();
+        }
+        if !warms_up && self.limit.is_none() {
+            self.limit = self::percentile(&mut self.times, percentile).or(theirs);
+        }
+    }
+
     /// t_B; `None` until the warm-up is over.
     pub(super) fn limit(&self) -> Option<Duration> {
         self.limit

@@ -7,8 +7,9 @@ use crate::peer::{Peer, PointToPoint};
 use crate::policy::Link;
 use crate::position::PositionRecord;
 use crate::schedules::{Loss, Post};
+use crate::settings::CallSettings;
 use crate::validate::validate;
-use crate::{rotation, OpError, Request};
+use crate::{rotation, OpError, ReduceOp, Request};
 use gradwire_core::{
     Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
@@ -16,15 +17,28 @@ use gradwire_core::{
 use std::ops::Range;
 
 /// Hands payload to the collective that it belongs to.
-pub(super) fn deliver(rank: u32, traffic: &PointToPoint, ops: &mut Ops, payload: &Payload<'_>) {
-    let key = key_of(ops, &traffic.receiving, payload.transfer);
+pub(super) fn deliver(
+    (rank, serves): (u32, bool),
+    traffic: &PointToPoint,
+    ops: &mut Ops,
+    payload: &Payload<'_>,
+) {
+    let key = key_of(ops, (&traffic.receiving, serves), payload.transfer);
     if let Some(op) = key.and_then(|key| ops.at(key)) {
         op.on_payload(rank, payload.transfer, payload.offset as usize, payload.weight, payload.bytes);
     }
 }
 
-/// Where the operation of `transfer` is kept; `listed` are the point-to-point transfers in its direction.
-pub(super) fn key_of(ops: &Ops, listed: &[(TransferId, Key)], transfer: TransferId) -> Option<Key> {
+/// Where the operation of `transfer` is kept; `listed` are the point-to-point transfers in its direction, `serves` says
+/// whether the peer is a server, with numbers of its own.
+pub(super) fn key_of(
+    ops: &Ops,
+    (listed, serves): (&[(TransferId, Key)], bool),
+    transfer: TransferId,
+) -> Option<Key> {
+    if serves {
+        return ops.key_of_served(transfer.op());
+    }
     if !transfer.is_point_to_point() {
         return ops.key_of(transfer.op());
     }
@@ -39,6 +53,9 @@ impl Group {
         }
         if self.is_leaving {
             return Some(OpError::ShutDown("nothing: it was called after the group was left".to_owned()));
+        }
+        if self.is_server() {
+            return Some(OpError::Invalid("a parameter server calls nothing".to_owned()));
         }
         validate(request, self.rank, self.world_size).err().map(OpError::Invalid)
     }
@@ -56,6 +73,7 @@ impl Group {
             let place = self.place(sequence);
             let (algorithm, choice) = self.chooser.choose(&request, place, agreed);
             let name = Name { id, submitted, point_to_point: None, rotation };
+            let settings = self.settings_of(&request, warms_up);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
             op.note_choice(choice);
@@ -68,6 +86,10 @@ impl Group {
                     self.agreement.begin(sequence, connections);
                 }
             }
+            if self.servers.are_dedicated() && op.call.is_over_servers() {
+                (op.served, op.settings) = (Some(self.next_served), settings.encode());
+                self.next_served += 1;
+            }
             self.history.record(sequence, op.call.encode());
             self.next_start = sequence + 1;
             let key = self.ops.insert_collective(Box::new(op));
@@ -78,6 +100,15 @@ impl Group {
             self.begin(now, key);
         }
         self.check_starved(now);
+    }
+
+    fn settings_of(&self, request: &Request, warms_up: bool) -> CallSettings {
+        let factor = match request.reduce {
+            ReduceOp::PremulSum(factor) => factor,
+            _ => 1.0,
+        };
+        let stage_limit = self.adaptive.stage_limit(&request.policy);
+        CallSettings { policy: request.policy, factor, warms_up, stage_limit }
     }
 
     /// Whether the next collective has room in flight and knows its deadlines.
@@ -123,8 +154,11 @@ impl Group {
             op.finish(&mut self.pool);
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
             self.agreement.on_stages(op.senders, op.stages());
-            let (op, outcome) = (op.id, Ok(op.report(now)));
-            self.events.push_back(GroupEvent::Done { op, outcome });
+            let (op, report) = (op.id, op.report(now));
+            self.events.push_back(match self.serving {
+                Some(_) => GroupEvent::Served(report),
+                None => GroupEvent::Done { op, outcome: Ok(report) },
+            });
         }
         let exchanged = (op.is_exchange() && op.is_result_ready()).then(|| op.sequence());
         if is_complete {
@@ -169,7 +203,7 @@ impl Group {
             _ => (Reliability::Exact, 0),
         };
         let request = SendTransfer {
-            transfer: op.transfer(index),
+            transfer: op.transfer(index, self.peers[slot].serves),
             bytes: bytes as u64,
             descriptor: op.call.for_pair(bytes).encode(),
             reliability,
@@ -191,7 +225,7 @@ impl Group {
         let Self { peers, ops, .. } = self;
         let (Some(op), peer) = (ops.at(key), &mut peers[slot]) else { return Ok(()) };
         let request = ReceiveTransfer {
-            transfer: op.transfer(index),
+            transfer: op.transfer(index, peer.serves),
             bytes: bytes as u64,
             descriptor: op.call.for_pair(bytes).encode(),
             contract,
@@ -199,7 +233,7 @@ impl Group {
         };
         peer.connection.receive(now, request)?;
         while let Some(payload) = peer.connection.poll_payload(now) {
-            deliver(peer.rank, &peer.traffic, ops, &payload);
+            deliver((peer.rank, peer.serves), &peer.traffic, ops, &payload);
         }
         Ok(())
     }
@@ -230,12 +264,13 @@ impl Group {
     }
 
     fn on_event(&mut self, now: Timestamp, slot: usize, event: Event) {
-        let rank = self.peers[slot].rank;
+        let Peer { rank, serves, .. } = self.peers[slot];
         match event {
             Event::Connected { .. } => self.on_connected(slot),
             Event::Offered { transfer, opening } => self.on_offered(now, slot, transfer, &opening),
             Event::Received(receipt) => {
-                let key = key_of(&self.ops, &self.peers[slot].traffic.receiving, receipt.transfer);
+                let key = key_of(&self.ops, (&self.peers[slot].traffic.receiving, serves), receipt.transfer);
+                self.learn_settings(rank, key, &receipt);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
                     self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                     if op.may_lose(rank, receipt.transfer) {
@@ -245,7 +280,7 @@ impl Group {
                 self.advance(now, key, |op, posts| op.on_received(rank, &receipt, posts));
             }
             Event::Sent(receipt) => {
-                let key = key_of(&self.ops, &self.peers[slot].traffic.sending, receipt.transfer);
+                let key = key_of(&self.ops, (&self.peers[slot].traffic.sending, serves), receipt.transfer);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
                     if let Some(stage) = op.stage_of_send(rank, receipt.transfer) {
                         let about = (stage, op.bytes());
@@ -288,12 +323,15 @@ impl Group {
 
     /// Forgets an operation that is over.
     fn end(&mut self, now: Timestamp, key: Key) {
-        let Some(op) = self.ops.take(key) else { return };
+        let Some(mut op) = self.ops.take(key) else { return };
         let was_collective = op.is_collective();
+        let buffer = op.take_buffer();
         op.release(&mut self.pool);
         if was_collective {
+            self.take_back(buffer);
             self.retire_collectives(now);
             self.start_queued(now);
+            self.start_offered(now);
         } else {
             self.retire_point_to_point(key);
         }
@@ -306,9 +344,17 @@ impl Group {
         while self.oldest < self.next_start && self.ops.key_of(self.oldest as u32 & 0xFFFF).is_none() {
             self.oldest += 1;
         }
+        while self.oldest_served < self.next_served
+            && self.ops.key_of_served(self.oldest_served as u32 & 0xFFFF).is_none()
+        {
+            self.oldest_served += 1;
+        }
         if self.oldest != before {
             let below = TransferId::collective(self.oldest as u32, 0);
-            self.peers.iter_mut().for_each(|peer| peer.connection.retire(below));
+            let below_served = TransferId::collective(self.oldest_served as u32, 0);
+            for peer in &mut self.peers {
+                peer.connection.retire(if peer.serves { below_served } else { below });
+            }
             self.update_position(now);
         }
     }

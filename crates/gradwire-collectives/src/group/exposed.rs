@@ -1,6 +1,6 @@
 //! What is exposed to loss: asked for by fault injection, which may cut off only what a contract can do without.
 
-use super::Group;
+use super::{drive, Group};
 use crate::call::Call;
 use gradwire_core::wire::{Header, Opening};
 
@@ -12,7 +12,9 @@ impl Group {
         if transfer.is_point_to_point() {
             return None;
         }
-        let op = self.ops.key_of(transfer.op()).and_then(|key| self.ops.at(key));
+        let serves = self.slot_of(peer).is_some_and(|slot| self.peers[slot].serves);
+        let key = drive::key_of(&self.ops, (&[], serves), transfer);
+        let op = key.and_then(|key| self.ops.at(key));
         if let Some(known) = op.and_then(|op| op.lossy_receive(peer, transfer)) {
             return known;
         }

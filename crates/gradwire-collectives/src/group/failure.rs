@@ -32,7 +32,8 @@ impl Group {
         ended.sort_unstable();
         self.next_deadline = None;
         self.events.push_back(GroupEvent::Failed(error.clone()));
-        for op in ended {
+        let is_server = self.is_server();
+        for op in ended.into_iter().filter(|_| !is_server) {
             self.events.push_back(GroupEvent::Done { op, outcome: Err(error.clone()) });
         }
         self.failed = Some(error);
@@ -62,14 +63,14 @@ impl Group {
         sequence: u64,
         (ours, theirs): (Descriptor, Descriptor),
     ) {
-        let peer = self.peers[slot].rank;
+        let (peer, caller) = (self.peers[slot].rank, self.caller_of(sequence));
         let record = AbortRecord {
-            ranks: [self.rank, peer],
+            ranks: [caller, peer],
             calls: [ours, theirs],
             sequence,
             ..AbortRecord::about(Cause::Mismatch, self.rank, peer)
         };
-        let error = mismatch(sequence, (self.rank, &ours), (peer, &theirs));
+        let error = mismatch(sequence, (caller, &ours), (peer, &theirs));
         self.fail(now, OpError::Mismatch(Box::new(error)), &record);
     }
 
@@ -101,6 +102,7 @@ impl Group {
             return self.fail_left(now, slot);
         }
         self.check_starved(now);
+        self.on_worker_left();
     }
 
     /// A call that waits for the end of an exchange waits in vain when a peer has left without saying its word. It needs
@@ -229,7 +231,12 @@ impl Group {
     /// Compares where a peer last said it was with what this rank called there. Finds what no transfer can show: two
     /// ranks that both wait for the other.
     pub(super) fn check_position(&mut self, now: Timestamp, slot: usize) {
-        let Some(PositionRecord { sequence, call: Some(theirs) }) = self.peers[slot].position else { return };
+        let peer = &self.peers[slot];
+        let Some(PositionRecord { sequence, call: Some(theirs) }) = peer.position else { return };
+        // A server's calls have other numbers, and the transfers of each are compared anyway.
+        if self.is_server() || peer.serves {
+            return;
+        }
         if let Some(ours) = self.history.at(sequence) {
             self.compare(now, slot, sequence, (ours, theirs));
         }
@@ -241,6 +248,13 @@ impl Group {
             let number = u64::from(transfer.0 & (TransferId::POINT_TO_POINT - 1));
             debug_assert!(slot < self.peers.len());
             return number;
+        }
+        if self.peers[slot].serves {
+            let op = self
+                .ops
+                .iter()
+                .find(|op| op.served.is_some_and(|number| number & 0xFFFF == u64::from(transfer.op())));
+            return op.map_or(u64::from(transfer.op()), Op::sequence);
         }
         self.history.at_op(transfer.op()).map_or(u64::from(transfer.op()), |(sequence, _)| sequence)
     }

@@ -34,6 +34,15 @@ impl Group {
             self.peers[slot].traffic.on_offer(transfer, *opening, self.offers);
             return self.match_receives(now);
         }
+        if self.is_server() {
+            return self.on_call_offered(now, slot, transfer, opening);
+        }
+        if self.peers[slot].serves {
+            let key = self.ops.key_of_served(transfer.op());
+            let Some(op) = key.and_then(|key| self.ops.at(key)) else { return };
+            let (sequence, ours) = (op.sequence(), op.call.encode());
+            return self.compare(now, slot, sequence, (ours, opening.descriptor));
+        }
         // Something that this rank will never ask for, if it has called something else there.
         let Some((sequence, ours)) = self.history.at_op(transfer.op()) else { return };
         self.compare(now, slot, sequence, (ours, opening.descriptor));

@@ -7,8 +7,9 @@ const WORLD_SIZE: u32 = 6;
 
 fn group(incast: Option<u32>) -> Group {
     let peers = (1..WORLD_SIZE).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
-    let exchange = ExchangePlan::DEFAULT;
-    Group::new(GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast, exchange }, Timestamp::ZERO)
+    let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::default());
+    let config = GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast, exchange, servers };
+    Group::new(config, Timestamp::ZERO)
 }
 
 fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {

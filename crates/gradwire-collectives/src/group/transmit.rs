@@ -59,7 +59,7 @@ fn push_payload(
     sink: &mut dyn TransmitSink,
 ) {
     let Transmit { mut header, mark, opening, .. } = transmit;
-    let key = drive::key_of(ops, &peer.traffic.sending, header.transfer);
+    let key = drive::key_of(ops, (&peer.traffic.sending, peer.serves), header.transfer);
     let Some(op) = key.and_then(|key| ops.at(key)) else {
         return debug_assert!(false, "{:?} is sent to {} after its end", header.transfer, peer.rank);
     };

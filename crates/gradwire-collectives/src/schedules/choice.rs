@@ -130,7 +130,7 @@ const SIZES_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, ReduceOp, Tags, View};
+    use crate::{Dtype, ReduceOp, Servers, Tags, View};
     use std::time::Duration;
 
     fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
@@ -151,7 +151,14 @@ mod tests {
     }
 
     fn place(world_size: u32) -> Place {
-        Place { rank: 0, world_size, sequence: 0, chunk_bytes: 1408, incast: world_size - 1 }
+        Place {
+            rank: 0,
+            world_size,
+            sequence: 0,
+            chunk_bytes: 1408,
+            incast: world_size - 1,
+            servers: Servers::EVERY_RANK,
+        }
     }
 
     fn network(rtt_ms: u64, loss: f32) -> Option<AgreedNetwork> {

@@ -10,13 +10,15 @@ mod cost;
 mod direct;
 mod halving;
 mod ring;
+mod server;
 mod transpose;
 
 pub(crate) use choice::Chooser;
 
+use crate::call::Call;
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
-use crate::{Algorithm, Collective, Request};
+use crate::{Algorithm, Collective, Request, Servers};
 use std::ops::Range;
 
 /// This rank's place in the collective.
@@ -28,6 +30,8 @@ pub(crate) struct Place {
     pub(crate) chunk_bytes: usize,
     /// Most senders that share a receiver in a transpose: ULTIMA's I, 1 to `world_size - 1`.
     pub(crate) incast: u32,
+    /// Who reduces in an all-reduce over parameter servers.
+    pub(crate) servers: Servers,
 }
 
 impl Place {
@@ -35,6 +39,24 @@ impl Place {
     /// all at once.
     fn after(&self, distance: u32) -> u32 {
         (self.rank + distance) % self.world_size
+    }
+
+    /// Ranks of the connections: dedicated servers are numbered behind the others.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.servers.ranks(self.world_size)
+    }
+
+    /// Parameter servers of the group.
+    fn server_count(&self) -> u32 {
+        self.servers.count(self.world_size)
+    }
+
+    /// Shards that `algorithm` cuts a bucket into.
+    pub(crate) fn shards(&self, algorithm: Algorithm) -> usize {
+        match algorithm {
+            Algorithm::ParameterServer => self.server_count() as usize,
+            _ => self.world_size as usize,
+        }
     }
 
     /// Every other rank, the next one first.
@@ -70,6 +92,8 @@ pub(crate) enum Target {
     Add { at: usize, chunk: usize },
     /// Added at this byte of the output, all of which is the accumulator. Nothing may be missing, so nothing is counted.
     Sum { at: usize },
+    /// To what a server is told about the call.
+    Settings,
 }
 
 /// A transfer to post.
@@ -104,8 +128,11 @@ pub(crate) trait Schedule: std::fmt::Debug + Send {
 /// So many ranks send to one receiver at once while this collective runs.
 pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Place) -> u32 {
     match collective {
-        Collective::AllReduce { .. } if algorithm != Algorithm::Transpose => 1,
-        Collective::AllReduce { .. } => place.incast,
+        Collective::AllReduce { .. } => match algorithm {
+            Algorithm::Transpose => place.incast,
+            Algorithm::ParameterServer => place.servers.senders(place.world_size),
+            _ => 1,
+        },
         Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
         Collective::Send { .. } | Collective::Receive { .. } => 1,
         _ => place.world_size.max(2) - 1,
@@ -127,6 +154,15 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
                 Algorithm::HalvingDoubling => {
                     Box::new(halving::HalvingDoubling::new(place, request.output.len()))
                 }
+                Algorithm::ParameterServer => {
+                    let has_settings = Call::of(request, algorithm).has_settings();
+                    Box::new(server::ParameterServer::new(
+                        place,
+                        request.output.len(),
+                        in_place,
+                        has_settings,
+                    ))
+                }
                 _ => Box::new(transpose::Transpose::new(place, layout, in_place)),
             }
         }
@@ -135,6 +171,12 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
         }
         _ => Box::new(direct::Direct::new(request, place)),
     }
+}
+
+/// What the dedicated server of `place` does for `call`, with the bytes of the shard that it reduces.
+pub(crate) fn schedule_of_server(call: &Call, place: Place) -> (usize, Box<dyn Schedule>) {
+    let serving = server::Serving::new(place, call.bytes().unwrap_or(0), call.has_settings());
+    (serving.bytes(), Box::new(serving))
 }
 
 fn is_empty(request: &Request) -> bool {

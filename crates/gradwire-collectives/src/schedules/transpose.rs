@@ -162,7 +162,7 @@ const GATHER: u32 = 1;
 mod tests {
     use super::*;
     use crate::memory::Reduction;
-    use crate::{DivideBy, Dtype, ReduceOp, View};
+    use crate::{DivideBy, Dtype, ReduceOp, Servers, View};
     use std::collections::BTreeSet;
 
     type Sends = Vec<(u32, u32, u32)>;
@@ -176,7 +176,8 @@ mod tests {
 
     impl Rank {
         fn new(rank: u32, world_size: u32, incast: u32) -> Self {
-            let place = Place { rank, world_size, sequence: 5, chunk_bytes: 64, incast };
+            let place =
+                Place { rank, world_size, sequence: 5, chunk_bytes: 64, incast, servers: Servers::default() };
             let mut bytes = vec![0; 64 * world_size as usize];
             // SAFETY: the vector is kept beside the view and nobody else touches it.
             let view = unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) };

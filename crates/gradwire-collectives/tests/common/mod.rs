@@ -7,7 +7,7 @@ use gradwire_collectives::core::wire::{ConnectionId, Header};
 use gradwire_collectives::core::{ConnectionConfig, Mark, Timestamp};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpError,
-    OpId, PeerConfig, Policy, ReduceOp, Request, Tags, TransmitSink, View,
+    OpId, PeerConfig, Policy, ReduceOp, Request, Servers, Tags, TransmitSink, View,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -56,6 +56,11 @@ pub(crate) struct Net {
     pub(crate) dead: Vec<u32>,
     pub(crate) done: Vec<BTreeMap<OpId, Outcome>>,
     pub(crate) connected: Vec<bool>,
+    /// Ranks that call; dedicated servers are behind them.
+    pub(crate) world_size: usize,
+    /// What each rank did as a dedicated server, and which were left by all others.
+    pub(crate) served: Vec<Vec<DeliveryReport>>,
+    pub(crate) deserted: Vec<u32>,
     fate: Box<dyn FnMut(&Packet) -> Fate>,
     order: BinaryHeap<Arrival>,
     under_way: BTreeMap<u64, Packet>,
@@ -92,23 +97,54 @@ impl Net {
         incast: Option<u32>,
         fate: impl FnMut(&Packet) -> Fate + 'static,
     ) -> Self {
+        Self::of_groups(world_size, (incast, Servers::default()), fate)
+    }
+
+    /// The same with so many parameter servers among the ranks.
+    pub(crate) fn with_servers(
+        world_size: u32,
+        count: u32,
+        fate: impl FnMut(&Packet) -> Fate + 'static,
+    ) -> Self {
+        Self::of_groups(world_size, (None, Servers::Colocated(count)), fate)
+    }
+
+    /// The same with dedicated servers behind the ranks.
+    pub(crate) fn with_dedicated(
+        world_size: u32,
+        (count, buffer_bytes): (u32, u64),
+        fate: impl FnMut(&Packet) -> Fate + 'static,
+    ) -> Self {
+        Self::of_groups(world_size, (None, Servers::Dedicated { count, buffer_bytes }), fate)
+    }
+
+    fn of_groups(
+        world_size: u32,
+        (incast, servers): (Option<u32>, Servers),
+        fate: impl FnMut(&Packet) -> Fate + 'static,
+    ) -> Self {
         let now = Timestamp::from_nanos(1_000_000);
-        let groups = (0..world_size)
+        let ranks = match servers {
+            Servers::Dedicated { count, .. } => world_size + count,
+            _ => world_size,
+        };
+        let groups = (0..ranks)
             .map(|rank| {
-                let peers = (0..world_size)
-                    .filter(|peer| *peer != rank)
-                    .map(|peer| peer_config(rank, peer))
-                    .collect();
+                let peers =
+                    (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
                 let exchange = ExchangePlan::DEFAULT;
-                Group::new(GroupConfig { rank, world_size, peers, incast, exchange }, now)
+                Group::new(GroupConfig { rank, world_size, peers, incast, exchange, servers }, now)
             })
             .collect();
         Self {
             now,
             groups,
             dead: Vec::new(),
-            done: vec![BTreeMap::new(); world_size as usize],
-            connected: vec![false; world_size as usize],
+            done: vec![BTreeMap::new(); ranks as usize],
+            connected: vec![false; ranks as usize],
+            world_size: world_size as usize,
+            served: vec![Vec::new(); ranks as usize],
+            deserted: Vec::new(),
             fate: Box::new(fate),
             order: BinaryHeap::new(),
             under_way: BTreeMap::new(),
@@ -153,8 +189,7 @@ impl Net {
     /// Runs until every living rank has ended `count` operations.
     pub(crate) fn run_all(&mut self, count: usize) {
         self.run_until(Duration::from_secs(60), |net| {
-            (0..net.groups.len())
-                .all(|rank| net.dead.contains(&(rank as u32)) || net.done[rank].len() >= count)
+            (0..net.world_size).all(|rank| net.dead.contains(&(rank as u32)) || net.done[rank].len() >= count)
         });
     }
 
@@ -224,6 +259,8 @@ impl Net {
     fn on_event(&mut self, rank: usize, event: GroupEvent) {
         match event {
             GroupEvent::Connected => self.connected[rank] = true,
+            GroupEvent::Served(report) => self.served[rank].push(report),
+            GroupEvent::WorkersLeft => self.deserted.push(rank as u32),
             GroupEvent::Done { op, outcome } => {
                 assert!(self.done[rank].insert(op, outcome).is_none(), "an operation ends once");
             }

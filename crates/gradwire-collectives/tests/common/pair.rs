@@ -5,7 +5,7 @@
 use super::common::{all_reduce, peer_config, Tensor, DATAGRAM_BYTES};
 use gradwire_collectives::core::{Mark, Timestamp};
 use gradwire_collectives::{
-    Algorithm, ExchangePlan, Group, GroupConfig, GroupEvent, Policy, ReduceOp, Request, TransmitSink,
+    Algorithm, ExchangePlan, Group, GroupConfig, GroupEvent, Policy, ReduceOp, Request, Servers, TransmitSink,
 };
 use std::time::Duration;
 
@@ -52,8 +52,8 @@ impl Pair {
         let now = Timestamp::from_nanos(1_000_000);
         let group = |rank: u32| {
             let peers = vec![peer_config(rank, 1 - rank)];
-            let exchange = ExchangePlan::DEFAULT;
-            Group::new(GroupConfig { rank, world_size: 2, peers, incast: None, exchange }, now)
+            let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::default());
+            Group::new(GroupConfig { rank, world_size: 2, peers, incast: None, exchange, servers }, now)
         };
         Self { now, groups: [group(0), group(1)], wires: [Wire::new(), Wire::new()], packets: 0, lose_one_in }
     }

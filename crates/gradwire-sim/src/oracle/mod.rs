@@ -29,6 +29,21 @@ pub(crate) fn check_op(world: &World, op: usize) -> Result<(), Violation> {
     }
 }
 
+/// Looks at what dedicated servers took part in, when all of it is over.
+pub(crate) fn check_served(world: &World) -> Result<(), Violation> {
+    let over_servers = |op: &usize| {
+        let plan = &world.scenario.ops[*op];
+        plan.kind == OpKind::AllReduce(Algorithm::ParameterServer) && plan.elems > 0
+    };
+    let ops = (0..world.scenario.ops.len()).filter(over_servers);
+    for (number, op) in ops.enumerate() {
+        if world.succeeded(op) && world.scenario.ops[op].is_tolerant() {
+            tolerant::check_served(world, op, number as u64)?;
+        }
+    }
+    Ok(())
+}
+
 /// Looks at the guard bytes of every tensor.
 pub(crate) fn check_memory(world: &World) -> Result<(), Violation> {
     for (index, rank) in world.ranks.iter().enumerate() {
@@ -52,7 +67,7 @@ pub(crate) fn check_agreement(world: &World) -> Result<(), Violation> {
         return Ok(());
     }
     let known = |rank: usize| world.ranks[rank].group.agreed();
-    match (1..world.ranks.len()).find(|rank| known(*rank) != known(0)) {
+    match (1..world.scenario.world_size).find(|rank| known(*rank) != known(0)) {
         None => Ok(()),
         Some(rank) => {
             let (ours, theirs) = (format!("{:?}", known(0)), format!("{:?}", known(rank)));
@@ -61,10 +76,11 @@ pub(crate) fn check_agreement(world: &World) -> Result<(), Violation> {
     }
 }
 
-/// Whether a tolerant reduction may be scheduled by transpose (the reports say so in the end). Halving and doubling is
-/// always exact, so a tolerant one is a transpose.
-pub(crate) fn may_be_transpose(kind: OpKind) -> bool {
-    matches!(kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::Auto | Algorithm::HalvingDoubling))
+/// Whether each shard of a tolerant reduction may be summed in one place, to which every rank sends its own values (the
+/// reports say so in the end): by transpose or over parameter servers. Halving and doubling is always exact, so a
+/// tolerant one is a transpose.
+pub(crate) fn may_sum_in_one_place(kind: OpKind) -> bool {
+    matches!(kind, OpKind::AllReduce(algorithm) if algorithm != Algorithm::Ring)
 }
 
 /// How a collective ended on a rank that took part.

@@ -100,7 +100,10 @@ impl Rotated {
                 }
             }
             let divisor = if view.plan.policy.divide_by == DivideBy::World { ranks as f64 } else { count };
-            if view.plan.reduce == ReduceOp::Avg {
+            if count <= 0.0 {
+                // What no worker brought to a dedicated server is zero.
+                0.0
+            } else if view.plan.reduce == ReduceOp::Avg {
                 sum / divisor
             } else {
                 sum * ranks as f64 / divisor

@@ -35,7 +35,7 @@ pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     view.check_filled()?;
     view.check_reported_once()?;
     view.check_quiet_network()?;
-    if view.is_transpose() {
+    if view.sums_in_one_place() {
         view.check_values_against_reports()?;
         view.check_arrivals()?;
         view.check_budgets()?;
@@ -46,6 +46,21 @@ pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     }
 }
 
+/// A reduction over dedicated servers, number `number` of those, against what the servers say about it.
+pub(super) fn check_served(world: &World, op: usize, number: u64) -> Result<(), Violation> {
+    let view = View::new(world, op);
+    for to in world.scenario.world_size..world.scenario.ranks() {
+        let report = world.ranks[to].served.iter().find(|report| report.sequence == number);
+        let into = world.record.routes(op).filter(|((_, _, receiver), _)| *receiver == to);
+        let start = into.map(|(_, span)| span.start).min();
+        let Some((report, start)) = report.zip(start) else { continue };
+        for peer in &report.peers {
+            view.check_budget(peer, to, start)?;
+        }
+    }
+    Ok(())
+}
+
 /// One tolerant reduction that has ended everywhere.
 pub(super) struct View<'w> {
     world: &'w World,
@@ -54,6 +69,8 @@ pub(super) struct View<'w> {
     pub(super) outputs: Vec<&'w [u8]>,
     /// Every element as a rank has it that received it.
     result: Vec<u8>,
+    /// What no rank received: dedicated servers have the result and keep no copy of it.
+    unknown: Vec<Range<u64>>,
     pub(super) residuals: Vec<&'w [u8]>,
     pub(super) reports: Vec<&'w DeliveryReport>,
     /// For each rank, its elements that did not count; sorted and merged.
@@ -68,11 +85,13 @@ impl<'w> View<'w> {
             (0..world.scenario.world_size).filter_map(|rank| finished(world, op, rank)).collect();
         let reports: Vec<_> = ends.iter().filter_map(|end| end.outcome.as_ref().ok()).collect();
         let outputs: Vec<&[u8]> = ends.iter().map(|end| &end.output[..]).collect();
+        let (result, unknown) = merged_result(plan, &outputs, &reports);
         Self {
             world,
             plan,
             op,
-            result: merged_result(plan, &outputs, &reports),
+            result,
+            unknown,
             outputs,
             residuals: ends.iter().map(|end| &end.residual[..]).collect(),
             uncounted: reports.iter().map(|report| merge(report.uncounted.clone())).collect(),
@@ -94,8 +113,8 @@ impl<'w> View<'w> {
         wanted && fills && self.plan.elems >= 2048 && !self.reports.iter().any(|report| report.warm_up)
     }
 
-    fn is_transpose(&self) -> bool {
-        self.reports.iter().all(|report| report.collective.contains("transpose"))
+    fn sums_in_one_place(&self) -> bool {
+        !self.is_ring()
     }
 
     /// Every rank has the same bits wherever the result reached it.
@@ -216,10 +235,11 @@ impl<'w> View<'w> {
 
     fn check_values_against_reports(&self) -> Result<(), Violation> {
         for (span, reported) in self.masks_by_report() {
-            for elem in span {
+            for elem in span.filter(|elem| !contains(&self.unknown, *elem)) {
                 let bits = load(&self.result, self.plan.dtype, elem as usize);
                 let which = factor(self.plan.dtype, self.op, elem);
-                if self.means.holds(which, reported, bits) {
+                // What no worker brought to a dedicated server is zero.
+                if self.means.holds(which, reported, bits) || (reported == 0 && bits == 0) {
                     continue;
                 }
                 return Err(match self.means.find(which, bits) {
@@ -273,9 +293,9 @@ impl<'w> View<'w> {
                 }
                 _ => {}
             }
-            if let Some(elem) =
-                first_outside(std::slice::from_ref(&span), &subtract(&span, &self.uncounted[to]))
-            {
+            // A dedicated server has no values of its own.
+            let Some(owners) = self.uncounted.get(to) else { continue };
+            if let Some(elem) = first_outside(std::slice::from_ref(&span), &subtract(&span, owners)) {
                 let mask =
                     self.masks_by_report().iter().find(|(span, _)| span.contains(&elem)).map_or(0, |m| m.1);
                 return Err(Violation::OwnerNotCounted { op, elem, owner: to, mask });
@@ -355,7 +375,7 @@ impl<'w> View<'w> {
         encode_less(dtype, value, result, factor)
     }
 
-    /// Transpose: the residual holds exactly what the own values that did not count owe, and nothing else was touched.
+    /// Summed in one place: the residual holds exactly what the own values that did not count owe, and nothing else was touched.
     fn check_residuals(&self) -> Result<(), Violation> {
         let dtype = self.plan.dtype;
         for (rank, residual) in self.residuals.iter().enumerate() {
@@ -432,13 +452,17 @@ impl<'w> View<'w> {
     }
 }
 
-/// Every element from the first rank that received it.
-fn merged_result(plan: &OpPlan, outputs: &[&[u8]], reports: &[&DeliveryReport]) -> Vec<u8> {
+/// Every element from the first rank that received it, and those that none did.
+fn merged_result(
+    plan: &OpPlan,
+    outputs: &[&[u8]],
+    reports: &[&DeliveryReport],
+) -> (Vec<u8>, Vec<Range<u64>>) {
     let width = plan.dtype.bytes() as u64;
     let mut result = outputs.first().map(|output| output.to_vec()).unwrap_or_default();
     if reports.iter().any(|report| report.rotated_elems > 0) {
         // What is filled there are places in the rotated bucket.
-        return result;
+        return (result, Vec::new());
     }
     let mut holes = reports.first().map(|report| merge(report.filled.clone())).unwrap_or_default();
     for (output, report) in outputs.iter().zip(reports).skip(1) {
@@ -450,7 +474,7 @@ fn merged_result(plan: &OpPlan, outputs: &[&[u8]], reports: &[&DeliveryReport]) 
         }
         holes = holes.iter().flat_map(|hole| subtract(hole, &found)).collect();
     }
-    result
+    (result, holes)
 }
 
 /// The result that each set of ranks would give, by factor.

@@ -4,16 +4,18 @@
 //! about one thing (bursts, say) and a feature cannot mask another in every run.
 
 mod paths;
+mod servers;
 
 use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
 use gradwire_collectives::{
-    Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp, Rotation,
+    Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp, Rotation, Servers,
 };
 use gradwire_core::recovery::ControllerKind;
 pub(super) use paths::bad_paths;
 use paths::draw_paths;
+use servers::draw_servers;
 use std::time::Duration;
 
 pub(super) fn swarm(seed: u64) -> Scenario {
@@ -47,6 +49,7 @@ pub(super) fn swarm(seed: u64) -> Scenario {
     };
     draw_paths(&mut root.fork(7), &mut scenario);
     scenario.host.exchange = draw_exchange(&mut root.fork(9));
+    draw_servers(&mut root.fork(12), &mut scenario);
     scenario
 }
 
@@ -153,6 +156,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         spray: gradwire_core::Spray::Adaptive,
         incast: rng.pick(&[None, None, Some(1), Some(2), Some(3)]),
         exchange: ExchangePlan::DEFAULT,
+        servers: Servers::EVERY_RANK,
     };
     // Nor may it be shorter than the slowest link's queue: a full buffer, or the fewest packets of all paths to all ranks.
     let least_bytes = 2 * u64::from(host.paths) * host.datagram_bytes as u64 * world_size as u64;

@@ -4,7 +4,7 @@ mod draw;
 
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{NetworkOptions, Sabotage, Trunk};
-use gradwire_collectives::{Algorithm, ExchangePlan};
+use gradwire_collectives::{Algorithm, ExchangePlan, Servers};
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::Spray;
 use std::fmt;
@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Scenario {
     /// Seed of every chance in the run.
     pub seed: u64,
-    /// Ranks.
+    /// Ranks that call collectives.
     pub world_size: usize,
     /// Collectives, in the order of submission.
     pub ops: Vec<OpPlan>,
@@ -72,6 +72,8 @@ pub struct HostOptions {
     pub incast: Option<u32>,
     /// Where ranks exchange what they measured.
     pub exchange: ExchangePlan,
+    /// Who reduces in an all-reduce over parameter servers.
+    pub servers: Servers,
 }
 
 impl Scenario {
@@ -125,6 +127,25 @@ impl Scenario {
         })
     }
 
+    /// Parameter servers.
+    #[must_use]
+    pub fn server_count(&self) -> usize {
+        match self.host.servers {
+            Servers::Colocated(count) => (count as usize).clamp(1, self.world_size),
+            Servers::Dedicated { count, .. } => count as usize,
+            _ => 1,
+        }
+    }
+
+    /// Ranks of the network: dedicated servers are numbered behind those that call.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        match self.host.servers {
+            Servers::Dedicated { count, .. } => self.world_size + count as usize,
+            _ => self.world_size,
+        }
+    }
+
     /// What `rank` computes after each collective.
     #[must_use]
     pub fn compute_of(&self, rank: usize) -> Duration {
@@ -170,12 +191,12 @@ impl Scenario {
     #[must_use]
     pub fn verdict_bound(&self) -> Option<Duration> {
         let crash = self.faults.iter().find(|(_, fault)| matches!(fault, Fault::Crash(_)))?;
-        let queues: f64 = (0..self.world_size)
+        let queues: f64 = (0..self.ranks())
             .map(|rank| self.network.link(rank))
             .map(|link| link.buffer_bytes as f64 / link.down_rate as f64)
             .fold(0.0, f64::max);
         let trunk = self.network.trunk.map_or(0.0, |trunk| trunk.buffer_bytes as f64 / trunk.rate as f64);
-        let under_way = Duration::from_secs_f64(queues + trunk) + self.network.longest_rtt(self.world_size);
+        let under_way = Duration::from_secs_f64(queues + trunk) + self.network.longest_rtt(self.ranks());
         Some(crash.0 + self.host.peer_timeout + under_way + self.host.wake_late_max * 2 + VERDICT_SLACK)
     }
 
@@ -189,8 +210,8 @@ impl Scenario {
     #[must_use]
     pub fn hello_time(&self) -> Duration {
         let time = |pairs: usize, rate: u64| (pairs * 2 * self.host.datagram_bytes) as f64 / rate as f64;
-        let hosts = time(self.world_size - 1, self.network.narrowest_rate(self.world_size));
-        let joined = |trunk: &Trunk| trunk.first_rack * (self.world_size - trunk.first_rack);
+        let hosts = time(self.ranks() - 1, self.network.narrowest_rate(self.ranks()));
+        let joined = |trunk: &Trunk| trunk.first_rack * (self.ranks() - trunk.first_rack);
         let trunk = self.network.trunk.map_or(0.0, |trunk| time(joined(&trunk), trunk.rate));
         Duration::from_secs_f64(hosts.max(trunk))
     }
@@ -203,10 +224,11 @@ impl Scenario {
             OpKind::AllReduce(Algorithm::Transpose) => {
                 2 * others.div_ceil(self.host.incast.unwrap_or(others))
             }
+            OpKind::AllReduce(Algorithm::ParameterServer) => 2,
             OpKind::AllReduce(_) => 2 * others,
             _ => 1,
         };
-        self.network.longest_rtt(self.world_size) * self.ops.iter().map(rounds).sum::<u32>()
+        self.network.longest_rtt(self.ranks()) * self.ops.iter().map(rounds).sum::<u32>()
     }
 
     /// Time that the payload of all collectives takes on the narrowest link when each rank sends all of it twice:
@@ -214,15 +236,19 @@ impl Scenario {
     #[must_use]
     pub fn ideal_time(&self) -> Duration {
         let rows = |op: &OpPlan| match op.kind {
+            // A server receives from everybody, and sends to everybody, what each rank has of its shard.
+            OpKind::AllReduce(Algorithm::ParameterServer) => {
+                2 * self.world_size.div_ceil(self.server_count())
+            }
             OpKind::AllReduce(_) | OpKind::SendReceive { .. } => 2,
             _ => 2 * self.world_size,
         };
         let bytes = self.ops.iter().map(|op| op.sent_bytes() * rows(op)).sum::<usize>() as f64;
-        let hosts = bytes / self.network.narrowest_rate(self.world_size) as f64;
+        let hosts = bytes / self.network.narrowest_rate(self.ranks()) as f64;
         // Half of the ranks send to the other rack at once.
-        let sharing = self.world_size.div_ceil(2) as f64;
+        let sharing = self.ranks().div_ceil(2) as f64;
         let trunk = self.network.trunk.map_or(0.0, |trunk| bytes * sharing / trunk.rate as f64);
-        let rtt = self.network.longest_rtt(self.world_size);
+        let rtt = self.network.longest_rtt(self.ranks());
         Duration::from_secs_f64(hosts.max(trunk)) + rtt * self.ops.len() as u32
     }
 }
@@ -253,6 +279,7 @@ impl Default for HostOptions {
             spray: Spray::Adaptive,
             incast: None,
             exchange: ExchangePlan::DEFAULT,
+            servers: Servers::EVERY_RANK,
         }
     }
 }

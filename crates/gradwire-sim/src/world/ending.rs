@@ -63,20 +63,32 @@ impl World {
     /// is silence.
     pub(super) fn leave(&mut self) -> Result<(), Violation> {
         self.hush = Hush::Nothing;
-        for rank in 0..self.ranks.len() {
-            if !self.ranks[rank].crashed {
-                let local = self.local(rank);
-                self.ranks[rank].group.leave(local);
-                self.drain(rank);
-            }
-        }
+        self.leave_group(0..self.scenario.world_size);
         self.run_until(self.now + SETTLE)?;
+        // Dedicated servers stay until the last of the others has gone.
+        self.leave_group(self.scenario.world_size..self.ranks.len());
+        self.run_until(self.now + SETTLE)?;
+        let servers = self.scenario.world_size..self.ranks.len();
+        let healthy = self.ranks.iter().all(|rank| !rank.crashed && !rank.has_failed);
+        if let Some(rank) = servers.into_iter().find(|rank| healthy && !self.ranks[*rank].deserted) {
+            return Err(Violation::ServerStays { rank });
+        }
         let talking = self.undrained();
         if !talking.is_empty() {
             return Err(Violation::NotDrained { ranks: talking, waited: SETTLE });
         }
         self.hush = Hush::Everything;
         self.run_until(self.now + self.scenario.host.peer_timeout)
+    }
+
+    fn leave_group(&mut self, ranks: std::ops::Range<usize>) {
+        for rank in ranks {
+            if !self.ranks[rank].crashed {
+                let local = self.local(rank);
+                self.ranks[rank].group.leave(local);
+                self.drain(rank);
+            }
+        }
     }
 
     fn run_until(&mut self, end: Timestamp) -> Result<(), Violation> {
@@ -152,7 +164,7 @@ impl World {
         let kind = self.scenario.ops[op].kind;
         let involved =
             |rank: usize| !matches!(kind, OpKind::SendReceive { .. }) || self.scenario.ops[op].involves(rank);
-        (0..self.ranks.len()).filter(|rank| involved(*rank)).all(|rank| {
+        (0..self.scenario.world_size).filter(|rank| involved(*rank)).all(|rank| {
             let finished = self.ranks[rank].runs[op].as_ref().and_then(|run| run.finished.as_ref());
             finished.is_some_and(|finished| finished.outcome.is_ok())
         })

@@ -104,8 +104,8 @@ impl World {
     #[must_use]
     pub fn new(scenario: Scenario, verbose: bool) -> Self {
         let rng = Rng::new(scenario.seed);
-        let network = Network::new(scenario.network.clone(), scenario.world_size, &rng.fork(10));
-        let ranks = (0..scenario.world_size).map(|rank| Rank::new(&scenario, rank)).collect();
+        let network = Network::new(scenario.network.clone(), scenario.ranks(), &rng.fork(10));
+        let ranks = (0..scenario.ranks()).map(|rank| Rank::new(&scenario, rank)).collect();
         let mut world = Self {
             ended: vec![0; scenario.ops.len()],
             saboteur: Saboteur::new(scenario.sabotage),
@@ -145,6 +145,7 @@ impl World {
         oracle::check_memory(&self)?;
         oracle::check_agreement(&self)?;
         self.fall_silent()?;
+        oracle::check_served(&self)?;
         self.leave()?;
         Ok(self.summary())
     }

@@ -93,7 +93,13 @@ impl World {
     fn on_group_event(&mut self, rank: usize, event: GroupEvent) {
         let (id, outcome) = match event {
             GroupEvent::Done { op, outcome } => (op, outcome),
+            GroupEvent::Served(report) => {
+                self.trace.note(self.now, rank, || format!("served {report:?}"));
+                return self.ranks[rank].served.push(report);
+            }
             other => {
+                self.ranks[rank].has_failed |= matches!(other, GroupEvent::Failed(_));
+                self.ranks[rank].deserted |= matches!(other, GroupEvent::WorkersLeft);
                 self.ranks[rank].connected |= matches!(other, GroupEvent::Connected);
                 return self.trace.note(self.now, rank, || format!("{other:?}"));
             }

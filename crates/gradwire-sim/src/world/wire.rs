@@ -154,7 +154,7 @@ impl World {
         }
         let (op, offset) = self.ranks[from].locate(&self.scenario.ops, payload)?;
         let plan = &self.scenario.ops[op];
-        if !plan.is_tolerant() || !oracle::may_be_transpose(plan.kind) {
+        if !plan.is_tolerant() || !oracle::may_sum_in_one_place(plan.kind) {
             return None;
         }
         let width = plan.dtype.bytes() as u64;

@@ -2,7 +2,7 @@
 
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Impairments, PathTrouble, Rng, Scenario};
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp, Servers};
 use gradwire_core::Spray;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ pub(in crate::scenario) fn bad_paths(seed: u64) -> Scenario {
     scenario.start.resize(scenario.world_size, Duration::ZERO);
     (scenario.network.trunk, scenario.network.impaired_rank) = (None, None);
     scenario.network.paths.clear();
+    scenario.host.servers = Servers::EVERY_RANK;
     scenario.judges_paths = true;
     (scenario.host.paths, scenario.host.spray) = (rng.pick(&[2, 2, 3, 4]), Spray::Adaptive);
     prolong(&mut rng, &mut scenario);

@@ -1,0 +1,283 @@
+//! Dedicated parameter servers: ranks that call nothing and sum what the others push.
+
+mod common;
+
+use common::{all_reduce, lossy, request, scatter, Net, Tensor, NORMAL};
+use gradwire_collectives::core::{Flags, Kind};
+use gradwire_collectives::{
+    Algorithm, Collective, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request,
+};
+use std::time::Duration;
+
+const PLENTY: u64 = 1 << 30;
+const PUSHED: Algorithm = Algorithm::ParameterServer;
+
+fn input(rank: u32, index: usize) -> f32 {
+    ((index % 7) as u32 + 16 * rank) as f32
+}
+
+fn inputs(world_size: u32, elems: usize) -> Vec<Tensor> {
+    (0..world_size).map(|rank| Tensor::f32((0..elems).map(|index| input(rank, index)))).collect()
+}
+
+fn submit_all(net: &mut Net, tensors: &mut [Tensor], of: impl Fn(Request) -> Request) {
+    for (rank, tensor) in tensors.iter_mut().enumerate() {
+        net.submit(rank as u32, of(all_reduce(tensor, PUSHED)));
+    }
+}
+
+fn sum(world_size: u32, index: usize) -> f32 {
+    (0..world_size).map(|rank| input(rank, index)).sum()
+}
+
+// test of: ltp/dedicated-servers
+#[test]
+fn any_number_of_servers_sums_exactly_for_every_world_size_and_length() {
+    for world_size in [1, 2, 3, 5, 8, 16] {
+        for count in [1, 2, 5] {
+            for elems in [0, 1, 17, 5000] {
+                for percent in [0, 10] {
+                    let case =
+                        format!("{world_size} ranks, {count} servers, {elems} elements, {percent} % loss");
+                    let seed = u64::from(world_size * 8 + count);
+                    let mut net = Net::with_dedicated(world_size, (count, PLENTY), lossy(seed, percent));
+                    let mut tensors = inputs(world_size, elems);
+                    submit_all(&mut net, &mut tensors, |request| request);
+                    net.run_all(1);
+                    for tensor in &tensors {
+                        let right = |(index, got): (usize, f32)| got == sum(world_size, index);
+                        assert!(tensor.to_f32().into_iter().enumerate().all(right), "{case}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_reduction_of_every_dtype_begins_with_the_first_contribution_and_not_with_zero() {
+    let reductions = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::BitAnd];
+    for dtype in Dtype::ALL {
+        for reduce in reductions.into_iter().filter(|reduce| dtype.supports(*reduce)) {
+            let run = |algorithm, mut net: Net| {
+                let mut tensors: Vec<Tensor> = (0..3_u64)
+                    .map(|rank| Tensor((0..640).map(|at| numbers(dtype, rank * 640 + at)).collect()))
+                    .collect();
+                for (rank, tensor) in tensors.iter_mut().enumerate() {
+                    let request = all_reduce(tensor, algorithm);
+                    net.submit(rank as u32, Request { dtype, reduce, ..request });
+                }
+                net.run_all(1);
+                tensors.into_iter().map(|tensor| tensor.0).collect::<Vec<_>>()
+            };
+            let served = run(PUSHED, Net::with_dedicated(3, (2, PLENTY), |_| NORMAL));
+            assert!(served == run(Algorithm::Transpose, Net::perfect(3)), "{reduce:?} of {dtype:?}");
+        }
+    }
+}
+
+/// A byte of a tensor: small whole numbers in floats, so that every order of summation gives the same bits.
+fn numbers(dtype: Dtype, at: u64) -> u8 {
+    let (elem, byte) = (at / dtype.bytes() as u64, (at % dtype.bytes() as u64) as usize);
+    let exponent = scatter(elem, 3);
+    match dtype {
+        Dtype::F32 => (2_f32.powi(exponent as i32)).to_le_bytes()[byte],
+        Dtype::F64 => (2_f64.powi(exponent as i32)).to_le_bytes()[byte],
+        Dtype::Bf16 => (2_f32.powi(exponent as i32)).to_le_bytes()[byte + 2],
+        Dtype::F16 => (((15 + exponent) << 10) as u16).to_le_bytes()[byte],
+        Dtype::Bool => scatter(at, 2) as u8,
+        _ => scatter(at, 256) as u8,
+    }
+}
+
+#[test]
+fn calls_over_servers_mix_with_others_and_many_are_in_flight() {
+    let mut net = Net::with_dedicated(3, (2, PLENTY), lossy(5, 8));
+    let mut tensors: Vec<Vec<Tensor>> = (0..30).map(|op| inputs(3, 100 + 211 * op)).collect();
+    for tensors in &mut tensors {
+        submit_all(&mut net, tensors, |request| request);
+        (0..3).for_each(|rank| _ = net.submit(rank, request(Collective::Barrier)));
+    }
+    net.run_all(60);
+    for tensor in tensors.iter().flatten() {
+        assert!(tensor.to_f32().into_iter().enumerate().all(|(index, got)| got == sum(3, index)));
+    }
+    // A server's part is over when its workers have confirmed the last result.
+    net.run_for(Duration::from_secs(1));
+    assert!(net.served[3].len() == 30 && net.served[4].len() == 30);
+    assert!(net.served[3].iter().all(|report| report.collective == "all_reduce/parameter_server"));
+}
+
+#[test]
+fn a_scaled_sum_has_its_factor_and_a_mean_its_count() {
+    for (reduce, divisor) in [(ReduceOp::PremulSum(0.25), 4.0), (ReduceOp::Avg, 2.0)] {
+        let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+        let mut tensors = inputs(2, 3000);
+        submit_all(&mut net, &mut tensors, |request| Request { reduce, ..request });
+        net.run_all(1);
+        let right = |(index, got): (usize, f32)| got == sum(2, index) / divisor;
+        assert!(
+            tensors.iter().all(|tensor| tensor.to_f32().into_iter().enumerate().all(right)),
+            "{reduce:?}"
+        );
+    }
+}
+
+// test of: ltp/dedicated-servers
+#[test]
+fn a_server_keeps_the_contract_of_each_call_and_every_lost_value_is_in_its_residual() {
+    let mut lost = 0;
+    let bounds = [Policy::MLT, Policy::AUTO, Policy { loss_bound: 0.2, floor: 0.8, ..Policy::MLT }];
+    for (seed, policy) in (0..9).zip(bounds.into_iter().cycle()) {
+        let (count, elems) = (1 + seed as u32 % 3, 40_000);
+        let mut net = Net::with_dedicated(4, (count, PLENTY), lossy(seed, 6));
+        let (mut tensors, mut residuals) = (inputs(4, elems), inputs(4, elems));
+        for (rank, (tensor, residual)) in tensors.iter_mut().zip(&mut residuals).enumerate() {
+            residual.0.fill(0);
+            let request = all_reduce(tensor, PUSHED);
+            let residual = residual.view();
+            net.submit(rank as u32, Request { reduce: ReduceOp::Avg, policy, residual, ..request });
+        }
+        net.run_all(1);
+        let results: Vec<Vec<f32>> = tensors.iter().map(Tensor::to_f32).collect();
+        let rest: Vec<Vec<f32>> = residuals.iter().map(Tensor::to_f32).collect();
+        for index in 0..elems {
+            let counts = |rank: &u32| {
+                let uncounted = &net.report(*rank).uncounted;
+                !uncounted.iter().any(|range| range.contains(&(index as u64)))
+            };
+            let counted: Vec<u32> = (0..4).filter(counts).collect();
+            let total: f32 = counted.iter().map(|rank| input(*rank, index)).sum();
+            let mean = if counted.is_empty() { 0.0 } else { total / counted.len() as f32 };
+            for rank in 0..4 {
+                assert_eq!(results[rank as usize][index].to_bits(), mean.to_bits(), "element {index}");
+                let kept = if counted.contains(&rank) { 0.0 } else { input(rank, index) - mean };
+                assert_eq!(rest[rank as usize][index], kept, "residual of {rank} at {index}");
+            }
+            lost += 4 - counted.len();
+        }
+        net.run_for(Duration::from_secs(1));
+        for report in net.served[4..].iter().flatten() {
+            assert!(report.lost_share() <= f64::from(policy.loss_bound), "{}", report.lost_share());
+            assert_eq!(report.peers.len(), 4);
+        }
+    }
+    assert!(lost > 0, "nothing was lost: the test proves nothing");
+}
+
+#[test]
+fn a_block_that_no_worker_delivers_is_zero_everywhere() {
+    let lose = |packet: &common::Packet| {
+        let header = &packet.header;
+        let is_push = header.kind == Kind::Data && header.transfer.index() == 0;
+        match is_push && header.offset == 0 && !header.flags.contains(Flags::RETRANSMITTED) {
+            true => common::Fate::Drop,
+            false => NORMAL,
+        }
+    };
+    let mut net = Net::with_dedicated(2, (1, PLENTY), lose);
+    let mut tensors = inputs(2, 40 * common::CHUNK_BYTES / 4);
+    submit_all(&mut net, &mut tensors, |request| Request {
+        reduce: ReduceOp::Avg,
+        policy: Policy::AUTO,
+        ..request
+    });
+    net.run_all(1);
+    let first = common::CHUNK_BYTES / 4;
+    for tensor in tensors.iter().map(Tensor::to_f32) {
+        assert!(tensor[..first].iter().all(|value| *value == 0.0));
+        let right = |(index, got): (usize, &f32)| index < first || *got == sum(2, index) / 2.0;
+        assert!(tensor.iter().enumerate().all(right));
+    }
+}
+
+// test of: ltp/dedicated-servers
+#[test]
+fn learned_thresholds_and_lossy_pulls_work_over_servers_too() {
+    let warm_up = gradwire_collectives::DeadlineRule::WarmUp { rounds: 2, percentile: 0.95 };
+    let dlcp = Policy { gather: GatherRule { loss_bound: 0.05, fill: Fill::Local }, ..Policy::DLCP };
+    for policy in [Policy { deadline: warm_up, ..Policy::ULTIMA }, Policy::LTP, dlcp] {
+        let mut net = Net::with_dedicated(3, (2, PLENTY), lossy(11, 3));
+        let mut rounds: Vec<Vec<Tensor>> = (0..6).map(|_| inputs(3, 30_000)).collect();
+        for tensors in &mut rounds {
+            submit_all(&mut net, tensors, |request| Request { reduce: ReduceOp::Avg, policy, ..request });
+        }
+        net.run_all(6);
+        assert!((0..3).all(|rank| net.done[rank].values().all(Result::is_ok)), "{policy:?}");
+    }
+}
+
+#[test]
+fn a_call_that_exceeds_the_memory_of_a_server_fails_on_every_rank_with_both_numbers() {
+    let mut net = Net::with_dedicated(2, (1, 10_000), |_| NORMAL);
+    let mut tensors = inputs(2, 5000);
+    submit_all(&mut net, &mut tensors, |request| request);
+    net.run_all(1);
+    for rank in 0..2 {
+        let OpError::ServerMemory { rank, needed, bytes_max, .. } = net.error(rank) else {
+            panic!("{}", net.error(rank))
+        };
+        assert_eq!((*rank, *needed, *bytes_max), (2, 20_000, 10_000));
+    }
+}
+
+#[test]
+fn calls_that_do_not_fit_together_wait_for_each_other() {
+    let mut net = Net::with_dedicated(2, (1, 20_000), lossy(3, 5));
+    let mut tensors: Vec<Vec<Tensor>> = (0..12).map(|op| inputs(2, 5000 - 300 * op)).collect();
+    tensors.iter_mut().for_each(|tensors| submit_all(&mut net, tensors, |request| request));
+    net.run_all(12);
+    for tensor in tensors.iter().flatten() {
+        assert!(tensor.to_f32().into_iter().enumerate().all(|(index, got)| got == sum(2, index)));
+    }
+}
+
+// test of: ltp/dedicated-servers
+#[test]
+fn a_server_that_dies_is_named_by_every_worker_and_a_worker_that_dies_by_every_server() {
+    for (dead, named) in [(3, "host3"), (1, "host1")] {
+        let mut net = Net::with_dedicated(3, (2, PLENTY), |_| NORMAL);
+        net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+        net.dead.push(dead);
+        let mut tensors = inputs(3, 50_000);
+        submit_all(&mut net, &mut tensors, |request| request);
+        net.run_all(1);
+        for rank in (0..3).filter(|rank| *rank != dead) {
+            let error = net.error(rank).to_string();
+            assert!(error.contains(&format!("rank {dead} ({named}) is lost")), "{error}");
+        }
+        net.run_for(Duration::from_secs(5));
+        assert!(net.deserted.is_empty(), "nobody left in good order");
+    }
+}
+
+#[test]
+fn a_server_is_done_when_the_last_worker_has_left_and_calls_nothing_itself() {
+    let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+    let mut tensors = inputs(2, 100);
+    submit_all(&mut net, &mut tensors, |request| request);
+    net.submit(2, request(Collective::Barrier));
+    net.run_all(1);
+    assert!(matches!(net.error(2), OpError::Invalid(_)));
+    let now = net.now;
+    net.groups[0].leave(now);
+    net.run_for(Duration::from_secs(1));
+    assert!(net.deserted.is_empty());
+    let now = net.now;
+    net.groups[1].leave(now);
+    net.run_for(Duration::from_secs(1));
+    assert_eq!(net.deserted, [2]);
+}
+
+#[test]
+fn workers_that_call_different_things_are_told_which() {
+    let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+    let (mut short, mut long) = (Tensor::f32([1.0; 500]), Tensor::f32([1.0; 501]));
+    net.submit(0, all_reduce(&mut short, PUSHED));
+    net.submit(1, all_reduce(&mut long, PUSHED));
+    net.run_all(1);
+    for rank in 0..2 {
+        let OpError::Mismatch(mismatch) = net.error(rank) else { panic!("{}", net.error(rank)) };
+        assert_eq!((mismatch.rank_a, mismatch.a.elems, mismatch.rank_b, mismatch.b.elems), (0, 500, 1, 501));
+    }
+}

@@ -1,0 +1,123 @@
+"""`gradwire serve`: a dedicated parameter server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from gradwire.errors import ConfigError, GradwireError, RendezvousError, SettingsMismatchError
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NO_WORKERS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
+
+_EPILOG = """
+\b
+On the workers, which train as ever (torchrun, Slurm, ...):
+  export GRADWIRE_SERVER_MODE=dedicated GRADWIRE_SERVERS=2
+  gradwire.torch.tolerate_loss(model, algorithm="parameter_server")
+
+\b
+On a machine of its own for each server, with the MASTER_ADDR and MASTER_PORT of the workers:
+  MASTER_ADDR=node0 MASTER_PORT=29500 gradwire serve --index 0
+  MASTER_ADDR=node0 MASTER_PORT=29500 gradwire serve --index 1
+
+\b
+Workers and servers may start in any order. Everything that must agree (timeouts, the rate controller, the number of
+servers) is taken from the workers; loss bounds and deadlines travel with each call. A call that is not scheduled by
+parameter_server, and every group but the default one, goes on without the servers.
+
+\b
+Exit status: 0 every worker has left in good order, 1 a worker died or the group failed (the message names it), 2 wrong
+usage or settings that contradict the workers', 3 the workers did not come, 130 interrupted, 143 terminated. A server that
+is interrupted or terminated says goodbye: the workers then fail at once with its name.
+"""
+
+
+@click.command(name="serve", epilog=_EPILOG, context_settings={"show_default": True})
+@click.option("--index", default=0, type=click.IntRange(0, 16_383), help="Number of this server, from 0.")
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 16_384),
+    help="Servers in all; only compared.",
+    show_default="as the workers say",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 16_384), help="Workers; only compared.", show_default="as the workers say"
+)
+@click.option("--store", "address", help="Where the workers meet: tcp://host:port or file:///path.",
+              show_default="tcp://$MASTER_ADDR:$MASTER_PORT")  # fmt: skip
+@click.option("--memory", default=2048, type=click.IntRange(1), help="MB that the sums in flight may take. What needs more "
+              "at once waits; one call that needs more alone is an error on every worker.")  # fmt: skip
+@click.option("--wait", default=600.0, type=click.FloatRange(1, 604_800), help="Seconds to wait for the workers.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+              help="Write the statistics here at the end; - is the standard output.")  # fmt: skip
+def command(
+    *,
+    index: int,
+    servers: int | None,
+    workers: int | None,
+    address: str | None,
+    memory: int,
+    wait: float,
+    json_file: Path | None,
+) -> None:
+    """Sum gradients for a training job: a parameter server that needs no GPU and no model.
+
+    Each of the job's servers sums a part of every tensor that the workers reduce with the schedule parameter_server, and
+    sends the mean back. It ends by itself when the last worker has left.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
+    address = address or _address_of_environment()
+    # torch is only needed from here on, and takes seconds to import.
+    from gradwire.torch._serving import Service, open_store, serve
+
+    def tell(text: str) -> None:
+        click.echo(f"gradwire serve: server {index} {text}", err=True)
+
+    try:
+        tell(f"waits for the workers at {address}")
+        store = open_store(address, wait)
+        service = Service(index, servers, workers, memory << 20, wait)
+        stats = serve(store, service, lambda served: tell(f"of {served.servers} serves {served.workers} workers"))
+    except (ConfigError, SettingsMismatchError) as error:
+        _fail(str(error), EXIT_USAGE)
+    except RendezvousError as error:
+        _fail(str(error), EXIT_NO_WORKERS)
+    except GradwireError as error:
+        _fail(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+    tell(_summary(stats["served"]))
+    if json_file is not None:
+        text = json.dumps({"index": index, **stats}, indent=2) + "\n"
+        click.open_file(str(json_file), "w").write(text)
+
+
+def _address_of_environment() -> str:
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not host or not port:
+        raise click.UsageError("--store is not given, and MASTER_ADDR and MASTER_PORT are not both set")
+    return f"tcp://{host}:{port}"
+
+
+def _summary(served: dict[str, Any]) -> str:
+    expected, received = served["elems_expected"], served["elems_received"]
+    share = 100.0 * received / expected if expected else 100.0
+    return (
+        f"is done: every worker has left; {served['calls']} calls, {served['bytes_received'] / 1e6:.1f} MB in with {share:.2f} % of "
+        f"all contributions, {served['bytes_sent'] / 1e6:.1f} MB out"
+    )
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"gradwire serve: {message}", err=True)
+    sys.exit(code)
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    sys.exit(EXIT_TERMINATED)

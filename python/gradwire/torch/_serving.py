@@ -1,0 +1,108 @@
+"""A dedicated parameter server: a process that calls no collective and sums what the workers push.
+
+It needs no configuration: worker 0 publishes what all ranks must agree about, and the policy of each call travels with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gradwire.config import Config
+from gradwire.errors import ConfigError, RendezvousError
+from gradwire.torch._rendezvous import Served, first_worker, form_served_group
+from gradwire.torch._runtime import configure
+
+LEAVE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a server process is asked to do.
+
+    Attributes:
+        index: number of this server, from 0.
+        servers, workers: so many there are; None: as worker 0 says. What it says otherwise is an error.
+        memory_bytes: that the sums in flight may take.
+        timeout_s: longest wait for the workers, and for the other servers.
+    """
+
+    index: int
+    servers: int | None
+    workers: int | None
+    memory_bytes: int
+    timeout_s: float
+
+
+def open_store(address: str, timeout_s: float) -> Any:
+    """The Store at `tcp://host:port` or `file:///path`, where the workers meet.
+
+    Raises:
+        ConfigError: the address is neither.
+        RendezvousError: nobody answers there.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    kind, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if kind == "file" and place:
+        return dist.FileStore(place, -1)
+    if kind != "tcp" or not host or not port.isdigit():
+        allowed = "tcp://host:port | file:///path"
+        raise ConfigError(
+            f"store = {address!r} is not allowed: {allowed}", field="store", value=address, allowed=allowed
+        )
+    try:
+        return dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timeout)
+    except RuntimeError as error:  # DistNetworkError and DistStoreError are
+        raise RendezvousError(f"no Store answers at {address}: {error}") from error
+
+
+def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> dict[str, Any]:
+    """Serves the default group of the workers that meet at `store`, until all of them have left in good order.
+
+    Args:
+        store: as the workers have it, without prefixes.
+        service: this server.
+        on_ready: called once, when every worker and every server is connected.
+
+    Returns:
+        The group's statistics; `served` among them says what this server did.
+
+    Raises:
+        ConfigError, SettingsMismatchError: the workers were told of other servers or settings.
+        RendezvousError: the workers did not come, or cannot be reached.
+        GroupError: a worker died, or the group failed for another reason.
+    """
+    round_number, first = first_worker(store, service.index, service.timeout_s)
+    settings = Config(**first["settings"])
+    served = Served(
+        first["workers"] + service.index, first["workers"], settings.dedicated_servers(), service.memory_bytes
+    )
+    _compare(service, served)
+    # The kernel chooses the port, so that a server beside workers takes none of theirs; GRADWIRE_PORT says otherwise.
+    configure(Config(**{**first["settings"], "port": 0}))
+    _, group = form_served_group(store, served, service.timeout_s, round_number)
+    try:
+        on_ready(served)
+        group.wait_for_workers()
+        return group.stats()
+    finally:
+        group.leave(LEAVE_TIMEOUT_S)
+
+
+def _compare(service: Service, served: Served) -> None:
+    for field, ours, theirs in (
+        ("servers", service.servers, served.servers),
+        ("workers", service.workers, served.workers),
+    ):
+        if ours is not None and ours != theirs:
+            raise ConfigError(f"{field} = {ours}: the workers say {theirs}", field=field, value=ours, allowed=theirs)
+    if service.index >= served.servers:
+        allowed = f"0 to {served.servers - 1}, since the workers expect {served.servers} server(s)"
+        raise ConfigError(
+            f"index = {service.index} is not allowed: {allowed}", field="index", value=service.index, allowed=allowed
+        )

@@ -1,0 +1,99 @@
+"""Dedicated parameter servers as processes of their own; see bodies/served.py and bodies/served_killed.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from launch import Outcome, checks_of, launch
+
+COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "serve"]
+WORKERS = 2
+
+
+@contextmanager
+def servers(folder: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """`gradwire serve` for each of `count` servers; whoever has not ended by itself is killed."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "MASTER_"))}
+    commands = [
+        [
+            *COMMAND,
+            "--index",
+            str(index),
+            "--store",
+            f"file://{folder / 'store'}",
+            "--json",
+            str(folder / f"server-{index}"),
+        ]
+        for index in range(count)
+    ]
+    running = [subprocess.Popen(c, env=clean, stderr=subprocess.PIPE, text=True) for c in commands]
+    try:
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def settings(count: int) -> dict[str, str]:
+    """The workers' environment."""
+    return {
+        "GRADWIRE_SERVER_MODE": "dedicated",
+        "GRADWIRE_SERVERS": str(count),
+        "GRADWIRE_PEER_TIMEOUT_S": "2",
+    }
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[tuple[int, str]], list[dict[str, int]]]:
+    """A training with two servers: the workers' outcome, and each server's status, words and statistics."""
+    folder = tmp_path_factory.mktemp("served")
+    with servers(folder, 2) as running:
+        # Short silences are no deaths here: the machine may be busy.
+        outcome = launch("served", WORKERS, folder, env={**settings(2), "GRADWIRE_PEER_TIMEOUT_S": "20"})
+        ends = [(process.communicate(timeout=60)[1], process.returncode) for process in running]
+    numbers = [json.loads((folder / f"server-{i}").read_text()) if not code else {} for i, (_, code) in enumerate(ends)]
+    return outcome, [(code, text) for text, code in ends], numbers
+
+
+@pytest.mark.parametrize("check", checks_of("served"))
+def test_served(served: tuple[Outcome, list[tuple[int, str]], list[dict[str, int]]], check: str) -> None:
+    served[0].require(check)
+
+
+# test of: ltp/dedicated-servers
+def test_servers_end_by_themselves_when_the_last_worker_has_left(
+    served: tuple[Outcome, list[tuple[int, str]], list[dict[str, int]]],
+) -> None:
+    outcome, ends, numbers = served
+    outcome.require_clean_exit()
+    for index, (code, text) in enumerate(ends):
+        assert code == 0, text + outcome.transcript()
+        assert f"server {index} of 2 serves 2 workers" in text
+        assert "every worker has left" in text
+    for index, stats in enumerate(numbers):
+        assert stats["index"] == index
+        assert stats["served"]["calls"] > 10
+        assert stats["served"]["elems_received"] > 0
+
+
+# test of: ltp/dedicated-servers
+@pytest.mark.parametrize("victim", ["server", "worker"])
+def test_death_is_named_to_every_survivor(tmp_path: Path, victim: str) -> None:
+    with servers(tmp_path, 1) as (server,):
+        env = {**settings(1), "GRADWIRE_TEST_VICTIM": str(server.pid) if victim == "server" else victim}
+        dead = [1] if victim == "worker" else []
+        outcome = launch("served_killed", WORKERS, tmp_path, env=env, expected_dead=dead)
+        outcome.require("check_whoever_survives_is_told_who_died")
+        words = server.communicate(timeout=60)[1]
+    if victim == "worker":
+        assert server.returncode == 1, words
+        assert "rank 1 " in words
+        assert "is lost" in words
