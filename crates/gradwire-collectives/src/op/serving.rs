@@ -3,7 +3,7 @@
 use super::{Name, Op, PRIORITY_IN_ORDER};
 use crate::call::Call;
 use crate::memory::Pool;
-use crate::schedules::{schedule_of_server, Place, Target};
+use crate::schedules::{schedule_of_server, shard_bytes_of_server, Place, Target};
 use crate::settings::CallSettings;
 use crate::{Algorithm, Collective, ReduceOp, Request, View};
 use gradwire_core::TransferId;
@@ -18,7 +18,7 @@ impl Op {
         name: Name,
         pool: &mut Pool,
     ) -> Self {
-        let (bytes, schedule) = schedule_of_server(&call, place);
+        let (bytes, schedule) = (shard_bytes_of_server(&call, place), schedule_of_server(&call, place));
         // SAFETY: the buffer is kept with the operation, is at least so long, and nobody else touches it.
         let output = unsafe { View::new(buffer.as_mut_ptr(), bytes) };
         let algorithm = Algorithm::ParameterServer;
@@ -36,7 +36,7 @@ impl Op {
 
     /// Bytes of the buffer that [`Op::serving`] needs, and of the float32 in which halves are summed beside it.
     pub(crate) fn bytes_of_serving(call: &Call, place: Place) -> (usize, usize) {
-        let (bytes, _) = schedule_of_server(call, place);
+        let bytes = shard_bytes_of_server(call, place);
         (bytes, if call.dtype().is_half() { bytes.saturating_mul(2) } else { 0 })
     }
 

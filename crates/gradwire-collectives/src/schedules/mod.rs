@@ -59,9 +59,14 @@ impl Place {
         }
     }
 
-    /// Every other rank, the next one first.
+    /// Other ranks that call collectives: all of them, for a dedicated server.
+    fn peers(&self) -> u32 {
+        self.world_size - u32::from(self.rank < self.world_size)
+    }
+
+    /// Every other rank that calls collectives, the next one first.
     fn others(self) -> impl Iterator<Item = u32> {
-        (1..self.world_size).map(move |distance| self.after(distance))
+        (1..=self.peers()).map(move |distance| self.after(distance))
     }
 }
 
@@ -146,26 +151,7 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
         return Box::new(direct::Direct::barrier(place));
     }
     match request.collective {
-        Collective::AllReduce { .. } => {
-            let layout = Layout::new(request.output.len(), place.world_size as usize, place.chunk_bytes);
-            let in_place = request.input.overlaps(&request.output);
-            match algorithm {
-                Algorithm::Ring => Box::new(ring::Ring::new(place, layout)),
-                Algorithm::HalvingDoubling => {
-                    Box::new(halving::HalvingDoubling::new(place, request.output.len()))
-                }
-                Algorithm::ParameterServer => {
-                    let has_settings = Call::of(request, algorithm).has_settings();
-                    Box::new(server::ParameterServer::new(
-                        place,
-                        request.output.len(),
-                        in_place,
-                        has_settings,
-                    ))
-                }
-                _ => Box::new(transpose::Transpose::new(place, layout, in_place)),
-            }
-        }
+        Collective::AllReduce { .. } => all_reduce(request, algorithm, place),
         Collective::Broadcast { root } => {
             Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
         }
@@ -173,10 +159,30 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
     }
 }
 
-/// What the dedicated server of `place` does for `call`, with the bytes of the shard that it reduces.
-pub(crate) fn schedule_of_server(call: &Call, place: Place) -> (usize, Box<dyn Schedule>) {
-    let serving = server::Serving::new(place, call.bytes().unwrap_or(0), call.has_settings());
-    (serving.bytes(), Box::new(serving))
+fn all_reduce(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn Schedule> {
+    let (bytes, in_place) = (request.output.len(), request.input.overlaps(&request.output));
+    match algorithm {
+        Algorithm::Ring => {
+            let layout = Layout::new(bytes, place.world_size as usize, place.chunk_bytes);
+            Box::new(ring::Ring::new(place, layout))
+        }
+        Algorithm::HalvingDoubling => Box::new(halving::HalvingDoubling::new(place, bytes)),
+        Algorithm::ParameterServer => {
+            let has_settings = Call::of(request, algorithm).has_settings();
+            Box::new(server::worker(place, bytes, in_place, has_settings))
+        }
+        _ => Box::new(transpose::Transpose::rotating(place, bytes, in_place)),
+    }
+}
+
+/// What the dedicated server of `place` does for `call`.
+pub(crate) fn schedule_of_server(call: &Call, place: Place) -> Box<dyn Schedule> {
+    Box::new(server::dedicated(place, call.bytes().unwrap_or(0), call.has_settings()))
+}
+
+/// Bytes of the shard that the dedicated server of `place` reduces for `call`.
+pub(crate) fn shard_bytes_of_server(call: &Call, place: Place) -> usize {
+    server::shard_bytes(place, call.bytes().unwrap_or(0))
 }
 
 fn is_empty(request: &Request) -> bool {

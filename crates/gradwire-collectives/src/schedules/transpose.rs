@@ -12,151 +12,223 @@
 //! late holds one slot of each peer until it comes (its own sends, I at a time, are then still the longest chain), and
 //! a rank that is dead ends the group with the silence of its connection.
 //!
+//! Parameter servers ([`super::server`]) are other owners of the shards, and everything else is the same: a dedicated one
+//! owns a shard and contributes nothing to it.
+//!
 //! In place, the result of a shard must not overwrite what is still being sent: the receive of stage two is posted
 //! when the send of the same memory has concluded.
 
 use super::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
+use crate::settings::CallSettings;
 use std::ops::Range;
+
+/// A rank that reduces a shard, and sends the result to everybody.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Owner {
+    pub(super) rank: u32,
+    /// Bytes of the bucket.
+    pub(super) shard: Range<usize>,
+}
 
 // claim: ultima/transpose, ultima/incast-factor
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Transpose {
     place: Place,
-    layout: Layout,
+    /// Every other owner, the first to be sent to first.
+    owners: Vec<Owner>,
+    /// What this rank reduces; empty: nothing.
+    own: Range<usize>,
     in_place: bool,
+    /// It contributes to its own shard. A dedicated server only sums.
+    contributes: bool,
+    /// Contributions follow the settings of the call: owners know nothing else of it.
+    has_settings: bool,
     contributions_open: u32,
     /// Sends of each stage that may be posted beside those that are open.
     slots: [u32; 2],
-    /// Distance to the receiver of the next contribution, and of the next result; the world size: none is left.
-    next_contribution: u32,
+    /// The owner that gets the next contribution, and the distance to the receiver of the next result; beyond the last
+    /// one: none is left, or none is there yet.
+    next_contribution: usize,
     next_result: u32,
 }
 
 impl Transpose {
-    pub(super) fn new(place: Place, layout: Layout, in_place: bool) -> Self {
-        let (slots, none) = ([place.incast; 2], place.world_size);
+    /// `own` of the bucket is reduced here, the shards of `owners` by them; all is sent at once.
+    pub(super) fn new(place: Place, owners: Vec<Owner>, own: Range<usize>) -> Self {
         Self {
             place,
-            layout,
-            in_place,
+            next_contribution: owners.len(),
+            owners,
+            own,
+            in_place: false,
+            contributes: true,
+            has_settings: false,
             contributions_open: 0,
-            slots,
-            next_contribution: none,
-            next_result: none,
+            slots: [u32::MAX; 2],
+            next_result: place.peers() + 1,
         }
     }
 
-    /// The shard that `rank` is responsible for in this collective.
-    fn shard_of(&self, rank: u32) -> Range<usize> {
-        let rotation = self.place.sequence % u64::from(self.place.world_size);
-        self.layout.shard(rank as usize + rotation as usize)
+    /// Every rank has a shard, another one in each collective, and at most `place.incast` senders share a receiver.
+    pub(super) fn rotating(place: Place, bytes: usize, in_place: bool) -> Self {
+        let layout = Layout::new(bytes, place.world_size as usize, place.chunk_bytes);
+        let rotation = (place.sequence % u64::from(place.world_size)) as usize;
+        let owner = |rank: u32| Owner { rank, shard: layout.shard(rank as usize + rotation) };
+        let owners = place.others().map(owner).filter(|owner| !owner.shard.is_empty()).collect();
+        let all = Self::new(place, owners, owner(place.rank).shard).in_place(in_place);
+        Self { slots: [place.incast; 2], ..all }
+    }
+
+    /// Results are written where contributions are read.
+    pub(super) fn in_place(self, in_place: bool) -> Self {
+        Self { in_place, ..self }
+    }
+
+    /// This rank has no tensors: its shard is the whole of its memory.
+    pub(super) fn summing_only(self) -> Self {
+        Self { contributes: false, ..self }
+    }
+
+    /// Contributions follow what the owners are told about the call.
+    pub(super) fn with_settings(self, has_settings: bool) -> Self {
+        Self { has_settings, ..self }
+    }
+
+    fn post_settings(&self, to: u32, posts: &mut Vec<Post>) {
+        let (side, range, loss) = (Side::Settings, 0..CallSettings::BYTES, Loss::Never);
+        posts.push(Post::Send { to, index: SETTINGS, side, range, weights: None, loss });
+    }
+
+    fn expect_settings(&self, from: u32, posts: &mut Vec<Post>) {
+        let (target, bytes) = (Target::Settings, CallSettings::BYTES);
+        posts.push(Post::Receive { from, index: SETTINGS, target, bytes, loss: Loss::Never });
+    }
+
+    fn expect_contribution(&self, from: u32, posts: &mut Vec<Post>) {
+        let (target, bytes) = (Target::Add { at: 0, chunk: 0 }, self.own.len());
+        posts.push(Post::Receive { from, index: REDUCE, target, bytes, loss: contribution_loss(bytes) });
     }
 
     // claim: ltp/exact-broadcast, auto/identical-replicas
-    fn post_gather(&self, from: u32, posts: &mut Vec<Post>) {
-        let shard = self.shard_of(from);
-        posts.push(Post::Receive {
-            from,
-            index: GATHER,
-            target: Target::Place(shard.start),
-            bytes: shard.len(),
-            loss: Loss::In(Stage::Gather),
-        });
+    fn expect_result(&self, owner: &Owner, posts: &mut Vec<Post>) {
+        let Owner { rank: from, shard } = owner;
+        if !shard.is_empty() {
+            let (target, loss) = (Target::Place(shard.start), Loss::In(Stage::Gather));
+            posts.push(Post::Receive { from: *from, index: GATHER, target, bytes: shard.len(), loss });
+        }
     }
 
-    fn finish_result(&mut self, memory: &mut Memory, posts: &mut Vec<Post>) {
-        let own = self.shard_of(self.place.rank);
-        memory.finish(&(0..own.len()), 0);
-        self.next_result = 1;
-        self.post_sends(posts);
+    /// Prepares the sum, and waits for what the others contribute to it.
+    fn start_sum(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
+        let chunks = self.own.len().div_ceil(self.place.chunk_bytes).max(1);
+        if self.contributes {
+            memory.accumulate_in(self.own.clone(), &self.own, chunks, true, pool);
+        } else {
+            memory.accumulate_nothing(self.own.len(), chunks, pool);
+        }
+        self.contributions_open = self.place.peers();
+        for from in self.place.others() {
+            if self.has_settings {
+                self.expect_settings(from, posts);
+            } else {
+                self.expect_contribution(from, posts);
+            }
+        }
+    }
+
+    /// Sends the result to everybody when every contribution is in.
+    fn finish_sum(&mut self, memory: &mut Memory, posts: &mut Vec<Post>) {
+        if self.contributions_open == 0 && !self.own.is_empty() {
+            memory.finish(&(0..self.own.len()), 0);
+            self.next_result = 1;
+            self.post_sends(posts);
+        }
     }
 
     /// Posts sends while there are slots.
     fn post_sends(&mut self, posts: &mut Vec<Post>) {
-        let world_size = self.place.world_size;
-        while self.slots[REDUCE as usize] > 0 && self.next_contribution < world_size {
-            let to = self.place.after(self.next_contribution);
+        while self.slots[REDUCE as usize] > 0 && self.next_contribution < self.owners.len() {
+            let Owner { rank: to, shard: range } = self.owners[self.next_contribution].clone();
             self.next_contribution += 1;
-            self.post_send(to, REDUCE, posts);
+            self.slots[REDUCE as usize] -= 1;
+            if self.has_settings {
+                self.post_settings(to, posts);
+            }
+            let loss = contribution_loss(range.len());
+            posts.push(Post::Send { to, index: REDUCE, side: Side::Input, range, weights: None, loss });
         }
-        while self.slots[GATHER as usize] > 0 && self.next_result < world_size {
+        while self.slots[GATHER as usize] > 0 && self.next_result <= self.place.peers() {
             let to = self.place.after(self.next_result);
             self.next_result += 1;
-            self.post_send(to, GATHER, posts);
-        }
-    }
-
-    fn post_send(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
-        let (side, owner, stage) = match index {
-            REDUCE => (Side::Input, to, Stage::Reduce),
-            _ => (Side::Output, self.place.rank, Stage::Gather),
-        };
-        let range = self.shard_of(owner);
-        if !range.is_empty() {
-            self.slots[index as usize] -= 1;
-            posts.push(Post::Send { to, index, side, range, weights: None, loss: Loss::In(stage) });
+            self.slots[GATHER as usize] -= 1;
+            let (side, range, loss) = (Side::Output, self.own.clone(), Loss::In(Stage::Gather));
+            posts.push(Post::Send { to, index: GATHER, side, range, weights: None, loss });
         }
     }
 }
 
 impl Schedule for Transpose {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
-        let own = self.shard_of(self.place.rank);
-        memory.accumulate_in(own.clone(), &own, self.layout.chunks_per_shard(), true, pool);
-        self.next_contribution = 1;
+        self.next_contribution = 0;
         self.post_sends(posts);
         if !self.in_place {
-            let owners = self.place.others().filter(|rank| !self.shard_of(*rank).is_empty());
-            owners.for_each(|from| self.post_gather(from, posts));
+            self.owners.iter().for_each(|owner| self.expect_result(owner, posts));
         }
-        if own.is_empty() {
-            return;
-        }
-        self.contributions_open = self.place.world_size - 1;
-        for from in self.place.others() {
-            posts.push(Post::Receive {
-                from,
-                index: REDUCE,
-                target: Target::Add { at: 0, chunk: 0 },
-                bytes: own.len(),
-                loss: Loss::In(Stage::Reduce),
-            });
-        }
-        if self.contributions_open == 0 {
-            self.finish_result(memory, posts);
+        if !self.own.is_empty() || !self.contributes {
+            self.start_sum(memory, pool, posts);
+            self.finish_sum(memory, posts);
         }
     }
 
     fn on_received(&mut self, _from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>) {
-        if index == REDUCE {
-            self.contributions_open -= 1;
-            if self.contributions_open == 0 {
-                self.finish_result(memory, posts);
+        match index {
+            REDUCE => {
+                self.contributions_open -= 1;
+                self.finish_sum(memory, posts);
             }
+            // The first worker's are everybody's: their fingerprint is compared with every transfer.
+            SETTINGS if std::mem::replace(&mut self.has_settings, false) => {
+                self.place.others().for_each(|from| self.expect_contribution(from, posts));
+            }
+            _ => {}
         }
     }
 
     fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
         if index == REDUCE && self.in_place {
-            self.post_gather(to, posts);
+            let owner = self.owners.iter().find(|owner| owner.rank == to);
+            owner.into_iter().for_each(|owner| self.expect_result(owner, posts));
         }
     }
 
     fn on_concluded(&mut self, _to: u32, index: u32, posts: &mut Vec<Post>) {
-        self.slots[index as usize] += 1;
-        self.post_sends(posts);
+        if index != SETTINGS {
+            self.slots[index as usize] += 1;
+            self.post_sends(posts);
+        }
     }
 
     fn has_more(&self) -> bool {
-        self.next_contribution.min(self.next_result) < self.place.world_size
+        self.next_contribution < self.owners.len() || self.next_result <= self.place.peers()
+    }
+}
+
+/// An empty shard is a bare signal.
+fn contribution_loss(bytes: usize) -> Loss {
+    if bytes == 0 {
+        Loss::Never
+    } else {
+        Loss::In(Stage::Reduce)
     }
 }
 
 const REDUCE: u32 = 0;
 const GATHER: u32 = 1;
+/// What a dedicated server is told about the call, from each worker.
+const SETTINGS: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -185,8 +257,7 @@ mod tests {
             let divide_by = DivideBy::Contributions;
             let reduction = Reduction { dtype, reduce, world_size: world_size as u16, divide_by };
             let memory = Memory::new((view, view, View::EMPTY), reduction, 64);
-            let layout = Layout::new(bytes.len(), world_size as usize, 64);
-            Self { schedule: Transpose::new(place, layout, true), memory, _bytes: bytes }
+            Self { schedule: Transpose::rotating(place, bytes.len(), true), memory, _bytes: bytes }
         }
     }
 
