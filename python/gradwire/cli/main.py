@@ -8,7 +8,7 @@ import click
 
 from gradwire import __version__
 
-_COMMANDS = {"demo": "gradwire.cli.demo", "serve": "gradwire.cli.serve"}
+_COMMANDS = {"demo": "gradwire.cli.demo", "serve": "gradwire.cli.serve", "switch": "gradwire.cli.switch"}
 
 
 class _LazyGroup(click.Group):

@@ -8,6 +8,8 @@ that the switch can route between them by address without a bridge.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from gradwire.lab.cluster import MTU_BYTES, Cluster, Link, _mac
 from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.uml_switch import UmlSwitch
@@ -49,6 +51,23 @@ class UmlCluster(Cluster):
         assert self._switch is not None
         for port in range(self.hosts):
             self._switch.mark_long_queues(port, self.link.rate_mbit, threshold_bytes, self.link.buffer_bytes)
+
+    def configure(self, port: int, commands_of: Callable[[str], Sequence[str]]) -> None:
+        """Runs shell commands on the switch for one port, for example those of `gradwire.switch.linux`.
+
+        Replaces what the link says about that port: rate, delay, losses, buffer.
+
+        Args:
+            port: number of the host behind it.
+            commands_of: given the port's name on the switch, the commands.
+        """
+        assert self._switch is not None
+        self._switch.run(*commands_of(f"vec{port}"))
+
+    def port_statistics(self, port: int) -> str:
+        """What `tc -s qdisc show` says about a port."""
+        assert self._switch is not None
+        return self._switch.run(f"tc -s qdisc show dev vec{port}")
 
     def loss_counters(self) -> LossCounters:
         """Packets that left the ports since `set_loss`, and those that the ports dropped (by chance or for want of buffer)."""

@@ -8,7 +8,7 @@ import ctypes
 import os
 import subprocess
 
-MODULES = ("sch_tbf", "sch_netem", "sch_prio", "sch_red")
+MODULES = ("sch_tbf", "sch_netem", "sch_prio", "sch_red", "cls_u32")
 
 
 def load(module: str) -> None:

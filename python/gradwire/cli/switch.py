@@ -1,0 +1,140 @@
+"""`gradwire switch`: options, and where the configuration goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from gradwire.config import PRESETS, Config
+from gradwire.errors import ConfigError
+from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
+from gradwire.switch.layers import read_layers
+from gradwire.switch.plan import DEFAULT_STEP, QUEUES_MAX, Wish
+
+_EPILOG = """
+\b
+Examples:
+  gradwire switch --os sonic --rate 100000 --buffer 512 --port Ethernet0 --port Ethernet4 > gradwire.json
+  gradwire switch --os tc --rate 1000 --buffer 256 --port eth1 --layers model.pt --out port.sh
+  gradwire switch --os eos --rate 25000 --buffer 512 --thresholds optimal --layers 9408,73984,280064 --plot plan.png
+
+\b
+The job must set the code points that the switch reads: those of this command's environment (GRADWIRE_CLASSES, ...), which
+the summary repeats. Nothing is changed by this command: it only writes. docs/switch.md explains each line.
+
+\b
+Exit status: 0 written, 2 wrong usage or numbers that do not fit together.
+"""
+
+_DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": "swp1", "eos": "Ethernet1"}
+
+
+@click.command(name="switch", epilog=_EPILOG, context_settings={"show_default": True})
+@click.option(
+    "--os", "system", type=click.Choice(sorted(_DEFAULT_PORTS)), required=True, help="What runs on the switch."
+)
+@click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Mbit/s of a port.")
+@click.option(
+    "--buffer", "buffer_kb", required=True, type=click.FloatRange(min=1), help="KB (1000 bytes) that a port may hold."
+)
+@click.option("--port", "ports", multiple=True, help="Name of a port; repeatable.", show_default="the first one")
+@click.option("--queues", default=QUEUES_MAX, type=click.IntRange(2, QUEUES_MAX), help="Queues of a port.")
+@click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
+              show_default="GRADWIRE_CLASSES, or one for each queue but control's")  # fmt: skip
+@click.option("--preset", default="mlt", type=click.Choice(PRESETS), help="Of the job: decides its code points.")
+@click.option("--layers", "layers_text", metavar="SIZES", help="Sizes of the model's layers, front to back: a list with commas, a JSON "
+              "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
+@click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),
+              help="T (1, 1+d, 1+2d, ..), or the optimum of MLT's appendix B (needs scipy).")  # fmt: skip
+@click.option("--first", "first_kb", type=click.FloatRange(min=1), help="T, in KB.", show_default="from the buffer")
+@click.option("--step", default=DEFAULT_STEP, type=click.FloatRange(min=0), help="d.")
+@click.option("--load", default=Wish.load, type=click.FloatRange(min=0, min_open=True, max=10),
+              help="Arrivals as a share of the rate, for the expected losses.")  # fmt: skip
+@click.option("--small", "small_share", default=Wish.small_share, type=click.FloatRange(0, 1, min_open=True, max_open=True),
+              help="Share of unimportant packets.")  # fmt: skip
+@click.option("--large-cost", default=Wish.large_cost, type=click.FloatRange(min=0, min_open=True),
+              help="Cost of losing an important packet; an unimportant one costs 1.")  # fmt: skip
+@click.option("--back-cost", default=Wish.back_cost, type=click.FloatRange(min=0, min_open=True),
+              help="Cost of losing a packet of the last layers; one of the first costs 1.")  # fmt: skip
+@click.option("--tx-queue", "queue_word", default="uc-tx-queue", type=click.Choice(["uc-tx-queue", "tx-queue"]),
+              help="EOS: what the platform calls its queues.")  # fmt: skip
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw thresholds and expected losses here."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the plan itself instead of a configuration.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the configuration here.",
+              show_default="standard output")  # fmt: skip
+def command(
+    *,
+    system: str,
+    rate: float,
+    buffer_kb: float,
+    ports: tuple[str, ...],
+    queues: int,
+    classes: int | None,
+    preset: str,
+    layers_text: str | None,
+    first_kb: float | None,
+    queue_word: str,
+    plot: Path | None,
+    as_json: bool,
+    out: Path | None,
+    **wishes: float | str,
+) -> None:
+    """Write the configuration that a switch needs to tell gradients apart.
+
+    Strict-priority queues by code point, control first, then the layers from front to back, and in each data queue a
+    threshold above which unimportant gradients are dropped (MLT 5.2, DLCP 4.2).
+    """
+    try:
+        base = Config(preset=preset, classes=classes or queues - 1)
+        config = base if classes else Config.from_env(base)
+        layers = read_layers(layers_text) if layers_text else []
+        wish = Wish(first_bytes=first_kb and first_kb * 1000, **wishes)  # type: ignore[arg-type]
+        plan = make_plan(rate, round(buffer_kb * 1000), config, queues=queues, layers=layers, wish=wish)
+        if plot is not None:
+            from gradwire.switch import picture
+
+            picture.draw(plan, plot)
+    except (SwitchError, ConfigError, ImportError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+    named = list(ports) or [_DEFAULT_PORTS[system]]
+    text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        out.write_text(text)
+    _summarize(plan)
+
+
+def _written(system: str, plan: SwitchPlan, ports: list[str], queue_word: str) -> str:
+    writers: dict[str, Callable[[], str]] = {
+        "tc": lambda: linux.script(plan, ports),
+        "sonic": lambda: sonic.document(plan, ports),
+        "onyx": lambda: "\n".join(nvidia.onyx(plan, ports)) + "\n",
+        "cumulus": lambda: "\n".join(nvidia.cumulus(plan, ports)) + "\n",
+        "eos": lambda: "\n".join(arista.commands(plan, ports, queue_word)) + "\n",
+    }
+    return writers[system]()
+
+
+def _summarize(plan: SwitchPlan) -> None:
+    """To standard error, so that the configuration can be piped."""
+    click.echo(
+        f"{'queue':<9} {'DSCP':<11} {'layers':>7} {'S, KB':>8} {'L, KB':>8} {'S, ms':>8}   expected loss, small / large",
+        err=True,
+    )
+    for queue in plan.queues:
+        points = ",".join(map(str, queue.code_points)) or "others"
+        if queue.threshold_bytes is None:
+            click.echo(f"{queue.name:<9} {points:<11} {'':>7} {'':>8} {queue.limit_bytes / 1000:>8.1f}", err=True)
+            continue
+        click.echo(
+            f"{queue.name:<9} {points:<11} {queue.share:>7.1%} {queue.threshold_bytes / 1000:>8.1f} {queue.limit_bytes / 1000:>8.1f}"
+            f" {plan.wait_ms(queue.threshold_bytes):>8.3f}   {queue.small_loss:.2e} / {queue.large_loss:.2e}",
+            err=True,
+        )
+    click.echo("for the job: " + " ".join(f"{name}={value}" for name, value in plan.environment.items()), err=True)

@@ -1,0 +1,36 @@
+"""The plan for Arista EOS: a QoS profile and the maps that lead to it.
+
+Transmit queues are called `uc-tx-queue` on the platforms with separate unicast queues (Trident, Tomahawk: 7050X, 7060X) and
+`tx-queue` on the others (Jericho: 7280R, 7500R).
+"""
+
+from __future__ import annotations
+
+from gradwire.switch.plan import FRAME_BYTES, SwitchPlan
+
+NAME = "gradwire"
+
+
+def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue") -> list[str]:
+    """Lines for configuration mode."""
+    table = plan.queue_of_code_points()
+    lines = [
+        "! what is not ECN-capable is dropped above a threshold, not let through",
+        "no qos random-detect ecn allow non-ect",
+    ]
+    for number, _ in plan.numbered():
+        points = " ".join(str(point) for point, of in table.items() if of == number)
+        if points:
+            lines.append(f"qos map dscp {points} to traffic-class {number}")
+        lines.append(f"qos map traffic-class {number} to tx-queue {number}")
+    lines += ["!", f"qos profile {NAME}", "   qos trust dscp"]
+    for number, queue in plan.numbered():
+        lines += [f"   {queue_word} {number}", "      priority strict"]
+        if queue.threshold_bytes is not None:
+            lines.append(
+                f"      random-detect ecn minimum-threshold {queue.threshold_bytes} bytes maximum-threshold"
+                f" {queue.threshold_bytes + FRAME_BYTES} bytes max-mark-probability 100 weight 0"
+            )
+    for port in ports:
+        lines += ["!", f"interface {port}", f"   service-profile {NAME}"]
+    return [*lines, "!"]

@@ -1,0 +1,62 @@
+"""The plan for Linux: `tc` commands for a port of a machine that forwards.
+
+    tbf (rate) > prio (a band for each queue, strict) > red with ecn (selective dropping), or a fifo
+
+RED as Linux has it, read from its sources (net/sched/sch_red.c) and tested in the lab: below `min` it does nothing; from
+`max` on every packet is marked if it is ECN-capable and dropped if it is not (without `harddrop`, which would drop it all
+the same, and without `nodrop`, which would keep it); between them by chance, so they lie one frame apart. There is no gentle
+region. `burst` gives the average the weight 1/2, the largest there is, so that it follows the queue at once.
+"""
+
+from __future__ import annotations
+
+from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
+
+_TBF_BURST_FRAMES = 4  # what leaves back to back; smaller would cost a timer interrupt for each packet
+_TBF_BURST_SECONDS = 250e-6  # at high rates as much as comes between two wake-ups of a timer
+
+
+# claim: mlt/selective-dropping
+def commands(plan: SwitchPlan, device: str) -> list[str]:
+    """Lines for a shell; each begins with `tc`. They replace whatever queueing the device has."""
+    bands = len(plan.queues)
+    burst = int(max(_TBF_BURST_FRAMES * FRAME_BYTES, plan.rate_mbit * 1e6 / 8 * _TBF_BURST_SECONDS))
+    rate = f"{plan.rate_mbit * 1e6:.0f}bit"
+    # Without a code point of ours: the last band. Linux's own control priority (7) is the first's.
+    bands_of_priorities = [0 if priority == 7 else bands - 1 for priority in range(16)]
+    priorities = " ".join(map(str, bands_of_priorities))
+    lines = [
+        f"tc qdisc replace dev {device} root handle 1: tbf rate {rate} burst {burst} limit {plan.buffer_bytes}",
+        f"tc qdisc replace dev {device} parent 1:1 handle 10: prio bands {max(bands, 2)} priomap {priorities}",
+    ]
+    for band, queue in enumerate(plan.queues, 1):
+        lines.append(
+            f"tc qdisc replace dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, rate)}"
+        )
+    # The protocol and the order number alone name a filter, so that a second run replaces and does not pile up.
+    lines.append(f"tc filter del dev {device} parent 10: 2>/dev/null || true")
+    for band, queue in enumerate(plan.queues, 1):
+        lines += [
+            f"tc filter add dev {device} parent 10: protocol ip prio 1 u32 match ip dsfield {point << 2:#04x} 0xfc"
+            f" flowid 10:{band:x}"
+            for point in queue.code_points
+        ]
+    return lines
+
+
+def script(plan: SwitchPlan, devices: list[str]) -> str:
+    """A shell script for these devices."""
+    lines = ["#!/bin/sh", "# Queues and selective dropping for gradwire. Undo: tc qdisc del dev DEVICE root", "set -e"]
+    for device in devices:
+        lines += commands(plan, device)
+    return "\n".join(lines) + "\n"
+
+
+def _discipline(queue: Queue, rate: str) -> str:
+    if queue.threshold_bytes is None:
+        return f"bfifo limit {queue.limit_bytes}"
+    low = queue.threshold_bytes
+    return (
+        f"red limit {queue.limit_bytes} min {low} max {low + FRAME_BYTES} avpkt {FRAME_BYTES}"
+        f" burst {low // FRAME_BYTES + 1} probability 1 bandwidth {rate} ecn"
+    )

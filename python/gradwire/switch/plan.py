@@ -1,0 +1,236 @@
+"""What a switch's port is to do, whoever made the switch: which packets go to which queue, and where each one drops.
+
+    queue 0        control, served before everything else; nothing is dropped in it but for want of its own room
+    queue 1 .. C   one for each traffic class of the transport, front layers first; above its threshold S a queue drops what
+                   is not ECN-capable (unimportant gradients), and marks the rest; above its limit L it drops everything
+    queue C + 1    all other traffic, where there is a queue left; else it shares the last class's
+
+Code points are those that the transport sets, from the same configuration and environment (`gradwire.config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradwire.config import Config
+from gradwire.switch import thresholds
+from gradwire.switch.errors import SwitchError
+from gradwire.switch.layers import class_shares
+
+FRAME_BYTES = 1514  # a full Ethernet frame, which is what a queue holds
+QUEUES_MAX = 8  # traffic classes of a port (IEEE 802.1Q)
+CONTROL_SHARE = 1 / 8  # of the buffer: control is a few packets of 100 bytes for each data packet's 1500
+NETWORK_CONTROL = (48, 56)  # CS6 and CS7, what routers tell each other: never behind gradients
+DEFAULT_STEP = 0.5  # d of DLCP 4.2, which names none; thresholds of 7 queues then span a factor of 4
+_THRESHOLD_SHARE = 0.5  # of a queue's limit, where thresholds follow from the buffer: the rest is for important packets
+
+
+@dataclass(frozen=True)
+class Queue:
+    """One queue of a port.
+
+    Attributes:
+        name: `control`, `class N` or `other`.
+        code_points: DSCP values that go here; none: everything that has no other queue.
+        threshold_bytes: S: above it a packet that is not ECN-capable is dropped; None: nothing is dropped selectively.
+        limit_bytes: L: what the queue holds.
+        share: of the model's bytes.
+        small_loss: expected loss of unimportant packets by the model of MLT's appendix B.
+        large_loss: of important ones.
+    """
+
+    name: str
+    code_points: tuple[int, ...]
+    threshold_bytes: int | None
+    limit_bytes: int
+    share: float = 0.0
+    small_loss: float | None = None
+    large_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class SwitchPlan:
+    """A port's queues, the first to be served first.
+
+    Attributes:
+        rate_mbit: rate of the port.
+        buffer_bytes: what it may hold in all.
+        queues: at most eight.
+        environment: what the job needs besides, so that it sets these code points.
+        cost: expected cost of the losses; only comparable between plans for the same traffic.
+    """
+
+    rate_mbit: float
+    buffer_bytes: int
+    queues: tuple[Queue, ...]
+    environment: dict[str, str]
+    cost: float
+
+    @property
+    def default_queue(self) -> int:
+        """Number of the queue for everything without a code point of ours: the last."""
+        return len(self.queues) - 1
+
+    def numbered(self) -> list[tuple[int, Queue]]:
+        """Queues with the number that hardware gives them, where the highest is served first."""
+        return [(QUEUES_MAX - 1 - position, queue) for position, queue in enumerate(self.queues)]
+
+    def queue_of_code_points(self) -> dict[int, int]:
+        """For each of the 64 code points the number that hardware gives its queue."""
+        table = dict.fromkeys(range(64), QUEUES_MAX - 1 - self.default_queue)
+        for number, queue in self.numbered():
+            table.update(dict.fromkeys(queue.code_points, number))
+        return table
+
+    def wait_ms(self, size_bytes: int) -> float:
+        """How long the port takes to send so much."""
+        return size_bytes * 8 / (self.rate_mbit * 1e3)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What thresholds are asked for.
+
+    Attributes:
+        method: `arithmetic` or `optimal`.
+        first_bytes: T of the sequence; None: as large as the buffer allows.
+        step: d of the sequence.
+        load: see `thresholds.Traffic`.
+        small_share: theta.
+        large_cost: cost of a lost important packet; a lost unimportant one of the front layers costs 1.
+        back_cost: cost of a loss in the last class, in terms of the first's; those between rise evenly.
+    """
+
+    method: str = "arithmetic"
+    first_bytes: float | None = None
+    step: float = DEFAULT_STEP
+    load: float = 0.9
+    small_share: float = 0.5
+    large_cost: float = 4.0
+    back_cost: float = 2.0
+
+
+# claim: mlt/switch-queues
+def make_plan(
+    rate_mbit: float,
+    buffer_bytes: int,
+    config: Config,
+    *,
+    queues: int = QUEUES_MAX,
+    layers: Sequence[int] = (),
+    wish: Wish | None = None,
+) -> SwitchPlan:
+    """Plans a port.
+
+    Args:
+        rate_mbit: its rate.
+        buffer_bytes: what it may hold.
+        config: of the job; its code points are used, and `auto` ones where it sets none.
+        queues: that the port has, 2 to 8.
+        layers: sizes, front to back, in any unit; none: all classes are alike.
+        wish: which thresholds.
+
+    Raises:
+        SwitchError: they do not fit together.
+    """
+    wish = wish or Wish()
+    points, control = _code_points(config, queues)
+    if rate_mbit <= 0:
+        raise SwitchError(f"a port needs a rate, not {rate_mbit} Mbit/s")
+    if wish.load <= 0 or not 0 < wish.small_share < 1 or wish.step < 0 or min(wish.large_cost, wish.back_cost) <= 0:
+        raise SwitchError(f"load and costs are above 0, the share of small gradients between 0 and 1: {wish}")
+    spare = queues - 1 - len(points)
+    control_bytes = int(buffer_bytes * CONTROL_SHARE)
+    other_bytes = control_bytes if spare > 0 else 0
+    data_bytes = buffer_bytes - control_bytes - other_bytes
+    if data_bytes < 4 * FRAME_BYTES * len(points):
+        least = int(4 * FRAME_BYTES * len(points) / (1 - (2 if spare > 0 else 1) * CONTROL_SHARE)) + 1
+        raise SwitchError(
+            f"{buffer_bytes} bytes of buffer are too little for {len(points)} data queues: {least} at least"
+        )
+    traffic = _traffic(class_shares(layers, len(points)), wish)
+    pairs = _thresholds(traffic, data_bytes, wish)
+    losses = traffic.losses(*_rooms(pairs, wish.small_share))
+    chosen = [Queue("control", (control, *NETWORK_CONTROL), None, control_bytes)]
+    chosen += [
+        Queue(f"class {number}", (point,), low, high, traffic.shares[number], *losses[number])
+        for number, (point, (low, high)) in enumerate(zip(points, pairs, strict=True))
+    ]
+    if spare > 0:
+        chosen.append(Queue("other", (), None, other_bytes))
+    return SwitchPlan(
+        rate_mbit, buffer_bytes, tuple(chosen), _environment(config, points, control), traffic.cost(losses)
+    )
+
+
+def _code_points(config: Config, queues: int) -> tuple[list[int], int]:
+    """Of the classes and of control, as the transport sets them."""
+    points, control = config.code_points(), config.control_code_point()
+    if not points:  # a job that sets none would need no such switch: what it sets when it is told to
+        tagging = Config(classes=config.classes, dscp_classes="auto", dscp_control=config.dscp_control)
+        points, control = tagging.code_points(), tagging.control_code_point()
+    if not 2 <= queues <= QUEUES_MAX:
+        raise SwitchError(f"a port has 2 to {QUEUES_MAX} queues here, not {queues}")
+    if len(points) > queues - 1:
+        raise SwitchError(
+            f"{len(points)} classes and control need {len(points) + 1} queues, there are {queues}: set classes to {queues - 1}"
+        )
+    taken = [control, *points, *NETWORK_CONTROL]
+    if len(set(taken)) < len(taken):
+        raise SwitchError(f"control ({control}), classes ({points}) and routing (48, 56) need code points of their own")
+    return points, control
+
+
+def _environment(config: Config, points: list[int], control: int) -> dict[str, str]:
+    return {
+        "GRADWIRE_CLASSES": str(config.classes),
+        "GRADWIRE_DSCP_CLASSES": ",".join(map(str, points)),
+        "GRADWIRE_DSCP_CONTROL": str(control),
+        "GRADWIRE_IMPORTANCE": "magnitude",
+    }
+
+
+def _traffic(shares: list[float], wish: Wish) -> thresholds.Traffic:
+    """Costs rise from front to back (MLT 3.3) and with what a queue carries: losing all of a larger part costs more."""
+    last = max(1, len(shares) - 1)
+    small = [share * (1 + (wish.back_cost - 1) * number / last) for number, share in enumerate(shares)]
+    large = [wish.large_cost * cost for cost in small]
+    return thresholds.Traffic(shares, wish.load, wish.small_share, small, large)
+
+
+def _thresholds(traffic: thresholds.Traffic, data_bytes: int, wish: Wish) -> list[tuple[int, int]]:
+    """S and L of each data queue, in bytes."""
+    if wish.method == "optimal":
+        small, large = thresholds.optimal(traffic, data_bytes / FRAME_BYTES)
+        return [
+            (int(few * FRAME_BYTES / wish.small_share), int((few + many) * FRAME_BYTES))
+            for few, many in zip(small, large, strict=True)
+        ]
+    if wish.method != "arithmetic":
+        raise SwitchError(f"thresholds are arithmetic or optimal, not {wish.method}")
+    queues = len(traffic.shares)
+    steps = sum(thresholds.arithmetic(queues, 1_000, wish.step)) / 1_000
+    first = _THRESHOLD_SHARE * data_bytes / steps if wish.first_bytes is None else wish.first_bytes
+    lows = thresholds.arithmetic(queues, first, wish.step)
+    scale = data_bytes / (first * steps)
+    if first < FRAME_BYTES or scale < 1:
+        most = data_bytes / steps
+        raise SwitchError(
+            f"the first threshold is {first:.0f} bytes: at least a frame, {FRAME_BYTES}, at most {most:.0f} here"
+        )
+    return [(low, int(low * scale)) for low in lows]
+
+
+def _rooms(pairs: list[tuple[int, int]], small_share: float) -> tuple[list[float], list[float]]:
+    """Room of the model's two queues in packets, from S and L."""
+    small = [low * small_share / FRAME_BYTES for low, _ in pairs]
+    return small, [high / FRAME_BYTES - room for (_, high), room in zip(pairs, small, strict=True)]
+
+
+__all__ = ["Queue", "SwitchError", "SwitchPlan", "Wish", "make_plan"]

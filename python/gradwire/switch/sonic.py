@@ -1,0 +1,57 @@
+"""The plan for SONiC: the tables of config_db, to be merged with `sonic-cfggen -j FILE --write-to-db` or `config load`.
+
+Written for, and validated against, the YANG models that SONiC's own configuration checks use (`sonic-wred-profile`,
+`sonic-scheduler`, `sonic-queue`, `sonic-dscp-tc-map`, `sonic-tc-queue-map`, `sonic-port-qos-map`; docs/switch.md).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
+
+NAME = "gradwire"
+
+
+def config_db(plan: SwitchPlan, ports: list[str]) -> dict[str, Any]:
+    """The tables. Values are text, as in config_db itself."""
+    dropping = [(number, queue) for number, queue in plan.numbered() if queue.threshold_bytes is not None]
+    queues = {
+        f"{port}|{number}": {
+            "scheduler": f"{NAME}_strict",
+            **({"wred_profile": _profile_name(number)} if queue.threshold_bytes is not None else {}),
+        }
+        for port in ports
+        for number, queue in plan.numbered()
+    }
+    code_points = {str(point): str(number) for point, number in plan.queue_of_code_points().items()}
+    return {
+        "DSCP_TO_TC_MAP": {NAME: code_points},
+        "TC_TO_QUEUE_MAP": {NAME: {str(number): str(number) for number, _ in plan.numbered()}},
+        "SCHEDULER": {f"{NAME}_strict": {"type": "STRICT"}},
+        "WRED_PROFILE": {_profile_name(number): _profile(queue) for number, queue in dropping},
+        "QUEUE": queues,
+        "PORT_QOS_MAP": {port: {"dscp_to_tc_map": NAME, "tc_to_queue_map": NAME} for port in ports},
+    }
+
+
+def document(plan: SwitchPlan, ports: list[str]) -> str:
+    """As a file."""
+    return json.dumps(config_db(plan, ports), indent=2) + "\n"
+
+
+def _profile_name(number: int) -> str:
+    return f"{NAME}_queue{number}"
+
+
+def _profile(queue: Queue) -> dict[str, str]:
+    """Packets are green unless a policer says otherwise; ECN-capable ones are marked where the others are dropped."""
+    assert queue.threshold_bytes is not None
+    return {
+        "wred_green_enable": "true",
+        "ecn": "ecn_all",
+        "green_min_threshold": str(queue.threshold_bytes),
+        "green_max_threshold": str(queue.threshold_bytes + FRAME_BYTES),
+        "green_drop_probability": "100",
+    }

@@ -1,0 +1,134 @@
+"""Where each queue of a switch begins to drop: an arithmetic sequence (DLCP 4.2), or the optimum of MLT's appendix B.
+
+A queue is two queues in that model, one for small gradients and one for large ones, each an M/M/1/m queue:
+
+    rate of arrivals   lambda_i = load * share_i           (share of the model's bytes in the queue's layers)
+    rate of service    mu_i     = 1 - sum of lambda_k, k < i   (strict priority: what the queues before it leave)
+    utilisation        rho_i    = lambda_i / mu_i          (the same for small and large gradients)
+    loss               r(m)     = (1 - rho) rho^m / (1 - rho^(m + 1))
+    room               small: theta S_i        large: L_i - theta S_i         (packets)
+
+S_i is the threshold above which small gradients are dropped, L_i where everything is. The cost is what is lost, weighed by
+how much longer training takes for it, and the sum of all L_i is the port's buffer. The paper's mu_i, a product of
+(1 - rho_k), is the difference above. Its formula for r^S has theta at a wrong place; here it is the same M/M/1/m loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.switch.errors import SwitchError
+
+FULL = 1e9  # utilisation that stands for "never served": everything that comes is lost
+HEADROOM_PACKETS = 2.0  # least room between a threshold and the end of its queue: RED's two thresholds, and one packet
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What comes to the data queues, most urgent first.
+
+    Attributes:
+        shares: of the bytes, for each queue; they sum to 1.
+        load: arrivals as a share of the link's rate, while gradients are exchanged.
+        small_share: theta: share of the packets that are unimportant.
+        small_costs: extra rounds of training for a loss of all small gradients of a queue; only their ratios matter.
+        large_costs: the same for large ones.
+    """
+
+    shares: Sequence[float]
+    load: float
+    small_share: float
+    small_costs: Sequence[float]
+    large_costs: Sequence[float]
+
+    def utilisations(self) -> list[float]:
+        """Rho of each queue."""
+        rest, found = 1.0, []
+        for share in self.shares:
+            arrivals = self.load * share
+            found.append(arrivals / rest if rest > arrivals / FULL else FULL)
+            rest -= arrivals
+        return found
+
+    def losses(self, small_room: Sequence[float], large_room: Sequence[float]) -> list[tuple[float, float]]:
+        """Share of small and of large gradients that each queue loses with so much room (packets)."""
+        rooms = zip(self.utilisations(), small_room, large_room, strict=True)
+        return [(loss(rho, small), loss(rho, large)) for rho, small, large in rooms]
+
+    def cost(self, losses: Sequence[tuple[float, float]]) -> float:
+        """What these losses cost; the unit is that of the costs."""
+        weights = zip(losses, self.small_costs, self.large_costs, strict=True)
+        return sum(small * small_cost + large * large_cost for (small, large), small_cost, large_cost in weights)
+
+
+def loss(utilisation: float, room: float) -> float:
+    """Share of the arrivals that an M/M/1/m queue with room for `room` packets loses; a real number is interpolated.
+
+    Written so that neither a very small nor a very large power is ever divided by another.
+    """
+    if utilisation <= 0:
+        return 0.0 if room > 0 else 1.0
+    if abs(utilisation - 1) < 1e-9:
+        return 1 / (room + 1)
+    if utilisation < 1:
+        power = utilisation**room
+        return float((1 - utilisation) * power / (1 - power * utilisation))
+    inverse = (1 / utilisation) ** (room + 1)
+    return float((1 - 1 / utilisation) / (1 - inverse))
+
+
+# claim: dlcp/arithmetic-thresholds
+def arithmetic(queues: int, first_bytes: float, step: float) -> list[int]:
+    """T * (1, 1 + d, 1 + 2d, ...): one threshold for each data queue, the most urgent first, in bytes."""
+    return [int(first_bytes * (1 + step * number)) for number in range(queues)]
+
+
+# claim: mlt/threshold-optimiser
+def optimal(traffic: Traffic, room_packets: float) -> tuple[list[float], list[float]]:
+    """Room for small and for large gradients in each queue, in packets, that costs least; appendix B of MLT.
+
+    Besides the sum of all room: a threshold lies `HEADROOM_PACKETS` below the end of its queue, both parts hold a packet, and
+    no queue begins to drop later than a less urgent one (section 4.2.2), which the model alone would not ask for.
+
+    Raises:
+        SwitchError: scipy is missing, or so little room has no solution.
+    """
+    try:
+        import numpy as np
+        from scipy.optimize import LinearConstraint, minimize
+    except ImportError:
+        raise SwitchError("optimal thresholds need scipy: pip install 'gradwire[switch]'") from None
+    count, theta = len(traffic.shares), traffic.small_share
+    least = 1 / theta + HEADROOM_PACKETS
+    if room_packets < count * least:
+        raise SwitchError(
+            f"a buffer for {room_packets:.0f} packets is too small for {count} queues: {count * least:.0f} at least"
+        )
+    identity = np.eye(count)
+    constraints = [
+        LinearConstraint(np.ones(2 * count), room_packets, room_packets),
+        LinearConstraint(np.hstack([identity * (theta - 1) / theta, identity]), HEADROOM_PACKETS, np.inf),  # L - S
+    ]
+    if count > 1:
+        rising = np.hstack([identity[1:] - identity[:-1], np.zeros((count - 1, count))])
+        constraints.append(LinearConstraint(rising, 0, np.inf))
+
+    def objective(room: Any) -> float:
+        """The logarithm: losses of one in a million matter as much in their proportions as those of one in ten."""
+        return float(np.log(max(traffic.cost(traffic.losses(room[:count], room[count:])), np.finfo(float).tiny)))
+
+    # Several starts: where queues are far apart the first steps of one alone end in a flat place.
+    best = None
+    for slope in (0.0, 0.5, 2.0):
+        weights = 1 + slope * np.arange(count)
+        queue = room_packets * weights / weights.sum()
+        start = np.concatenate([queue * theta * 0.8, queue * (1 - theta * 0.8)])
+        found = minimize(objective, np.maximum(start, 1.0), method="SLSQP", bounds=[(1.0, room_packets)] * (2 * count),
+                         constraints=constraints, options={"maxiter": 500, "ftol": 1e-9})  # fmt: skip
+        if found.success and (best is None or found.fun < best.fun):
+            best = found
+    if best is None:
+        raise SwitchError("no optimum was found for these numbers; take arithmetic thresholds")
+    return [float(x) for x in best.x[:count]], [float(x) for x in best.x[count:]]

@@ -1,0 +1,175 @@
+"""The written `tc` commands, loaded into a real Linux kernel between two hosts, under overload.
+
+One port of a user-mode-linux switch gets the configuration. A host sends bursts, twenty times faster than the port, in which
+every layer's important and unimportant packets and control alternate; the other host notes what arrives, how it is marked and
+when. The bursts are separated by a packet of the last queue that is sent until it comes: then nothing is waiting.
+"""
+
+import collections
+import shutil
+import socket
+import statistics
+import struct
+import time
+
+import pytest
+from gradwire.config import Config
+from gradwire.lab import Link
+from gradwire.lab.uml_cluster import UmlCluster
+from gradwire.lab.uml_switch import PROGRAM
+from gradwire.switch import linux, make_plan
+from sandboxed import in_sandbox
+
+pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
+
+RATE_MBIT, HOST_RATE_MBIT, BUFFER_BYTES = 2.5, 50.0, 256_000
+CLASSES = 7
+PLAN = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES))
+PAYLOAD_BYTES = 1208  # 1250 on the wire: 4 ms on the port
+BURSTS, PACKETS = 3, 20  # in a burst: so many of each layer and importance, and half as many of control
+CONTROL, FENCE = CLASSES, CLASSES + 1
+CAPABLE, CONGESTION = 0b10, 0b11
+_FORCED_BUFFER, _TIMESTAMPS = 33, 35  # SO_RCVBUFFORCE; SO_TIMESTAMPNS
+
+
+def sockets_of(cluster):
+    """One socket for each kind of packet: (layer or control, important)."""
+    found = {}
+    points = [queue.code_points[0] for queue in PLAN.queues]
+    for kind in [*((layer, important) for layer in range(CLASSES) for important in (0, 1)), (CONTROL, 1), (FENCE, 1)]:
+        layer, important = kind
+        point = points[0] if layer == CONTROL else points[1 + min(layer, CLASSES - 1)]
+        with cluster.on_host(0):
+            found[kind] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        found[kind].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, point << 2 | CAPABLE * important)
+    return found
+
+
+class Inbox:
+    """The receiving host: what arrives, with the kernel's own time."""
+
+    def __init__(self, cluster):
+        with cluster.on_host(1):
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.socket.bind((cluster.address(1), 0))
+        self.socket.setsockopt(socket.SOL_SOCKET, _FORCED_BUFFER, 1 << 24)
+        self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        self.rows = []
+
+    def receive(self, wait_s):
+        """One packet, or None: (layer, important, seconds since it was sent, traffic class octet)."""
+        self.socket.settimeout(wait_s)
+        try:
+            data, ancillary, _, _ = self.socket.recvmsg(2048, 256)
+        except TimeoutError:
+            return None
+        values = {(level, kind): value for level, kind, value in ancillary}
+        seconds, nanoseconds = struct.unpack("qq", values[socket.SOL_SOCKET, _TIMESTAMPS])
+        (octet,) = values[socket.IPPROTO_IP, socket.IP_TOS]
+        layer, important, sent = struct.unpack_from("<BBQ", data)
+        self.rows.append((layer, important, (seconds * 10**9 + nanoseconds - sent) / 1e9, octet))
+        return self.rows[-1]
+
+
+def send(sockets, kind, to, mark=None):
+    """`mark` stands in the place of the importance."""
+    layer, important = kind
+    content = struct.pack("<BBQ", layer, important if mark is None else mark, time.time_ns())
+    sockets[kind].sendto(content.ljust(PAYLOAD_BYTES, b"\0"), to)
+
+
+def run_bursts(cluster):
+    """Counts of what was sent for each kind, and the rows of what arrived."""
+    inbox, sockets = Inbox(cluster), sockets_of(cluster)
+    to, sent = inbox.socket.getsockname(), collections.Counter()
+    for burst in range(BURSTS):
+        for number in range(PACKETS):
+            kinds = [(layer, important) for layer in range(CLASSES) for important in (0, 1)]
+            # Turns rotate, so that no layer is always the first of a turn.
+            for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)] + [(CONTROL, 1)] * (number % 2):
+                send(sockets, kind, to)
+                sent[kind] += 1
+        drain(inbox, sockets, to, burst)
+    return sent, inbox.rows
+
+
+def drain(inbox, sockets, to, burst):
+    """Receives until a packet of the last queue that was sent after this burst is there."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        send(sockets, (FENCE, 1), to, burst)
+        ask_again = time.monotonic() + 0.2
+        while time.monotonic() < ask_again:
+            row = inbox.receive(0.2)
+            if row is not None and row[:2] == (FENCE, burst):
+                return
+    raise AssertionError("nothing of the last queue arrives")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    def main():
+        link = Link(rate_mbit=RATE_MBIT, host_rate_mbit=HOST_RATE_MBIT)
+        with UmlCluster(2, link) as cluster:
+            for _ in range(2):  # loading it a second time replaces it
+                cluster.configure(1, lambda device: linux.commands(PLAN, device))
+            sent, rows = run_bursts(cluster)
+            return {"sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
+                    "statistics": cluster.port_statistics(1)}  # fmt: skip
+
+    result = in_sandbox(tmp_path_factory.mktemp("kernel"), main)
+    sent = {(layer, important): count for layer, important, count in result["sent"]}
+    arrived = collections.Counter((layer, important) for layer, important, _, _ in result["rows"])
+    result["lost"] = {kind: count - arrived[kind] for kind, count in sent.items()}
+    print(result["lost"], result["statistics"], sep="\n")
+    return result
+
+
+def test_it_was_an_overload(outcome):
+    lost = sum(outcome["lost"].values())
+    assert lost > 0.2 * BURSTS * PACKETS * 2 * CLASSES, "hardly anything was dropped: the tests below show nothing"
+
+
+# test of: mlt/switch-queues
+def test_control_loses_nothing(outcome):
+    assert outcome["lost"][CONTROL, 1] == 0
+
+
+# test of: mlt/selective-dropping
+def test_important_packets_of_a_layer_outlive_unimportant_ones(outcome):
+    lost = outcome["lost"]
+    for layer in range(CLASSES):
+        assert lost[layer, 1] < lost[layer, 0], (layer, lost)
+
+
+def test_important_packets_that_found_a_long_queue_are_marked_and_others_never(outcome):
+    fields = collections.Counter(
+        (important, octet & 3) for layer, important, _, octet in outcome["rows"] if layer < CLASSES
+    )
+    assert fields[1, CONGESTION] > 0
+    assert fields[1, CAPABLE] > 0
+    assert set(fields) == {(0, 0), (1, CAPABLE), (1, CONGESTION)}
+
+
+# test of: mlt/selective-dropping
+def test_back_layers_outlive_front_layers(outcome):
+    lost = [outcome["lost"][layer, 0] + outcome["lost"][layer, 1] for layer in range(CLASSES)]
+    front, middle, back = sum(lost[:2]), sum(lost[2:5]) * 2 / 3, sum(lost[5:])
+    assert front > middle > back, lost
+    assert lost[0] > lost[-1], lost
+
+
+# test of: mlt/switch-queues
+def test_front_layers_wait_least_and_control_less_than_all(outcome):
+    waits = collections.defaultdict(list)
+    for layer, _, seconds, _ in outcome["rows"]:
+        waits[layer].append(seconds)
+    medians = [statistics.median(waits[kind]) for kind in (CONTROL, *range(CLASSES))]
+    assert medians == sorted(medians), medians
+
+
+def test_code_points_arrive_as_they_were_sent(outcome):
+    for layer, _, _, octet in outcome["rows"]:
+        expected = PLAN.queues[0 if layer == CONTROL else 1 + min(layer, CLASSES - 1)].code_points[0]
+        assert octet >> 2 == expected
