@@ -8,7 +8,12 @@ import click
 
 from gradwire import __version__
 
-_COMMANDS = {"demo": "gradwire.cli.demo", "serve": "gradwire.cli.serve", "switch": "gradwire.cli.switch"}
+_COMMANDS = {
+    "demo": "gradwire.cli.demo",
+    "lab": "gradwire.cli.lab",
+    "serve": "gradwire.cli.serve",
+    "switch": "gradwire.cli.switch",
+}
 
 
 class _LazyGroup(click.Group):

@@ -1,4 +1,4 @@
-"""Runs `ip` and `tc` (iproute2, which every distribution has), several commands at a time."""
+"""Runs `ip`, `tc` and `bridge` (iproute2, which every distribution has), several commands at a time."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def ip(*lines: str) -> None:
 def tc(*lines: str) -> None:
     """Runs the lines as arguments of `tc`, as `ip` does."""
     _run(["tc", "-batch", "-"], "\n".join(lines))
+
+
+def bridge(*lines: str) -> None:
+    """Runs the lines as arguments of `bridge`, as `ip` does."""
+    _run(["bridge", "-batch", "-"], "\n".join(lines))
 
 
 def tc_statistics() -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradwire.lab.errors import LabError
@@ -28,6 +28,7 @@ _REQUEST, _ACKNOWLEDGE, _CREATE, _APPEND, _DUMP = 0x1, 0x4, 0x400, 0x800, 0x300
 _FAMILY_BRIDGE = 7
 _HOOK_FORWARD = 2
 _NESTED = 0x8000
+_OUTPUT_NAME = 7  # key of the expression `meta`
 _TABLE, _CHAIN = b"gradwire_lab\0", b"loss\0"
 
 
@@ -61,12 +62,26 @@ class LossFilter:
         """
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"loss is a share between 0 and 1, not {share}")
+        self._replace(_nest(4, _COUNT), _drop_rule(round(share * MODULUS)))
+
+    def set_port_losses(self, shares: Mapping[str, float]) -> None:
+        """Drops frames that are to leave through these ports of a bridge with their probabilities; zeroes all counters."""
+        rules = []
+        for port, share in shares.items():
+            if not 0.0 <= share <= 1.0:
+                raise ValueError(f"loss is a share between 0 and 1, not {share}")
+            rules += [
+                _nest(4, _leaves_through(port), _COUNT),
+                _drop_rule(round(share * MODULUS), _leaves_through(port)),
+            ]
+        self._replace(*rules)
+
+    def _replace(self, *rules: bytes) -> None:
+        """Puts these rules in the place of all that were there."""
         table = _attribute(1, _TABLE)
         hook = _nest(4, _number(1, _HOOK_FORWARD), _number(2, 0))
         chain = table + _attribute(3, _CHAIN) + hook + _attribute(7, b"filter\0")
-        rules = [
-            table + _attribute(2, _CHAIN) + rule for rule in (_nest(4, _COUNT), _drop_rule(round(share * MODULUS)))
-        ]
+        rules = tuple(table + _attribute(2, _CHAIN) + rule for rule in rules)
         self._transaction(
             (_NEW_TABLE, _CREATE, table),  # made, so that the deletion below never fails
             (_DELETE_TABLE, 0, table),
@@ -76,16 +91,28 @@ class LossFilter:
         )
 
     def counters(self) -> LossCounters:
-        """Reads the counters of both rules. Raises LabError before the first `set_loss`."""
+        """Reads the counters of `set_loss`. Raises LabError before it."""
+        counts = self._counts()
+        if len(counts) != 2:
+            raise LabError("the loss filter is not set up")
+        return LossCounters(*counts)
+
+    def port_counters(self, ports: Sequence[str]) -> dict[str, LossCounters]:
+        """Reads the counters of `set_port_losses`, which had these ports in this order."""
+        counts = self._counts()
+        if len(counts) != 2 * len(ports):
+            raise LabError("the loss filter is not set up for these ports")
+        return {port: LossCounters(*counts[2 * i : 2 * i + 2]) for i, port in enumerate(ports)}
+
+    def _counts(self) -> list[int]:
+        """The counter of each rule, in order."""
         message = self._message(_GET_RULE, _REQUEST | _DUMP, _attribute(1, _TABLE) + _attribute(2, _CHAIN))
         self._socket.send(message)
         counts: list[int] = []
         while True:
             for kind, body in _messages(self._socket.recv(1 << 16)):
                 if kind == _DONE:
-                    if len(counts) != 2:
-                        raise LabError("the loss filter is not set up")
-                    return LossCounters(*counts)
+                    return counts
                 _raise_if_error(kind, body)
                 counts += [_packets_in(counter) for counter in _counters_of(body)]
 
@@ -134,14 +161,21 @@ def _expression(name: bytes, *attributes: bytes) -> bytes:
 _COUNT = _expression(b"counter", _attribute(1, bytes(8)), _attribute(2, bytes(8)))
 
 
-def _drop_rule(numerator: int) -> bytes:
-    """`numgen random mod MODULUS < numerator counter drop`, on register 1."""
+def _leaves_through(port: str) -> bytes:
+    """`oifname port`, on register 1."""
+    load = _expression(b"meta", _number(1, 1), _number(2, _OUTPUT_NAME))
+    name = _attribute(1, port.encode().ljust(16, b"\0"))
+    return load + _expression(b"cmp", _number(1, 1), _number(2, 0), _nest(3, name))
+
+
+def _drop_rule(numerator: int, condition: bytes = b"") -> bytes:
+    """`condition numgen random mod MODULUS < numerator counter drop`, on register 1."""
     draw = _expression(b"numgen", _number(1, 1), _number(2, MODULUS), _number(3, 1))
     to_network_order = (_number(1, 1), _number(2, 1), _number(3, 1), _number(4, 4), _number(5, 4))
     swap = _expression(b"byteorder", *to_network_order)  # comparisons are made byte by byte
     below = _expression(b"cmp", _number(1, 1), _number(2, 2), _nest(3, _number(1, numerator)))
     drop = _expression(b"immediate", _number(1, 0), _nest(2, _nest(2, _number(1, 0))))
-    return _nest(4, draw, swap, below, _COUNT, drop)
+    return _nest(4, condition, draw, swap, below, _COUNT, drop)
 
 
 def _messages(datagram: bytes) -> Iterator[tuple[int, bytes]]:

@@ -19,6 +19,18 @@ def available() -> bool:
     return True
 
 
+def loss_words(loss: float, burst: float = 1.0) -> str:
+    """Loss with this probability, 0 to 1, in runs of `burst` packets on average, as words of netem.
+
+    Runs are Gilbert's model: a good state, a bad one in which everything is lost, and a chance to change at each packet.
+    """
+    if burst <= 1.0 or loss in (0.0, 1.0):
+        return f"loss {100 * loss}%"
+    leave = 1 / burst
+    enter = leave * loss / (1 - loss)
+    return f"loss gemodel {100 * enter}% {100 * leave}%"
+
+
 @dataclass(frozen=True)
 class Emulation:
     """What netem does to each packet besides losing it: delay in milliseconds, and room for so many packets in all."""

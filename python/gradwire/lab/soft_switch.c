@@ -2,8 +2,11 @@
 // address they end, after what a link does to them. Started by soft_switch.py, which says more.
 //
 //   soft_switch DEVICE...            commands on standard input, one answer line for each on standard output:
-//     shape PORT RATE DELAY LOSS BUFFER  ->  ok        rate in bit/s, delay in ns, loss in 2^-32, buffer in bytes
+//     shape PORT RATE DELAY LOSS AGAIN BUFFER  ->  ok  rate in bit/s, delay in ns, buffer in bytes; chances in 2^-32:
+//                                                      to lose a packet, and to lose one after a lost one
+//     cut PORT 0|1                       ->  ok        1: nothing comes through it in either direction
 //     count                              ->  count SEEN LOST OVERFLOWED, of all ports since the last shape
+//     port PORT                          ->  port SEEN LOST OVERFLOWED, of this port since the start
 //
 // An egress port is arithmetic instead of a queue of timers: a frame begins to leave when the one before it has left,
 // takes its bytes over the rate, and is delivered the delay later. So the rate is exact even when this process is woken
@@ -34,7 +37,9 @@ struct frame {
 
 struct port {
 	int socket;
-	uint64_t rate, delay, loss, buffer; // see above
+	uint64_t rate, delay, loss, again, buffer; // see above
+	int is_cut, is_losing;                     // is_losing: the last packet was lost
+	uint64_t seen, lost, overflowed;
 	uint64_t free_at;                   // when the last frame will have left
 	uint64_t first, next;               // frames under way are slots [first, next)
 	struct frame *slots;
@@ -90,15 +95,16 @@ static void forward(const uint8_t *data, uint32_t bytes, uint64_t at)
 	if (bytes < ETH_HLEN || data[5] < 1 || data[5] > port_count)
 		return;
 	struct port *port = &ports[data[5] - 1];
-	seen++;
-	if (random32() < port->loss) {
-		lost++;
+	seen++, port->seen++;
+	port->is_losing = random32() < (port->is_losing ? port->again : port->loss);
+	if (port->is_losing || port->is_cut) {
+		lost++, port->lost++;
 		return;
 	}
 	uint64_t begins = port->free_at > at ? port->free_at : at;
 	uint64_t waits_bytes = (begins - at) * port->rate / 8000000000;
 	if (waits_bytes + bytes > port->buffer || port->next - port->first == SLOTS) {
-		overflowed++;
+		overflowed++, port->overflowed++;
 		return;
 	}
 	port->free_at = begins + (uint64_t)bytes * 8000000000 / port->rate;
@@ -121,7 +127,7 @@ static void take(struct port *port)
 	do {
 		count = recvmmsg(port->socket, messages, BATCH, MSG_DONTWAIT, NULL);
 		uint64_t at = now();
-		for (int i = 0; i < count; i++)
+		for (int i = 0; i < count && !port->is_cut; i++)
 			forward(data[i], messages[i].msg_len, at);
 	} while (count == BATCH);
 }
@@ -148,14 +154,20 @@ static void deliver(struct port *port, uint64_t at)
 
 static void obey(const char *line)
 {
-	unsigned long index, rate, delay, loss, buffer;
-	if (sscanf(line, "shape %lu %lu %lu %lu %lu", &index, &rate, &delay, &loss, &buffer) == 5 &&
+	unsigned long index, rate, delay, loss, again, buffer;
+	int is_cut;
+	if (sscanf(line, "shape %lu %lu %lu %lu %lu %lu", &index, &rate, &delay, &loss, &again, &buffer) == 6 &&
 	    index < (unsigned long)port_count && rate > 0) {
 		struct port *port = &ports[index];
-		port->rate = rate, port->delay = delay, port->loss = loss, port->buffer = buffer;
+		port->rate = rate, port->delay = delay, port->loss = loss, port->again = again, port->buffer = buffer;
 		port->first = port->next, port->free_at = 0; // what was under way on the old link is gone with it
 		seen = lost = overflowed = 0;
 		printf("ok\n");
+	} else if (sscanf(line, "cut %lu %d", &index, &is_cut) == 2 && index < (unsigned long)port_count) {
+		ports[index].is_cut = is_cut;
+		printf("ok\n");
+	} else if (sscanf(line, "port %lu", &index) == 1 && index < (unsigned long)port_count) {
+		printf("port %lu %lu %lu\n", ports[index].seen, ports[index].lost, ports[index].overflowed);
 	} else if (!strncmp(line, "count", 5)) {
 		printf("count %lu %lu %lu\n", seen, lost, overflowed);
 	} else {

@@ -58,11 +58,28 @@ class SoftSwitch:
             os.sched_setscheduler(self._process.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
         self._expect("ready")
 
-    def shape(self, port: int, link: Link, loss: float) -> None:
-        """Sets what happens to the packets that leave through a port; forgets those that are under way on it."""
+    def shape(self, port: int, link: Link, loss: float, loss_after_loss: float | None = None) -> None:
+        """Sets what happens to the packets that leave through a port; forgets those that are under way on it.
+
+        Args:
+            port: its number.
+            link: rate, delay and buffer.
+            loss: chance to lose a packet.
+            loss_after_loss: the same for one whose predecessor was lost; None: as for any other.
+        """
         rate, delay = round(link.rate_mbit * 1e6), round(link.delay_ms * 1e6)
-        chance = min(round(loss * 2**32), 2**32)
-        self._ask(f"shape {port} {rate} {delay} {chance} {link.buffer_bytes}", "ok")
+        chances = [
+            min(round(chance * 2**32), 2**32) for chance in (loss, loss if loss_after_loss is None else loss_after_loss)
+        ]
+        self._ask(f"shape {port} {rate} {delay} {chances[0]} {chances[1]} {link.buffer_bytes}", "ok")
+
+    def cut(self, port: int, is_cut: bool) -> None:
+        """Lets nothing through a port in either direction, or everything again."""
+        self._ask(f"cut {port} {int(is_cut)}", "ok")
+
+    def port_counters(self, port: int) -> PortCounters:
+        """What happened to frames that were to leave through a port, since the start."""
+        return PortCounters(*map(int, self._ask(f"port {port}", "port")))
 
     def counters(self) -> PortCounters:
         """What happened since the last `shape`."""

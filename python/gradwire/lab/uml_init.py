@@ -8,7 +8,7 @@ import ctypes
 import os
 import subprocess
 
-MODULES = ("sch_tbf", "sch_netem", "sch_prio", "sch_red", "cls_u32")
+MODULES = ("sch_tbf", "sch_netem", "sch_prio", "sch_red", "sch_ingress", "cls_u32", "cls_matchall", "act_gact")
 
 
 def load(module: str) -> None:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gradwire.lab.errors import LabError, ToolMissing
+from gradwire.lab.netem import loss_words
 
 PROGRAM = "linux.uml"
 _HERE = Path(__file__).parent
@@ -27,11 +28,12 @@ _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' proces
 class UmlSwitch:
     """A running switch. A context manager; made inside the network namespace that holds its ports."""
 
-    def __init__(self, ports: list[str]) -> None:
+    def __init__(self, ports: list[str], mtu_bytes: int = 1500) -> None:
         """Boots it.
 
         Args:
             ports: network devices, up, that become its interfaces vec0, vec1, ...
+            mtu_bytes: the largest packet that they carry.
 
         Raises:
             ToolMissing: user-mode-linux or a C compiler is not installed.
@@ -42,7 +44,7 @@ class UmlSwitch:
         self._folder = tempfile.TemporaryDirectory(prefix="gradwire-uml-")
         # vec=0: one packet for each system call. The driver's vectors of packets deliver zeros in place of payload, and
         # nobody notices but the application: a veth takes what it carries for verified.
-        devices = [f"vec{i}:transport=raw,ifname={port},vec=0,gro=0,mtu=1500" for i, port in enumerate(ports)]
+        devices = [f"vec{i}:transport=raw,ifname={port},vec=0,gro=0,mtu={mtu_bytes}" for i, port in enumerate(ports)]
         init = Path(self._folder.name, "init")
         init.write_text(f"#!/bin/sh\nexec {_python()} -S -E {_HERE / 'uml_init.py'}\n")
         init.chmod(0o755)
@@ -79,7 +81,9 @@ class UmlSwitch:
             output += "\n".join(lines[1:])  # the console echoes the command
         return output
 
-    def shape(self, port: int, rate_mbit: float, delay_ms: float, loss: float, buffer_bytes: int) -> None:
+    def shape(
+        self, port: int, rate_mbit: float, delay_ms: float, loss: float, buffer_bytes: int, *, burst: float = 1.0
+    ) -> None:
         """Sets what a port does to the packets that leave through it.
 
         Args:
@@ -88,6 +92,7 @@ class UmlSwitch:
             delay_ms: added one-way delay.
             loss: probability, 0 to 1, with which a packet is lost.
             buffer_bytes: bytes that it holds before it drops, beyond what the delay keeps under way.
+            burst: mean number of packets that are lost one after the other; 1: each by itself.
         """
         under_way = rate_mbit * 1e3 * delay_ms / 8
         packets = int((buffer_bytes + under_way) / 1514) + 1
@@ -96,7 +101,7 @@ class UmlSwitch:
         self.run(
             f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit {limit}",
             f"tc qdisc replace dev {device} parent 1: handle 2: netem limit {packets}"
-            f" delay {delay_ms}ms loss {100 * loss}%",
+            f" delay {delay_ms}ms {loss_words(loss, burst)}",
         )
 
     def mark_long_queues(self, port: int, rate_mbit: float, threshold_bytes: int, buffer_bytes: int) -> None:

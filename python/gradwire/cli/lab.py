@@ -1,0 +1,314 @@
+"""`gradwire lab`: a small network on this machine, and what can be done to it while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from gradwire.lab import LabError, sandbox
+from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
+from gradwire.lab.service import Client, Service, folder
+from gradwire.lab.switches import KINDS, Port
+
+EXIT_NO_LAB = 3
+
+_EPILOG = """
+\b
+Examples:
+  gradwire lab up --hosts 4 --rate 100 --delay 0.5 --rails 2
+  gradwire lab exec 0 -- ping -c 3 10.77.0.2
+  gradwire lab exec all -- sh -c 'RANK=$GRADWIRE_LAB_HOST WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 python train.py'
+  gradwire lab set --host 2 --loss 0.01 --burst 4
+  gradwire lab cut 3; gradwire lab stats; gradwire lab heal 3
+  gradwire lab down
+
+\b
+Host h has the address 10.77.r.(h+1) on rail r. Everything is inside namespaces of the lab's own and gone after `down`, after
+Ctrl-C of `up --foreground`, and when its process is killed. docs/lab.md says what each switch can do.
+
+\b
+Exit status: 0 done, 2 wrong usage, 3 no lab (the message says why); of `exec` that of the program, of several the greatest.
+"""
+
+
+@click.group(name="lab", epilog=_EPILOG)
+@click.option("--name", default="lab", show_default=True, help="Of the lab, where several are up.")
+@click.pass_context
+def command(context: click.Context, name: str) -> None:
+    """Build a small network on this machine, run programs on its hosts, and break it on purpose."""
+    if not name.replace("-", "").isalnum():
+        raise click.UsageError(f"--name {name}: letters, digits and hyphens")
+    context.obj = name
+
+
+def _port_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what a port does; None where they are not given."""
+    for option in (
+        click.option("--rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s of each port.  [default: 100]"),
+        click.option("--delay", type=click.FloatRange(0, 10_000), help="One-way delay, ms; a round trip crosses two ports.  [default: 0]"),
+        click.option("--loss", type=click.FloatRange(0, 1), help="Share of packets lost at a port.  [default: 0]"),
+        click.option("--burst", type=click.FloatRange(1, 10_000), help="Mean packets lost in a row.  [default: 1]"),
+        click.option("--buffer", type=click.FloatRange(min=7), help="KB that a port holds before it drops.  [default: 256]"),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _changes(
+    rate: float | None, delay: float | None, loss: float | None, burst: float | None, buffer: float | None
+) -> dict[str, Any]:
+    """Those that were given, as fields of `Port`."""
+    size = None if buffer is None else int(buffer * 1024)
+    given = {"rate_mbit": rate, "delay_ms": delay, "loss": loss, "burst": burst, "buffer_bytes": size}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+@command.command()
+@click.option("--hosts", default=4, show_default=True, type=click.IntRange(1, HOSTS_MAX), help="Number of hosts.")
+@click.option(
+    "--rails",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, RAILS_MAX),
+    help="Links of each host, each to a switch of its own.",
+)
+@click.option(
+    "--mtu", default=1500, show_default=True, type=click.IntRange(576, 9000), help="Largest IP packet, bytes."
+)
+@click.option(
+    "--switch", default="auto", show_default=True, type=click.Choice(["auto", *KINDS]), help="What the switches are."
+)
+@click.option("--host-rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
+@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C.")
+@_port_options
+@click.pass_obj
+def up(
+    name: str,
+    /,
+    *,
+    hosts: int,
+    rails: int,
+    mtu: int,
+    switch: str,
+    host_rate: float | None,
+    foreground: bool,
+    **port: float | None,
+) -> None:
+    """Build the network, and keep it until `down`."""
+    try:
+        layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
+        path = folder() / name
+        if Client(path).is_up():
+            raise LabError(f"the lab {name} is up already: gradwire lab --name {name} down, or another --name")
+        if foreground:
+            sys.exit(sandbox.run(lambda: _serve(layout, path)))
+        _start_in_background(path)
+        _describe(path)
+    except LabError as error:
+        _fail(error)
+
+
+def _serve(layout: Layout, path: Path) -> int:
+    """In the sandbox: builds and serves. Says `ready` on standard output."""
+    try:
+        with Network(layout) as network:
+            service = Service(network, path)
+            print("ready", flush=True)
+            service.run()
+    except KeyboardInterrupt:
+        return sandbox.EXIT_INTERRUPTED
+    except LabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_NO_LAB
+    return 0
+
+
+def _start_in_background(path: Path) -> None:
+    """The same command once more, in a session of its own, with --foreground; returns when it is ready."""
+    arguments = [sys.executable, "-c", "from gradwire.cli import main; main()", *sys.argv[1:], "--foreground"]
+    with tempfile.TemporaryFile("w+") as errors:
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(
+            arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            process.wait()
+            errors.seek(0)
+            raise LabError(
+                errors.read().strip().removeprefix("error: ") or f"it ended with status {process.returncode}"
+            )
+    if not path.exists():
+        raise LabError("the lab ended at once")
+
+
+def _describe(path: Path) -> None:
+    told = Client(path).ask(do="describe")
+    click.echo(
+        f"{told['hosts']} hosts with {told['rails']} rail{'s' * (told['rails'] > 1)} on a switch of kind {told['switch']}:"
+        f" {Network.address(0)} to {Network.address(told['hosts'] - 1)}; gradwire lab down ends it"
+    )
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.argument("host", metavar="HOST|all")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001  (the subcommand's name)
+    """Run a program on a host, or on all at once, as if it were started here.
+
+    GRADWIRE_LAB_HOST is the host's number in its environment.
+    """
+    path = folder() / name
+    sys.stdout.flush()
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
+    request = {"do": "exec", "command": list(program), "folder": str(Path.cwd())}
+    try:
+        count = Client(path).ask(do="describe")["hosts"]
+        numbers = list(range(count)) if host == "all" else [_number(host)]
+        statuses = _at_once(
+            [
+                lambda number=number: Client(path).ask(  # type: ignore[misc]
+                    (0, 1, 2), **request, host=number, environment={**environment, "GRADWIRE_LAB_HOST": str(number)}
+                )
+                for number in numbers
+            ]
+        )
+    except LabError as error:
+        _fail(error)
+    except KeyboardInterrupt:  # the connection is closed, and with it the program ends
+        sys.exit(sandbox.EXIT_INTERRUPTED)
+    sys.exit(max(statuses))
+
+
+def _at_once(calls: list[Callable[[], int]]) -> list[int]:
+    """Results of all, which run at the same time; one runs on this thread, so that Ctrl-C ends it by closing its connection."""
+    if len(calls) == 1:
+        return [calls[0]()]
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(len(calls))
+    try:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+    except KeyboardInterrupt:
+        os._exit(sandbox.EXIT_INTERRUPTED)  # the threads would wait; the connections close with the process
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise click.UsageError(f"{text!r} is no host: a number from 0, or all")
+    return int(text)
+
+
+@command.command(name="set")
+@click.option("--host", "hosts", multiple=True, type=int, help="Only this host's ports; repeatable.  [default: all]")
+@click.option("--rail", "rails", multiple=True, type=int, help="Only this rail's ports; repeatable.  [default: all]")
+@_port_options
+@click.pass_obj
+def set_(name: str, /, hosts: tuple[int, ...], rails: tuple[int, ...], **port: float | None) -> None:
+    """Change what ports do to the packets that leave through them, towards their hosts."""
+    changes = _changes(**port)
+    if not changes:
+        raise click.UsageError("nothing to change: give --rate, --delay, --loss, --burst or --buffer")
+    _ask(name, do="set", hosts=hosts, rails=rails, changes=changes)
+
+
+def _faulty(name: str, hosts: tuple[int, ...], rails: tuple[int, ...], *, is_cut: bool) -> None:
+    _ask(name, do="set", hosts=hosts, rails=rails, changes={"is_cut": is_cut})
+
+
+@command.command()
+@click.argument("hosts", nargs=-1, type=int, required=True)
+@click.option("--rail", "rails", multiple=True, type=int, help="Only this rail's link; repeatable.  [default: all]")
+@click.pass_obj
+def cut(name: str, hosts: tuple[int, ...], rails: tuple[int, ...]) -> None:
+    """Cut hosts off: nothing passes in either direction, and nobody is told."""
+    _faulty(name, hosts, rails, is_cut=True)
+
+
+@command.command()
+@click.argument("hosts", nargs=-1, type=int)
+@click.option("--rail", "rails", multiple=True, type=int, help="Only this rail's link; repeatable.  [default: all]")
+@click.pass_obj
+def heal(name: str, hosts: tuple[int, ...], rails: tuple[int, ...]) -> None:
+    """Undo `cut`, for all hosts unless some are named."""
+    _faulty(name, hosts, rails, is_cut=False)
+
+
+def _signal(name: str, hosts: tuple[int, ...], number: int) -> None:
+    click.echo(f"{_ask(name, do='kill', hosts=hosts, signal=number)} processes")
+
+
+@command.command()
+@click.argument("hosts", nargs=-1, type=int, required=True)
+@click.option("--signal", "signal_name", default="KILL", show_default=True, help="Name of another signal.")
+@click.pass_obj
+def kill(name: str, hosts: tuple[int, ...], signal_name: str) -> None:
+    """Kill every process on hosts, as when a machine dies."""
+    try:
+        number = signal.Signals[f"SIG{signal_name.upper().removeprefix('SIG')}"]
+    except KeyError:
+        raise click.UsageError(f"there is no signal {signal_name}") from None
+    _signal(name, hosts, number)
+
+
+@command.command()
+@click.argument("hosts", nargs=-1, type=int, required=True)
+@click.pass_obj
+def stop(name: str, hosts: tuple[int, ...]) -> None:
+    """Stop every process on hosts (SIGSTOP), as when a machine hangs; `resume` lets them go on."""
+    _signal(name, hosts, signal.SIGSTOP)
+
+
+@command.command()
+@click.argument("hosts", nargs=-1, type=int, required=True)
+@click.pass_obj
+def resume(name: str, hosts: tuple[int, ...]) -> None:
+    """Let what `stop` has stopped go on."""
+    _signal(name, hosts, signal.SIGCONT)
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with every setting and counter.")
+@click.pass_obj
+def stats(name: str, as_json: bool) -> None:
+    """Print what each port does and has counted."""
+    rows = _ask(name, do="stats")
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    click.echo("host rail address      Mbit/s  delay ms    loss  burst      passed      lost   sent MB    got MB")
+    for row in rows:
+        click.echo(
+            f"{row['host']:>4} {row['rail']:>4} {row['address']:<12} {row['rate_mbit']:>6g} {row['delay_ms']:>9g}"
+            f" {row['loss']:>7.3%} {row['burst']:>6g} {row['passed']:>11} {row['lost']:>9} {row['tx_bytes'] / 1e6:>9.1f}"
+            f" {row['rx_bytes'] / 1e6:>9.1f}{'  cut' if row['is_cut'] else ''}"
+        )
+
+
+@command.command()
+@click.pass_obj
+def down(name: str) -> None:
+    """End every process on every host and remove the network."""
+    _ask(name, do="down")
+
+
+def _ask(name: str, **request: Any) -> Any:
+    try:
+        return Client(folder() / name).ask(**request)
+    except LabError as error:
+        _fail(error)
+
+
+def _fail(error: LabError) -> NoReturn:
+    click.echo(f"error: {error}", err=True)
+    sys.exit(EXIT_NO_LAB)

@@ -1,0 +1,282 @@
+r"""A small network on one machine whose every port can change while it runs: what `gradwire lab` builds.
+
+    host 0: eth0 --veth-- p0x0 \                  host 0: eth1 --veth-- p1x0 \
+    host 1: eth0 --veth-- p0x1  rail 0's switch   host 1: eth1 --veth-- p1x1  rail 1's switch
+    ...                        /                  ...                        /
+
+Each host has one link for each rail. Host h has the address 10.77.r.(h+1) on rail r, and what it sends from that address
+takes that rail, whichever of the receiver's addresses it names: a program with several local addresses uses all rails. As in
+`Cluster`, neighbours are entered by hand and offloads are off, and everything is gone when process 1 of the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gradwire.lab import _syscalls, iproute, offload
+from gradwire.lab.errors import LabError
+from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, choose
+
+HOSTS_MAX, RAILS_MAX = 15, 8  # hosts: those of the small switch program
+_HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
+_RULE_TABLE = 100  # the first of the routing tables, one for each rail
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a network is made of, and what all its ports do at first.
+
+    Attributes:
+        hosts: how many.
+        rails: links of each host.
+        port: settings of every port.
+        mtu_bytes: largest IP packet.
+        switch: `auto`, `netem`, `uml`, `nft` or `soft`.
+        host_rate_mbit: what a host's own devices send at; None: the ports' rate.
+    """
+
+    hosts: int = 4
+    rails: int = 1
+    port: Port = Port()  # noqa: RUF009  (frozen)
+    mtu_bytes: int = 1500
+    switch: str = "auto"
+    host_rate_mbit: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= HOSTS_MAX or not 1 <= self.rails <= RAILS_MAX:
+            raise LabError(f"1 to {HOSTS_MAX} hosts and 1 to {RAILS_MAX} rails, not {self.hosts} and {self.rails}")
+        if not 576 <= self.mtu_bytes <= 9000:
+            raise LabError(f"an MTU is between 576 and 9000 bytes, not {self.mtu_bytes}")
+        if self.mtu_bytes > 1500 and self.switch == "soft":
+            raise LabError("the switch `soft` carries 1500 bytes at most")
+
+
+class Network:
+    """A running network. A context manager; needs rights over the current network namespace."""
+
+    def __init__(self, layout: Layout | None = None) -> None:
+        """Builds it.
+
+        Raises:
+            LabError: the kernel lacks what is asked for.
+            ToolMissing: a program is not installed.
+        """
+        self.layout = layout or Layout()
+        iproute.require()
+        self.kind = choose(self.layout.switch)
+        self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._namespaces: list[int] = []
+        self._children: list[subprocess.Popen[Any]] = []
+        self._switches: list[Switch] = []
+        self._losses: PortLosses | None = None
+        self._ports: dict[tuple[int, int], Port] = {}
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    @staticmethod
+    def address(host: int, rail: int = 0) -> str:
+        """IPv4 address of a host."""
+        return f"10.77.{rail}.{host + 1}"
+
+    def ports(self) -> dict[tuple[int, int], Port]:
+        """Settings of each port, by (host, rail)."""
+        return dict(self._ports)
+
+    def set(self, hosts: Sequence[int], rails: Sequence[int], **changes: Any) -> None:
+        """Changes fields of `Port` for these hosts' ports; no hosts or no rails: all of them.
+
+        Raises:
+            LabError: there is no such port, or the switch cannot do it; ports before that one have changed.
+        """
+        for host, rail in self._chosen(hosts, rails):
+            settings = replace(self._ports[host, rail], **changes)
+            self._switches[rail].set(host, settings)
+            self._ports[host, rail] = settings
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """For each port its settings, what the switch counted towards the host, and what the host's device counted."""
+        rows = []
+        for (host, rail), settings in self._ports.items():
+            count = self._switches[rail].count(host)
+            rows.append(
+                {"host": host, "rail": rail, "address": self.address(host, rail), **asdict(settings),
+                 "passed": count.passed, "lost": count.lost, **self._device_counters(host, rail)}
+            )  # fmt: skip
+        return rows
+
+    def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a program on a host; `options` are those of `subprocess.Popen`. It is ended by `close`."""
+        self._chosen([host], [])
+        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
+            child = subprocess.Popen(command, **options)
+        self._children.append(child)
+        return child
+
+    def signal(self, host: int, number: int) -> int:
+        """Sends a signal to every process on a host, whoever started it; returns how many there were."""
+        self._chosen([host], [])
+        inode = os.fstat(self._namespaces[host]).st_ino
+        found = 0
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):  # it has ended meanwhile, or is a kernel's
+                pid = int(entry.name) if entry.name.isdecimal() else 0
+                if pid > 1 and (entry / "ns/net").stat().st_ino == inode:
+                    os.kill(pid, number)
+                    found += 1
+        return found
+
+    @contextmanager
+    def on_host(self, host: int) -> Iterator[None]:
+        """Within it, this thread's new sockets belong to the host."""
+        _syscalls.set_namespace(self._namespaces[host], _syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+
+    def close(self) -> None:
+        """Ends the programs that were started and the switches, and gives the namespaces up."""
+        for child in self._children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        for switch in self._switches:
+            switch.close()
+        with suppress(LabError):  # the last that were asked for may never have been made
+            iproute.ip(*(f"link del {_port(host, rail)}" for host, rail in self._chosen([], [])))
+        if self._losses is not None:
+            self._losses.close()
+        for namespace in (*self._namespaces, self._here):
+            os.close(namespace)
+        self._namespaces.clear()
+        self._switches.clear()
+        self._children.clear()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _chosen(self, hosts: Sequence[int], rails: Sequence[int]) -> list[tuple[int, int]]:
+        layout = self.layout
+        for name, asked, count in (("host", hosts, layout.hosts), ("rail", rails, layout.rails)):
+            wrong = [number for number in asked if not 0 <= number < count]
+            if wrong:
+                raise LabError(f"there is no {name} {wrong[0]}: they are 0 to {count - 1}")
+        return [(host, rail) for host in hosts or range(layout.hosts) for rail in rails or range(layout.rails)]
+
+    def _build(self) -> None:
+        layout = self.layout
+        _switch_ipv6_off()  # or the switch's devices would send packets of their own
+        iproute.ip("link set lo up")
+        for _ in range(layout.hosts):
+            self._namespaces.append(self._new_namespace())
+        for rail in range(layout.rails):
+            for host in range(layout.hosts):
+                self._add_link(host, rail)
+        if self.kind == "nft":
+            self._losses = PortLosses([_port(h, r) for r in range(layout.rails) for h in range(layout.hosts)])
+        for rail in range(layout.rails):
+            self._switches.append(self._make_switch(rail))
+        for host in range(layout.hosts):
+            with self.on_host(host):
+                self._set_up_host(host)
+        for host, rail in self._chosen([], []):
+            self._switches[rail].set(host, layout.port)
+            self._ports[host, rail] = layout.port
+
+    def _new_namespace(self) -> int:
+        _syscalls.unshare(_syscalls.CLONE_NEWNET)
+        try:
+            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+
+    def _add_link(self, host: int, rail: int) -> None:
+        port, device, mtu = _port(host, rail), f"eth{rail}", self.layout.mtu_bytes
+        iproute.ip(
+            f"link add {port} mtu {mtu} type veth peer name {device} address {_mac(host, rail)} mtu {mtu}",
+            f"link set {device} netns /proc/{os.getpid()}/fd/{self._namespaces[host]}",
+            f"link set {port} up",
+        )
+        offload.switch_off(port)
+
+    def _make_switch(self, rail: int) -> Switch:
+        layout = self.layout
+        ports = [_port(host, rail) for host in range(layout.hosts)]
+        if self.kind == "soft":
+            return SoftRail(ports)
+        if self.kind != "uml":
+            macs = {port: _mac(host, rail) for host, port in enumerate(ports)}
+            return BridgeSwitch(f"rail{rail}", macs, self._losses, layout.mtu_bytes)
+        switch = UmlRail(ports, layout.mtu_bytes)
+        for host in range(layout.hosts):
+            addresses = [self.address(host, other) for other in range(layout.rails)]
+            switch.join(host, _mac(host, rail, is_port=True), _mac(host, rail), addresses, layout.mtu_bytes)
+        return switch
+
+    def _set_up_host(self, host: int) -> None:
+        _switch_ipv6_off()
+        for name in ("all", "default"):  # an answer may come back on another rail than the one that the routes name
+            Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").write_text("0")
+        iproute.ip("link set lo up")
+        for rail in range(self.layout.rails):
+            self._set_up_device(host, rail)
+
+    def _set_up_device(self, host: int, rail: int) -> None:
+        device, address, layout = f"eth{rail}", self.address(host, rail), self.layout
+        offload.switch_off(device)
+        peers = [other for other in range(layout.hosts) if other != host]
+        is_router = self.kind == "uml"
+        neighbours = [
+            f"neigh add {self.address(peer, other)} lladdr {_mac(host if is_router else peer, rail, is_port=is_router)}"
+            f" dev {device} nud permanent"
+            for peer in peers
+            for other in range(layout.rails)
+        ]
+        rate = layout.host_rate_mbit or layout.port.rate_mbit
+        iproute.ip(f"addr add {address}/24 dev {device}", f"link set {device} up", *neighbours)
+        iproute.tc(
+            f"qdisc add dev {device} root handle 1: tbf rate {rate}mbit burst {4 * (layout.mtu_bytes + 14)}"
+            f" limit {_HOST_QUEUE_PACKETS * layout.mtu_bytes}"
+        )
+        if layout.rails > 1:
+            table = _RULE_TABLE + rail
+            iproute.ip(
+                f"route add 10.77.0.0/16 dev {device} src {address} table {table}",
+                f"rule add from {address} lookup {table}",
+            )
+
+    def _device_counters(self, host: int, rail: int) -> dict[str, int]:
+        with self.on_host(host):
+            lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
+        words = next(line.split(":")[1].split() for line in lines if line.strip().startswith(f"eth{rail}:"))
+        names = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
+        return dict(zip(names, (int(words[place]) for place in (0, 1, 8, 9)), strict=True))
+
+
+def _switch_ipv6_off() -> None:
+    """In the current network namespace."""
+    for name in ("all", "default"):
+        with suppress(OSError):  # a kernel without IPv6 has nothing to switch off
+            Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
+
+
+def _port(host: int, rail: int) -> str:
+    return f"p{rail}x{host}"
+
+
+def _mac(host: int, rail: int, *, is_port: bool = False) -> str:
+    """Locally administered; the small switch program reads the host from the last byte."""
+    return f"02:67:77:{rail:02x}:{int(is_port):02x}:{host + 1:02x}"

@@ -1,0 +1,248 @@
+"""What can be a rail's switch in a `Network`: the machine's own kernel, another kernel, or a small program.
+
+    kind    rate    delay   loss   bursts   what it is
+    netem   tbf     netem   netem  netem    a bridge of this kernel
+    nft     tbf     none    nft    none     a bridge of this kernel, where it has no netem
+    uml     tbf     netem   netem  netem    user-mode-linux, a kernel of its own
+    soft    exact   exact   exact  exact    `soft_switch.c`
+
+Port p is the link of host p; settings concern what leaves through it, towards the host. All of them can change at any time.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from gradwire.lab import iproute, netem
+from gradwire.lab.cluster import Link
+from gradwire.lab.errors import LabError
+from gradwire.lab.loss_filter import LossFilter
+from gradwire.lab.soft_switch import SoftSwitch
+from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
+
+KINDS = ("netem", "uml", "nft", "soft")
+_BURST_BYTES = 6_056  # four full frames leave back to back; smaller would cost a timer interrupt for each packet
+_FRAME_BYTES = 1514
+
+
+@dataclass(frozen=True)
+class Port:
+    """What a switch's port does to the packets that leave through it.
+
+    Attributes:
+        rate_mbit: bits on the wire in millions a second.
+        delay_ms: one-way delay of one crossing; a round trip crosses the ports of both hosts.
+        loss: share of the packets that is lost, 0 to 1.
+        burst: mean number of packets lost one after the other.
+        buffer_bytes: what it holds before it drops.
+        is_cut: nothing passes in either direction, and nobody is told.
+    """
+
+    rate_mbit: float = 100.0
+    delay_ms: float = 0.0
+    loss: float = 0.0
+    burst: float = 1.0
+    buffer_bytes: int = 256 * 1024
+    is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rate_mbit <= 0 or self.buffer_bytes < 4 * _FRAME_BYTES or self.delay_ms < 0 or self.burst < 1:
+            raise LabError(
+                f"a port needs a rate, room for four packets, no negative delay, bursts of 1 at least: {self}"
+            )
+        if not 0 <= self.loss <= 1:
+            raise LabError(f"loss is a share between 0 and 1, not {self.loss}")
+
+    @property
+    def under_way_bytes(self) -> float:
+        """What the delay keeps under way at full rate: on the wire, not in the buffer."""
+        return self.rate_mbit * 1e3 * self.delay_ms / 8
+
+    @property
+    def held_packets(self) -> int:
+        """Room in netem, which holds both."""
+        return int((self.buffer_bytes + self.under_way_bytes) / _FRAME_BYTES) + 1
+
+
+@dataclass(frozen=True)
+class PortCount:
+    """Packets that left through a port since it was made, and those that were lost there by chance or for want of room."""
+
+    passed: int
+    lost: int
+
+
+class Switch(ABC):
+    """One rail's switch."""
+
+    @abstractmethod
+    def set(self, port: int, settings: Port) -> None:
+        """Has a port do this from now on. Raises LabError where this kind of switch cannot."""
+
+    @abstractmethod
+    def count(self, port: int) -> PortCount:
+        """What a port did so far."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it."""
+
+
+class BridgeSwitch(Switch):
+    """A bridge of this kernel; `losses` draws them where there is no netem, and is shared by all rails."""
+
+    def __init__(self, name: str, macs: dict[str, str], losses: PortLosses | None, mtu_bytes: int) -> None:
+        """Adds the bridge, its ports, and for each port the link address behind it: frames never go to other ports too."""
+        self._name, self._ports, self._losses = name, list(macs), losses
+        iproute.ip(f"link add {name} type bridge mcast_snooping 0", f"link set {name} up mtu {mtu_bytes}")
+        iproute.ip(*(f"link set {port} master {name}" for port in macs))
+        iproute.bridge(*(f"fdb add {mac} dev {port} master static" for port, mac in macs.items()))
+
+    def set(self, port: int, settings: Port) -> None:
+        """See `Switch`."""
+        device = self._ports[port]
+        if self._losses is not None and settings.delay_ms:
+            raise LabError("a delay needs netem, which this kernel lacks: use --switch uml or soft")
+        if self._losses is not None and settings.burst > 1:
+            raise LabError("losses in bursts need netem, which this kernel lacks: use --switch uml or soft")
+        limit = int(settings.buffer_bytes + settings.under_way_bytes)
+        iproute.tc(
+            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {_BURST_BYTES} limit {limit}"
+        )
+        if self._losses is None:
+            words = f"delay {settings.delay_ms}ms {netem.loss_words(settings.loss, settings.burst)}"
+            iproute.tc(f"qdisc replace dev {device} parent 1: handle 2: netem limit {settings.held_packets} {words}")
+        else:
+            self._losses.set(device, settings.loss)
+        # 0: no frame passes, in either direction; 3: forwards. The link stays up, so nobody is told.
+        iproute.bridge(f"link set dev {device} state {0 if settings.is_cut else 3}")
+
+    def count(self, port: int) -> PortCount:
+        """See `Switch`."""
+        device = self._ports[port]
+        mine = {q["kind"]: q for q in iproute.tc_statistics() if q["dev"] == device}
+        lost = mine["tbf"]["drops"] + (0 if self._losses is None else self._losses.lost(device))
+        return PortCount(mine["tbf"]["packets"], lost)
+
+    def close(self) -> None:
+        """See `Switch`."""
+        iproute.ip(f"link del {self._name}")
+
+
+class PortLosses:
+    """Losses of all bridges' ports by one packet filter. A change zeroes the filter's counters, which are kept here."""
+
+    def __init__(self, ports: list[str]) -> None:
+        """Raises LabError where the kernel has no packet filters for bridges."""
+        self._filter = LossFilter()
+        self._shares = dict.fromkeys(ports, 0.0)
+        self._before = dict.fromkeys(ports, 0)
+        self._filter.set_port_losses(self._shares)
+
+    def set(self, port: str, share: float) -> None:
+        """Loses this share of the frames that leave through a port."""
+        if self._shares[port] != share:
+            self._before = {name: self.lost(name) for name in self._shares}
+            self._shares[port] = share
+            self._filter.set_port_losses(self._shares)
+
+    def lost(self, port: str) -> int:
+        """Frames dropped so far."""
+        return self._before[port] + self._filter.port_counters(list(self._shares))[port].dropped
+
+    def close(self) -> None:
+        """Leaves the filter; it goes with the network namespace."""
+        self._filter.close()
+
+
+class UmlRail(Switch):
+    """A user-mode-linux kernel as a router."""
+
+    def __init__(self, ports: list[str], mtu_bytes: int) -> None:
+        """Boots it."""
+        self._switch = UmlSwitch(ports, mtu_bytes)
+        self._switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward")
+
+    def join(self, port: int, mac: str, host_mac: str, addresses: list[str], mtu_bytes: int) -> None:
+        """Gives a port its link address and the way to a host, whatever address of it a packet names."""
+        device = f"vec{port}"
+        self._switch.run(f"ip link set {device} address {mac} mtu {mtu_bytes} up")
+        for address in addresses:
+            self._switch.run(
+                f"ip route add {address}/32 dev {device}",
+                f"ip neigh add {address} lladdr {host_mac} dev {device} nud permanent",
+            )
+
+    def set(self, port: int, settings: Port) -> None:
+        """See `Switch`."""
+        loss = 1.0 if settings.is_cut else settings.loss
+        self._switch.shape(
+            port, settings.rate_mbit, settings.delay_ms, loss, settings.buffer_bytes, burst=settings.burst
+        )
+        device = f"vec{port}"
+        self._switch.run(f"tc qdisc del dev {device} ingress 2>/dev/null || true")
+        if settings.is_cut:
+            self._switch.run(
+                f"tc qdisc add dev {device} ingress",
+                f"tc filter add dev {device} parent ffff: matchall action drop",
+            )
+
+    def count(self, port: int) -> PortCount:
+        """See `Switch`."""
+        said = self._switch.run(f"tc -s qdisc show dev vec{port}")
+        found = re.search(r"qdisc tbf .*\n\s*Sent \d+ bytes (\d+) pkt \(dropped (\d+)", said)
+        if found is None:
+            raise LabError(f"the switch says nothing about port {port}: {said}")
+        return PortCount(int(found[1]), int(found[2]))
+
+    def close(self) -> None:
+        """See `Switch`."""
+        self._switch.close()
+
+
+class SoftRail(Switch):
+    """The small program."""
+
+    def __init__(self, ports: list[str]) -> None:
+        """Starts it."""
+        self._switch = SoftSwitch(ports)
+
+    def set(self, port: int, settings: Port) -> None:
+        """See `Switch`."""
+        link = Link(settings.rate_mbit, settings.buffer_bytes, settings.delay_ms)
+        loss, again = settings.loss, settings.loss
+        if settings.burst > 1 and 0 < loss < 1:
+            again = 1 - 1 / settings.burst
+            loss = (1 - again) * loss / (1 - loss)
+        self._switch.shape(port, link, loss, again)
+        self._switch.cut(port, settings.is_cut)
+
+    def count(self, port: int) -> PortCount:
+        """See `Switch`."""
+        counters = self._switch.port_counters(port)
+        lost = counters.lost + counters.overflowed
+        return PortCount(counters.seen - lost, lost)
+
+    def close(self) -> None:
+        """See `Switch`."""
+        self._switch.close()
+
+
+def choose(kind: str) -> str:
+    """The kind that `auto` stands for here: what needs least of the machine and can do everything, first."""
+    if kind in KINDS:
+        return kind
+    if kind != "auto":
+        raise LabError(f"a switch is auto, {', '.join(KINDS)}, not {kind}")
+    if netem.available():
+        return "netem"
+    if shutil.which(PROGRAM) is not None and _has_compiler():
+        return "uml"
+    return "soft" if _has_compiler() else "nft"
+
+
+def _has_compiler() -> bool:
+    return any(map(shutil.which, ("cc", "gcc", "clang")))

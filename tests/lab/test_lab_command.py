@@ -1,0 +1,187 @@
+"""`gradwire lab` from outside: what it builds obeys, and is gone afterwards, however it ends."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from gradwire.lab import NamespacesUnavailable, sandbox
+
+TIMEOUT_S = 60
+PREFIX = [sys.executable, "-c", "from gradwire.cli import main; main()", "lab"]
+SEND = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [s.sendto(b'x', ('10.77.0.2', 9)) for _ in range(50)]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces():
+    try:
+        sandbox.run(lambda: 0)
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+
+
+class Lab:
+    """The command, with a folder for its socket."""
+
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="gw-")
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
+
+    def __call__(self, *arguments, **options):
+        return subprocess.run([*PREFIX, *arguments], env=self.environment, capture_output=True, text=True,
+                              timeout=TIMEOUT_S, check=False, **options)  # fmt: skip
+
+    def start(self, *arguments, **options):
+        return subprocess.Popen([*PREFIX, *arguments], env=self.environment, text=True, **options)
+
+    def sockets(self):
+        return [path.name for path in Path(self.folder).glob("*/*")]
+
+    def close(self):
+        self("down")
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture
+def lab():
+    made = Lab()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def running():
+    """One that several tests use."""
+    made = Lab()
+    result = made("up", "--hosts", "2", "--switch", "nft", "--rails", "2")
+    assert result.returncode == 0, result.stderr
+    assert "10.77.0.1 to 10.77.0.2" in result.stdout
+    yield made
+    made.close()
+
+
+def rows(lab):
+    return {(row["host"], row["rail"]): row for row in json.loads(lab("stats", "--json").stdout)}
+
+
+def test_a_program_has_the_callers_terminal_folder_and_status(running, tmp_path):
+    script = "cat; pwd; echo $GRADWIRE_LAB_HOST >&2; exit 7"
+    result = running("exec", "1", "--", "sh", "-c", script, input="hello\n", cwd=tmp_path)
+    assert (result.stdout, result.stderr, result.returncode) == (f"hello\n{tmp_path}\n", "1\n", 7)
+
+
+def test_all_hosts_run_it_at_once_and_the_worst_status_counts(running):
+    result = running("exec", "all", "--", "sh", "-c", "echo on $GRADWIRE_LAB_HOST; exit $GRADWIRE_LAB_HOST")
+    assert sorted(result.stdout.split("\n")) == ["", "on 0", "on 1"]
+    assert result.returncode == 1
+
+
+def test_ports_change_while_it_runs_and_are_counted(running):
+    before = rows(running)[1, 0]["lost"]
+    assert running("set", "--host", "1", "--rail", "0", "--loss", "1").returncode == 0
+    assert running("exec", "0", "--", sys.executable, "-c", SEND).returncode == 0
+    after = rows(running)
+    assert after[1, 0]["lost"] - before == 50
+    assert (after[1, 0]["loss"], after[1, 1]["loss"], after[0, 0]["loss"]) == (1, 0, 0)
+    assert running("set", "--loss", "0").returncode == 0
+    assert running("cut", "1").returncode == 0
+    assert [row["is_cut"] for row in rows(running).values()] == [False, False, True, True]
+    assert "cut" in running("stats").stdout
+    assert running("heal").returncode == 0
+    assert not any(row["is_cut"] for row in rows(running).values())
+
+
+def test_a_host_is_stopped_resumed_and_killed(running):
+    with running.start("exec", "0", "--", "sh", "-c", "echo up; sleep 600", stdout=subprocess.PIPE) as caller:
+        assert caller.stdout.readline() == "up\n"
+        assert running("stop", "0").stdout == "2 processes\n"
+        assert running("resume", "0").stdout == "2 processes\n"
+        assert running("kill", "0").stdout == "2 processes\n"
+        assert caller.wait(TIMEOUT_S) == 128 + signal.SIGKILL
+
+
+def test_a_program_ends_with_its_caller(running):
+    reader, writer = os.pipe()
+    caller = running.start("exec", "0", "--", "sh", "-c", "echo up; exec sleep 600", stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 10) == b"up\n"
+    caller.kill()
+    caller.wait()
+    assert_closed(reader)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["up"], 3, "is up already"),
+        (["set", "--host", "5", "--loss", "0.1"], 3, "there is no host 5"),
+        (["set", "--delay", "5"], 3, "needs netem"),
+        (["exec", "9", "--", "true"], 3, "there is no host 9"),
+        (["exec", "0", "--", "no-such-program"], 3, "not found"),
+        (["set"], 2, "nothing to change"),
+        (["exec", "x", "--", "true"], 2, "is no host"),
+        (["kill", "0", "--signal", "FOO"], 2, "there is no signal"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(running, arguments, status, message):
+    result = running(*arguments)
+    assert (result.returncode, message in result.stderr) == (status, True), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_down_leaves_nothing(lab):
+    links = sorted(os.listdir("/sys/class/net"))
+    assert lab("up", "--hosts", "2", "--switch", "nft").returncode == 0
+    reader, writer = os.pipe()
+    caller = lab.start(
+        "exec", "0", "--", "sh", "-c", "echo up; sleep 600 & wait", stdout=writer, stderr=subprocess.DEVNULL
+    )
+    os.close(writer)
+    assert os.read(reader, 10) == b"up\n"
+    assert lab("down").returncode == 0
+    assert_closed(reader)
+    assert caller.wait(TIMEOUT_S) != 0
+    assert lab.sockets() == []
+    assert sorted(os.listdir("/sys/class/net")) == links
+    assert lab("stats").returncode == 3
+
+
+def test_ctrl_c_leaves_nothing(lab):
+    with lab.start(
+        "up", "--foreground", "--hosts", "1", "--switch", "nft", stdout=subprocess.PIPE, start_new_session=True
+    ) as caller:
+        assert caller.stdout.readline() == "ready\n"
+        assert lab("stats").returncode == 0
+        os.killpg(caller.pid, signal.SIGINT)  # what a terminal does
+        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_INTERRUPTED
+    assert lab.sockets() == []
+
+
+def test_after_a_kill_another_can_be_made(lab):
+    arguments = ("up", "--foreground", "--hosts", "1", "--switch", "nft")
+    with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout.readline() == "ready\n"
+        caller.kill()
+        caller.wait()
+        assert_closed(caller.stdout.fileno())
+    assert lab("up", "--hosts", "1", "--switch", "nft").returncode == 0
+
+
+def test_a_network_that_cannot_be_built_says_why(lab):
+    result = lab("up", "--switch", "nft", "--delay", "1")
+    assert result.returncode == 3
+    assert result.stderr.startswith("error: a delay needs netem")
+    assert lab.sockets() == []
+
+
+def assert_closed(descriptor):
+    """The other end of a pipe is closed by everyone within the time limit."""
+    ready, _, _ = select.select([descriptor], [], [], TIMEOUT_S)
+    assert ready
+    assert os.read(descriptor, 1) in (b"", "")

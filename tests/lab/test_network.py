@@ -1,0 +1,239 @@
+"""The network of `gradwire lab`: rails, and ports that change while it runs; counted at the receivers."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from gradwire.lab import LabError, switches
+from gradwire.lab.network import Layout, Network
+from gradwire.lab.switches import Port
+from gradwire.lab.uml_switch import PROGRAM
+from sandboxed import in_sandbox
+
+HAS_UML, HAS_COMPILER = shutil.which(PROGRAM) is not None, shutil.which("cc") is not None
+KINDS = [
+    "nft",
+    pytest.param("soft", marks=pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")),
+    pytest.param("uml", marks=pytest.mark.skipif(not HAS_UML, reason=f"{PROGRAM} is not installed")),
+]
+DELAYING = KINDS[1:]
+PACKETS = 2_000
+
+
+class Probe:
+    """Numbered packets from host 0 to host 1, slowly enough that no buffer overflows."""
+
+    def __init__(self, network, local_rail=0, remote_rail=0, sender=0, receiver=1):
+        with network.on_host(receiver):
+            self.inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with network.on_host(sender):
+            self.outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.inbox.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+        self.inbox.bind((network.address(receiver, remote_rail), 0))
+        self.outbox.bind((network.address(sender, local_rail), 0))
+        self.to = self.inbox.getsockname()
+
+    def arrived(self, packets, payload=20):
+        """One byte for each packet sent, 1 where it arrived."""
+        self.inbox.settimeout(0)
+        found = bytearray(packets)
+        for number in range(packets):
+            self.outbox.sendto(number.to_bytes(4, "little").ljust(payload, b"\0"), self.to)
+            if number % 20 == 19:
+                time.sleep(0.002)  # paces; nothing is waited for
+            self._take(found)
+        self.inbox.settimeout(0.3)
+        self._take(found)
+        return bytes(found)
+
+    def _take(self, found):
+        try:
+            while True:
+                found[int.from_bytes(self.inbox.recv(2048)[:4], "little")] = 1
+        except (BlockingIOError, TimeoutError):
+            return
+
+    def round_trip_ms(self):
+        """The least of a few: a busy machine only makes them longer."""
+        self.inbox.settimeout(5)
+        self.outbox.settimeout(5)
+        least = float("inf")
+        for _ in range(8):
+            started = time.perf_counter()
+            self.outbox.sendto(b"ping", self.to)
+            _, sender = self.inbox.recvfrom(16)
+            self.inbox.sendto(b"pong", sender)
+            self.outbox.recv(16)
+            least = min(least, time.perf_counter() - started)
+        return least * 1e3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_of_one_port_is_set_while_it_runs_and_hits_only_that_port(tmp_path, kind):
+    def main():
+        with Network(Layout(hosts=3, switch=kind)) as network:
+            one, other = Probe(network), Probe(network, receiver=2)
+            before = sum(one.arrived(200))
+            network.set([1], [], loss=0.25)
+            lossy, clean = sum(one.arrived(PACKETS)), sum(other.arrived(400))
+            lost = {row["host"]: row["lost"] for row in network.statistics()}
+            network.set([1], [], loss=0.0)
+            return [before, PACKETS - lossy, clean, sum(one.arrived(200)), lost[1], lost[2]]
+
+    before, lost, clean, after, counted, counted_other = in_sandbox(tmp_path, main)
+    assert (before, clean, after) == (200, 400, 200)
+    assert abs(lost - PACKETS / 4) < 4 * (PACKETS * 0.25 * 0.75) ** 0.5
+    assert (counted, counted_other) == (lost, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_is_silent_in_both_directions_until_it_is_healed(tmp_path, kind):
+    def main():
+        with Network(Layout(hosts=3, switch=kind)) as network:
+            there, back, others = Probe(network), Probe(network, sender=1, receiver=0), Probe(network, receiver=2)
+            network.set([1], [], is_cut=True)
+            during = [sum(probe.arrived(60)) for probe in (there, back, others)]
+            network.set([1], [], is_cut=False)
+            return during + [sum(probe.arrived(60)) for probe in (there, back, others)]
+
+    assert in_sandbox(tmp_path, main) == [0, 0, 60, 60, 60, 60]
+
+
+@pytest.mark.parametrize("kind", DELAYING)
+def test_delay_is_set_while_it_runs(tmp_path, kind):
+    def main():
+        with Network(Layout(hosts=2, switch=kind, port=Port(delay_ms=2.0))) as network:
+            probe = Probe(network)
+            near = probe.round_trip_ms()
+            network.set([0], [], delay_ms=20.0)  # one of the two ports that a round trip crosses
+            return [near, probe.round_trip_ms()]
+
+    near, far = in_sandbox(tmp_path, main)
+    assert 4.0 <= near < 12.0
+    assert 22.0 <= far < 40.0
+
+
+@pytest.mark.parametrize("kind", DELAYING)
+def test_losses_in_bursts_have_the_share_and_the_length_that_were_asked_for(tmp_path, kind):
+    share, burst = 0.2, 5.0
+
+    def main():
+        with Network(Layout(hosts=2, switch=kind, port=Port(loss=share, burst=burst))) as network:
+            return Probe(network).arrived(PACKETS).hex()
+
+    arrived = bytes.fromhex(in_sandbox(tmp_path, main))
+    runs = [len(run) for run in arrived.split(b"\1") if run]
+    # Runs are geometric with mean 5, so some 80 of them; four standard deviations of their mean.
+    assert abs(sum(runs) / len(runs) - burst) < 4 * (burst * (burst - 1)) ** 0.5 / len(runs) ** 0.5
+    assert abs(sum(runs) / PACKETS - share) < 4 * (share * (1 - share) * 2 * burst / PACKETS) ** 0.5
+
+
+def test_bursts_and_delays_without_netem_are_refused(tmp_path):
+    def main():
+        texts = []
+        for port in (Port(delay_ms=1.0), Port(loss=0.1, burst=3.0)):
+            try:
+                with Network(Layout(hosts=2, switch="nft", port=port)):
+                    texts.append("built")
+            except LabError as error:
+                texts.append(str(error))
+        return texts
+
+    assert all("--switch uml" in text for text in in_sandbox(tmp_path, main))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_senders_local_address_decides_the_rail(tmp_path, kind):
+    """Also where the receiver has only told one address: a gray rail then loses what takes it, and nothing else."""
+
+    def main():
+        with Network(Layout(hosts=2, rails=2, switch=kind)) as network:
+            network.set([1], [1], loss=1.0)
+            shares = [sum(Probe(network, local, remote).arrived(100)) for local in (0, 1) for remote in (0, 1)]
+            rows = {(row["host"], row["rail"]): row for row in network.statistics()}
+            return [shares, rows[1, 0]["lost"], rows[1, 1]["lost"], rows[1, 0]["rx_packets"]]
+
+    assert in_sandbox(tmp_path, main) == [[100, 100, 0, 0], 0, 200, 200]
+
+
+def test_a_larger_mtu_carries_larger_packets(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, switch="nft", mtu_bytes=4000)) as network:
+            probe = Probe(network)
+            probe.outbox.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO: never in parts
+            arrived = sum(probe.arrived(10, payload=3900))
+            try:
+                probe.outbox.sendto(bytes(3980), probe.to)
+            except OSError as error:
+                return [arrived, error.strerror]
+
+    assert in_sandbox(tmp_path, main) == [10, "Message too long"]
+
+
+def test_signals_reach_every_process_of_a_host_and_no_other(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, switch="nft")) as network:
+            nested = network.spawn(0, ["sh", "-c", "sleep 600 & wait"], start_new_session=True)
+            other = network.spawn(1, ["sleep", "600"])
+            while network.signal(0, 0) < 2:
+                assert nested.poll() is None
+            stopped = network.signal(0, signal.SIGSTOP)
+            network.signal(0, signal.SIGCONT)
+            killed = network.signal(0, signal.SIGKILL)
+            return [stopped, killed, nested.wait(10), other.poll()]
+
+    assert in_sandbox(tmp_path, main) == [2, 2, -9, None]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hosts": 0}, {"hosts": 99}, {"rails": 0}, {"mtu_bytes": 100}, {"mtu_bytes": 9000, "switch": "soft"}],
+)
+def test_an_impossible_layout_is_refused(wrong):
+    with pytest.raises(LabError):
+        Layout(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"loss": 1.5}, {"loss": float("nan")}, {"burst": 0.5}, {"rate_mbit": 0}, {"buffer_bytes": 9}]
+)
+def test_an_impossible_port_is_refused(wrong):
+    with pytest.raises(LabError):
+        Port(**wrong)
+
+
+def test_a_host_that_is_not_there_is_named(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, switch="nft")) as network:
+            try:
+                network.set([7], [], loss=0.1)
+            except LabError as error:
+                return str(error)
+
+    assert in_sandbox(tmp_path, main) == "there is no host 7: they are 0 to 1"
+
+
+def test_auto_takes_what_can_do_everything(monkeypatch):
+    monkeypatch.setattr(switches.netem, "available", lambda: False)
+    monkeypatch.setattr(switches.shutil, "which", {}.get)
+    assert switches.choose("auto") == "nft"
+    monkeypatch.setattr(switches.shutil, "which", lambda name: name if name == "cc" else None)
+    assert switches.choose("auto") == "soft"
+    monkeypatch.setattr(switches.shutil, "which", lambda name: name)
+    assert switches.choose("auto") == "uml"
+    monkeypatch.setattr(switches.netem, "available", lambda: True)
+    assert switches.choose("auto") == "netem"
+    with pytest.raises(LabError, match="not magic"):
+        switches.choose("magic")
+
+
+def test_what_runs_on_a_host_ends_with_the_network(tmp_path):
+    def main():
+        with Network(Layout(hosts=1, switch="nft")) as network:
+            child = network.spawn(0, ["sleep", "600"], stdout=subprocess.DEVNULL)
+        return child.returncode
+
+    assert in_sandbox(tmp_path, main) == -9
