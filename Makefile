@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -42,6 +42,10 @@ test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
 
 test-python: build ## The Python tests; ARGS='-k name' selects
 	$(PY) -m pytest $(ARGS)
+
+test-torch: build ## PyTorch's own tests of torch.distributed, for gloo and gradwire at world size 2 and 4
+	@mkdir -p bench-out
+	$(PY) tests/torch_suite/suite.py --json bench-out/torch_suite.json $(ARGS)
 
 check: env ## Formatting, lints, types, and the repository's own rules
 	@scripts/require_tools.sh $(PYTHON) lint

@@ -85,7 +85,7 @@ pub enum OpError {
         during: String,
     },
     /// The call's timeout passed.
-    #[error("{during} timed out after {waited:?}: {detail}")]
+    #[error("{during} timed out after {waited:?}, when its timeout passed: {detail}")]
     TimedOut {
         /// Collective in progress here.
         during: String,

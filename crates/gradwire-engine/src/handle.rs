@@ -69,12 +69,10 @@ impl OpHandle {
     }
 
     /// Puts the operation into the engine's [`Completions`] when it ends, or now when it has ended. Without this call it
-    /// never appears there; called twice, it appears once.
+    /// never appears there; called twice before the end, it appears once; each call after the end queues it again.
     pub fn notify(&self) {
         let mut notify = lock(&self.0.notify);
-        if *notify == Notify::No {
-            *notify = Notify::Wanted;
-        }
+        *notify = Notify::Wanted;
         self.queue_if_ended(notify);
     }
 
@@ -197,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operation_is_queued_once_and_only_when_asked_before_or_after_its_end() {
+    fn an_operation_is_queued_once_for_calls_before_its_end_and_once_for_each_after_it() {
         let completions = Completions::default();
         let ops: Vec<OpHandle> = (0..3).map(|id| OpHandle::new(id, completions.clone())).collect();
         ops[0].notify();
@@ -208,7 +206,7 @@ mod tests {
         ops[2].notify();
         ops[2].notify();
         let batch: Vec<u64> = completions.next_batch(None).iter().map(OpHandle::id).collect();
-        assert_eq!(batch, [0, 2]);
+        assert_eq!(batch, [0, 2, 2]);
         assert!(completions.next_batch(Some(Duration::ZERO)).is_empty());
     }
 

@@ -27,13 +27,17 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _group,
     _hook,
     _memory,
+    _monitored,
     _ops,
+    _own_works,
     _policy,
+    _profile,
     _reduction,
     _rendezvous,
     _residuals,
     _runtime,
     _serving,
+    _sparse,
     _steps,
     _tags,
     _tolerant,
@@ -91,10 +95,10 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _group, _hook, _memory, _ops, _policy, _reduction, _rendezvous, _residuals, _runtime, _serving, _steps,
-    _tags,
-    _tolerant, _work, _backend,
+    _completer, _drift, _group, _hook, _memory, _monitored, _ops, _own_works, _policy, _profile, _reduction, _rendezvous,
+    _residuals, _runtime, _serving, _sparse, _steps, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))
+_own_works.install()
 register()

@@ -33,7 +33,8 @@ def create(options: Any, backend_options: Any = None) -> Any:
         GradwireError: the ranks could not form the group.
     """
     del backend_options
-    place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout)
+    members = tuple(getattr(options, "global_ranks_in_group", None) or ())
+    place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout, global_ranks=members)
     if not dist.is_initialized():
         place = dataclasses.replace(place, is_default=True)
     return connect(options.store, place)

@@ -27,22 +27,27 @@ class Completer:
         self.sync_futures = sync_futures
         self.last_error: Exception | None = None
         self._engine = engine
-        self._waiting: dict[int, _Countdown] = {}
+        self._waiting: dict[int, list[_Countdown]] = {}
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def watch(self, ops: Sequence[_native.Op], callback: Callable[[], None]) -> None:
-        """Calls `callback` on the completer's thread when all operations have ended."""
+        """Calls `callback` on the completer's thread when all operations have ended. They may be watched several times."""
         self._start()
         countdown = _Countdown(len(ops), callback)
-        for op in ops:
-            self._waiting[op.id] = countdown
+        with self._lock:
+            for op in ops:
+                self._waiting.setdefault(op.id, []).append(countdown)
         for op in ops:  # only now: the thread may take the first before the last is known
             op.notify()
 
+    def is_current_thread(self) -> bool:
+        """Whether the caller is a callback, which must not wait for another callback."""
+        return self._thread is threading.current_thread()
+
     def join(self, timeout_s: float) -> None:
         """Waits for the thread, which ends when the engine has stopped and every callback has run."""
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self.is_current_thread():
             self._thread.join(timeout_s)
 
     def _start(self) -> None:
@@ -54,8 +59,9 @@ class Completer:
     def _run(self) -> None:
         while (batch := self._engine.next_completions()) is not None:
             for op in batch:
-                countdown = self._waiting.pop(op.id, None)
-                if countdown is not None:
+                with self._lock:
+                    countdowns = self._waiting.pop(op.id, ())
+                for countdown in countdowns:
                     countdown.step()
 
 

@@ -61,6 +61,7 @@ class GroupLink:
 
     def __init__(self, owner: Runtime, native: _native.Group, place: Place) -> None:
         self.owner = owner
+        self.place = place
         self.rank = place.rank
         self.world_size = place.world_size
         self.name = place.name
@@ -77,10 +78,14 @@ class GroupLink:
             call = prepare()
             op = self._submit(call, self.timeout if timeout is None else timeout)
         except Exception as error:  # noqa: BLE001  see the head of this file
-            self._stand_in(kind, error)
-            return GradwireWork(kind, [], [], [], completer, failure=error)
+            return self.failed(kind, error)
         self.calls += 1
         return GradwireWork(kind, [op], call.result, call.after, completer)
+
+    def failed(self, kind: str, error: Exception) -> GradwireWork:
+        """The Work of a call that could not be made."""
+        self._stand_in(kind, error)
+        return GradwireWork(kind, [], [], [], self.owner.completer, failure=error)
 
     def join_works(self, works: list[GradwireWork]) -> GradwireWork:
         """One Work for several."""
@@ -89,6 +94,16 @@ class GroupLink:
     def stats(self) -> dict[str, Any]:
         """Counters of the connection to each peer."""
         return self._native.stats()
+
+    def describe(self) -> dict[str, Any]:
+        """The group, as torch.profiler's traces name it."""
+        ranks = self.place.global_ranks or range(self.world_size)
+        return {
+            "Process Group Name": self.name,
+            "Process Group Ranks": str(list(ranks)),
+            "Group size": self.world_size,
+            "Rank": self.rank,
+        }
 
     def abort(self) -> None:
         """Ends everything in flight with ShutDownError."""

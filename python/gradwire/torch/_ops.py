@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
-from gradwire.torch import _memory
+from gradwire.torch import _memory, _monitored, _profile, _sparse
 from gradwire.torch._group import Call, GroupLink
+from gradwire.torch._own_works import remember
 from gradwire.torch._reduction import reduction
 from gradwire.torch._work import GradwireWork
 
@@ -28,30 +29,33 @@ class Collectives:
 
     def __init__(self) -> None:
         self._coalesced: list[GradwireWork] | None = None
+        self._monitored_barriers = 0
 
     # Every rank to every rank.
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> GradwireWork | None:
         """In place, each tensor `[elems]`."""
-        return self._finish([self._all_reduce(tensor, opts) for tensor in tensors], opts)
+        return self._call("all_reduce", tensors, opts, [partial(self._all_reduce, t, opts) for t in tensors])
 
     allreduce_coalesced = allreduce
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
         """`outputs[i][r]` becomes rank r's `inputs[i]`."""
-        works = [self._all_gather(rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
-        return self._finish(works, opts)
+        starts = [partial(self._all_gather, rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
+        return self._call("all_gather", inputs, opts, starts)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """`outputs[r][i]` becomes rank r's `inputs[i]`."""
-        works = [self._all_gather([rows[i] for rows in outputs], tensor, opts) for i, tensor in enumerate(inputs)]
-        return self._finish(works, opts)
+        starts = [partial(self._all_gather, [rows[i] for rows in outputs], t, opts) for i, t in enumerate(inputs)]
+        return self._call("all_gather", inputs, opts, starts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
         """`tensor` `[elems]`, `output` `[world_size, elems]`."""
-        return self._finish([self._all_gather_single(output, tensor, opts)], opts)
+        return self._call(
+            "all_gather_into_tensor", [tensor], opts, [partial(self._all_gather_single, output, tensor, opts)]
+        )
 
     _allgather_base = all_gather_single
 
@@ -59,8 +63,8 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """Several of `all_gather_single`."""
-        works = [self._all_gather_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)]
-        return self._finish(works, opts)
+        starts = [partial(self._all_gather_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
+        return self._call("all_gather_into_tensor", inputs, opts, starts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -68,12 +72,16 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> GradwireWork | None:
         """`outputs[i]` becomes the reduction of every rank's `inputs[i][rank]`."""
-        works = [self._reduce_scatter(output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)]
-        return self._finish(works, opts)
+        starts = [
+            partial(self._reduce_scatter, output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)
+        ]
+        return self._call("reduce_scatter", [t for rows in inputs for t in rows], opts, starts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
         """`tensor` `[world_size, elems]`, `output` `[elems]`."""
-        return self._finish([self._reduce_scatter_single(output, tensor, opts)], opts)
+        return self._call(
+            "reduce_scatter_tensor", [tensor], opts, [partial(self._reduce_scatter_single, output, tensor, opts)]
+        )
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -81,10 +89,8 @@ class Collectives:
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """Several of `reduce_scatter_single`."""
-        works = [
-            self._reduce_scatter_single(output, tensor, opts) for output, tensor in zip(outputs, inputs, strict=True)
-        ]
-        return self._finish(works, opts)
+        starts = [partial(self._reduce_scatter_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
+        return self._call("reduce_scatter_tensor", inputs, opts, starts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -99,7 +105,7 @@ class Collectives:
             source, target = _memory.readable(tensor), _memory.writable(output, after, load=False)
             return Call("all_to_all", [output], source, target, after, {**_copy(tensor), "splits": splits})
 
-        return self._finish([self._start("all_to_all", opts, prepare)], opts)
+        return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)])
 
     alltoall_base = all_to_all_single
 
@@ -119,16 +125,29 @@ class Collectives:
             splits = ([_nbytes(t) for t in inputs], [_nbytes(t) for t in outputs])
             return Call("all_to_all", list(outputs), source, target, after, {**_copy(source), "splits": splits})
 
-        return self._finish([self._start("all_to_all", opts, prepare)], opts)
+        return self._call("all_to_all", inputs, opts, [partial(self._start, "all_to_all", opts, prepare)])
 
     def barrier(self, opts: Any = None) -> GradwireWork | None:
         """Nobody returns before everybody has come."""
-        return self._finish([self._start("barrier", opts, lambda: Call("barrier", []))], opts)
+        return self._call("barrier", [], opts, [partial(self._start, "barrier", opts, lambda: Call("barrier", []))])
 
     def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that blocks; its error names the ranks that did not come, all of them in any case."""
-        del wait_all_ranks
-        self._start("barrier", opts, lambda: Call("barrier", [])).wait()
+        """A barrier that blocks; its error, at rank 0, names the first rank that did not come, or all of them.
+
+        Raises:
+            DeadlineError: ranks did not come within the timeout.
+        """
+        self.link.owner.check_process()
+        timeout = _timeout(opts)
+        barrier = _monitored.MonitoredBarrier(
+            self.link.rank,
+            self.link.world_size,
+            self._monitored_barriers,
+            self.link.timeout if timeout is None else timeout,
+            wait_all=wait_all_ranks,
+        )
+        self._monitored_barriers += 1
+        barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))
 
     # One rank to or from every rank.
 
@@ -141,7 +160,9 @@ class Collectives:
             buffer = _memory.writable(tensor, after, load=root == self.link.rank)
             return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": root})
 
-        return self._finish([self._start("broadcast", opts, partial(prepare, t)) for t in tensors], opts)
+        return self._call(
+            "broadcast", tensors, opts, [partial(self._start, "broadcast", opts, partial(prepare, t)) for t in tensors]
+        )
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
         """In place at `opts.rootRank`; other ranks' tensors stay as they are."""
@@ -154,7 +175,9 @@ class Collectives:
             buffer = _memory.writable(tensor, after, load=True)
             return Call("reduce", [tensor], buffer, buffer, after, options)
 
-        return self._finish([self._start("reduce", opts, partial(prepare, t)) for t in tensors], opts)
+        return self._call(
+            "reduce", tensors, opts, [partial(self._start, "reduce", opts, partial(prepare, t)) for t in tensors]
+        )
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> GradwireWork | None:
         """`outputs[0][r]` at the root becomes rank r's `inputs[0]`."""
@@ -168,7 +191,7 @@ class Collectives:
             after: list[Callable[[], None]] = []
             return Call("gather", list(outputs[0]), source, _memory.scattered(outputs[0], after), after, options)
 
-        return self._finish([self._start("gather", opts, prepare)], opts)
+        return self._call("gather", inputs, opts, [partial(self._start, "gather", opts, prepare)])
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> GradwireWork | None:
         """`outputs[0]` becomes the root's `inputs[0][rank]`."""
@@ -182,7 +205,9 @@ class Collectives:
                 source = _memory.stacked(inputs[0])
             return Call("scatter", list(outputs), source, target, after, {**_copy(target), "peer": self._root(opts)})
 
-        return self._finish([self._start("scatter", opts, prepare)], opts)
+        return self._call(
+            "scatter", inputs[0] if inputs else [], opts, [partial(self._start, "scatter", opts, prepare)]
+        )
 
     # One rank to one rank.
 
@@ -193,7 +218,7 @@ class Collectives:
             source = _memory.readable(tensors[0])
             return Call("send", list(tensors), source, None, [], {**_copy(source), "peer": dst, "tag": _tag(tag)})
 
-        return self._finish([self._start("send", None, prepare)], None)
+        return self._call("send", tensors, None, [partial(self._start, "send", None, prepare)])
 
     def recv(self, tensors: list[Tensor], src: int | None, tag: int = 0) -> GradwireWork | None:
         """Matched by tag with a send of `src`; None: of whoever sends first."""
@@ -203,7 +228,8 @@ class Collectives:
             target = _memory.writable(tensors[0], after, load=False)
             return Call("receive", list(tensors), None, target, after, {**_copy(target), "peer": src, "tag": _tag(tag)})
 
-        return self._finish([self._start("receive", None, prepare)], None)
+        name = "recvAnySource" if src is None else "recv"
+        return self._call(name, tensors, None, [partial(self._start, "receive", None, prepare)])
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> GradwireWork | None:
         """From whoever sends first with this tag."""
@@ -220,14 +246,28 @@ class Collectives:
         """One work for everything that was called since `start_coalescing`."""
         del device
         works, self._coalesced = self._coalesced or [], None
-        return GradwireWork.joined(works, self.link.owner.completer)
+        work = GradwireWork.joined(works, self.link.owner.completer)
+        remember(work)
+        return work
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
 
     # How each call is prepared.
 
+    def _signal(self, kind: str, peer: int, tag: int, timeout: timedelta) -> GradwireWork:
+        byte = _monitored.signal()
+        call = Call(kind, [byte], options={**_copy(byte), "peer": peer, "tag": tag})
+        if kind == "send":
+            call.input = byte
+        else:
+            call.output = byte
+        return self.link.start(kind, timeout, lambda: call)
+
     def _all_reduce(self, tensor: Tensor, opts: Any) -> GradwireWork:
+        if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
+            return self._sparse_all_reduce(tensor, opts)
+
         def prepare() -> Call:
             options = reduction(tensor, getattr(opts, "reduceOp", None))
             after: list[Callable[[], None]] = []
@@ -235,6 +275,17 @@ class Collectives:
             return Call("all_reduce", [tensor], buffer, buffer, after, options)
 
         return self._start("all_reduce", opts, prepare)
+
+    def _sparse_all_reduce(self, tensor: Tensor, opts: Any) -> GradwireWork:
+        def gather(rows: list[Tensor], own: Tensor) -> GradwireWork:
+            return self._all_gather(rows, own, opts)
+
+        try:
+            _sparse.check(tensor, getattr(opts, "reduceOp", None))
+            works, add = _sparse.start(tensor, self.link.world_size, gather)
+        except Exception as error:  # noqa: BLE001  see the head of _group.py
+            return self.link.failed("all_reduce", error)
+        return GradwireWork.following("all_reduce", works, [tensor], self.link.owner.completer, [add])
 
     def _all_gather(self, rows: list[Tensor], tensor: Tensor, opts: Any) -> GradwireWork:
         def prepare() -> Call:
@@ -279,8 +330,14 @@ class Collectives:
     def _start(self, kind: str, opts: Any, prepare: Callable[[], Call]) -> GradwireWork:
         return self.link.start(kind, _timeout(opts), prepare)
 
-    def _finish(self, works: list[GradwireWork], opts: Any) -> GradwireWork | None:
-        work = self.link.join_works(works)
+    def _call(
+        self, name: str, tensors: Sequence[Tensor], opts: Any, starts: Sequence[Callable[[], GradwireWork]]
+    ) -> GradwireWork | None:
+        trace = _profile.begin(name, tensors, self.link.describe)
+        work = self.link.join_works([start() for start in starts])
+        if trace is not None:
+            trace.end_with(work)
+        remember(work)
         if self._coalesced is not None:
             self._coalesced.append(work)
         elif getattr(opts, "asyncOp", True) is False:
@@ -340,4 +397,4 @@ def _tag(tag: int) -> int:
 def _timeout(opts: Any) -> timedelta | None:
     """The call's own timeout; C++ says "none" by a negative one."""
     timeout = getattr(opts, "timeout", None)
-    return timeout if timeout is not None and timeout > timedelta(0) else None
+    return timeout if timeout is not None and timeout >= timedelta(0) else None

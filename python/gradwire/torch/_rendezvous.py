@@ -50,6 +50,7 @@ class Place:
         name: of the group, unique in this process.
         timeout: of the group; longest wait for ranks to appear.
         is_default: the group of all ranks, which dedicated servers serve.
+        global_ranks: of the members, in order; empty for all ranks.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class Place:
     name: str
     timeout: timedelta
     is_default: bool = False
+    global_ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
-from gradwire.torch import _memory
+from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import reduction
@@ -109,7 +109,10 @@ def all_reduce(
             call.keep.append(rest)
         return call
 
+    trace = _profile.begin("all_reduce", [tensor], link.describe)
     work = link.start("all_reduce", None, prepare)
+    if trace is not None:
+        trace.end_with(work)
     if not async_op:
         work.wait()
     return work

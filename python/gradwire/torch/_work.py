@@ -62,6 +62,7 @@ class GradwireWork(dist.Work):
         self._settled = False
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._trace: torch.futures.Future[Any] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
 
@@ -76,6 +77,8 @@ class GradwireWork(dist.Work):
             GradwireError: the collective failed.
         """
         self._wait_for_ops(timeout.total_seconds())
+        if self._trace is not None and not self._completer.is_current_thread():
+            self._trace.wait()
         error = self.settle()
         if error is not None:
             raise error
@@ -98,8 +101,19 @@ class GradwireWork(dist.Work):
         if self.is_completed():
             self.complete(base, value)
         else:
-            self._completer.watch(self._ops, lambda: self.complete(base, value))
+            self.on_end(lambda: self.complete(base, value))
         return self._future
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Calls back when the operations have ended: on the completer's thread, or now where there are none."""
+        if self._ops:
+            self._completer.watch(self._ops, callback)
+        else:
+            callback()
+
+    def wait_also_for(self, trace: torch.futures.Future[Any]) -> None:
+        """`wait` returns after this future too, which the end of the operations completes."""
+        self._trace = trace
 
     def complete(self, base: torch.futures.Future[Any], value: Any) -> None:
         """Completes a future of this work, whose operations are done."""
@@ -172,11 +186,23 @@ class GradwireWork(dist.Work):
     @classmethod
     def joined(cls, works: Sequence[GradwireWork], completer: Completer) -> GradwireWork:
         """One work for several, which ends when all have ended."""
-        ops = [op for work in works for op in work._ops]
         result = [tensor for work in works for tensor in work._result]
-        after = [partial(_settled, work) for work in works]
+        return cls.following("coalesced", works, result, completer)
+
+    @classmethod
+    def following(
+        cls,
+        name: str,
+        works: Sequence[GradwireWork],
+        result: list[torch.Tensor],
+        completer: Completer,
+        last: Sequence[Callable[[], None]] = (),
+    ) -> GradwireWork:
+        """One work for several, with a result of its own that `last` makes of theirs."""
+        ops = [op for work in works for op in work._ops]
+        after: list[Callable[[], None]] = [*(partial(_settled, work) for work in works), *last]
         failure = next((work._failure for work in works if work._failure is not None), None)
-        return cls("coalesced", ops, result, after, completer, failure=failure)
+        return cls(name, ops, result, after, completer, failure=failure)
 
     def _wait_for_ops(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s if timeout_s > 0 else None

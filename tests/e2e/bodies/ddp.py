@@ -226,9 +226,33 @@ def check_explicit_all_reduce_refuses_other_dtypes_through_its_work() -> None:
 def check_tensors_without_dense_host_or_gpu_memory_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="meta"):
         gradwire.torch.all_reduce(torch.ones(3, device="meta"))  # torch itself answers dist.all_reduce of a meta tensor
-    work = dist.all_reduce(torch.eye(3).to_sparse(), async_op=True)
-    with pytest.raises(RuntimeError, match=r"(?i)sparse"):
+    with pytest.raises(UnsupportedError, match="sparse"):
+        gradwire.torch.all_reduce(torch.eye(3).to_sparse())
+
+
+def check_sparse_gradients_are_summed() -> None:
+    tensor = torch.zeros(4, 3)
+    tensor[RANK + 1] = RANK + 1.0
+    tensor[0] = 1.0
+    sparse = tensor.to_sparse(1)
+    work = dist.all_reduce(sparse, async_op=True)
+    work.wait()
+    expected = torch.zeros(4, 3)
+    expected[0] = WORLD_SIZE
+    for rank in range(WORLD_SIZE):
+        expected[rank + 1] = rank + 1.0
+    assert torch.equal(sparse.to_dense(), expected)
+    work = dist.all_reduce(torch.eye(4).to_sparse(), dist.ReduceOp.MAX, async_op=True)
+    with pytest.raises(RuntimeError, match="only SUM"):
         work.wait()
+    model = DistributedDataParallel(torch.nn.Embedding(8, 2, sparse=True))
+    model(torch.tensor([RANK, 5])).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient.is_sparse
+    expected = torch.zeros(8, 2)
+    expected[5] = 1.0
+    expected[:WORLD_SIZE] += 1.0 / WORLD_SIZE
+    assert torch.equal(gradient.to_dense(), expected)
 
 
 def check_training_goes_on_in_two_groups_at_once() -> None:

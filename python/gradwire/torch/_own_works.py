@@ -1,0 +1,78 @@
+"""Gives Python callers the Work that the backend made.
+
+torch >= 2.14 wraps a Work from Python in a holder that forwards `wait` and `get_future` and nothing else: `is_completed()`
+would stay False for ever, so a loop that polls it never ends, and `dist.recv` without a source would fail because the
+holder knows no source rank. The methods of `ProcessGroup` therefore hand the caller the Work itself, if one of ours was made
+during the call; what other backends return is passed on untouched. C++ callers (DDP) still get the holder.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from gradwire.torch import _compat
+from gradwire.torch._work import GradwireWork
+
+METHODS = (
+    "_allgather_base",
+    "_end_coalescing",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "gather_into_tensor",
+    "gather_single",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+_latest = threading.local()
+
+
+def remember(work: GradwireWork) -> None:
+    """The work that this thread's call returns."""
+    _latest.work = work
+
+
+def install() -> None:
+    """Changes `ProcessGroup`, once, where torch would wrap our works."""
+    group: Any = torch._C._distributed_c10d.ProcessGroup
+    if _compat.backend_class() is None or hasattr(group, "_gradwire_own_works"):
+        return
+    for name in METHODS:
+        if hasattr(group, name):
+            setattr(group, name, _unwrapped(getattr(group, name)))
+    group._gradwire_own_works = True
+
+
+def _unwrapped(method: Any) -> Any:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _latest.work = None
+        work = method(*args, **kwargs)
+        own, _latest.work = _latest.work, None
+        return work if own is None or work is None else own
+
+    _compat.hide_from_dynamo([call])
+    return call

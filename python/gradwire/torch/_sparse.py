@@ -1,0 +1,66 @@
+"""Sum of sparse tensors, as DDP needs it for `Embedding(sparse=True)`.
+
+Every rank gets every rank's indices and values and adds them itself, as gloo does: the sum of sparse tensors has as many
+entries as all ranks together, so nothing would be saved by reducing on the way. Ranks have different numbers of entries;
+the numbers are gathered first, which blocks the caller, and entries are sent padded to the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import UnsupportedError
+from gradwire.torch._reduction import name_of
+from gradwire.torch._work import GradwireWork
+
+# (rows, tensor) -> work: an all-gather
+Gather = Callable[[list[Tensor], Tensor], GradwireWork]
+
+
+def check(tensor: Tensor, op: Any) -> None:
+    """Whether this can be summed.
+
+    Raises:
+        UnsupportedError: another reduction or layout. Fields: op or layout.
+    """
+    if tensor.layout is not torch.sparse_coo:
+        raise UnsupportedError(f"layout {tensor.layout} is not supported", layout=str(tensor.layout))
+    if name_of(op) != "SUM":
+        raise UnsupportedError(f"reduction {name_of(op)} of sparse tensors is not supported: only SUM", op=name_of(op))
+
+
+def start(tensor: Tensor, world_size: int, gather: Gather) -> tuple[list[GradwireWork], Callable[[], None]]:
+    """Starts the exchange. Returns its works, and what makes the sum `[*tensor.shape]` in `tensor` when they have ended.
+
+    Raises:
+        GradwireError: the numbers of entries could not be gathered.
+    """
+    own = tensor.detach().coalesce()
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
+    gather(counts, torch.tensor([own._nnz()], dtype=torch.int64)).wait()
+    entries = [int(count) for count in counts]
+    most = max(entries)
+    # Entries first, so that padding is one block at the end.
+    places = _rows(own.indices().t(), most, world_size)
+    values = _rows(own.values(), most, world_size)
+    works = [gather(*places), gather(*values)]
+
+    def add() -> None:
+        found = torch.cat([rows[:count] for rows, count in zip(places[0], entries, strict=True)])
+        parts = torch.cat([rows[:count] for rows, count in zip(values[0], entries, strict=True)])
+        total = torch.sparse_coo_tensor(found.t(), parts, tensor.shape, check_invariants=False).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+
+    return works, add
+
+
+def _rows(own: Tensor, most: int, world_size: int) -> tuple[list[Tensor], Tensor]:
+    """Room for every rank's entries, and this rank's, padded."""
+    padded = own.new_zeros((most, *own.shape[1:]))
+    padded[: own.shape[0]] = own
+    return [torch.empty_like(padded) for _ in range(world_size)], padded
