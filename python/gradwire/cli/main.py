@@ -10,6 +10,7 @@ from gradwire import __version__
 
 _COMMANDS = {
     "demo": "gradwire.cli.demo",
+    "doctor": "gradwire.cli.doctor",
     "lab": "gradwire.cli.lab",
     "serve": "gradwire.cli.serve",
     "switch": "gradwire.cli.switch",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
 KINDS = ("netem", "uml", "nft", "soft")
 _BURST_BYTES = 6_056  # four full frames leave back to back; smaller would cost a timer interrupt for each packet
 _FRAME_BYTES = 1514
+_ATTEMPTS = 100  # to change a port that is just coming up: five seconds
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class BridgeSwitch(Switch):
     def __init__(self, name: str, macs: dict[str, str], losses: PortLosses | None, mtu_bytes: int) -> None:
         """Adds the bridge, its ports, and for each port the link address behind it: frames never go to other ports too."""
         self._name, self._ports, self._losses = name, list(macs), losses
+        self._cut: set[str] = set()
         iproute.ip(f"link add {name} type bridge mcast_snooping 0", f"link set {name} up mtu {mtu_bytes}")
         iproute.ip(*(f"link set {port} master {name}" for port in macs))
         iproute.bridge(*(f"fdb add {mac} dev {port} master static" for port, mac in macs.items()))
@@ -117,8 +120,23 @@ class BridgeSwitch(Switch):
             iproute.tc(f"qdisc replace dev {device} parent 1: handle 2: netem limit {settings.held_packets} {words}")
         else:
             self._losses.set(device, settings.loss)
-        # 0: no frame passes, in either direction; 3: forwards. The link stays up, so nobody is told.
-        iproute.bridge(f"link set dev {device} state {0 if settings.is_cut else 3}")
+        if settings.is_cut != (device in self._cut):
+            self._let_pass(device, passes=not settings.is_cut)
+
+    def _let_pass(self, device: str, *, passes: bool) -> None:
+        """Has a port forward frames, or none in either direction; the link stays up, so nobody is told.
+
+        A bridge refuses while its port's link comes up, which the kernel does some milliseconds after it was told.
+        """
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            try:
+                iproute.bridge(f"link set dev {device} state {3 if passes else 0}")
+                break
+            except LabError:
+                if not attempts_left:
+                    raise
+                time.sleep(0.05)
+        self._cut ^= {device}
 
     def count(self, port: int) -> PortCount:
         """See `Switch`."""

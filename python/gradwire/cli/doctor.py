@@ -1,0 +1,120 @@
+"""`gradwire doctor`: what would slow a job down or stop it, before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+
+from gradwire.config import Config
+from gradwire.doctor.check import Options, Report, check_all, check_host
+from gradwire.doctor.findings import NOTE
+from gradwire.doctor.meeting import Place, open_meeting
+from gradwire.errors import ConfigError, GradwireError
+
+EXIT_SUFFERS, EXIT_NO_CHECK = 1, 3
+
+_EPILOG = """
+\b
+Examples:
+  gradwire doctor                                                    this host
+  torchrun --nnodes 4 --nproc-per-node 1 ... --no-python gradwire doctor    all ranks, as the job would start
+  gradwire doctor --rank 1 --world-size 2 --store file:///shared/check      without torch, over an empty folder that all see
+  GRADWIRE_PRESET=mlt gradwire doctor --json                          with the job's own settings
+
+\b
+Start it as the job would be started, with the job's GRADWIRE_* variables: it uses the same ports and interfaces, and needs a few
+seconds for each rank. It sends a few MB to each peer and changes nothing. docs/doctor.md explains each finding.
+
+\b
+Exit status: 0 nothing found that training would suffer from, 1 something was, 2 wrong usage, 3 the ranks did not meet.
+"""
+
+
+@click.command(name="doctor", epilog=_EPILOG, context_settings={"show_default": True})
+@click.option("--rank", type=click.IntRange(0), help="Of this process.", show_default="$RANK, or 0")
+@click.option(
+    "--world-size", type=click.IntRange(1), help="Ranks in all; 1: this host alone.", show_default="$WORLD_SIZE, or 1"
+)
+@click.option(
+    "--store",
+    default="env://",
+    help="Where ranks meet: env:// (MASTER_ADDR, MASTER_PORT), tcp://host:port, file:///folder.",
+)
+@click.option(
+    "--packets", default=Options.packets, type=click.IntRange(100, 1_000_000), help="Of each pair's loss test."
+)
+@click.option("--loss-max", default=100 * Options.loss_max, type=click.FloatRange(0, 100),
+              help="Percent lost beyond which training would suffer.")  # fmt: skip
+@click.option(
+    "--wait",
+    default=120.0,
+    type=click.FloatRange(1, 3600),
+    help="Seconds to wait for the others at each step.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    *, rank: int | None, world_size: int | None, store: str, packets: int, loss_max: float, wait: float, as_json: bool
+) -> None:
+    """Check the network and the hosts of a training job, and say what is wrong and how to fix it.
+
+    With several ranks, rank 0 prints what all have found, and all have the same exit status.
+    """
+    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
+    if rank >= world_size:
+        raise click.UsageError(f"rank {rank} of {world_size}: ranks are 0 to {world_size - 1}")
+
+    def tell(text: str) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"gradwire doctor: {text}", err=True)
+
+    try:
+        config = Config.from_env()
+        if world_size == 1:
+            report = check_host(config)
+        else:
+            meeting = open_meeting(store, rank, world_size, wait)
+            place = Place(meeting, rank, world_size, wait)
+            report = check_all(config, place, Options(packets, loss_max / 100), tell)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from error
+    except (GradwireError, OSError) as error:
+        click.echo(f"gradwire doctor: rank {rank}: {error}", err=True)
+        sys.exit(EXIT_NO_CHECK)
+    if rank == 0:
+        click.echo(json.dumps(report.described(), indent=2) if as_json else "\n".join(_lines(report)))
+    sys.exit(EXIT_SUFFERS if report.suffers else 0)
+
+
+def _lines(report: Report) -> list[str]:
+    lines = []
+    for rank, host in enumerate(report.hosts):
+        features = host["features"] or {}
+        offloads = ", ".join(name.upper() for name in ("gso", "gro") if features.get(name)) or "no offload"
+        clock = {True: "synchronised", False: "not synchronised", None: "unknown"}[host["clock"].get("synchronised")]
+        lines.append(
+            f"rank {rank}: {host['host']}, Linux {host['kernel']}, UDP port {host['port']}, {offloads},"
+            f" {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
+        )
+    if report.pairs:
+        lines += ["", "from   to  address             RTT ms: least  median   IP bytes      lost  reordered  paths"]
+    for pair in report.pairs:
+        if not pair["address"]:
+            lines.append(f"{pair['rank']:>4} {pair['peer']:>4}  no answer")
+            continue
+        least, median = pair["rtt_ms"]
+        lines.append(
+            f"{pair['rank']:>4} {pair['peer']:>4}  {pair['address']:<18} {least:>14.3f} {median:>7.3f} {pair['ip_bytes']:>10}"
+            f" {pair['lost'] / max(1, pair['sent']):>9.3%} {pair['reordered']:>10} {pair['paths']:>6}"
+        )
+    lines.append("")
+    for finding in report.findings:
+        lines.append(f"{finding.level}: {finding.where()}: {finding.check}: {finding.text}")
+        if finding.fix and finding.level != NOTE:
+            lines.append(f"    fix: {finding.fix}")
+    lines.append("")
+    lines.append("training would suffer" if report.suffers else "nothing found that training would suffer from")
+    return lines

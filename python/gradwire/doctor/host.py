@@ -1,0 +1,280 @@
+"""One host: what the engine gets from its kernel, which interfaces it chose and why, and what the clock is worth.
+
+The engine itself is started for a moment with the job's configuration, so that what is reported is what training will have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwire.config import PORT_BASE, Config
+from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
+from gradwire.errors import GradwireError
+
+RECEIVE_WANTED, SEND_WANTED = (
+    16 << 20,
+    4 << 20,
+)  # what the engine asks for; the kernel grants twice of it, for its own records
+RECEIVE_LEAST = 1 << 20  # below, a burst of eight peers' eager windows (256 KB each) does not fit
+BACKLOG_LEAST = 1000  # Linux's default of packets between the card's interrupt and the sockets
+_SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")  # a microsecond and more for each reading
+_CLOCK_UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU = 0x8913, 0x8915, 0x8921
+_IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
+_BRIDGES = ("docker", "virbr", "podman")  # as the engine leaves them out
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface, and why gradwire uses it or not."""
+
+    name: str
+    address: str
+    mtu: int
+    speed_mbit: int | None
+    used: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What was seen on one host.
+
+    Attributes:
+        features: what the engine got; None: it did not start, and `error` says why.
+        limits: sysctl values that bound it.
+        clock: source, and whether it is synchronised (None: unknown).
+    """
+
+    host: str
+    kernel: str
+    port: int
+    features: dict[str, Any] | None
+    error: str = ""
+    interfaces: list[Interface] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+    clock: dict[str, Any] = field(default_factory=dict)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def examine(config: Config) -> HostFacts:
+    """Looks at this host. The engine's port is free again afterwards."""
+    features, port, error = _engine(config)
+    chosen = [] if features is None else features["addresses"]
+    return HostFacts(
+        host=socket.gethostname(),
+        kernel=os.uname().release,
+        port=port,
+        features=features,
+        error=error,
+        interfaces=_interfaces(config, chosen),
+        limits=_limits(),
+        clock=_clock(),
+    )
+
+
+def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
+    """What follows from it."""
+    if facts.features is None:
+        fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT" if "port" in facts.error else ""
+        return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank)]
+    findings = [*_judge_buffers(facts, rank), *_judge_features(facts, rank), *_judge_clock(facts, rank)]
+    findings += [
+        Finding(
+            NOTE,
+            "interface",
+            f"{i.name} {i.address} (MTU {i.mtu}): {'used' if i.used else 'not used'}, {i.reason}",
+            "",
+            rank,
+        )
+        for i in facts.interfaces
+    ]
+    if not facts.features["addresses"]:
+        fix = "bring an interface up, or name one in GRADWIRE_INTERFACE"
+        findings.append(Finding(WARNING, "interface", "only loopback: no other host can reach this one", fix, rank))
+    return findings
+
+
+def port_of(config: Config) -> int:
+    """The port that the job's process with this LOCAL_RANK binds."""
+    if config.port == 0:
+        return 0
+    local = os.environ.get("LOCAL_RANK", "")
+    return (PORT_BASE if config.port is None else config.port) + (int(local) if local.isdigit() else 0)
+
+
+def _engine(config: Config) -> tuple[dict[str, Any] | None, int, str]:
+    from gradwire import _native
+
+    settings = {
+        "port": port_of(config), "interface": config.interface, "mtu": config.mtu, "offload": config.offload == "auto",
+        "dscp": config.dscp, "dscp_classes": config.code_points(), "dscp_control": config.control_code_point(),
+        "ecn": config.marks_importance(), "paths": config.paths,
+    }  # fmt: skip
+    try:
+        engine = _native.Engine(settings)
+    except GradwireError as error:
+        return None, port_of(config), str(error)
+    try:
+        return engine.features(), engine.port, ""
+    finally:
+        engine.stop()
+
+
+def _judge_buffers(facts: HostFacts, rank: int) -> list[Finding]:
+    assert facts.features is not None
+    findings = []
+    for name, key, wanted in (
+        ("receive", "rmem_max", RECEIVE_WANTED),
+        ("send", "wmem_max", SEND_WANTED),
+    ):
+        granted = int(facts.features[f"{name}_buffer_bytes"])
+        if granted < 2 * wanted:
+            level = PROBLEM if name == "receive" and granted < 2 * RECEIVE_LEAST else WARNING
+            text = f"the kernel grants a {name} buffer of {granted // 2 >> 10} KB, gradwire asks for {wanted >> 10} KB"
+            findings.append(Finding(level, "buffers", text, f"sysctl -w net.core.{key}={wanted}", rank))
+    backlog = facts.limits.get("netdev_max_backlog", BACKLOG_LEAST)
+    if backlog < BACKLOG_LEAST:
+        text = f"the kernel holds only {backlog} packets between interrupt and socket"
+        findings.append(
+            Finding(WARNING, "buffers", text, f"sysctl -w net.core.netdev_max_backlog={BACKLOG_LEAST}", rank)
+        )
+    return findings
+
+
+def _judge_features(facts: HostFacts, rank: int) -> list[Finding]:
+    assert facts.features is not None
+    names = {
+        "gso": ("segmentation offload (GSO)", "Linux 4.18 or newer, and GRADWIRE_OFFLOAD=auto"),
+        "gro": ("receive offload (GRO)", "Linux 5.0 or newer, and GRADWIRE_OFFLOAD=auto"),
+        "traffic_class": (
+            "a traffic class for each datagram (DSCP, ECN)",
+            "a kernel that takes IP_TOS as ancillary data",
+        ),
+    }
+    return [
+        Finding(
+            WARNING,
+            "kernel",
+            f"no {what}: more time for each packet" if name != "traffic_class" else f"no {what}",
+            fix,
+            rank,
+        )
+        for name, (what, fix) in names.items()
+        if not facts.features[name]
+    ]
+
+
+def _judge_clock(facts: HostFacts, rank: int) -> list[Finding]:
+    findings = []
+    source = facts.clock.get("source")
+    if source in _SLOW_CLOCKS:
+        fix = (
+            "echo tsc > /sys/devices/system/clocksource/clocksource0/current_clocksource, if it is available and stable"
+        )
+        findings.append(
+            Finding(
+                WARNING,
+                "clock",
+                f"the clock source {source} is slow to read, and read for each batch of packets",
+                fix,
+                rank,
+            )
+        )
+    if facts.clock.get("synchronised") is False:
+        findings.append(
+            Finding(
+                NOTE,
+                "clock",
+                "the wall clock is not synchronised: logs of ranks are hard to compare",
+                "run chrony or systemd-timesyncd",
+                rank,
+            )
+        )
+    return findings
+
+
+def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for _, name in socket.if_nameindex():
+            flags = struct.unpack_from("H", _ask(control, _SIOCGIFFLAGS, name), 16)[0]
+            mtu = struct.unpack_from("i", _ask(control, _SIOCGIFMTU, name), 16)[0]
+            try:
+                address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
+            except OSError:
+                address = ""
+            used = address in chosen
+            found.append(
+                Interface(name, address, mtu, _speed(name), used, _reason(config, name, address, flags, used=used))
+            )
+    return found
+
+
+def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:
+    asked = config.interface
+    if used:
+        return f"GRADWIRE_INTERFACE={asked} names it" if asked else "it is up and has an address"
+    if not flags & _IFF_UP:
+        return "it is down"
+    if not address:
+        return "it has no IPv4 address"
+    if flags & _IFF_LOOPBACK:
+        return "it reaches this host only"
+    if asked:
+        return f"GRADWIRE_INTERFACE={asked} leaves it out"
+    return (
+        "a bridge of containers has the same address on every host"
+        if name.startswith(_BRIDGES)
+        else "another address was chosen"
+    )
+
+
+def _ask(control: socket.socket, request: int, name: str) -> bytes:
+    return fcntl.ioctl(control, request, struct.pack("40s", name.encode()))
+
+
+def _speed(name: str) -> int | None:
+    with suppress(OSError, ValueError):
+        speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
+        return speed if speed > 0 else None
+    return None
+
+
+def _limits() -> dict[str, int]:
+    values = {}
+    for name in ("rmem_max", "wmem_max", "netdev_max_backlog"):
+        with suppress(OSError, ValueError):  # not there within some network namespaces
+            values[name] = int(Path(f"/proc/sys/net/core/{name}").read_text())
+    return values
+
+
+def _clock() -> dict[str, Any]:
+    source = ""
+    with suppress(OSError):
+        source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    return {"source": source, "synchronised": _synchronised()}
+
+
+def _synchronised() -> bool | None:
+    """What the kernel says about NTP; None: it does not."""
+    state = ctypes.create_string_buffer(512)  # struct timex, with modes 0: a question only
+    try:
+        if ctypes.CDLL(None, use_errno=True).adjtimex(state) < 0:
+            return None
+    except (OSError, AttributeError):
+        return None
+    # modes (int), offset, freq, maxerror, esterror (long each), status (int)
+    status = struct.unpack_from("i4xllll i", state.raw)[5]
+    return not status & _CLOCK_UNSYNCHRONISED

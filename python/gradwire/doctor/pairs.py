@@ -1,0 +1,314 @@
+"""What is measured from one rank to another, and what follows from it for training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradwire.config import Config
+from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
+from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Prober, trace
+
+CAPABLE = 0b10  # ECT(0)
+_TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
+_MTU_TRIES = 5
+_RTT_PROBES = 20
+_TAG_TRIES = 4
+_FLOWS, _HOPS, _TRACE_SECONDS = 8, 6, 0.2
+_BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a second: 8 Mbit/s, which fills no buffer
+_BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
+_BURST_ROUNDS = 4
+_BURST_LOST_LEAST = 0.1  # less may be chance
+_OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
+_LONG_RTT_SECONDS = 0.05
+LOSS_TEST, BURST_TEST = 1, 2
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank as others reach it: addresses and port, and the code points that arrive there are its business."""
+
+    rank: int
+    addresses: Sequence[str]
+    port: int
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """What one rank measured towards another.
+
+    Attributes:
+        address: that answered; empty: none did, and nothing else was measured.
+        rtt_ms: least and median round trip.
+        ip_bytes: largest IP packet that arrives, up to the one that gradwire would send (`ip_bytes_wanted`).
+        sent: packets of the loss test; `lost` and `reordered` are of these.
+        burst_lost: share of packets lost of short bursts at full speed.
+        marks: for each octet sent the one that arrived; None: nothing arrived with it.
+        paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
+        rails: for each further local address of this rank the packets that were sent from it and lost.
+        offset_s: the peer's wall clock minus this one's.
+    """
+
+    rank: int
+    peer: int
+    address: str = ""
+    rtt_ms: tuple[float, float] = (0.0, 0.0)
+    ip_bytes: int = 0
+    ip_bytes_wanted: int = 0
+    sent: int = 0
+    lost: int = 0
+    reordered: int = 0
+    burst_lost: float = 0.0
+    marks: tuple[tuple[int, int | None], ...] = ()
+    paths: int = 0
+    rails: tuple[tuple[str, int, int], ...] = ()
+    offset_s: float = 0.0
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def measure(
+    prober: Prober, peer: Peer, config: Config, *, ip_bytes: int, sources: Sequence[str], packets: int
+) -> PairFacts:
+    """Measures the way to a peer.
+
+    Args:
+        prober: this rank's socket.
+        peer: the other.
+        config: decides which code points are tried.
+        ip_bytes: of the packets that gradwire would send.
+        sources: local addresses that gradwire would use.
+        packets: of the loss test.
+    """
+    to = _first_answering(prober, peer)
+    if to is None:
+        return PairFacts(prober.rank, peer.rank)
+    answers = [answer for answer in (prober.ask(to) for _ in range(_RTT_PROBES)) if answer is not None]
+    times = [1e3 * answer.rtt_s for answer in answers] or [0.0]
+    largest = _largest(prober, to, ip_bytes)
+    loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
+    rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources[1:])
+    burst_sent = _BURST_PACKETS * _BURST_ROUNDS
+    burst = prober.count(to, BURST_TEST, burst_sent, size_bytes=largest, batch=_BURST_PACKETS, pause_s=0.1)
+    arrived = packets if loss is None else loss.arrived
+    return PairFacts(
+        rank=prober.rank,
+        peer=peer.rank,
+        address=to[0],
+        rtt_ms=(min(times), statistics.median(times)),
+        ip_bytes=largest,
+        ip_bytes_wanted=ip_bytes,
+        sent=packets,
+        lost=packets - arrived,
+        reordered=0 if loss is None else loss.reordered,
+        burst_lost=0.0 if burst is None else 1 - burst.arrived / burst_sent,
+        marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
+        paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
+        rails=rails,
+        offset_s=statistics.median(answer.offset_s for answer in answers) if answers else 0.0,
+    )
+
+
+def octets_of(config: Config) -> list[int]:
+    """Traffic class octets that a job sends: its code points, ECN-capable; without any what `mlt` would send."""
+    points = (
+        [*config.code_points(), config.control_code_point()]
+        if config.code_points()
+        else [*Config.mlt().code_points(), 40]
+    )
+    return [point << 2 | CAPABLE for point in dict.fromkeys(points)]
+
+
+def judge(facts: PairFacts, config: Config, loss_max: float) -> list[Finding]:
+    """What follows from it. Whether a peer that does not answer has heard this rank is told elsewhere."""
+    if not facts.address:
+        return []
+
+    def found(level: str, check: str, text: str, fix: str = "") -> Finding:
+        return Finding(level, check, text, fix, facts.rank, facts.peer)
+
+    findings = [*_judge_size(facts, found), *_judge_loss(facts, found, loss_max), *_judge_marks(facts, config, found)]
+    if facts.reordered:
+        findings.append(
+            found(
+                NOTE,
+                "reordering",
+                f"{facts.reordered} of {facts.sent} packets came after a later one; gradwire does not mind",
+            )
+        )
+    if facts.rtt_ms[0] > 1e3 * _LONG_RTT_SECONDS:
+        findings.append(
+            found(
+                NOTE,
+                "rtt",
+                f"{facts.rtt_ms[0]:.1f} ms: long ways need more in flight; results take at least two of these",
+            )
+        )
+    if abs(facts.offset_s) > _OFFSET_SECONDS:
+        findings.append(
+            found(
+                WARNING,
+                "clock",
+                f"the wall clocks differ by {facts.offset_s:+.2f} s",
+                "run chrony or systemd-timesyncd on both hosts",
+            )
+        )
+    return findings
+
+
+def judge_reach(
+    rank: int, peer: int, *, answered: bool, peer_heard: bool, peer_addresses: Sequence[str], port: int, own_port: int
+) -> list[Finding]:
+    """What it means that a peer did not answer, given whether it has heard this rank, and where both listen."""
+    if answered:
+        return []
+    if peer_heard:
+        text = f"packets arrive there, but no answer comes back to UDP port {own_port} here"
+        accept = f"nft insert rule inet filter input udp dport {own_port} accept"
+        fix = f"let UDP port {own_port} in on rank {rank}'s host, for example: {accept}"
+    else:
+        text = f"nothing arrives at UDP port {port} of {' or '.join(peer_addresses) or 'no address'}"
+        fix = f"let UDP port {port} in on rank {peer}'s host and in the network, or name another interface in GRADWIRE_INTERFACE"
+    return [Finding(PROBLEM, "reachability", text, fix, rank, peer)]
+
+
+def _judge_size(facts: PairFacts, found: Any) -> list[Finding]:
+    if facts.ip_bytes >= facts.ip_bytes_wanted:
+        return []
+    text = f"IP packets of {facts.ip_bytes_wanted} bytes, which the interface allows, disappear on the way; {facts.ip_bytes} arrive"
+    return [
+        found(
+            PROBLEM,
+            "mtu",
+            text,
+            f"GRADWIRE_MTU={facts.ip_bytes} on every rank, or a larger MTU on the switches between",
+        )
+    ]
+
+
+def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
+    findings = []
+    share = facts.lost / facts.sent if facts.sent else 0.0
+    if facts.lost:
+        level = PROBLEM if share > loss_max else WARNING
+        text = f"{facts.lost} of {facts.sent} packets lost ({share:.2%}) at a rate that fills no buffer"
+        findings.append(
+            found(
+                level, "loss", text, "look for errors of cables, optics and ports (ethtool -S, the switch's counters)"
+            )
+        )
+    for source, sent, lost in facts.rails:
+        if lost:
+            level = PROBLEM if lost / sent > loss_max else WARNING
+            text = f"from {source} {lost} of {sent} packets are lost ({lost / sent:.2%})"
+            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE); with several paths (GRADWIRE_PATHS) others take over"
+            findings.append(found(level, "paths", text, fix))
+    if facts.burst_lost > max(4 * share, _BURST_LOST_LEAST):
+        text = f"{facts.burst_lost:.0%} of bursts of {_BURST_PACKETS} full packets lost: a buffer on the way is smaller than that"
+        fix = "give the switches' ports more buffer, or set GRADWIRE_INCAST to fewer senders at once"
+        findings.append(found(WARNING, "buffers", text, fix))
+    return findings
+
+
+def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
+    """Marks that arrive changed matter where the job sets them."""
+    tried = [(sent, came) for sent, came in facts.marks if came is not None]
+    bleached = sorted({sent >> 2 for sent, came in tried if came >> 2 != sent >> 2})
+    cleared = [sent for sent, came in tried if not came & 3]
+    silent = sorted({sent >> 2 for sent, came in facts.marks if came is None})
+    points = bool(config.code_points())
+    findings = []
+    if silent:
+        level = PROBLEM if points else NOTE
+        findings.append(
+            found(
+                level,
+                "dscp",
+                f"nothing with DSCP {', '.join(map(str, silent))} arrives",
+                "a filter or policer on the way drops these code points: see docs/switch.md, or set GRADWIRE_DSCP_CLASSES=off",
+            )
+        )
+    if bleached:
+        came = sorted({came >> 2 for sent, came in tried if came >> 2 != sent >> 2})
+        text = f"DSCP {', '.join(map(str, bleached))} arrives as {', '.join(map(str, came))}: switches cannot tell layers apart"
+        findings.append(
+            found(
+                PROBLEM if points else NOTE,
+                "dscp",
+                text,
+                "have the network trust DSCP (docs/switch.md), or set GRADWIRE_DSCP_CLASSES=off",
+            )
+        )
+    if cleared:
+        text = "the ECN field arrives cleared: switches drop important gradients like any other"
+        findings.append(
+            found(
+                PROBLEM if config.marks_importance() else NOTE,
+                "ecn",
+                text,
+                "have the network leave ECN alone, or set GRADWIRE_IMPORTANCE=off",
+            )
+        )
+    return findings
+
+
+def _first_answering(prober: Prober, peer: Peer) -> tuple[str, int] | None:
+    for _ in range(_TRIES):
+        for address in peer.addresses:
+            if prober.ask((address, peer.port)) is not None:
+                return address, peer.port
+    return None
+
+
+def _passes(prober: Prober, to: tuple[str, int], ip_bytes: int) -> bool:
+    return any(prober.ask(to, ip_bytes) is not None for _ in range(_MTU_TRIES))
+
+
+def _largest(prober: Prober, to: tuple[str, int], wanted: int) -> int:
+    """The largest IP packet up to `wanted` that is answered; the way back is tried by the peer itself."""
+    if _passes(prober, to, wanted):
+        return wanted
+    low, high = LEAST_BYTES, wanted  # `low` passes, `high` does not
+    for likely in (1500, 1450, 1400, 1280):
+        if low < likely < high:
+            low, high = (likely, high) if _passes(prober, to, likely) else (low, likely)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _passes(prober, to, middle) else (low, middle)
+    return low
+
+
+def _arriving(prober: Prober, to: tuple[str, int], octet: int) -> int | None:
+    for _ in range(_TAG_TRIES):
+        answer = prober.ask(to, octet=octet)
+        if answer is not None:
+            return answer.octet
+    return None
+
+
+def _rail_loss(prober: Prober, to: tuple[str, int], source: str, packets: int) -> tuple[int, int]:
+    """Packets sent from another local address, and those of them that were lost; all where nothing is answered."""
+    try:
+        with Prober(0, prober.rank, prober.token, source) as rail:
+            # By the port, which differs from rail to rail, the peer tells its counts apart.
+            found = rail.count(to, rail.port, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
+    except OSError:
+        return packets, packets
+    return packets, packets if found is None else packets - found.arrived
+
+
+def _paths(to: tuple[str, int], sources: Sequence[str]) -> int:
+    """Different ways: by this host's address, and by the routers that flows from different ports meet."""
+    return sum(len(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS))) for source in sources)
+
+
+def _distinct(ways: Sequence[frozenset[str]]) -> set[frozenset[str]]:
+    """Those that are not part of another: a router that was silent once makes no way of its own."""
+    return {way for way in ways if not any(way < other for other in ways)}
+
+
+__all__ = ["HEADER_BYTES", "PairFacts", "Peer", "judge", "judge_reach", "measure", "octets_of"]

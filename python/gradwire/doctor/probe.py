@@ -1,0 +1,230 @@
+"""A UDP socket on the job's own port: it answers the probes of other ranks and sends this rank's.
+
+One socket for both, since firewalls and switches shall see what they see in training. A thread receives: questions are
+answered at once with what arrived (traffic class octet, this host's clock), counted packets are counted by who sent them
+for which test, and answers go to whoever waits for them. Packets of another run, or of nobody, change nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("<4sBBHIIqq")  # magic, kind, octet, rank, token, sequence, sender's time, answerer's time (ns)
+_MAGIC = b"gwdr"
+_ECHO, _COUNT, _ASK, _ANSWER = range(4)
+_COUNTS = struct.Struct("<III")
+_FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
+_MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
+HEADER_BYTES = 28  # IPv4 and UDP
+LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
+_LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
+_WAIT_SECONDS = 0.2  # for an answer, where a test does not say
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a peer said about one probe.
+
+    Attributes:
+        rtt_s: from sending to the answer.
+        octet: traffic class octet that the probe arrived with.
+        offset_s: the peer's wall clock minus this one's, but for half of the way's asymmetry.
+    """
+
+    rtt_s: float
+    octet: int
+    offset_s: float
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A packet to send: what for, how large as an IP packet, with which traffic class octet."""
+
+    kind: int
+    size_bytes: int = LEAST_BYTES
+    octet: int = 0
+    test: int = 0
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a peer counted of a test: different packets, those that came after a later one, and copies."""
+
+    arrived: int
+    reordered: int
+    duplicated: int
+
+
+class Prober:
+    """The socket and its thread. A context manager."""
+
+    def __init__(self, port: int, rank: int, token: int, address: str = "0.0.0.0") -> None:  # noqa: S104  (as training does)
+        """Binds the port, 0: any, at one local address or at all. Raises OSError where the port is taken."""
+        self.rank, self.token = rank, token
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+            self.socket.setsockopt(socket.SOL_SOCKET, _FORCED_RECEIVE_BUFFER, 16 << 20)
+        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        # Never in parts, and not bounded by what the kernel has learned about the way.
+        self.socket.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _MTU_PROBE)
+        # Only receiving has a time limit; sending waits for the device.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, _LOOK_UP_MICROSECONDS))
+        self.socket.bind((address, port))
+        self.port: int = self.socket.getsockname()[1]
+        self.heard: set[int] = set()  # ranks from which anything came
+        self._sequence = 0
+        self._answers: dict[int, tuple[Answer, bytes]] = {}
+        self._counted: dict[tuple[int, int], _Counting] = collections.defaultdict(_Counting)
+        self._changed = threading.Condition()
+        self._ends = False
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def ask(
+        self, to: tuple[str, int], size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = _WAIT_SECONDS
+    ) -> Answer | None:
+        """Sends one probe, an IP packet of this size and traffic class; None: no answer in time, or too large for the device."""
+        found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, wait_s)
+        return None if found is None else found[0]
+
+    def count(
+        self, to: tuple[str, int], test: int, packets: int, *, size_bytes: int, batch: int, pause_s: float
+    ) -> Count | None:
+        """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say."""
+        for number in range(packets):
+            # The device pushes back where the kernel's queue is full; what it refuses has not been sent and is tried again.
+            self._send(_Probe(_COUNT, size_bytes, test=test), to, number)
+            if batch and number % batch == batch - 1:
+                time.sleep(pause_s)
+        for _ in range(10):
+            found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
+            if found is not None:
+                return Count(*_COUNTS.unpack_from(found[1]))
+        return None
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ends = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RD)
+        self._thread.join(timeout=2)
+        self.socket.close()
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _exchange(self, probe: _Probe, to: tuple[str, int], wait_s: float) -> tuple[Answer, bytes] | None:
+        self._sequence += 1
+        number = self._sequence
+        if not self._send(probe, to, number):
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: number in self._answers, wait_s)
+            return self._answers.pop(number, None)
+
+    def _send(self, probe: _Probe, to: tuple[str, int], number: int) -> bool:
+        header = _HEADER.pack(
+            _MAGIC, probe.kind, probe.octet, self.rank, self.token, number, time.time_ns(), probe.test
+        )
+        content = header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
+        ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", probe.octet))] if probe.octet else []
+        try:
+            self.socket.sendmsg([content], ancillary, 0, to)
+        except OSError:  # too large for the device, or no way there: as if it were lost
+            return False
+        return True
+
+    def _serve(self) -> None:
+        while not self._ends:
+            try:
+                data, ancillary, _, sender = self.socket.recvmsg(10_000, 128)
+            except OSError:  # nothing came for a while, or an error of an earlier packet is told
+                continue
+            octets = [
+                value[0] for level, kind, value in ancillary if (level, kind) == (socket.IPPROTO_IP, socket.IP_TOS)
+            ]
+            with suppress(struct.error, OSError):
+                self._handle(data, octets[0] if octets else 0, sender)
+
+    def _handle(self, data: bytes, octet: int, sender: tuple[str, int]) -> None:
+        magic, kind, said, rank, token, number, sent, value = _HEADER.unpack_from(data)
+        if magic != _MAGIC or token != self.token:
+            return
+        self.heard.add(rank)
+        if kind == _COUNT:
+            self._counted[rank, value].add(number)
+        elif kind in (_ECHO, _ASK):
+            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0)
+            header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
+            self.socket.sendto(header + _COUNTS.pack(*counts), sender)
+        elif kind == _ANSWER:
+            now = time.time_ns()
+            answer = Answer((now - sent) / 1e9, said, (value - (sent + now) / 2) / 1e9)
+            with self._changed:
+                self._answers[number] = answer, data[_HEADER.size :]
+                self._changed.notify_all()
+
+
+class _Counting:
+    """The numbered packets of one test from one rank."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._highest, self._reordered, self._duplicated = -1, 0, 0
+
+    def add(self, number: int) -> None:
+        if number in self._seen:
+            self._duplicated += 1
+            return
+        self._seen.add(number)
+        self._reordered += number < self._highest
+        self._highest = max(self._highest, number)
+
+    def counts(self) -> tuple[int, int, int]:
+        return len(self._seen), self._reordered, self._duplicated
+
+
+def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float) -> list[frozenset[str]]:
+    """The routers that some flows (a source address and a fresh port each) meet.
+
+    Their addresses are told by what they say about packets whose time to live ends there; a flow's set is empty where no
+    router says anything, as in a network of switches alone.
+    """
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(flows)]
+    try:
+        for flow in sockets:
+            flow.setsockopt(socket.IPPROTO_IP, _RECEIVE_ERRORS, 1)
+            flow.bind((source, 0))
+            for hop in range(1, hops + 1):
+                flow.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hop)
+                with suppress(OSError):  # an error that has come meanwhile is told here, and read below
+                    flow.sendto(b"", to)
+        time.sleep(wait_s)  # routers answer when they like; who is later is not counted
+        return [_offenders(flow) for flow in sockets]
+    finally:
+        for flow in sockets:
+            flow.close()
+
+
+def _offenders(flow: socket.socket) -> frozenset[str]:
+    found: set[str] = set()
+    flow.setblocking(False)
+    while True:
+        try:
+            _, ancillary, _, _ = flow.recvmsg(64, 512, socket.MSG_ERRQUEUE)
+        except OSError:
+            return frozenset(found)
+        for level, kind, value in ancillary:
+            # struct sock_extended_err (16 bytes, origin in the fifth: 2 is ICMP), then the address of who says it
+            if (level, kind) == (socket.IPPROTO_IP, _RECEIVE_ERRORS) and len(value) >= 24 and value[4] == 2:
+                found.add(socket.inet_ntoa(value[20:24]))

@@ -1,0 +1,228 @@
+"""`gradwire doctor` between two hosts with faults made on purpose: each is found, named and told from its like."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.lab.network import Layout, Network
+from gradwire.lab.switches import Port
+from sandboxed import in_sandbox
+
+DOCTOR = [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", "--json"]
+PORT = 47400
+needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the program nft is not installed")
+
+
+def on_host(network, host, ruleset):
+    """Loads nftables rules of one chain on a host, for what comes to it."""
+    table = f"table ip faults {{\n chain c {{\n type filter hook prerouting priority -150;\n {ruleset}\n}}\n}}\n"
+    with network.on_host(host):
+        subprocess.run(["nft", "-f", "-"], input=table, text=True, check=True)
+
+
+def run_doctors(network, folder, environment, *, packets=500, prefix=(), store=None, more=()):
+    """One for each host; the report of rank 0 and everybody's status."""
+    hosts, pipe = network.layout.hosts, subprocess.PIPE
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GRADWIRE_", "RANK", "WORLD_SIZE", "LOCAL"))
+    }
+    children = [
+        network.spawn(
+            rank, [*prefix, *DOCTOR, "--rank", str(rank), "--world-size", str(hosts), "--packets", str(packets),
+                   "--store", store or f"file://{folder}/meeting", *more],
+            env={**clean, **environment}, stdout=pipe, stderr=pipe, text=True,
+        )
+        for rank in range(hosts)
+    ]  # fmt: skip
+    outputs = [child.communicate(timeout=90) for child in children]
+    statuses = [child.returncode for child in children]
+    if not outputs[0][0]:
+        return {"statuses": statuses, "errors": [error for _, error in outputs]}
+    return {**json.loads(outputs[0][0]), "statuses": statuses}
+
+
+def nothing(_network):
+    """No fault."""
+
+
+def diagnose(tmp_path, *, fault=nothing, port=None, switch="nft", environment=None, **options):
+    """Builds two hosts, makes the fault and runs the doctors."""
+
+    def main():
+        layout = Layout(hosts=2, switch=switch, port=port or Port(), rails=options.pop("rails", 1),
+                        host_rate_mbit=options.pop("host_rate_mbit", None))  # fmt: skip
+        with Network(layout) as network:
+            fault(network)
+            return run_doctors(network, tmp_path, environment or {}, **options)
+
+    return in_sandbox(tmp_path, main)
+
+
+def told(report, *levels):
+    """What was found at these levels: (check, rank, peer)."""
+    return {(f["check"], f["rank"], f["peer"]) for f in report["findings"] if f["level"] in levels}
+
+
+def texts(report, check):
+    return [f"{f['text']} / {f['fix']}" for f in report["findings"] if f["check"] == check]
+
+
+def test_a_healthy_network_passes_over_a_torch_store(tmp_path):
+    report = diagnose(tmp_path, store="tcp://10.77.0.1:29400", packets=2000)
+    assert report["statuses"] == [0, 0], report
+    assert told(report, "problem", "warning") == set()
+    assert not report["training_would_suffer"]
+    for pair in report["pairs"]:
+        assert (pair["ip_bytes"], pair["lost"], pair["reordered"], pair["paths"], pair["sent"]) == (1500, 0, 0, 1, 2000)
+        assert 0 < pair["rtt_ms"][0] <= pair["rtt_ms"][1]
+        assert abs(pair["offset_s"]) < 0.1
+    hosts = report["hosts"]
+    assert [host["port"] for host in hosts] == [PORT, PORT]
+    assert all(host["features"]["gso"] and host["features"]["gro"] for host in hosts)
+    (used,) = [i for i in hosts[1]["interfaces"] if i["used"]]
+    assert (used["name"], used["address"], used["mtu"]) == ("eth0", "10.77.0.2", 1500)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_round_trip_is_that_of_the_links(tmp_path):
+    report = diagnose(tmp_path, switch="soft", port=Port(delay_ms=3.0))
+    assert report["statuses"] == [0, 0]
+    assert all(6.0 <= pair["rtt_ms"][0] < 12.0 for pair in report["pairs"])
+
+
+def test_loss_is_found_in_the_direction_that_has_it(tmp_path):
+    report = diagnose(tmp_path, fault=lambda network: network.set([1], [], loss=0.04), packets=2000)
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem") == {("loss", 0, 1)}
+    (pair,) = [pair for pair in report["pairs"] if pair["rank"] == 0]
+    assert 40 < pair["lost"] < 130
+    assert pair["ip_bytes"] == 1500
+
+
+def test_loss_below_the_bound_is_a_warning(tmp_path):
+    report = diagnose(
+        tmp_path, fault=lambda network: network.set([1], [], loss=0.04), packets=2000, more=("--loss-max", "10")
+    )
+    assert report["statuses"] == [0, 0]
+    assert ("loss", 0, 1) in told(report, "warning")
+
+
+@needs_nft
+def test_an_mtu_black_hole_is_found_with_the_size_that_passes(tmp_path):
+    report = diagnose(tmp_path, fault=lambda network: on_host(network, 1, "ip length > 1402 drop"))
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem") == {("mtu", 0, 1)}
+    sizes = {pair["rank"]: pair["ip_bytes"] for pair in report["pairs"]}
+    assert sizes == {0: 1402, 1: 1500}
+    assert "GRADWIRE_MTU=1402" in texts(report, "mtu")[0]
+
+
+@needs_nft
+@pytest.mark.parametrize(("preset", "level"), [("mlt", "problem"), ("auto", "note")])
+def test_bleached_code_points_matter_to_a_job_that_sets_them(tmp_path, preset, level):
+    report = diagnose(
+        tmp_path,
+        fault=lambda network: on_host(network, 1, "udp dport 1-65535 ip dscp set cs0"),
+        environment={"GRADWIRE_PRESET": preset},
+    )
+    assert told(report, level) & {("dscp", 0, 1), ("dscp", 1, 0)} == {("dscp", 0, 1)}
+    assert report["statuses"] == [int(preset == "mlt")] * 2
+    assert "DSCP 10, 18, 26, 34, 40 arrives as 0" in texts(report, "dscp")[0]
+    assert not texts(report, "ecn")
+
+
+@needs_nft
+def test_a_cleared_ecn_field_is_told_from_bleached_code_points(tmp_path):
+    report = diagnose(
+        tmp_path,
+        fault=lambda network: on_host(network, 1, "ip ecn set not-ect"),
+        environment={"GRADWIRE_PRESET": "mlt"},
+    )
+    assert told(report, "problem") == {("ecn", 0, 1)}
+    assert report["statuses"] == [1, 1]
+
+
+@needs_nft
+def test_a_filter_that_drops_code_points_is_found(tmp_path):
+    report = diagnose(
+        tmp_path, fault=lambda network: on_host(network, 1, "ip dscp cs5 drop"), environment={"GRADWIRE_PRESET": "mlt"}
+    )
+    assert told(report, "problem") == {("dscp", 0, 1)}
+    assert "nothing with DSCP 40 arrives" in texts(report, "dscp")[0]
+
+
+@needs_nft
+def test_a_blocked_port_is_found_from_both_sides(tmp_path):
+    report = diagnose(tmp_path, fault=lambda network: on_host(network, 1, f"udp dport {PORT} drop"))
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem") == {("reachability", 0, 1), ("reachability", 1, 0)}
+    there, back = texts(report, "reachability")
+    assert f"nothing arrives at UDP port {PORT} of 10.77.0.2" in there
+    assert f"no answer comes back to UDP port {PORT} here" in back
+    assert "rank 1's host" in there
+    assert "rank 1's host" in back
+
+
+def test_a_small_buffer_of_the_switch_is_found(tmp_path):
+    report = diagnose(tmp_path, port=Port(rate_mbit=50, buffer_bytes=12_000), host_rate_mbit=2000.0)
+    assert {("buffers", 0, 1), ("buffers", 1, 0)} <= told(report, "warning")
+    assert not told(report, "problem")
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None or os.geteuid() != 0, reason="needs setpriv and root")
+def test_a_small_buffer_of_the_kernel_comes_with_the_line_that_fixes_it(tmp_path):
+    """Without the right to force it, the kernel's limit counts."""
+    limit = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    if limit >= 16 << 20:
+        pytest.skip("this machine's limit is large enough")
+    report = diagnose(tmp_path, prefix=("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"))
+    assert {("buffers", 0, None), ("buffers", 1, None)} <= told(report, "warning", "problem")
+    assert any("sysctl -w net.core.rmem_max=16777216" in text for text in texts(report, "buffers"))
+
+
+def test_a_gray_rail_is_found_and_named(tmp_path):
+    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([1], [1], loss=0.1), packets=1000)
+    assert report["statuses"] == [1, 1]
+    assert told(report, "problem") == {("paths", 0, 1)}
+    assert "from 10.77.1.1" in texts(report, "paths")[0]
+    assert all(pair["paths"] == 2 for pair in report["pairs"])
+
+
+def test_a_dead_rail_is_no_path(tmp_path):
+    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([0], [1], is_cut=True))
+    assert {pair["paths"] for pair in report["pairs"]} == {1}
+    assert report["statuses"] == [1, 1]
+
+
+def test_a_taken_port_is_named(tmp_path):
+    def take(network):
+        with network.on_host(1):
+            taken.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        taken[0].bind(("0.0.0.0", PORT))
+
+    taken = []
+    report = diagnose(tmp_path, fault=take, environment={"GRADWIRE_PORT": str(PORT)})
+    assert report["statuses"] == [1, 1]
+    assert ("engine", 1, None) in told(report, "problem")
+    assert "ss -ulpn" in texts(report, "engine")[0]
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, switch="nft")) as network:
+            child = network.spawn(
+                0, [*DOCTOR, "--rank", "0", "--world-size", "2", "--store", f"file://{tmp_path}/meeting", "--wait", "1"],
+                stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            return [child.communicate(timeout=30)[1], child.returncode]
+
+    error, status = in_sandbox(tmp_path, main)
+    assert status == 3
+    assert "rank 1 has not come" in error

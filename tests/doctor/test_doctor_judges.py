@@ -1,0 +1,150 @@
+"""What the doctor makes of facts, without a network."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from gradwire.cli import main
+from gradwire.config import Config
+from gradwire.doctor import host, pairs
+from gradwire.doctor.findings import Finding, ordered, suffers
+from gradwire.doctor.host import HostFacts
+from gradwire.doctor.pairs import PairFacts
+from gradwire.doctor.probe import Count, Prober, _Counting
+
+GOOD = {"gso": True, "gro": True, "traffic_class": True, "receive_buffer_bytes": 32 << 20, "send_buffer_bytes": 8 << 20,
+        "datagram_bytes": 1472, "addresses": ["10.0.0.1"]}  # fmt: skip
+HOST = HostFacts("a", "6.1", 47400, GOOD, clock={"source": "tsc", "synchronised": True})
+PAIR = PairFacts(0, 1, "10.0.0.2", (0.1, 0.2), 1500, 1500, 1000, paths=1)
+
+
+def levels(findings):
+    return {(finding.check, finding.level) for finding in findings if finding.level != "note"}
+
+
+def with_features(**changes):
+    return dataclasses.replace(HOST, features={**GOOD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (HOST, set()),
+        (with_features(receive_buffer_bytes=425_984), {("buffers", "problem")}),
+        (with_features(receive_buffer_bytes=8 << 20), {("buffers", "warning")}),
+        (with_features(send_buffer_bytes=425_984), {("buffers", "warning")}),
+        (with_features(gso=False, gro=False), {("kernel", "warning")}),
+        (with_features(addresses=[]), {("interface", "warning")}),
+        (dataclasses.replace(HOST, clock={"source": "hpet", "synchronised": True}), {("clock", "warning")}),
+        (dataclasses.replace(HOST, limits={"netdev_max_backlog": 50}), {("buffers", "warning")}),
+        (dataclasses.replace(HOST, features=None, error="port 47400 is taken"), {("engine", "problem")}),
+    ],
+)
+def test_what_a_host_lacks_is_judged(facts, expected):
+    found = host.judge(facts)
+    assert levels(found) == expected
+    assert all(finding.fix for finding in found if finding.level != "note")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, set()),
+        ({"lost": 1}, {("loss", "warning")}),
+        ({"lost": 6}, {("loss", "problem")}),
+        ({"burst_lost": 0.3}, {("buffers", "warning")}),
+        ({"ip_bytes": 1400}, {("mtu", "problem")}),
+        ({"offset_s": -3.0}, {("clock", "warning")}),
+        ({"reordered": 5}, set()),
+        ({"rails": (("10.0.1.1", 1000, 1000),)}, {("paths", "problem")}),
+    ],
+)
+def test_what_lies_between_two_ranks_is_judged(changes, expected):
+    found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
+    assert levels(found) == expected
+
+
+def test_only_problems_make_training_suffer_and_they_come_first():
+    problem, warning, note = (Finding(level, "x", "y") for level in ("problem", "warning", "note"))
+    assert suffers([note, problem])
+    assert not suffers([note, warning])
+    assert ordered([note, warning, problem]) == [problem, warning, note]
+
+
+def test_reordered_and_copied_packets_are_counted_apart_from_lost_ones():
+    counting = _Counting()
+    for number in (0, 1, 3, 2, 3, 6, 5):
+        counting.add(number)
+    assert counting.counts() == (6, 2, 1)
+
+
+def test_a_router_that_was_silent_once_makes_no_path_of_its_own():
+    one, other = frozenset({"10.0.0.1", "10.1.0.1"}), frozenset({"10.0.0.1", "10.2.0.1"})
+    assert len(pairs._distinct([one, other, frozenset({"10.0.0.1"}), frozenset(), one])) == 2
+    assert len(pairs._distinct([frozenset()] * 8)) == 1
+
+
+def test_the_octets_tried_are_those_of_the_job():
+    assert pairs.octets_of(Config.mlt(classes=2)) == [34 << 2 | 2, 26 << 2 | 2, 40 << 2 | 2]
+    assert pairs.octets_of(Config.auto()) == pairs.octets_of(Config.mlt())
+
+
+def test_packets_of_another_run_are_ignored():
+    with Prober(0, 0, token=1, address="127.0.0.1") as one, Prober(0, 1, token=2, address="127.0.0.1") as other:
+        assert one.ask(("127.0.0.1", other.port), wait_s=0.1) is None
+        assert other.heard == set()
+        other.token = 1
+        assert one.ask(("127.0.0.1", other.port), octet=0x28) is not None
+        assert other.heard == {0}
+        assert one.count(("127.0.0.1", other.port), 1, 50, size_bytes=200, batch=10, pause_s=0) == Count(50, 0, 0)
+
+
+def doctor(*arguments, **variables):
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("GRADWIRE_", "RANK", "WORLD_SIZE", "LOCAL"))
+    }
+    command = [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", *arguments]
+    return subprocess.run(command, env={**clean, **variables}, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_one_host_alone_is_described():
+    result = doctor("--json", GRADWIRE_PORT="0")
+    report = json.loads(result.stdout)
+    assert result.returncode == int(report["training_would_suffer"])
+    (facts,) = report["hosts"]
+    assert facts["features"]["receive_buffer_bytes"] > 0
+    assert any(i["name"] == "lo" and "this host only" in i["reason"] for i in facts["interfaces"])
+    assert report["pairs"] == []
+
+
+def test_it_reads_well_without_json():
+    text = doctor(GRADWIRE_PORT="0").stdout
+    assert text.startswith("rank 0: ")
+    assert "training" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--rank", "2", "--world-size", "2"], {}),
+        (["--world-size", "2", "--store", "http://x"], {}),
+        ([], {"GRADWIRE_PRESET": "best"}),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments, variables):
+    result = doctor(*arguments, **variables)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_teaches_with_examples_and_exit_statuses():
+    result = CliRunner().invoke(main, ["doctor", "--help"])
+    assert result.exit_code == 0
+    assert "torchrun" in result.output
+    assert "Exit status" in result.output
