@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets, shared with the test that replays their corpus. Not part of the interface.
 //!
 //! [`run_group`] takes a program: each byte names a command, and the bytes behind it are its arguments. Two or three
-//! ranks call collectives, right and wrong ones, over a link that the program loses, repeats, reorders, corrupts and
+//! ranks, perhaps with a dedicated server, call collectives, right and wrong ones, over a link that the program loses, repeats, reorders, corrupts and
 //! forges packets on. Whatever it does, nothing may panic, every call ends at most once, and no moment may last for
 //! ever.
 
@@ -9,6 +9,7 @@ use crate::call::Call;
 use crate::core::wire::{ConnectionId, Reader, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 use crate::core::{ConnectionConfig, Mark, Timestamp};
 use crate::position::PositionRecord;
+use crate::settings::CallSettings;
 use crate::verdict::AbortRecord;
 use crate::{
     Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
@@ -37,6 +38,12 @@ pub fn parse_records(bytes: &[u8]) {
         assert_eq!(AbortRecord::decode(&abort.encode()), Some(abort));
         _ = abort.to_error(|rank| rank.to_string(), String::new()).to_string();
     }
+    let mut reader = Reader::new(bytes);
+    if let Some(settings) = record(&mut reader, CallSettings::decode) {
+        // Compared as bytes: a factor may be no number, which does not equal itself.
+        let again = settings.encode();
+        assert_eq!(CallSettings::decode(&again).map(|settings| settings.encode()), Some(again));
+    }
 }
 
 fn record<const BYTES: usize, T>(
@@ -57,8 +64,8 @@ pub fn add_packet(accumulator: &mut [u8], packet: &[u8]) {
 /// When a group breaks one of the promises above.
 pub fn run_group(program: &[u8]) -> usize {
     let mut program = Reader::new(program);
-    let ranks = 2 + u32::from(program.u8().unwrap_or(0) & 1);
-    let mut world = World::new(ranks);
+    let shape = u32::from(program.u8().unwrap_or(0));
+    let mut world = World::new(2 + (shape & 1), shape >> 1 & 1);
     for _ in 0..COMMANDS_MAX {
         if world.step(&mut program).is_none() {
             break;
@@ -78,11 +85,15 @@ const EXCHANGE: ExchangePlan = ExchangePlan { first: 1, every: 3, lag: 2 };
 const CALLS_MAX: usize = 60;
 /// Turns in which a timer may stay due at one moment: each kind once for each transfer of each call.
 const TIMERS_AT_ONCE: usize = 1_000;
+/// What a dedicated server may hold: two of the largest sums.
+const SERVER_BYTES: u64 = 100_000;
 /// Elements of a call: the edges of the packet grid, and more than the eager window.
 const ELEMS: [usize; 8] = [0, 1, 3, 280, 281, 900, 3_000, 12_000];
 
 struct World {
     now: Timestamp,
+    /// Ranks that call; a dedicated server is behind them.
+    world_size: usize,
     groups: Vec<Group>,
     /// Datagrams on their way to each rank, with their sender.
     links: Vec<VecDeque<(u32, Vec<u8>)>>,
@@ -93,15 +104,22 @@ struct World {
 }
 
 impl World {
-    fn new(ranks: u32) -> Self {
+    /// `dedicated` servers beside the ranks that call; without any two of those are servers.
+    fn new(world_size: u32, dedicated: u32) -> Self {
         let now = Timestamp::from_nanos(1_000_000);
+        let ranks = world_size + dedicated;
+        let servers = match dedicated {
+            0 => Servers::Colocated(2),
+            count => Servers::Dedicated { count, buffer_bytes: SERVER_BYTES },
+        };
         let group = |rank| {
             let peers = (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
-            let (exchange, servers) = (EXCHANGE, Servers::Colocated(2));
-            Group::new(GroupConfig { rank, world_size: ranks, peers, incast: None, exchange, servers }, now)
+            let exchange = EXCHANGE;
+            Group::new(GroupConfig { rank, world_size, peers, incast: None, exchange, servers }, now)
         };
         Self {
             now,
+            world_size: world_size as usize,
             groups: (0..ranks).map(group).collect(),
             links: (0..ranks).map(|_| VecDeque::new()).collect(),
             open: (0..ranks).map(|_| BTreeSet::new()).collect(),
@@ -118,7 +136,7 @@ impl World {
             0 => self.call(at, program.u8().ok()?, program.u8().ok()?),
             1 | 2 => {
                 let (what, how) = (program.u8().ok()?, program.u8().ok()?);
-                (0..self.groups.len()).for_each(|rank| self.call(rank, what, how));
+                (0..self.world_size).for_each(|rank| self.call(rank, what, how));
             }
             3..=6 => (0..1 + command / 64).for_each(|_| self.deliver_next(at)),
             7 => (0..20).for_each(|_| (0..self.groups.len()).for_each(|rank| self.deliver_next(rank))),
@@ -143,7 +161,7 @@ impl World {
             return;
         }
         let elems = ELEMS[usize::from(how & 7)];
-        let world_size = self.groups.len();
+        let world_size = self.world_size;
         let input = self.lend(elems * 4 * world_size);
         let output = self.lend(elems * 4 * world_size);
         let request = request_of(what, how, (at, world_size), (input, output));

@@ -43,6 +43,8 @@ pub(crate) enum Cause {
     ShutDown = 5,
     Settings = 6,
     ServerMemory = 7,
+    /// A server cannot read what a worker says about a call.
+    CallSettings = 8,
 }
 
 impl AbortRecord {
@@ -87,6 +89,7 @@ impl AbortRecord {
             Cause::ShutDown,
             Cause::Settings,
             Cause::ServerMemory,
+            Cause::CallSettings,
         ];
         let u16_at = |at: usize| u32::from(u16::from_le_bytes([record[at], record[at + 1]]));
         let u64_at = |at: usize| {
@@ -136,6 +139,14 @@ impl AbortRecord {
             Cause::ServerMemory => {
                 let [needed, bytes_max] = self.amounts;
                 OpError::ServerMemory { rank, host: host(rank), during, needed, bytes_max }
+            }
+            Cause::CallSettings => {
+                let call = Call::decode(&self.calls[0]);
+                let name = call.map_or("a call".to_owned(), |call| call.during(self.sequence));
+                aborted(format!(
+                    "rank {rank} ({}) sent settings of {name} that cannot be read: start all ranks and servers with one version of gradwire",
+                    host(rank)
+                ))
             }
             Cause::Settings => {
                 aborted(format!("rank {rank} ({}) runs with other settings of the group", host(rank)))

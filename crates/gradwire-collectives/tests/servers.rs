@@ -281,3 +281,20 @@ fn workers_that_call_different_things_are_told_which() {
         assert_eq!((mismatch.rank_a, mismatch.a.elems, mismatch.rank_b, mismatch.b.elems), (0, 500, 1, 501));
     }
 }
+
+/// As of workers of another version: byte 1 of the settings names a rule that nobody knows.
+#[test]
+fn settings_that_a_server_cannot_read_fail_the_call_on_every_rank_and_name_the_worker() {
+    let spoil = |packet: &common::Packet| match (packet.header.kind, packet.header.transfer.index()) {
+        (Kind::Data, 2) => common::Fate::Damage(packet.bytes.len() - 72 + 1, 200),
+        _ => NORMAL,
+    };
+    let mut net = Net::with_dedicated(2, (1, PLENTY), spoil);
+    let mut tensors = inputs(2, 5000);
+    submit_all(&mut net, &mut tensors, |request| Request { policy: Policy::AUTO, ..request });
+    net.run_all(1);
+    for rank in 0..2 {
+        let error = net.error(rank).to_string();
+        assert!(error.contains("rank 2 aborted") && error.contains("rank 0 ("), "{error}");
+    }
+}

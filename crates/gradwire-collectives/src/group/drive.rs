@@ -270,7 +270,7 @@ impl Group {
             Event::Offered { transfer, opening } => self.on_offered(now, slot, transfer, &opening),
             Event::Received(receipt) => {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.receiving, serves), receipt.transfer);
-                self.learn_settings(rank, key, &receipt);
+                self.learn_settings(now, slot, key, &receipt);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
                     self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                     if op.may_lose(rank, receipt.transfer) {

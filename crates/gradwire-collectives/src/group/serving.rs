@@ -145,18 +145,39 @@ impl Group {
         self.pool.trim(serving.bytes_max - serving.bytes);
     }
 
-    /// A receive has ended that may have brought the settings of a call.
-    pub(super) fn learn_settings(&mut self, from: u32, key: Option<Key>, receipt: &Receipt) {
+    /// A receive has ended that may have brought the settings of a call. They come from the network: without settings that
+    /// can be read the call would wait for ever, so the group fails.
+    pub(super) fn learn_settings(
+        &mut self,
+        now: Timestamp,
+        slot: usize,
+        key: Option<Key>,
+        receipt: &Receipt,
+    ) {
+        let from = self.peers[slot].rank;
         let Some(op) = key.and_then(|key| self.ops.at(key)) else { return };
         if self.serving.is_none() || !op.awaits_settings(from, receipt.transfer) {
             return;
         }
-        let settings = CallSettings::decode(&op.settings);
-        debug_assert!(settings.is_some(), "ranks of one version write what all can read");
-        if let Some(settings) = settings {
-            op.follow(&settings);
-            self.adaptive.follows(&settings, op.bytes());
+        match CallSettings::decode(&op.settings) {
+            Some(settings) => {
+                op.follow(&settings);
+                self.adaptive.follows(&settings, op.bytes());
+            }
+            None => {
+                let (call, number) = (op.call.encode(), self.sequence_of(slot, receipt.transfer));
+                self.fail_call_settings(now, from, call, number);
+            }
         }
+    }
+
+    fn fail_call_settings(&mut self, now: Timestamp, from: u32, call: Descriptor, number: u64) {
+        let about = AbortRecord::about(Cause::CallSettings, self.rank, from);
+        let record = AbortRecord { calls: [call, Descriptor::default()], sequence: number, ..about };
+        let slot = self.slot_of(from);
+        let host = |_| slot.map_or_else(String::new, |slot| self.peers[slot].host.clone());
+        let error = record.to_error(host, String::new());
+        self.fail(now, error, &record);
     }
 
     /// Who called what this rank compares with others: at a server, the worker that it heard first.

@@ -27,6 +27,8 @@ pub(crate) enum Fate {
     Deliver(Duration),
     /// Is lost.
     Drop,
+    /// Arrives with this byte changed.
+    Damage(usize, u8),
 }
 
 /// The usual way: 50 us.
@@ -268,15 +270,21 @@ impl Net {
         }
     }
 
-    fn forward(&mut self, packet: Packet) {
+    fn forward(&mut self, mut packet: Packet) {
         if self.dead.contains(&packet.from) {
             return;
         }
-        if let Fate::Deliver(delay) = (self.fate)(&packet) {
-            self.order.push(Reverse((self.now + delay, self.count)));
-            self.under_way.insert(self.count, packet);
-            self.count += 1;
-        }
+        let delay = match (self.fate)(&packet) {
+            Fate::Deliver(delay) => delay,
+            Fate::Drop => return,
+            Fate::Damage(at, byte) => {
+                packet.bytes[at] = byte;
+                Duration::from_micros(50)
+            }
+        };
+        self.order.push(Reverse((self.now + delay, self.count)));
+        self.under_way.insert(self.count, packet);
+        self.count += 1;
     }
 }
 
