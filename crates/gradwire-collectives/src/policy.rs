@@ -487,6 +487,24 @@ mod tests {
         assert_eq!(Policy::ULTIMA.reliability(Stage::Gather), Reliability::Exact);
     }
 
+    // test of: ultima/early-timeout
+    #[test]
+    fn a_receiver_waits_for_1_5_10_or_20_percent_of_the_usual_time_as_it_is_told() {
+        let stage_time = Some(Duration::from_millis(40));
+        let learned =
+            Learned { stage_limit: Some(Duration::from_millis(90)), stage_time, ..Learned::default() };
+        for (quiet_share, micros) in [(0.01, 400.0), (0.05, 2000.0), (0.1, 4000.0), (0.2, 8000.0)] {
+            let policy = Policy { early: Some(EarlyRule { quiet_share }), ..Policy::ULTIMA };
+            let contract = policy.contract(Stage::Reduce, &link(STATS, 1000, 1), &learned);
+            let quiet = contract.early.map(|early| early.quiet.as_secs_f64() * 1e6);
+            // A float32 holds the share to seven digits.
+            assert!(
+                quiet.is_some_and(|quiet: f64| (quiet - micros).abs() < 0.01),
+                "{quiet:?} of {micros} us"
+            );
+        }
+    }
+
     // test of: dlcp/pull-bound
     #[test]
     fn no_rule_of_the_gather_stage_accepts_less_than_its_bound() {

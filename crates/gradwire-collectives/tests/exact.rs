@@ -5,8 +5,11 @@
 
 mod common;
 
-use common::{all_reduce, lossy, request, Net, Tensor};
-use gradwire_collectives::{Algorithm, Collective, Dtype, ReduceOp, Request};
+use common::{all_reduce, lossy, request, scatter, Fate, Net, Tensor, NORMAL};
+use gradwire_collectives::core::Kind;
+use gradwire_collectives::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
+use std::cell::Cell;
+use std::rc::Rc;
 
 const SUMMED: [Dtype; 12] = [
     Dtype::F32,
@@ -283,4 +286,74 @@ fn a_scaled_sum_multiplies_by_the_factor() {
         let want = tensor(Dtype::F32, 500, |index| sum(world_size, index));
         assert!(tensors.iter().all(|tensor| tensor.0 == want.0));
     }
+}
+
+/// All that is sent to rank 3 for its shard is lost until a result has gone from rank 0 to rank 1: with a barrier in front of the
+/// gather stage nothing would ever end.
+// test of: ultima/transpose
+#[test]
+fn no_rank_waits_for_the_shard_of_another_before_it_sends_back_its_own() {
+    let has_begun = Rc::new(Cell::new(false));
+    let seen = Rc::clone(&has_begun);
+    let mut net = Net::new(4, move |packet| {
+        let stage = packet.header.transfer.index();
+        let is_data = packet.header.kind == Kind::Data;
+        seen.set(seen.get() || is_data && (stage, packet.from, packet.to) == (1, 0, 1));
+        match is_data && stage == 0 && packet.to == 3 && !seen.get() {
+            true => Fate::Drop,
+            false => NORMAL,
+        }
+    });
+    let mut tensors: Vec<Tensor> = (0..4).map(|_| Tensor::f32([1.0; 20_000])).collect();
+    for (rank, tensor) in (0..).zip(&mut tensors) {
+        net.submit(rank, all_reduce(tensor, Algorithm::Transpose));
+    }
+    net.run_all(1);
+    assert!(has_begun.get() && tensors.iter().all(|tensor| tensor.to_f32() == [4.0; 20_000]));
+}
+
+/// More ranks than a mask of 64 bits holds; after a warm-up of one round, which is exact, nothing is sent again.
+// test of: ultima/transpose
+#[test]
+fn a_transpose_among_65_ranks_is_exact_and_a_timed_one_is_the_mean_of_what_arrived() {
+    const RANKS: u32 = 65;
+    let elems = RANKS as usize * 400;
+    let deadline = DeadlineRule::WarmUp { rounds: 1, percentile: 0.95 };
+    let policy = Policy { deadline, ..Policy::ULTIMA };
+    let mut count = 0;
+    // Without jitter: datagrams that arrive together are handled together, or 4160 connections take minutes.
+    let mut net = Net::new(RANKS, move |_| {
+        count += 1;
+        if scatter(count, 100) == 0 {
+            Fate::Drop
+        } else {
+            NORMAL
+        }
+    });
+    let value = |rank: u32, index: usize| (pattern(index) + i64::from(rank)) as f32;
+    let mut uncounted = [0; 2];
+    for (number, uncounted) in uncounted.iter_mut().enumerate() {
+        let mut tensors: Vec<Tensor> =
+            (0..RANKS).map(|rank| Tensor::f32((0..elems).map(|index| value(rank, index)))).collect();
+        for (rank, tensor) in (0..RANKS).zip(&mut tensors) {
+            let request = all_reduce(tensor, Algorithm::Transpose);
+            net.submit(rank, Request { policy, reduce: ReduceOp::Avg, ..request });
+        }
+        net.run_all(number + 1);
+        let report = |rank: u32| net.done[rank as usize].values().last().expect("it has ended").as_ref();
+        let mut counted = vec![(0_u32, 0.0_f32); elems];
+        for rank in 0..RANKS {
+            let mut values: Vec<(u32, f32)> = (0..elems).map(|index| (1, value(rank, index))).collect();
+            for range in &report(rank).expect("it ended well").uncounted {
+                values[range.start as usize..range.end as usize].fill((0, 0.0));
+                *uncounted += range.end - range.start;
+            }
+            counted.iter_mut().zip(values).for_each(|(sum, value)| *sum = (sum.0 + value.0, sum.1 + value.1));
+        }
+        for tensor in tensors.iter().map(Tensor::to_f32) {
+            let right = |(got, (count, sum)): (&f32, &(u32, f32))| *got == sum / *count as f32;
+            assert!(tensor.iter().zip(&counted).all(right), "call {number}");
+        }
+    }
+    assert!(uncounted[0] == 0 && uncounted[1] > 0, "{uncounted:?}");
 }

@@ -10,7 +10,7 @@ use gradwire_collectives::{
     Algorithm, DeadlineRule, DeliveryReport, Dtype, EarlyRule, Fill, GatherRule, OpError, Policy, ReduceOp,
     Request,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -129,6 +129,48 @@ fn ltp_loses_nothing_before_a_link_has_been_measured() {
     }
 }
 
+/// Rank 2's link is the slowest, rank 1's loses every other packet whenever it is sent.
+// test of: ltp/early-close
+#[test]
+fn a_link_that_loses_half_ends_at_the_threshold_of_the_slowest_link_and_c_more() {
+    for margin in [30, 100].map(Duration::from_millis) {
+        let deadline = DeadlineRule::SlowestLink { margin };
+        let policy = Policy { deadline, ..Policy::LTP };
+        let on = Rc::new(Cell::new(false));
+        let loses = Rc::clone(&on);
+        let mut net = Net::new(RANKS, move |packet| {
+            let chunk = packet.header.offset / CHUNK_BYTES as u32;
+            match (packet.header.kind, packet.from, packet.to) {
+                // The first and the last packet are critical.
+                (Kind::Data, 1, 0)
+                    if loses.get() && is_reduce_data(packet) && chunk % 2 == 1 && chunk < 39 =>
+                {
+                    Fate::Drop
+                }
+                (Kind::Data, 2, 0) => Fate::Deliver(Duration::from_micros(u64::from(100 * (1 + chunk)))),
+                _ => NORMAL,
+            }
+        });
+        let mut shortest = [Duration::MAX; RANKS as usize];
+        for _ in 0..3 {
+            let report = round(&mut net, policy, ELEMS).reports.swap_remove(0);
+            for peer in report.peers.iter().chain(&report.sources) {
+                if peer.closed_by == "all_arrived" {
+                    let shortest = &mut shortest[peer.rank as usize];
+                    *shortest = (*shortest).min(peer.network_time);
+                }
+            }
+        }
+        on.set(true);
+        let round = round(&mut net, policy, ELEMS);
+        round.assert_exact_mask();
+        let lossy = round.reports[0].peers.iter().find(|peer| peer.rank == 1).expect("a peer of the stage");
+        assert_eq!((lossy.closed_by, lossy.elems_received), ("deadline", 21 * CHUNK_ELEMS as u64), "of 40");
+        let slowest = shortest[1..].iter().max().expect("three links");
+        assert_eq!(lossy.network_time, *slowest + margin, "{shortest:?}");
+    }
+}
+
 /// What left the ranks as data of the reduce stage, by whether it was sent again.
 type Sent = Rc<RefCell<[u64; 2]>>;
 
@@ -174,6 +216,53 @@ fn ultima_is_exact_while_it_warms_up_and_then_sends_nothing_again_in_bounded_tim
     }
     assert_eq!(sent.borrow()[1], again, "best effort sent something again");
     assert!(reasons[0] > 0 && reasons[1] > 0, "{reasons:?}");
+}
+
+/// Longest time of a transfer in each stage.
+fn stage_times(report: &DeliveryReport) -> [Duration; 2] {
+    [&report.peers, &report.sources]
+        .map(|stage| stage.iter().map(|peer| peer.network_time).max().expect("somebody has sent"))
+}
+
+/// What a rank has at the end of its warm-up: its own times, and those of the others but for the last round, which they tell
+/// in the next one.
+// test of: ultima/t-b
+#[test]
+fn the_limit_is_the_95th_percentile_of_the_times_that_the_stages_took_on_all_ranks() {
+    let on = Rc::new(Cell::new(false));
+    let cut = Rc::clone(&on);
+    let mut lossy = lossy_reduce(5);
+    let mut net = Net::new(RANKS, move |packet| {
+        let header = &packet.header;
+        let is_about_it = matches!(header.kind, Kind::Data | Kind::Probe) && header.transfer.index() == 0;
+        // One packet begins the transfer; that is all, not even the word that all has been sent.
+        let is_first = header.kind == Kind::Data && header.offset == 0;
+        match cut.get() {
+            true if is_about_it && (packet.from, packet.to) == (1, 0) && !is_first => Fate::Drop,
+            true => NORMAL,
+            // Ranks differ, and so do rounds.
+            false if packet.to == 3 && is_reduce_data(packet) => Fate::Deliver(Duration::from_micros(
+                50 + scatter(u64::from(packet.header.transfer.op()), 9)
+                    * u64::from(packet.header.offset / 50),
+            )),
+            false => lossy(packet),
+        }
+    });
+    let mut times = Vec::new();
+    for number in 0..20 {
+        let round = round(&mut net, Policy::ULTIMA, ELEMS);
+        let of_others = round.reports[1..].iter().filter(|_| number < 19).flat_map(stage_times);
+        // They are told in microseconds.
+        times.extend(of_others.map(|time| Duration::from_micros(time.as_micros() as u64)));
+        times.extend(stage_times(&round.reports[0]));
+    }
+    times.sort_unstable();
+    assert_eq!(times.len(), 2 * 20 + 3 * 2 * 19);
+    on.set(true);
+    let round = round(&mut net, Policy::ULTIMA, ELEMS);
+    let cut_off = round.reports[0].peers.iter().find(|peer| peer.rank == 1).expect("a peer of the stage");
+    let limit = times[(times.len() * 95).div_ceil(100) - 1];
+    assert_eq!((cut_off.closed_by, cut_off.network_time), ("deadline", limit));
 }
 
 /// Warmed up with two rounds, on a network that loses what `lose` says after that.

@@ -83,7 +83,7 @@ impl Adaptive {
 
     /// What the senders of a stage are told about this rank's time for it, microseconds; zero when there is none.
     pub(crate) fn told(&self, policy: &Policy, stage: Stage, bytes: usize) -> u32 {
-        let time = if times_stages(policy) { self.timeout.own_time(stage, bytes) } else { None };
+        let time = if times_stages(policy) { self.timeout.told_time(stage, bytes) } else { None };
         time.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1))
     }
 

@@ -92,6 +92,8 @@ pub(super) struct AdaptiveTimeout {
 #[derive(Debug, Default)]
 struct Average {
     own: Option<Duration>,
+    /// The last time alone.
+    latest: Option<Duration>,
     /// Latest word of each peer.
     peers: BTreeMap<u32, Duration>,
 }
@@ -147,7 +149,19 @@ impl AdaptiveTimeout {
         median(&mut times)
     }
 
+    /// What the others are told: while this size warms up what the last round took, for their t_B, which is a percentile
+    /// of times and not of averages; later this rank's part of t_C.
+    pub(super) fn told_time(&self, stage: Stage, bytes: usize) -> Option<Duration> {
+        let average = self.averages.get(&(bytes, stage))?;
+        if bytes == self.largest && self.limit.is_none() {
+            average.latest
+        } else {
+            average.own
+        }
+    }
+
     /// This rank's part of it.
+    #[cfg(test)]
     pub(super) fn own_time(&self, stage: Stage, bytes: usize) -> Option<Duration> {
         self.averages.get(&(bytes, stage))?.own
     }
@@ -181,6 +195,7 @@ impl AdaptiveTimeout {
             self.averages.pop_first();
         }
         let average = self.averages.entry((bytes, stage)).or_default();
+        average.latest = Some(latest);
         average.own =
             Some(average.own.map_or(latest, |before| latest.mul_f64(ALPHA) + before.mul_f64(1.0 - ALPHA)));
     }
@@ -316,6 +331,22 @@ mod tests {
         assert_eq!(timeout.limit(), None);
         assert!(!timeout.begins(1000, (1, 0.95)));
         assert_eq!(timeout.limit(), Some(ms(5)), "nothing would end it");
+    }
+
+    #[test]
+    fn others_are_told_raw_times_while_it_warms_up_and_averages_afterwards() {
+        let mut timeout = AdaptiveTimeout::default();
+        for round in 1..=20 {
+            timeout.begins(1000, (20, 0.95));
+            timeout.on_ended(1000, Some((20, 0.95)), &[complete(10 * round), complete(1)]);
+            let told = (round < 20).then_some(ms(10 * round));
+            assert_eq!(
+                timeout.told_time(Stage::Reduce, 1000),
+                told.or(timeout.own_time(Stage::Reduce, 1000))
+            );
+        }
+        assert_ne!(timeout.told_time(Stage::Reduce, 1000), Some(ms(200)));
+        assert_eq!(timeout.told_time(Stage::Reduce, 7), None);
     }
 
     // test of: ultima/t-c
