@@ -9,8 +9,8 @@ congestion. gradwire sends one transfer on a fresh connection, from its first by
 for as long as that transfer takes at the link's rate. Both times include the start.
 
 Losses hit data and acknowledgements alike and are drawn before the bottleneck, so a transport that sends more than arrives
-can still fill the link. The share is of the payload that the link can carry: its rate less headers (see network.py). The
-lab's own limit is what plain UDP gets when it sends 5 % too much.
+can still fill the link. The share is of the payload that the link can carry: its rate less headers (see network.py).
+Plain UDP that sends 5 % too much stands beside it; it loses what does not fit into the full buffer, so it is no ceiling.
 
 Prints progress, a table in Markdown (medians), and each target with what was measured; draws OUT/goodput.png. Targets: at
 least 90 % of the link at every loss up to 1 %, and 85 % at 5 %.

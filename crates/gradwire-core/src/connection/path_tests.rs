@@ -44,12 +44,15 @@ struct Network {
     buffer: Duration,
     /// Data packets that went again, by path.
     again: [u64; PATHS],
+    /// Acknowledgements that the receiver sent.
+    acks: u64,
     /// The one direction in which loss happens, by sender.
     dead_direction: Option<usize>,
 }
 
-fn connection(local: u32, remote: u32, paths: usize, spray: Spray) -> Connection {
+fn connection(local: u32, remote: u32, paths: usize, (spray, spray_run): (Spray, u32)) -> Connection {
     let mut config = crate::config::tests::config();
+    config.spray_run = spray_run;
     config.local = ConnectionId::new(local).expect("fits");
     config.remote = ConnectionId::new(remote).expect("fits");
     (config.paths, config.spray) = (paths as u8, spray);
@@ -58,10 +61,11 @@ fn connection(local: u32, remote: u32, paths: usize, spray: Spray) -> Connection
 
 impl Network {
     fn new(spray: Spray) -> Self {
-        Self::with(PATHS, spray)
+        Self::with(PATHS, (spray, 1), 7)
     }
 
-    fn with(paths: usize, spray: Spray) -> Self {
+    /// With a run of so many packets on a path; the engine takes four where the kernel segments.
+    fn with(paths: usize, spray: (Spray, u32), seed: u64) -> Self {
         let mut network = Self {
             now: Timestamp::ZERO,
             ends: [connection(1, 2, paths, spray), connection(2, 1, paths, spray)],
@@ -70,13 +74,14 @@ impl Network {
             path_free_at: [[Timestamp::ZERO; PATHS]; 2],
             wire: BTreeMap::new(),
             created: 0,
-            random: 7,
+            random: seed,
             next_transfer: 1,
             contract: Contract::EXACT,
             delivered: 0,
             uncounted: 0,
             buffer: BUFFER,
             again: [0; PATHS],
+            acks: 0,
             dead_direction: None,
         };
         network.run(Duration::from_millis(10));
@@ -175,6 +180,7 @@ impl Network {
         let at = *port + path.delay;
         let again = transmit.header.flags.contains(gradwire_wire::Flags::RETRANSMITTED);
         self.again[index] += u64::from(again);
+        self.acks += u64::from(from == 1 && transmit.header.kind == gradwire_wire::Kind::Ack);
         let spared = self.dead_direction.is_some_and(|direction| direction != from);
         if spared || !self.chance(path.loss_percent) {
             self.created += 1;
@@ -214,8 +220,12 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 
 /// Share of path 0 while it works, a while after `change`, and a while after it works again; the rate before and after
 /// the change. The paths together carry what the link does.
-fn disturb(change: fn(&mut PathModel), settle: Duration) -> ([f64; 3], [u64; 2]) {
-    let mut network = Network::new(Spray::Adaptive);
+fn disturb(
+    change: fn(&mut PathModel),
+    settle: Duration,
+    (seed, spray_run): (u64, u32),
+) -> ([f64; 3], [u64; 2]) {
+    let mut network = Network::with(PATHS, (Spray::Adaptive, spray_run), seed);
     network.paths.iter_mut().for_each(|path| path.rate = LINK_RATE / 4);
     network.flow(MS(100));
     let (good, before) = (network.share(MS(50)), network.flow(MS(100)));
@@ -230,39 +240,54 @@ fn disturb(change: fn(&mut PathModel), settle: Duration) -> ([f64; 3], [u64; 2])
     ([good, bad, healed], [before, during])
 }
 
-fn check(change: fn(&mut PathModel), settle: Duration, share_max: f64) {
-    let ([good, bad, healed], [before, during]) = disturb(change, settle);
-    assert!(good > 15.0, "share {good} % before");
-    assert!(bad < share_max, "share {bad} % while it is bad");
-    assert!(healed > 15.0, "share {healed} % after it has healed");
-    // Three of four paths.
-    assert!(during as f64 > 0.7 * before as f64, "{during} of {before} bytes per second");
+fn check(change: fn(&mut PathModel), settle: Duration) {
+    for case in SEEDS_AND_RUNS {
+        let ([good, bad, healed], [before, during]) = disturb(change, settle, case);
+        assert!(good > 15.0, "{case:?}: share {good} % before");
+        assert!(bad < SHARE_MAX, "{case:?}: share {bad} % while it is bad");
+        assert!(healed > 15.0, "{case:?}: share {healed} % after it has healed");
+        // Three of four paths.
+        assert!(during as f64 > 0.7 * before as f64, "{case:?}: {during} of {before} bytes per second");
+    }
 }
+
+/// Percent of the packets that a path may have left: a quarter of its even share.
+const SHARE_MAX: f64 = 6.25;
+/// Seeds of chance, and packets in a row on one path: four where the kernel segments.
+const SEEDS_AND_RUNS: [(u64, u32); 6] = [(7, 1), (7, 4), (8, 1), (9, 4), (10, 1), (11, 4)];
 
 // test of: mlt/gray-path
 #[test]
 fn a_dead_path_loses_its_share_within_ten_round_trips_and_gets_it_back() {
-    check(|path| path.loss_percent = 100, MS(10), 6.0);
+    check(|path| path.loss_percent = 100, MS(10));
 }
 
 #[test]
 fn a_path_that_loses_30_percent_loses_its_share_within_ten_round_trips_and_gets_it_back() {
-    check(|path| path.loss_percent = 30, MS(10), 6.0);
+    check(|path| path.loss_percent = 30, MS(10));
 }
 
 #[test]
 fn a_path_that_loses_5_percent_loses_most_of_its_share_within_forty_round_trips_and_gets_it_back() {
-    check(|path| path.loss_percent = 5, MS(40), 15.0);
+    check(|path| path.loss_percent = 5, MS(40));
 }
 
+/// One loss in a hundred packets proves little: such a path is tried again and again, and now and then a trial goes well.
 #[test]
-fn a_path_that_loses_1_percent_loses_most_of_its_share_within_some_hundred_packets_and_gets_it_back() {
-    check(|path| path.loss_percent = 1, MS(200), 12.0);
+fn a_path_that_loses_1_percent_has_less_than_half_of_its_share_over_a_thousand_round_trips() {
+    for case in [(7, 1), (8, 1), (9, 4), (10, 4)] {
+        let mut network = Network::with(PATHS, (Spray::Adaptive, case.1), case.0);
+        network.paths.iter_mut().for_each(|path| path.rate = LINK_RATE / 4);
+        network.paths[0].loss_percent = 1;
+        network.flow(MS(200));
+        let share = network.share(MS(1000));
+        assert!(share < 12.5, "{case:?}: share {share} %");
+    }
 }
 
 #[test]
 fn a_path_that_becomes_ten_times_slower_loses_its_share_and_gets_it_back() {
-    check(|path| path.delay = DELAY * 10, MS(20), 6.0);
+    check(|path| path.delay = DELAY * 10, MS(20));
 }
 
 #[test]
@@ -292,7 +317,7 @@ fn several_paths_lose_nothing_on_a_network_that_loses_nothing_however_their_dela
 #[test]
 fn all_paths_together_start_like_one() {
     for paths in [1, 4] {
-        let mut network = Network::with(paths, Spray::Adaptive);
+        let mut network = Network::with(paths, (Spray::Adaptive, 1), 7);
         network.post();
         let mut scratch = [0; 2048];
         let mut first = 0;
@@ -344,4 +369,23 @@ fn each_path_has_a_round_trip_before_the_first_data() {
     let network = Network::new(Spray::Adaptive);
     let sampled = |end: &Connection| end.path_stats().iter().all(|path| path.rtt_smoothed > Duration::ZERO);
     assert!(network.ends.iter().all(sampled));
+}
+
+/// Acknowledgements for each ten data packets that left.
+fn acks_for_ten(loss_percent: u64) -> f64 {
+    let mut network = Network::with(1, (Spray::Adaptive, 1), 7);
+    network.paths[0].loss_percent = loss_percent;
+    network.flow(MS(100));
+    let (acks, sent) = (network.acks, network.sent()[0]);
+    network.flow(MS(400));
+    (network.acks - acks) as f64 * 10.0 / (network.sent()[0] - sent) as f64
+}
+
+// test of: mlt/one-ack-for-ten
+#[test]
+fn about_one_acknowledgement_goes_for_ten_packets_and_more_where_packets_are_lost() {
+    let ratios = [0, 1, 5, 20].map(acks_for_ten);
+    assert!(ratios[0] < 1.2, "{ratios:?}");
+    // Each gap is told at once, so that what is missing goes again within a round trip.
+    assert!(ratios.is_sorted() && ratios[2] < 1.5 && (2.0..10.0).contains(&ratios[3]), "{ratios:?}");
 }
