@@ -72,8 +72,8 @@ bench-goodput: build ## Goodput under loss beside the kernel's TCP, over a lab l
 bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottleneck
 	$(PY) bench/transport/fairness.py --json bench-out/fairness.json $(ARGS)
 
-bench-training: build ## Quality of training under gradient loss, by method, 15 minutes
-	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.json $(ARGS)
+bench-training: build ## Quality of training under gradient loss, by method, 20 minutes
+	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.jsonl $(ARGS)
 
 bench-incast: env ## A small all-reduce by incast factor, in the simulator
 	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture

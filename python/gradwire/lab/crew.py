@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import selectors
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+LEAVE_SECONDS = 20  # a worker that was told to leave closes its process group first
 Answer = dict[str, Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]  # (rank, command, **options of Popen)
 
@@ -130,6 +132,64 @@ class _Member:
         self._log.seek(0)
         tail = "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
         return WorkerFailed(f"worker {self._rank} ended with status {status}; the end of {self._log.name}:\n{tail}")
+
+
+class LoopbackCrew(Crew):
+    """A crew on this machine, over its loopback device, for what needs no network of the lab. A context manager.
+
+    Args:
+        command: as `Crew`.
+        world_size: how many ranks.
+        settings: environment of all ranks, on top of what they need to meet.
+        logs, silence_seconds: as `Crew`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        settings: dict[str, str],
+        logs: Path,
+        silence_seconds: float = 90.0,
+    ) -> None:
+        self._children: list[subprocess.Popen[bytes]] = []
+        meeting = {"MASTER_PORT": str(_free_port()), "GRADWIRE_PORT": "0", **settings}
+        ranks = range(world_size)
+        environments = [{**rendezvous_environment(r, world_size, "127.0.0.1", "lo", r), **meeting} for r in ranks]
+        super().__init__(self._spawn, command, environments, logs, silence_seconds)
+
+    def __enter__(self) -> LoopbackCrew:
+        try:
+            self.collect("ready")
+        except WorkerFailed:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers and waits for them."""
+        super().close()
+        for child in self._children:
+            try:
+                child.wait(timeout=LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+    def _spawn(self, _rank: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(command, **options)
+        self._children.append(child)
+        return child
+
+
+def _free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def rendezvous_environment(

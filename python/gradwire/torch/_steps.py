@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from gradwire.report import DeliveryReport
 from gradwire.torch._work import GradwireWork
 
+# Of the words that `PeerDelivery.closed_by` may hold.
+TIME_LIMITS = ("soft_threshold", "early_timeout", "deadline")
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -20,6 +23,7 @@ class StepRecord:
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
+        ended_by_time: transfers to this rank that a deadline or another time limit closed, and not what had arrived.
         comm_s: from the start of the step's first all-reduce to the end of its last, seconds.
     """
 
@@ -29,6 +33,7 @@ class StepRecord:
     bytes_sent: int = 0
     bytes_retransmitted: int = 0
     elems_uncounted: int = 0
+    ended_by_time: int = 0
     comm_s: float = 0.0
 
     @property
@@ -48,6 +53,7 @@ class StepRecord:
             bytes_sent=self.bytes_sent + report.bytes_sent,
             bytes_retransmitted=self.bytes_retransmitted + report.bytes_retransmitted,
             elems_uncounted=self.elems_uncounted + report.elems_uncounted,
+            ended_by_time=self.ended_by_time + sum(peer.closed_by in TIME_LIMITS for peer in report.peers),
         )
 
 

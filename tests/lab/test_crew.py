@@ -1,0 +1,44 @@
+"""Crews of workers over loopback: each rank knows who it is, and none is left behind."""
+
+import os
+import sys
+
+import pytest
+from gradwire.lab.crew import LoopbackCrew, WorkerFailed
+
+ANSWERS = """
+import os
+from gradwire.lab import crew
+crew.serve(lambda say: lambda order: say({"pid": os.getpid(), **{name: os.environ[name] for name in order["names"]}}))
+"""
+FAILS = """
+import os, sys
+sys.exit("rank 1 does not like it here") if os.environ["RANK"] == "1" else sys.stdin.read()
+"""
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_ranks_of_a_loopback_crew_can_meet_and_have_left_at_its_end(tmp_path):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "MINE"]
+    with LoopbackCrew([sys.executable, "-c", ANSWERS], 3, {"MINE": "yes"}, tmp_path) as crew:
+        answers = [answer[-1] for answer in crew.order({"names": names}, "RANK")]
+    assert [answer["RANK"] for answer in answers] == [answer["LOCAL_RANK"] for answer in answers] == ["0", "1", "2"]
+    assert len({answer["MASTER_PORT"] for answer in answers}) == 1
+    assert {(answer["WORLD_SIZE"], answer["MASTER_ADDR"], answer["MINE"]) for answer in answers} == {
+        ("3", "127.0.0.1", "yes")
+    }
+    assert all(is_gone(answer["pid"]) for answer in answers)
+
+
+def test_a_worker_that_cannot_start_is_named_and_the_others_end(tmp_path):
+    crew = LoopbackCrew([sys.executable, "-c", FAILS], 2, {}, tmp_path)
+    with pytest.raises(WorkerFailed, match=r"(?s)worker 1 ended with status 1.*does not like it here"):
+        crew.__enter__()
+    assert all(child.returncode is not None for child in crew._children)
