@@ -74,8 +74,9 @@ class Config:
     floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's.",
         low=0.0, high=1.0, optional=True, everywhere=True)
     step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a stage of a "
-        "reduction: an upper bound of the deadline, however that is derived. What still flows is not cut by it in preset "
-        "`auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6, optional=True, everywhere=True)
+        "reduction, not all stages and buckets of a step together: an upper bound of the deadline, however that is derived. "
+        "What still flows is not cut by it in preset `auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6,
+        optional=True, everywhere=True)
     data_percentage: float | None = _setting(None, float, "LTP: share of a transfer that is enough once its link's threshold has "
         "passed (section III-B). Unset: 80.", unit="%", low=0.0, high=100.0, optional=True, everywhere=True)
     deadline_margin_ms: float | None = _setting(None, float, "LTP's constant C: the deadline is so much later than the slowest "
@@ -147,8 +148,9 @@ class Config:
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
-        "the local addresses in turn where there are several. All end at the peer's one port. A group uses the least of its "
-        "ranks.", low=1, high=16)
+        "local addresses and those of the peer in turn where there are several. All end at the peer's one port. Cards with a "
+        "network each all carry their part; several in one network do so only where the host routes by source address. A group "
+        "uses the least of its ranks.", low=1, high=16)
     spray: str = _setting("adaptive", str, "How packets are spread over the paths. `adaptive`: the better of two random ones; "
         "a path that loses or lags more than the others gets nothing until it has healed.", choices=SPRAYS)
     chaos: str | None = _setting(None, str, "Faults done to the datagrams that this process receives, before the protocol sees them, "

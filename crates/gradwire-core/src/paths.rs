@@ -103,6 +103,11 @@ impl Paths {
         }
     }
 
+    /// The receiver has asked for data again after it had all been sent once.
+    pub(crate) fn on_repair(&mut self) {
+        self.members.iter_mut().for_each(|member| member.path.controller.on_repair());
+    }
+
     /// The path with this id, if both ranks agreed on so many.
     pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
         self.members.get_mut(usize::from(id.0)).map(|member| &mut member.path)

@@ -56,7 +56,8 @@ def tolerate_loss(
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
-        step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket. None: the preset's.
+        step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket; a step of several buckets
+            may wait several times. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `dlcp`.
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the

@@ -367,8 +367,12 @@ impl Connection {
         match send.on_status(&status) {
             StatusEffect::Nothing => {}
             StatusEffect::Progress => {
+                let send = &self.sends[index];
                 if !was_granted {
-                    self.eager_used -= self.sends[index].first_pass_chunks();
+                    self.eager_used -= send.first_pass_chunks();
+                }
+                if send.is_all_sent() && send.peek_resend().is_some() {
+                    self.paths.on_repair();
                 }
                 self.note_progress(now);
             }

@@ -58,6 +58,10 @@ impl RateController for Controller {
         forward!(self, controller => controller.on_idle_restart(now));
     }
 
+    fn on_repair(&mut self) {
+        forward!(self, controller => controller.on_repair());
+    }
+
     fn on_incast(&mut self, flows: u32, paths: u32) {
         forward!(self, controller => controller.on_incast(flows, paths));
     }

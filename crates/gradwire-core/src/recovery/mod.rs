@@ -22,6 +22,8 @@ mod link_tests;
 mod model;
 mod others;
 mod pacer;
+#[cfg(test)]
+mod paper_tests;
 mod rate;
 mod receiving_rate;
 #[cfg(test)]

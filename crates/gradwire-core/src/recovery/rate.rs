@@ -7,7 +7,7 @@ use crate::Timestamp;
 use core::time::Duration;
 
 /// What one acknowledgement taught, for the controller.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct AckSample {
     /// Now.
     pub now: Timestamp,
@@ -38,6 +38,8 @@ pub trait RateController: core::fmt::Debug + Send {
     fn on_ack(&mut self, sample: &AckSample);
     /// Data starts to flow again after an idle time.
     fn on_idle_restart(&mut self, now: Timestamp);
+    /// The receiver has asked for data again after it had all been sent once.
+    fn on_repair(&mut self) {}
     /// The collective says that `flows` share the receiver from now on, `paths` of them this rank's own.
     fn on_incast(&mut self, flows: u32, paths: u32);
     /// Most bytes in flight.

@@ -2,11 +2,12 @@
 //!
 //! The flow starts at line rate. As soon as it sends more than twice what is received it halves its rate; from then
 //! on the two are compared in each period: more than twice as much halves the rate, else it grows by 5 % of the line rate.
-//! New data after an idle time starts at line rate again.
+//! What the receiver asks for again, and new data after an idle time, set the rate to the line's again.
 //!
 //! ```text
 //!   LINE RATE --rate > 2 x received--> CONGESTION AVOIDANCE: each period  rate > 2 x received: rate / 2
-//!       ^------- idle restart ---------'                                  else:                rate + 5 % of the line
+//!                                                                         else:                rate + 5 % of the line
+//!                                                            repair or idle restart:           rate = the line's
 //! ```
 //!
 //! The receiving rate is what acknowledgements newly name in a period, over its length. The cumulative count of bytes in
@@ -19,7 +20,7 @@
 //!   is bounded as well: by what the receiving rate makes in the least round-trip time, and a few packets. What the rate
 //!   exceeds the path by then waits at the sender instead of being dropped.
 //! - The period is 200 us or one round trip, whichever is longer: in less, no change can show.
-//! - Restarts at line rate keep that window, or each stage of a collective would begin with an overflow.
+//! - Repairs and restarts reset the rate, not the state: that window stays, or each of them would begin with an overflow.
 
 use super::filters::rate_of;
 use super::headroom::LossCount;
@@ -177,6 +178,10 @@ impl RateController for ReceivingRateController {
         self.model.path.on_idle_restart(now);
         self.rate = self.line_rate;
         self.apply(0);
+    }
+
+    fn on_repair(&mut self) {
+        self.rate = self.line_rate;
     }
 
     fn on_incast(&mut self, flows: u32, paths: u32) {

@@ -11,7 +11,10 @@
 //!
 //! What differs from the paper, whose numbers are for one kind of network (100 Gbit/s, round trips of 24 us):
 //! - T_low and T_high count from the least round-trip time, which the paper knew. They are at least what a few packets
-//!   of this flow take: 125 us are not one packet at 100 Mbit/s. As a slower flow accepts a longer queue than a faster one,
+//!   of this flow take (three to twelve by the number of senders, a third of them for T_low): 125 us are one packet at 100 Mbit/s.
+//!   Where the collective has said how many share the receiver, they are that alone.
+//! - Above T_high the rate is cut even while the round trip falls, where the paper's first rule raises it: one draining queue would
+//!   let all of its flows grow at once. As a slower flow accepts a longer queue than a faster one,
 //!   the rates of flows that share a queue become equal, which the gradient alone does not achieve.
 //! - The step is what a packet more in each round trip makes, at most 40 Mbit/s, and it doubles while nothing stands
 //!   against it: 40 Mbit/s are nearly half of a link of 100 Mbit/s.
@@ -25,11 +28,37 @@ use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
 
+/// The paper's numbers; the default is what it names.
+#[derive(Clone, Copy, Debug)]
+struct Parameters {
+    /// T_low: a shorter queue is none.
+    queue_low: Duration,
+    /// T_high: a longer queue slows the flow down.
+    queue_high: Duration,
+    /// Alpha, bytes per second.
+    step: u64,
+    /// Beta, in thousandths.
+    beta: u64,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            queue_low: Duration::from_nanos(12_500),
+            queue_high: Duration::from_micros(125),
+            // 40 Mbit/s.
+            step: 5_000_000,
+            beta: 800,
+        }
+    }
+}
+
 // claim: mlt/rate-control
 /// Follows the round-trip time; see the module.
 #[derive(Debug)]
 pub struct TimelyController {
     model: PathModel,
+    parameters: Parameters,
     rate: u64,
     starting: bool,
     /// Delay of the round before.
@@ -50,6 +79,7 @@ impl TimelyController {
             rate: settings.initial_rate.max(model.rate_min()),
             cwnd: model.initial_cwnd(),
             model,
+            parameters: Parameters::default(),
             starting: true,
             previous: None,
             raises: 0,
@@ -89,8 +119,8 @@ impl TimelyController {
             self.raises = 0;
             // rate * (1 - beta (1 - T_high / rtt))
             let over = per_mille(queue - high, rtt);
-            self.rate = scaled(self.rate, UNIT - over * BETA / UNIT);
-        } else if queue < high / QUEUE_RATIO || self.falls(rtt) {
+            self.rate = scaled(self.rate, UNIT - over * self.parameters.beta / UNIT);
+        } else if queue < self.queue_low(self.rate) || self.falls(rtt) {
             // What the application did not ask for proves nothing.
             if !round.app_limited {
                 self.rate = self.rate.saturating_add(self.step(rtt)).min(self.rate_max());
@@ -110,8 +140,8 @@ impl TimelyController {
     /// a packet in each round trip do not leap; doubled again and again from the fifth round on that found room
     /// (TIMELY's hyperactive increase).
     fn step(&self, rtt: Duration) -> u64 {
-        let packet = rate_of(self.model.packet_bytes, rtt).unwrap_or(STEP_MAX);
-        let step = packet.min(STEP_MAX).min(self.rate / 8).max(1);
+        let packet = rate_of(self.model.packet_bytes, rtt).unwrap_or(self.parameters.step);
+        let step = packet.min(self.parameters.step).min(self.rate / 8).max(1);
         step.saturating_mul(1 << self.raises.saturating_sub(RAISES_CALM))
     }
 
@@ -120,19 +150,29 @@ impl TimelyController {
         self.delivered.saturating_add(self.delivered / 4).max(self.model.rate_min())
     }
 
-    /// The paper's T_high is for a flow that must find its share; the collective's word is worth more.
-    fn queue_min(&self) -> Duration {
+    /// The paper's thresholds are for a flow that must find its share; the collective's word is worth more.
+    fn at_least(&self, paper: Duration) -> Duration {
         if self.model.is_shared() {
             Duration::ZERO
         } else {
-            QUEUE_MIN
+            paper
         }
+    }
+
+    /// T_low without the path itself.
+    fn queue_low(&self, rate: u64) -> Duration {
+        (self.own_queue(rate) / QUEUE_RATIO).max(self.at_least(self.parameters.queue_low))
     }
 
     /// T_high without the path itself.
     fn queue_max(&self, rate: u64) -> Duration {
+        self.own_queue(rate).max(self.at_least(self.parameters.queue_high))
+    }
+
+    /// What the packets that this flow keeps in the queue take.
+    fn own_queue(&self, rate: u64) -> Duration {
         let nanos = u128::from(self.model.queue_bytes()) * 1_000_000_000 / u128::from(rate.max(1));
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).max(self.queue_min())
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
     fn apply(&mut self, acked: u64) {
@@ -141,7 +181,9 @@ impl TimelyController {
         } else if self.starting {
             self.model.start_window(self.cwnd, acked, self.delivered, self.rate)
         } else {
-            self.model.window(self.rate).saturating_add(bytes_in(self.rate, self.queue_min()))
+            self.model
+                .window(self.rate)
+                .saturating_add(bytes_in(self.rate, self.at_least(self.parameters.queue_high)))
         };
     }
 }
@@ -192,14 +234,8 @@ fn scaled(value: u64, per_mille: u64) -> u64 {
 
 /// Shares are in thousandths.
 const UNIT: u64 = 1_000;
-/// Beta of the paper.
-const BETA: u64 = 800;
-/// T_high of the paper.
-const QUEUE_MIN: Duration = Duration::from_micros(125);
-/// Alpha of the paper, 40 Mbit/s, in bytes per second.
-const STEP_MAX: u64 = 5_000_000;
-/// T_high over T_low, both without the path: the paper's 125 us over 12.5 us would be half a packet of a flow's own
-/// queue where T_high is five packets; two of them are what a burst of two makes.
+/// T_high over T_low where both are a flow's own packets: a tenth, as between the paper's, would be one packet or none; a third
+/// of three to twelve is what a burst of two makes.
 const QUEUE_RATIO: u32 = 3;
 /// Rounds that raise the rate by one step each before the steps double (TIMELY: five).
 const RAISES_CALM: u32 = 5;
