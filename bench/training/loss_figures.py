@@ -82,14 +82,16 @@ def draw(store: Store, target: Path) -> None:
     for across, task in zip(axes, tasks, strict=True):
         for axis, kind in zip(across, kinds, strict=True):
             _panel(axis, rows, task, kind)
-    axes[0][0].legend(fontsize=8)
+    for axis in axes.flat:
+        axis.set_xlim(0, 108 * max(row["share"] for row in rows))
     facts = store.head["machine"]
     seeds = sorted({len(rows_of(rows, Cell(r["task"], r["method"], Condition(r["kind"], r["share"])))) for r in rows})
     label = (
         f"{facts['commit']}, {RANKS} ranks, {seeds[0]} to {seeds[-1]} seeds, bars: 95 % intervals of paired differences"
     )
     figure.suptitle(f"Training under gradient loss ({label})", fontsize=10)
-    figure.tight_layout()
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=len(METHODS), fontsize=8)
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     figure.savefig(target, dpi=110)
     pyplot.close(figure)
 
