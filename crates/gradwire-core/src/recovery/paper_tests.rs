@@ -98,7 +98,7 @@ fn timely_steps_and_cuts_by_the_numbers_of_its_paper() {
     type After = fn(f64) -> f64;
     let rows: [(&str, u64, u64, After); 6] = [
         ("below T_low = 12.5 us of queue, and it rises: alpha = 40 Mbit/s more", 100, 112, |r| r + ALPHA),
-        ("between the thresholds, and it rises: as it was", 113, 150, |r| r),
+        ("just above T_low, and it rises: as it was", 100, 114, |r| r),
         ("just below T_high = 125 us of queue, and it rises: as it was", 150, 224, |r| r),
         ("between the thresholds, and it falls: alpha more", 220, 150, |r| r + ALPHA),
         ("above T_high: beta = 0.8 of the excess off", 220, 450, |r| r * (1.0 - 0.8 * (1.0 - 225.0 / 450.0))),
