@@ -8,6 +8,8 @@ use crate::kernels::half::{bf16_bits, f16_from, f16_to};
 pub(super) trait Vector: Copy {
     /// Floats in it.
     const WIDTH: usize;
+    /// Rows of them that butterflies can have in registers at a time: 8 or 16.
+    const ROWS: usize;
     /// Zeros.
     ///
     /// # Safety
@@ -92,6 +94,7 @@ pub(super) struct Four([f32; 4]);
 // SAFETY of all: as promised by the caller of each method, the elements are valid.
 impl Vector for Four {
     const WIDTH: usize = 4;
+    const ROWS: usize = 8;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -173,6 +176,7 @@ pub(super) mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks)]
     impl Vector for Eight {
         const WIDTH: usize = 8;
+        const ROWS: usize = 8;
 
         #[inline(always)]
         unsafe fn zero() -> Self {
@@ -258,6 +262,7 @@ pub(super) mod x86 {
     #[allow(clippy::undocumented_unsafe_blocks, clippy::incompatible_msrv)]
     impl Vector for Sixteen {
         const WIDTH: usize = 16;
+        const ROWS: usize = 16;
 
         #[inline(always)]
         unsafe fn zero() -> Self {
