@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-topology bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -75,8 +75,12 @@ bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottlenec
 bench-training: build ## Quality of training under gradient loss, by method, 20 minutes
 	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.jsonl $(ARGS)
 
-bench-incast: env ## A small all-reduce by incast factor, in the simulator
+bench-incast: build ## A small all-reduce by incast factor, in the simulator and over a lab network
 	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture
+	$(PY) bench/collective/incast.py --json bench-out/incast.json $(ARGS)
+
+bench-topology: env ## What best effort costs a ring, a parameter server and a transpose, in the simulator
+	$(PY) bench/collective/topology_error.py --json bench-out/topology_error.json $(ARGS)
 
 bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
 	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)
