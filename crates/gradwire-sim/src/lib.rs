@@ -24,6 +24,7 @@ mod runner;
 mod sabotage;
 mod scenario;
 mod stray;
+pub mod topology_error;
 mod trace;
 mod values;
 mod violation;

@@ -1,6 +1,7 @@
 //! Runs seeds, replays one with every event, or measures completion times.
 
 use clap::{Parser, Subcommand};
+use gradwire_sim::topology_error::{self, Setting};
 use gradwire_sim::{measure, run, run_seeds, Scenario, Tally};
 use std::process::ExitCode;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -39,6 +40,27 @@ enum Command {
         #[arg(long, default_value_t = 40)]
         runs: u64,
     },
+    /// What best effort loses by schedule (ULTIMA's table 2): one JSON object for each, of values missing from sums.
+    TopologyError {
+        /// Ranks that call.
+        #[arg(long, default_value_t = 8)]
+        ranks: usize,
+        /// float32 elements of the bucket.
+        #[arg(long, default_value_t = 1 << 16)]
+        elems: usize,
+        /// Share of packets lost by chance.
+        #[arg(long, default_value_t = 0.001)]
+        loss: f64,
+        /// Bytes that a port of the switch holds.
+        #[arg(long, default_value_t = 256 << 10)]
+        buffer_bytes: u64,
+        /// All-reduces that are counted, of each seed.
+        #[arg(long, default_value_t = 40)]
+        calls: usize,
+        /// Runs of each schedule.
+        #[arg(long, default_value_t = 4)]
+        runs: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -46,6 +68,9 @@ fn main() -> ExitCode {
     let scenario_of = if arguments.bad_paths { Scenario::bad_paths } else { Scenario::swarm };
     match (arguments.command, arguments.seed) {
         (Some(Command::Measure { runs }), _) => measure::print_table(runs),
+        (Some(Command::TopologyError { ranks, elems, loss, buffer_bytes, calls, runs }), _) => {
+            topology_error::print(Setting { ranks, elems, loss, buffer_bytes, calls }, runs)
+        }
         (None, Some(seed)) => replay(scenario_of(seed), arguments.verbose),
         (None, None) => {
             sweep(arguments.from.unwrap_or_else(fresh), arguments.seeds, arguments.json, scenario_of)

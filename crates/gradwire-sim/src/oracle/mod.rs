@@ -14,7 +14,7 @@ use crate::plan::OpKind;
 use crate::rank::Finished;
 use crate::world::World;
 use crate::Violation;
-use gradwire_collectives::Algorithm;
+use gradwire_collectives::{Algorithm, DeliveryReport};
 
 /// Checks a collective that every rank has ended.
 pub(crate) fn check_op(world: &World, op: usize) -> Result<(), Violation> {
@@ -81,6 +81,11 @@ pub(crate) fn check_agreement(world: &World) -> Result<(), Violation> {
 /// tolerant one is a transpose.
 pub(crate) fn may_sum_in_one_place(kind: OpKind) -> bool {
     matches!(kind, OpKind::AllReduce(algorithm) if algorithm != Algorithm::Ring)
+}
+
+/// Whether a reduction went round a ring, as all its reports say.
+pub(crate) fn is_ring(reports: &[&DeliveryReport]) -> bool {
+    reports.iter().all(|report| report.collective.contains("ring"))
 }
 
 /// How a collective ended on a rank that took part.

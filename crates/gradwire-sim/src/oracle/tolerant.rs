@@ -101,7 +101,7 @@ impl<'w> View<'w> {
     }
 
     pub(super) fn is_ring(&self) -> bool {
-        self.reports.iter().all(|report| report.collective.contains("ring"))
+        super::is_ring(&self.reports)
     }
 
     /// Whether the plan has its bucket rotated: not when it is small, measured first, or alone.

@@ -24,7 +24,7 @@ use crate::trace::Trace;
 use crate::watch::Watch;
 use crate::{EventQueue, Network, NetworkStats, Port, Rng, Scenario, Violation};
 use ending::Hush;
-use gradwire_collectives::AgreedNetwork;
+use gradwire_collectives::{AgreedNetwork, DeliveryReport};
 use gradwire_core::{Spray, Timestamp};
 use std::time::Duration;
 
@@ -136,18 +136,29 @@ impl World {
     /// # Errors
     /// The first promise that was broken.
     pub fn run(mut self) -> Result<Summary, Violation> {
+        self.run_to_end()?;
+        Ok(self.summary())
+    }
+
+    /// As [`World::run`], and the world can be looked at afterwards.
+    pub(crate) fn run_to_end(&mut self) -> Result<(), Violation> {
         (0..self.ranks.len()).for_each(|rank| self.drain(rank));
         let bound = Timestamp::ZERO + self.scenario.healed_at() + self.liveness_bound();
         while !self.everybody_is_done() {
             self.step(bound)?;
         }
         self.path_watch.judge_all(self.now)?;
-        oracle::check_memory(&self)?;
-        oracle::check_agreement(&self)?;
+        oracle::check_memory(self)?;
+        oracle::check_agreement(self)?;
         self.fall_silent()?;
-        oracle::check_served(&self)?;
-        self.leave()?;
-        Ok(self.summary())
+        oracle::check_served(self)?;
+        self.leave()
+    }
+
+    /// What each rank that ended collective `op` well was told about it.
+    pub(crate) fn reports(&self, op: usize) -> Vec<&DeliveryReport> {
+        let runs = self.ranks.iter().filter_map(|rank| rank.runs[op].as_ref());
+        runs.filter_map(|run| run.finished.as_ref()?.outcome.as_ref().ok()).collect()
     }
 
     /// What has been recorded of the network so far.
