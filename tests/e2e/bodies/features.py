@@ -1,0 +1,169 @@
+"""What training scripts build on DDP, with gradwire: every result as with gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.errors import WaitTimeoutError
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+GLOO = dist.new_group(backend="gloo")
+WORLD = dist.group.WORLD
+
+
+class Net(nn.Module):
+    """Two layers with a batch norm between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.norm, self.last = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, 16, generator=torch.Generator().manual_seed(step * 10 + RANK))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[torch.Tensor]:
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def ddp(group: dist.ProcessGroup, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(Net(), process_group=group, **options)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def as_with_gloo(run: Callable[[dist.ProcessGroup], list[torch.Tensor]]) -> None:
+    """Two ranks add in either order to the same bits; more of them round differently."""
+    for ours, reference in zip(run(WORLD), run(GLOO), strict=True):
+        torch.testing.assert_close(ours, reference)
+
+
+def check_bucket_views_static_graphs_and_unused_parameters() -> None:
+    for options in (
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": 0.001},
+    ):
+
+        def run(group: dist.ProcessGroup, options: dict[str, Any] = options) -> list[torch.Tensor]:
+            model = ddp(group, **options)
+            return train(model, sgd(model))
+
+        as_with_gloo(run)
+
+
+def check_gradients_accumulate_without_communication() -> None:
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        with model.no_sync():
+            model(batch(0)).sum().backward()
+        model(batch(1)).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    as_with_gloo(run)
+
+
+def check_ranks_with_more_batches_than_others_join() -> None:
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        optimizer = sgd(model)
+        with Join([model]):
+            for step in range(2 + RANK):
+                optimizer.zero_grad()
+                model(batch(step)).square().mean().backward()
+                optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    as_with_gloo(run)
+
+
+def check_optimizer_states_are_sharded() -> None:
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01, process_group=group
+        )
+        parameters = train(model, optimizer)
+        optimizer.consolidate_state_dict(to=0)
+        return parameters
+
+    as_with_gloo(run)
+
+
+def check_autocast_and_a_gradient_scaler() -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+
+        def run(group: dist.ProcessGroup, dtype: torch.dtype = dtype) -> list[torch.Tensor]:
+            model = ddp(group)
+            optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=64.0)
+            for step in range(3):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=dtype):
+                    loss = model(batch(step)).float().square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return [p.detach().clone() for p in model.parameters()]
+
+        as_with_gloo(run)
+
+
+def check_a_compression_hook_of_torch() -> None:  # PowerSGD nests collectives: see bodies/nested.py
+    def compressed(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        model.register_comm_hook(group, default_hooks.bf16_compress_hook)
+        return train(model, sgd(model))
+
+    as_with_gloo(compressed)
+
+
+def check_a_work_tells_the_truth_about_itself() -> None:
+    tensor = torch.full((4,), float(RANK + 1))
+    work = dist.all_reduce(tensor, async_op=True)
+    while not work.is_completed():
+        pass  # a poll of a work that never says so would run into the launch's time limit
+    assert work.is_success()
+    assert work.exception() is None
+    assert torch.equal(work.result()[0], tensor)
+    assert torch.equal(tensor, torch.full((4,), WORLD_SIZE * (WORLD_SIZE + 1) / 2))
+    late = dist.irecv(torch.zeros(1), (RANK + 1) % WORLD_SIZE, tag=5)
+    with pytest.raises(WaitTimeoutError):
+        late.wait(timedelta(milliseconds=1))
+    dist.barrier(GLOO)
+    dist.send(torch.ones(1), (RANK - 1) % WORLD_SIZE, tag=5)
+    late.wait()
+    assert late.is_completed()
+
+
+def check_collectives_are_in_the_profile_with_group_and_bytes() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        dist.all_reduce(torch.ones(25))
+        dist.all_reduce(torch.ones(25), async_op=True).wait()
+    named = [event for event in profile.events() if event.name == "gradwire:all_reduce"]
+    calls = [event for event in profile.events() if event.name == "gradwire.call"]
+    assert [event.input_shapes for event in named] == [[[25]], [[25]]]
+    assert all(event.is_async for event in named)
+    assert len(calls) == 2
+    assert all(event.kwinputs["bytes"] == 100 and event.kwinputs["Group size"] == WORLD_SIZE for event in calls)
