@@ -37,6 +37,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _residuals,
     _runtime,
     _serving,
+    _sharded,
     _sparse,
     _steps,
     _tags,
@@ -46,6 +47,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
 from gradwire.torch._drift import Difference, DriftMeter, DriftReport  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._runtime import configure  # noqa: E402
+from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
 from gradwire.torch._tolerant import all_reduce, link_of  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
@@ -56,6 +58,7 @@ __all__ = [
     "DriftReport",
     "GradwireWork",
     "LossTolerance",
+    "ShardedLossTolerance",
     "StepRecord",
     "all_reduce",
     "configure",
@@ -96,7 +99,7 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 for _module in (
     _completer, _drift, _group, _hook, _memory, _monitored, _ops, _own_works, _policy, _profile, _reduction, _rendezvous,
-    _residuals, _runtime, _serving, _sparse, _steps, _tags, _tolerant, _work, _backend,
+    _residuals, _runtime, _serving, _sharded, _sparse, _steps, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,13 @@ from gradwire.torch import _memory
 from gradwire.torch._drift import DriftMeter, DriftReport
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
+from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, split
 from gradwire.torch._tolerant import all_reduce, link_of, milliseconds
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 logger = logging.getLogger("gradwire")
 
@@ -32,7 +36,7 @@ PRIORITY_SPAN = 128
 
 
 def tolerate_loss(
-    model: DistributedDataParallel,
+    model: "DistributedDataParallel | FSDPModule",
     *,
     loss_bound: float | None = None,
     preset: str | None = None,
@@ -46,13 +50,15 @@ def tolerate_loss(
     steps_kept: int = STEPS_KEPT,
     priority: Priority | None = None,
     drift_every: int = 0,
-) -> "LossTolerance":
+) -> "LossTolerance | ShardedLossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
     Call it once, after wrapping the model and before the first backward, with the same arguments on every rank.
 
     Args:
-        model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16.
+        model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
+            by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose, at the bytes of an all-reduce, while
+            the all-gather of parameters stays exact; `steps_kept`, `priority` and `drift_every` are for DDP alone.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -85,8 +91,22 @@ def tolerate_loss(
     """
     if drift_every < 0:
         raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
+    arguments = {
+        "loss_bound": loss_bound,
+        "preset": preset,
+        "deadline": deadline,
+        "step_delay_max": step_delay_max,
+        "gather_loss_bound": gather_loss_bound,
+        "divide_by": divide_by,
+        "hadamard": hadamard,
+        "algorithm": algorithm,
+    }
+    if is_sharded(model):
+        return ShardedLossTolerance(cast("FSDPModule", model), arguments, error_feedback=error_feedback)
     if not isinstance(model, DistributedDataParallel):
-        raise UnsupportedError(f"tolerate_loss needs a DistributedDataParallel model, got {type(model).__name__}")
+        raise UnsupportedError(
+            f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
+        )
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
             raise UnsupportedError(
@@ -107,16 +127,6 @@ def tolerate_loss(
         share = numbers["gather_loss_bound"]
         logger.warning("averaged gradients may be lost on their way back (%g of them): replicas may differ", share)
     algorithm_code(config, algorithm)
-    arguments = {
-        "loss_bound": loss_bound,
-        "preset": preset,
-        "deadline": deadline,
-        "step_delay_max": step_delay_max,
-        "gather_loss_bound": gather_loss_bound,
-        "divide_by": divide_by,
-        "hadamard": hadamard,
-        "algorithm": algorithm,
-    }
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)
     model.register_comm_hook(state, average_what_arrives)

@@ -1,0 +1,148 @@
+"""Loss tolerance for `fully_shard` (FSDP2): a reduce-scatter of gradients over what arrives in time.
+
+FSDP hands each module's gradients to a reduce-scatter that may be exchanged for another; the all-gather of parameters is
+left alone and stays exact. The reduce-scatter here is a tolerant all-reduce of which a rank keeps its own shard. So the
+mean of every element is the same on all ranks, at the price of a second stage that a reduce-scatter of its own would save:
+twice its bytes. Where there is a replicate dimension (HSDP), the all-reduce between replicas is torch's, and exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import UnsupportedError
+from gradwire.torch import _memory
+from gradwire.torch._policy import algorithm_code, policy_numbers
+from gradwire.torch._runtime import configuration
+from gradwire.torch._steps import StepRecord
+from gradwire.torch._tolerant import all_reduce, milliseconds
+
+if TYPE_CHECKING:  # a second to import, for programs that may never shard
+    from torch.distributed.fsdp import FSDPModule
+
+
+class ShardedLossTolerance:
+    """What `tolerate_loss` returns for a sharded model.
+
+    Attributes:
+        total: sum over all reduce-scatters so far.
+    """
+
+    def __init__(self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool) -> None:
+        check(model, arguments)
+        self.total = StepRecord()
+        self._scatters: dict[str, ReduceScatter] = {}
+        for name, module in _sharded(model):
+            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback)
+            module.set_custom_reduce_scatter(scatter)
+            self._scatters[name] = scatter
+
+    @property
+    def bytes_expected(self) -> int:
+        """Bytes of the other ranks' gradients that this rank should have averaged, over all steps."""
+        return self.total.bytes_expected
+
+    @property
+    def bytes_missing(self) -> int:
+        """Those of them that did not come in time."""
+        return self.total.bytes_expected - self.total.bytes_received
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
+        residuals = {name: s.residual for name, s in self._scatters.items() if s.residual is not None}
+        return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "residuals": residuals}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes up what `state_dict` of the same rank returned; another rank's is ignored, as it would count twice."""
+        if (state["rank"], state["world_size"]) != (dist.get_rank(), dist.get_world_size()):
+            return
+        for name, residual in state["residuals"].items():
+            self._scatters[name].residual = residual
+
+
+class ReduceScatter:
+    """The reduce-scatter of one module's gradients, in the form that FSDP calls (its `ReduceScatter`).
+
+    Args:
+        owner: is told what was delivered.
+        arguments: of `gradwire.torch.all_reduce`.
+        error_feedback: whether what did not count is added to the module's next gradients.
+    """
+
+    def __init__(self, owner: ShardedLossTolerance, arguments: dict[str, Any], *, error_feedback: bool) -> None:
+        self._owner = owner
+        self._arguments = arguments
+        self._error_feedback = error_feedback
+        self.residual: torch.Tensor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for input and output."""
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """`input_tensor` `[world_size * elems]` is overwritten; `output_tensor` `[elems]` becomes this rank's shard.
+
+        Raises:
+            UnsupportedError: the group has another backend, or the gradients are of a dtype that tolerates no loss.
+            GradwireError: the reduction failed.
+        """
+        del async_op  # FSDP waits for it in any case
+        residual = self._feed_back(input_tensor)
+        work = all_reduce(input_tensor, op, group=group, residual=residual, **self._arguments)
+        output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
+        self._owner.total = self._owner.total.plus(work.report(), input_tensor.element_size())
+
+    def _feed_back(self, gradients: torch.Tensor) -> torch.Tensor | None:
+        if not self._error_feedback:
+            return None
+        if self.residual is None or self.residual.shape != gradients.shape or self.residual.dtype != gradients.dtype:
+            self.residual = torch.zeros_like(gradients)
+        else:
+            gradients += self.residual.nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would never leave again
+            self.residual.zero_()
+        return self.residual
+
+
+def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
+    """Finds here what would else be found in the first backward.
+
+    Raises:
+        ConfigError: a value is out of range.
+        UnsupportedError: a parameter of a dtype that tolerates no loss, or nothing is sharded.
+    """
+    config = configuration()
+    numbers: dict[str, Any] = {f"{name}_ms": milliseconds(arguments[name]) for name in ("deadline", "step_delay_max")}
+    numbers |= {name: arguments[name] for name in ("loss_bound", "gather_loss_bound", "divide_by", "hadamard")}
+    policy_numbers(config, arguments["preset"], **numbers)
+    algorithm_code(config, arguments["algorithm"])
+    assert isinstance(model, torch.nn.Module)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
+            raise UnsupportedError(
+                f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
+            )
+
+
+def is_sharded(module: object) -> bool:
+    """Whether `fully_shard` was applied to it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _sharded(model: FSDPModule) -> Iterator[tuple[str, FSDPModule]]:
+    assert isinstance(model, torch.nn.Module)
+    for name, module in model.named_modules():
+        if is_sharded(module):
+            yield name, module

@@ -1,0 +1,152 @@
+"""FSDP2 and HSDP over gradwire: as with gloo where nothing is lost, and close to it where gradients are."""
+
+from __future__ import annotations
+
+import os
+
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.errors import ConfigError, UnsupportedError
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+GLOO = dist.new_group(backend="gloo")
+LOSSY = "GRADWIRE_CHAOS" in os.environ
+STEPS = 12
+
+
+class Net(nn.Module):
+    """Two blocks, large enough for several packets to each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64), nn.LayerNorm(64)) for _ in range(2)
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def sharded(mesh: DeviceMesh, **options: object) -> nn.Module:
+    model = Net()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def line(group: dist.ProcessGroup) -> DeviceMesh:
+    return DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
+
+
+def losses_of(model: nn.Module) -> list[float]:
+    """Mean losses over all ranks of a short training; every rank has batches of its own."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    generator = torch.Generator().manual_seed(100 + RANK)
+    losses = []
+    for _ in range(STEPS):
+        inputs = torch.randn(32, 64, generator=generator)
+        targets = inputs[:, :10].argmax(1)
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, group=GLOO)
+        losses.append(float(mean) / WORLD_SIZE)
+    return losses
+
+
+if not LOSSY:
+
+    def check_training_is_as_with_gloo() -> None:
+        for options in (
+            {},
+            {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+        ):
+            reference, ours = sharded(line(GLOO), **options), sharded(line(dist.group.WORLD), **options)
+            # float32 sums of up to four ranks in another order: a few units in the last place, grown over the steps.
+            assert losses_of(ours) == pytest.approx(losses_of(reference), rel=1e-4)
+
+    def check_tolerance_that_loses_nothing_is_as_with_gloo() -> None:
+        reference, ours = sharded(line(GLOO)), sharded(line(dist.group.WORLD))
+        state = gradwire.torch.tolerate_loss(ours, preset="reliable")
+        assert losses_of(ours) == pytest.approx(losses_of(reference), rel=1e-4)
+        assert state.total.buckets == 3 * STEPS  # two blocks and the rest
+        assert state.bytes_missing == 0 < state.bytes_expected
+
+    def check_shards_are_replicated_in_two_dimensions() -> None:
+        if WORLD_SIZE != 4:
+            return
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        assert dist.get_backend(mesh.get_group("shard")) == "gradwire"
+        hybrid = sharded(mesh)
+        state = gradwire.torch.tolerate_loss(hybrid, preset="reliable")
+        assert losses_of(hybrid) == pytest.approx(losses_of(sharded(line(GLOO))), rel=1e-4)
+        assert state.total.buckets == 3 * STEPS
+
+    def check_gradients_can_be_divided_by_a_factor_of_ones_own() -> None:
+        # A factor that is not the world size makes torch ask for PREMUL_SUM.
+        gradients = []
+        for group in (GLOO, dist.group.WORLD):
+            model = sharded(line(group))
+            tolerant = group is not GLOO
+            if tolerant:
+                gradwire.torch.tolerate_loss(model, preset="reliable")
+                for module in (*model.blocks, model):
+                    module.set_gradient_divide_factor(2.0 * WORLD_SIZE)
+            model(torch.ones(4, 64) * (RANK + 1)).square().mean().backward()
+            gradients.append([p.grad.full_tensor() * (2.0 if tolerant else 1.0) for p in model.parameters()])
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+    def check_what_cannot_tolerate_loss_is_refused() -> None:
+        with pytest.raises(ConfigError):
+            gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), loss_bound=1.5)
+        with pytest.raises(UnsupportedError, match="float64"):
+            gradwire.torch.tolerate_loss(fully_shard(Net().double(), mesh=line(dist.group.WORLD)))
+        other = sharded(line(GLOO))
+        gradwire.torch.tolerate_loss(other)
+        with pytest.raises(RuntimeError, match="not 'gradwire'"):
+            other(torch.ones(4, 64)).sum().backward()
+
+    def check_residuals_are_saved_for_each_rank() -> None:
+        model = sharded(line(dist.group.WORLD))
+        state = gradwire.torch.tolerate_loss(model, preset="reliable")
+        model(torch.ones(4, 64)).sum().backward()
+        saved = state.state_dict()
+        assert saved["rank"] == RANK
+        assert set(saved["residuals"]) == {"", "blocks.0", "blocks.1"}
+        state.load_state_dict(saved)
+
+
+else:
+
+    def check_training_with_loss_ends_close_to_gloo() -> None:
+        model = sharded(line(dist.group.WORLD))
+        state = gradwire.torch.tolerate_loss(model, preset="mlt", loss_bound=0.05)
+        exact, lossy = losses_of(sharded(line(GLOO))), losses_of(model)
+        assert sum(lossy[-3:]) == pytest.approx(
+            sum(exact[-3:]), rel=0.01
+        )  # the issue's promise: within 1 % at 1 % loss
+        missing = torch.tensor([float(state.bytes_missing)])
+        dist.all_reduce(missing, group=GLOO)
+        assert float(missing) > 0, "nothing was lost: this proves nothing"
+
+    def check_parameters_stay_exact() -> None:
+        model = sharded(line(dist.group.WORLD))
+        gradwire.torch.tolerate_loss(model, preset="mlt", loss_bound=0.05)
+        losses_of(model)
+        for parameter in model.parameters():
+            whole = parameter.full_tensor()
+            everywhere = [torch.empty_like(whole) for _ in range(WORLD_SIZE)]
+            dist.all_gather(everywhere, whole, group=GLOO)
+            assert all(torch.equal(whole, other) for other in everywhere)

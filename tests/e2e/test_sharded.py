@@ -1,0 +1,42 @@
+"""FSDP2 on two and on four ranks, without and with 1 % of packets lost; see bodies/sharded.py."""
+
+from __future__ import annotations
+
+import pytest
+from launch import Outcome, launch
+
+EXACT = (
+    "check_training_is_as_with_gloo",
+    "check_tolerance_that_loses_nothing_is_as_with_gloo",
+    "check_shards_are_replicated_in_two_dimensions",
+    "check_gradients_can_be_divided_by_a_factor_of_ones_own",
+    "check_what_cannot_tolerate_loss_is_refused",
+    "check_residuals_are_saved_for_each_rank",
+)
+LOSSY = ("check_training_with_loss_ends_close_to_gloo", "check_parameters_stay_exact")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return launch("sharded", request.param, tmp_path_factory.mktemp("sharded"))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def lossy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    env = {"GRADWIRE_CHAOS": "loss=1%,seed=5", "GRADWIRE_MTU": "1500"}
+    return launch("sharded", request.param, tmp_path_factory.mktemp("sharded"), env=env)
+
+
+@pytest.mark.parametrize("check", EXACT)
+def test_sharded(exact: Outcome, check: str) -> None:
+    exact.require(check)
+
+
+@pytest.mark.parametrize("check", LOSSY)
+def test_sharded_with_loss(lossy: Outcome, check: str) -> None:
+    lossy.require(check)
+
+
+def test_every_rank_ends_cleanly(exact: Outcome, lossy: Outcome) -> None:
+    exact.require_clean_exit()
+    lossy.require_clean_exit()
