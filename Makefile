@@ -84,6 +84,7 @@ bench-topology: env ## What best effort costs a ring, a parameter server and a t
 
 bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
 	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)
+	$(PY) bench/collective/memory.py --dtype bfloat16 --json bench-out/memory-bfloat16.json $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

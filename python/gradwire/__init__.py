@@ -6,7 +6,7 @@ import torch.
 
 from gradwire.config import Config
 from gradwire.errors import GradwireError
-from gradwire.report import DeliveryReport, PeerDelivery
+from gradwire.report import Contributions, DeliveryReport, PeerDelivery
 
-__all__ = ["Config", "DeliveryReport", "GradwireError", "PeerDelivery", "__version__"]
+__all__ = ["Config", "Contributions", "DeliveryReport", "GradwireError", "PeerDelivery", "__version__"]
 __version__ = "0.1.0"

@@ -55,6 +55,7 @@ class Call(_CallRequired, total=False):
     traffic_class: int
     sample_rate: float
     important: list[bool]
+    contributions: bool
 
 def fingerprints(memory: Memory, block_bytes: int) -> list[int]: ...
 def hadamard_shape(elems: int) -> tuple[int, int] | None: ...

@@ -29,6 +29,47 @@ class PeerDelivery:
 
 
 @dataclass(frozen=True)
+class Contributions:
+    """How many ranks' values are in each block of a result, as this rank holds it. A block is what one packet carries.
+
+    Zero is a block that nobody's values are in: no worker delivered it to its dedicated server, or its result did not arrive
+    here and was filled in (filled with the rank's own value it counts one). Blocks beyond the last element, in a short or
+    empty shard, are zero too.
+
+    Attributes:
+        counts: `[shards, blocks]` of uint16, any library's arrays can be made of it: `numpy.asarray(counts)`,
+            `torch.asarray(counts).view(counts.shape)`. Element e is in shard `e // shard_elems`, and there in block
+            `e % shard_elems // block_elems`. Of a rotated bucket they are about the elements that were sent
+            (`DeliveryReport.rotated_elems`): each element of the tensor has a share of many.
+        shard_elems: elements of a shard; the last ones may be shorter.
+        block_elems: elements of a block; the last one of a shard may be shorter.
+    """
+
+    counts: memoryview
+    shard_elems: int
+    block_elems: int
+
+    def of(self, elem: int) -> int:
+        """Ranks in element `elem` of the result, or of the rotated bucket that was sent.
+
+        Raises:
+            IndexError: there is no such element.
+        """
+        if elem < 0:
+            raise IndexError(f"element {elem}")
+        shard, within = divmod(elem, self.shard_elems)
+        return int(self.counts[shard, within // self.block_elems])
+
+    @classmethod
+    def from_native(cls, fields: dict[str, Any]) -> Contributions:
+        """From the dictionary that the Rust binding returns."""
+        counts, blocks = fields["counts"], fields["blocks"]
+        shape = (len(counts) // 2 // blocks, blocks)
+        view = memoryview(counts).cast("H", shape) if counts else memoryview(b"").cast("H")
+        return cls(view, fields["shard_elems"], fields["block_elems"])
+
+
+@dataclass(frozen=True)
 class DeliveryReport:
     """What one collective delivered on this rank.
 
@@ -47,6 +88,7 @@ class DeliveryReport:
         contributors: ranks whose values are in what this rank reduced, itself included, in the block that has the most. Zero
             where it reduced nothing.
         contributors_least: the same in the block that has the fewest.
+        contributions: the same for each block of the result, wherever it was reduced; None unless the call asked for it.
         compute_wait_s: from the call until the last peer began to send what it contributes (or copies, where nothing is
             reduced). In a ring, over all steps.
         network_wait_s: the rest of `elapsed_s`.
@@ -75,6 +117,7 @@ class DeliveryReport:
     sources: tuple[PeerDelivery, ...] = ()
     contributors: int = 0
     contributors_least: int = 0
+    contributions: Contributions | None = None
     compute_wait_s: float = 0.0
     network_wait_s: float = 0.0
     reduce_ended_by: str = ""
@@ -99,4 +142,6 @@ class DeliveryReport:
         """From the dictionary that the Rust binding returns."""
         peers = tuple(PeerDelivery(**peer) for peer in fields.pop("peers"))
         sources = tuple(PeerDelivery(**peer) for peer in fields.pop("sources"))
-        return cls(**fields, peers=peers, sources=sources)
+        counts = fields.pop("contributions")
+        contributions = None if counts is None else Contributions.from_native(counts)
+        return cls(**fields, peers=peers, sources=sources, contributions=contributions)

@@ -141,6 +141,7 @@ impl Agreement {
             timeout: Duration::ZERO,
             priority: PRIORITY_LAST,
             tags: Tags::default(),
+            wants_contributions: false,
         }
     }
 

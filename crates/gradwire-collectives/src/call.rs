@@ -335,6 +335,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             priority: 0,
             tags: Tags::default(),
+            wants_contributions: false,
         }
     }
 

@@ -324,6 +324,7 @@ fn request_of(
         timeout: Duration::from_millis(if how & 64 == 0 { 30_000 } else { 50 }),
         priority: how >> 7,
         tags: Tags::default(),
+        wants_contributions: false,
     }
 }
 

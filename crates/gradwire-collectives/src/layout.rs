@@ -28,6 +28,21 @@ impl Layout {
         start..start.saturating_add(self.shard_bytes).min(self.bytes)
     }
 
+    /// Bytes of a full shard.
+    pub(crate) fn shard_bytes(&self) -> usize {
+        self.shard_bytes
+    }
+
+    /// Number of the first chunk of shard `index` (modulo the number of shards), counted over the bucket.
+    pub(crate) fn first_chunk(&self, index: usize) -> usize {
+        index % self.shards * self.chunks_per_shard()
+    }
+
+    /// Chunks of the bucket.
+    pub(crate) fn chunks(&self) -> usize {
+        self.shards * self.chunks_per_shard()
+    }
+
     /// Index of the shard that begins at byte `start`.
     pub(crate) fn index_at(&self, start: usize) -> usize {
         start / self.shard_bytes.max(1)

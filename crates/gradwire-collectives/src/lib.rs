@@ -11,6 +11,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+mod halves;
 mod kernels;
 mod layout;
 mod memory;
@@ -37,7 +38,7 @@ pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
 pub use kernels::Hadamard;
 pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
-pub use report::{DeliveryReport, PeerDelivery};
+pub use report::{Contributions, DeliveryReport, PeerDelivery};
 pub use request::{Algorithm, Collective, OpId, Request};
 pub use servers::Servers;
 pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, Tags};

@@ -1,11 +1,12 @@
 //! The memory of one collective: the caller's views, and the accumulator that payloads are added to.
 //!
 //! Payload is added where it lands, straight from the receive buffer. Sums of float32, float64 and integers live in
-//! the output itself; a sum of halves at the owner of a shard lives in a float32 scratch, so that it is rounded
-//! once. For each chunk the number of contributions is counted, and a mean divides by it.
+//! the output itself; a sum of halves at the owner of a shard is kept in float32 ([`crate::halves`]), so that it is rounded
+//! once. For each chunk the number of contributions is counted, and a mean divides by it; with a result comes its count.
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
+use crate::halves::{Closing, HalfSums, Kind};
 use crate::view::Buffer;
 use crate::{kernels, DivideBy, Dtype, Fill, ReduceOp, View};
 use std::ops::Range;
@@ -14,7 +15,7 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     counts: Vec<Vec<u16>>,
-    wide: Vec<Vec<f32>>,
+    halves: Vec<HalfSums>,
     pub(crate) staging: Vec<Vec<u8>>,
     pub(crate) samples: Vec<f32>,
     /// Rotated buckets, and what a transform works in.
@@ -23,11 +24,11 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Gives unused accumulators back to the system if they take more than this.
+    /// Gives unused sums of halves back to the system if they take more than this.
     pub(crate) fn trim(&mut self, bytes_max: u64) {
-        let bytes: usize = self.wide.iter().map(|wide| wide.capacity() * size_of::<f32>()).sum();
+        let bytes: usize = self.halves.iter().map(HalfSums::bytes).sum();
         if bytes as u64 > bytes_max {
-            self.wide.clear();
+            self.halves.clear();
         }
     }
 }
@@ -62,9 +63,9 @@ pub(crate) struct Memory {
     chunk_bytes: usize,
     /// Where the accumulator begins in the output, bytes.
     base: usize,
-    /// The accumulator of halves; empty when the output itself is the accumulator.
-    wide: Vec<f32>,
-    /// Contributions for each chunk of the accumulator.
+    /// Sums of halves in float32; else the output itself is the accumulator.
+    halves: Option<HalfSums>,
+    /// Contributions for each chunk of the bucket, as far as this rank knows them.
     counts: Vec<u16>,
     /// Fewest and most of them in a chunk that was finished.
     contributors: Option<(u16, u16)>,
@@ -75,7 +76,7 @@ impl Memory {
     pub(crate) fn new(views: (View, View, View), reduction: Reduction, chunk_bytes: usize) -> Self {
         let (input, output, residual) = views;
         let beyond = View::EMPTY;
-        let (wide, counts) = (Vec::new(), Vec::new());
+        let (halves, counts) = (None, Vec::new());
         Self {
             input,
             output,
@@ -84,14 +85,14 @@ impl Memory {
             reduction,
             chunk_bytes,
             base: 0,
-            wide,
+            halves,
             counts,
             contributors: None,
         }
     }
 
     /// Makes `area` of the output the accumulator, with this rank's contribution in it, taken from `own` of the
-    /// input. `chunks` is the number of chunks that it is counted in. `in_float32`: halves are summed in a scratch.
+    /// input. `chunks` is the number of chunks of the bucket. `in_float32`: so are halves summed.
     pub(crate) fn accumulate_in(
         &mut self,
         area: Range<usize>,
@@ -101,15 +102,10 @@ impl Memory {
         pool: &mut Pool,
     ) {
         self.base = area.start;
-        self.counts = pool.counts.pop().unwrap_or_default();
-        self.counts.clear();
-        self.counts.resize(chunks, 1);
-        if in_float32 && self.reduction.dtype.is_half() {
-            self.wide = pool.wide.pop().unwrap_or_default();
-            self.wide.resize(area.len() / 2, 0.0);
-            kernels::widen(self.reduction.dtype, self.input.part(own).as_slice(), &mut self.wide);
-        } else {
-            self.output.part(&area).copy_from(&self.input.part(own));
+        self.count_from(1, chunks, pool);
+        self.output.part(&area).copy_from(&self.input.part(own));
+        if in_float32 {
+            self.sum_in_float32(area.len(), pool);
         }
     }
 
@@ -117,12 +113,33 @@ impl Memory {
     /// contribution of its own.
     pub(crate) fn accumulate_nothing(&mut self, bytes: usize, chunks: usize, pool: &mut Pool) {
         self.base = 0;
+        self.count_from(0, chunks, pool);
+        self.sum_in_float32(bytes, pool);
+    }
+
+    /// For a rank that sums nothing: it is told with each result how many ranks are in it.
+    pub(crate) fn count_results(&mut self, chunks: usize, pool: &mut Pool) {
+        self.count_from(0, chunks, pool);
+    }
+
+    fn count_from(&mut self, first: u16, chunks: usize, pool: &mut Pool) {
         self.counts = pool.counts.pop().unwrap_or_default();
         self.counts.clear();
-        self.counts.resize(chunks, 0);
+        self.counts.resize(chunks, first);
+    }
+
+    /// The result of chunk `chunk` holds the values of so many ranks.
+    pub(crate) fn note_count(&mut self, chunk: usize, count: u16) {
+        if let Some(known) = self.counts.get_mut(chunk) {
+            *known = count;
+        }
+    }
+
+    fn sum_in_float32(&mut self, bytes: usize, pool: &mut Pool) {
         if self.reduction.dtype.is_half() {
-            self.wide = pool.wide.pop().unwrap_or_default();
-            self.wide.resize(bytes / 2, 0.0);
+            let mut halves = pool.halves.pop().unwrap_or_default();
+            halves.begin(bytes.div_ceil(self.chunk_bytes), self.chunk_bytes);
+            self.halves = Some(halves);
         }
     }
 
@@ -146,29 +163,52 @@ impl Memory {
 
     /// Adds a payload of `weight` contributions at byte `at` of the accumulator, in its chunk `chunk`.
     pub(crate) fn add(&mut self, at: usize, chunk: usize, weight: u16, payload: &[u8]) {
-        let Reduction { dtype, reduce, .. } = self.reduction;
+        if payload.is_empty() {
+            // A bare signal, to a dedicated server whose shard is empty.
+            return;
+        }
         if let Some(count) = self.counts.get_mut(chunk) {
             let is_first = *count == 0;
             *count = count.saturating_add(weight.max(1));
             if is_first {
-                return self.put(at, payload);
+                // The chunk held whatever was there before.
+                return self.place(self.base + at, payload);
             }
         }
-        if self.wide.is_empty() {
-            self.sum(at, payload);
+        if self.halves.is_some() {
+            self.add_halves(at, chunk, payload);
         } else {
-            let target = &mut self.wide[at / 2..][..payload.len() / 2];
-            kernels::accumulate(dtype, reduce, target, payload);
+            self.sum(at, payload);
         }
     }
 
-    /// The first payload of a chunk, which holds whatever was there before.
-    fn put(&mut self, at: usize, payload: &[u8]) {
-        if self.wide.is_empty() {
-            return self.place(self.base + at, payload);
+    fn add_halves(&mut self, at: usize, chunk: usize, payload: &[u8]) {
+        let is_last = self.count(chunk) == self.reduction.world_size;
+        let (kind, closing) = (self.kind(), self.closing(self.divisor(chunk)));
+        let start = self.base + at;
+        let mut target = self.output.part(&(start..start + payload.len()));
+        let Some(halves) = &mut self.halves else { return };
+        let (chunk, target) = (at / self.chunk_bytes, target.as_mut_slice());
+        if is_last {
+            halves.add_last(kind, (chunk, closing), target, payload);
+        } else {
+            halves.add(kind, chunk, target, payload);
         }
-        let target = &mut self.wide[at / 2..][..payload.len() / 2];
-        kernels::widen(self.reduction.dtype, payload, target);
+    }
+
+    fn kind(&self) -> Kind {
+        Kind { dtype: self.reduction.dtype, reduce: self.reduction.reduce }
+    }
+
+    /// What turns a sum of `count` contributions into the result.
+    fn closing(&self, count: u16) -> Closing {
+        let factor = self.factor(count);
+        match self.reduction.reduce {
+            ReduceOp::Avg if count == 1 => Closing::Keep,
+            ReduceOp::Avg => Closing::Divide(count),
+            _ if self.is_scaled(factor) => Closing::Scale(factor),
+            _ => Closing::Keep,
+        }
     }
 
     /// Adds a payload at byte `at` of an accumulator that is the output itself, without counting it.
@@ -200,11 +240,13 @@ impl Memory {
         self.output.part(&(at..at + payload.len())).as_mut_slice().copy_from_slice(payload);
     }
 
-    /// Fills `range` of the output, which a result was expected in and did not come.
+    /// Fills `range` of the output, which a result was expected in and did not come. `chunks` are those of the bucket that it is.
     ///
     /// # Loss
     /// The element is what `fill` says, on this rank alone.
-    pub(crate) fn fill(&mut self, range: &Range<usize>, fill: Fill) {
+    pub(crate) fn fill(&mut self, range: &Range<usize>, chunks: Range<usize>, fill: Fill) {
+        let count = u16::from(fill == Fill::Local);
+        chunks.for_each(|chunk| self.note_count(chunk, count));
         match fill {
             Fill::Zero => self.output.part(range).as_mut_slice().fill(0),
             Fill::Previous => {}
@@ -220,7 +262,12 @@ impl Memory {
         }
     }
 
-    /// Contributions in a chunk of the accumulator.
+    /// Contributions in each chunk of the bucket; empty where nothing is reduced.
+    pub(crate) fn counts(&self) -> &[u16] {
+        &self.counts
+    }
+
+    /// Contributions in a chunk of the bucket.
     pub(crate) fn count(&self, chunk: usize) -> u16 {
         self.counts.get(chunk).copied().unwrap_or(1)
     }
@@ -300,44 +347,36 @@ impl Memory {
         let mut start = area.start;
         while start < area.end {
             let chunk = first_chunk + (start - area.start) / self.chunk_bytes;
-            let count = self.divisor(chunk);
+            let count = self.count(chunk);
             let mut end = (start + self.chunk_bytes).min(area.end);
             // Neighbours with the same count are one run: without loss, the whole area.
-            while end < area.end && self.divisor(first_chunk + (end - area.start) / self.chunk_bytes) == count
-            {
+            while end < area.end && self.count(first_chunk + (end - area.start) / self.chunk_bytes) == count {
                 end = (end + self.chunk_bytes).min(area.end);
             }
             self.note_contributors(count);
-            self.finish_run(start..end, count);
+            self.finish_run(start..end, self.divisor(chunk));
             start = end;
         }
     }
 
     fn finish_run(&mut self, run: Range<usize>, count: u16) {
-        let Reduction { dtype, reduce, .. } = self.reduction;
+        let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
         if count == 0 {
-            return self.output.part(&(self.base + run.start..self.base + run.end)).as_mut_slice().fill(0);
+            return part.as_mut_slice().fill(0);
         }
-        let factor = self.factor(count);
-        let is_mean = reduce == ReduceOp::Avg;
-        let is_scaled = self.is_scaled(factor);
-        if self.wide.is_empty() {
-            let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
-            match (is_mean, is_scaled) {
-                (true, _) => kernels::divide(dtype, part.as_mut_slice(), count),
-                (false, true) => kernels::scale(dtype, part.as_mut_slice(), factor),
-                (false, false) => {}
+        let (kind, closing) = (self.kind(), self.closing(count));
+        if let Some(halves) = &mut self.halves {
+            let chunks = part.as_mut_slice().chunks_mut(self.chunk_bytes);
+            for (chunk, target) in (run.start / self.chunk_bytes..).zip(chunks) {
+                halves.finish(kind, chunk, closing, target);
             }
             return;
         }
-        let wide = &mut self.wide[run.start / 2..run.end / 2];
-        match (is_mean, is_scaled) {
-            (true, _) => kernels::divide_f32(wide, count),
-            (false, true) => kernels::scale_f32(wide, factor),
-            (false, false) => {}
+        match closing {
+            Closing::Keep => {}
+            Closing::Divide(count) => kernels::divide(kind.dtype, part.as_mut_slice(), count),
+            Closing::Scale(factor) => kernels::scale(kind.dtype, part.as_mut_slice(), factor),
         }
-        let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
-        kernels::narrow(dtype, wide, part.as_mut_slice());
     }
 
     /// What a sum of `count` contributions is multiplied by, to expect the value of all.
@@ -365,8 +404,6 @@ impl Memory {
         if self.counts.capacity() > 0 {
             pool.counts.push(std::mem::take(&mut self.counts));
         }
-        if self.wide.capacity() > 0 {
-            pool.wide.push(std::mem::take(&mut self.wide));
-        }
+        pool.halves.extend(self.halves.take());
     }
 }

@@ -13,9 +13,9 @@ mod table;
 use crate::adaptive::StageEnd;
 use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
-use crate::report::closed_by;
+use crate::report::{closed_by, Contributions};
 use crate::rotation::RotatedBucket;
-use crate::schedules::{schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
+use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request, View};
@@ -73,6 +73,8 @@ pub(crate) struct Op {
     pub(crate) is_internal: bool,
     /// How the stages ended so far: reduce, gather.
     stages: [StageEnd; 2],
+    /// Bytes of a shard and of a block, if the caller wants to know how many ranks are in each block of the result.
+    blocks: Option<(usize, usize)>,
     /// Bytes of the residual that hold what did not count, and of how many ranks.
     owed: Vec<(Range<usize>, u16)>,
     report: DeliveryReport,
@@ -181,6 +183,7 @@ impl Op {
             is_reported: false,
             is_internal: false,
             stages: [StageEnd::NOTHING; 2],
+            blocks: blocks_of(&request, algorithm, place).filter(|_| request.wants_contributions),
             owed: Vec::new(),
             report,
         }
@@ -332,6 +335,10 @@ impl Op {
         receive.received += payload.len();
         match receive.target {
             Target::Place(at) => self.memory.place(at + offset, payload),
+            Target::Result { at, chunk } => {
+                self.memory.place(at + offset, payload);
+                self.memory.note_count(chunk + offset / self.chunk_bytes, weight);
+            }
             Target::Sum { at } => self.memory.sum(at + offset, payload),
             // Every worker sends the same.
             Target::Settings => self.settings[offset..offset + payload.len()].copy_from_slice(payload),
@@ -380,19 +387,21 @@ impl Op {
         if let Loss::In(stage) = loss {
             self.stages[stage as usize].add(receipt);
         }
-        if let Target::Place(at) = target {
-            receipt.missing.iter().for_each(|missing| self.fill(at, missing));
+        if let Target::Result { at, chunk } = target {
+            receipt.missing.iter().for_each(|missing| self.fill(at, chunk, missing));
         }
         self.schedule.on_received(from, index, &mut self.memory, posts);
         self.note(posts);
     }
 
     /// Puts something where a result did not arrive.
-    fn fill(&mut self, at: usize, missing: &Range<u64>) {
-        let range = at + missing.start as usize..at + missing.end as usize;
+    fn fill(&mut self, at: usize, first_chunk: usize, missing: &Range<u64>) {
+        let (start, end) = (missing.start as usize, missing.end as usize);
+        let chunks = first_chunk + start / self.chunk_bytes..first_chunk + end.div_ceil(self.chunk_bytes);
+        let range = at + start..at + end;
         let elem_bytes = self.memory.elem_bytes();
         self.report.filled.push((range.start / elem_bytes) as u64..(range.end / elem_bytes) as u64);
-        self.memory.fill(&range, self.policy.gather.fill);
+        self.memory.fill(&range, chunks, self.policy.gather.fill);
     }
 
     /// A send is over: what did not count goes to the residual before the memory is written again. Gives the
@@ -546,8 +555,15 @@ impl Op {
         (self.report.reduce_ended_by, self.report.gather_ended_by) = (ended_by(reduce), ended_by(gather));
         let (least, most) = self.memory.contributors();
         (self.report.contributors, self.report.contributors_least) = (most, least);
+        self.report.contributions = self.contributions();
         self.report.tidy();
         std::mem::take(&mut self.report)
+    }
+
+    fn contributions(&self) -> Option<Contributions> {
+        let (bytes, elem_bytes) = (self.memory.output.len(), self.memory.elem_bytes());
+        let of = |blocks| Contributions::new(self.memory.counts(), blocks, bytes, elem_bytes);
+        self.blocks.map(of)
     }
 
     /// Gives the scratch back.

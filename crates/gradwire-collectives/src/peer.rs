@@ -159,6 +159,7 @@ mod tests {
             timeout: Duration::from_secs(1),
             priority: 0,
             tags: Tags::default(),
+            wants_contributions: false,
         };
         Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode() }
     }

@@ -21,6 +21,60 @@ pub struct PeerDelivery {
     pub network_time: Duration,
 }
 
+/// How many ranks' values are in each block of a reduced result, as this rank holds it. A block is what one packet carries.
+///
+/// # Loss
+/// Zero is a block that nobody's values are in: no worker delivered it to its dedicated server, or its result did not
+/// arrive here and was filled in ([`crate::Fill`]; filled with the rank's own value it counts one). Blocks beyond the last
+/// element, in a short or empty shard, are zero too.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contributions {
+    /// `[shards, blocks]`, shard after shard: element `e` is in shard `e / shard_elems`, and there in block
+    /// `e % shard_elems / block_elems`. Of a rotated bucket they are about the elements that were sent
+    /// ([`DeliveryReport::rotated_elems`]): each element of the caller's has a share of many.
+    pub counts: Vec<u16>,
+    /// Elements of a shard; the last ones may be shorter.
+    pub shard_elems: u64,
+    /// Elements of a block; the last one of a shard may be shorter.
+    pub block_elems: u64,
+}
+
+impl Contributions {
+    /// From the counts of all chunks, for a bucket of `bytes` bytes.
+    pub(crate) fn new(
+        counts: &[u16],
+        (shard_bytes, block_bytes): (usize, usize),
+        bytes: usize,
+        elem_bytes: usize,
+    ) -> Self {
+        let blocks = shard_bytes.div_ceil(block_bytes.max(1)).max(1);
+        let in_bucket = |chunk: usize| {
+            let at = chunk % blocks * block_bytes;
+            chunk / blocks * shard_bytes + at < bytes && at < shard_bytes
+        };
+        let counts = counts.iter().enumerate();
+        let counts = counts.map(|(chunk, count)| if in_bucket(chunk) { *count } else { 0 }).collect();
+        let elems = |bytes: usize| (bytes / elem_bytes) as u64;
+        Self { counts, shard_elems: elems(shard_bytes), block_elems: elems(block_bytes) }
+    }
+
+    /// Blocks of a shard.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        (self.shard_elems.div_ceil(self.block_elems.max(1)) as usize).max(1)
+    }
+
+    /// Ranks in element `elem`.
+    ///
+    /// # Panics
+    /// When the result has no such element.
+    #[must_use]
+    pub fn of(&self, elem: u64) -> u16 {
+        let (shard, within) = (elem / self.shard_elems, elem % self.shard_elems);
+        self.counts[shard as usize * self.blocks() + (within / self.block_elems) as usize]
+    }
+}
+
 /// What a collective delivered on this rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeliveryReport {
@@ -52,6 +106,9 @@ pub struct DeliveryReport {
     pub contributors: u16,
     /// See `contributors`.
     pub contributors_least: u16,
+    /// The same for each block of the result, wherever it was reduced: where [`crate::Request::wants_contributions`] asks for
+    /// it, and something is reduced that this rank gets.
+    pub contributions: Option<Contributions>,
     /// Waiting for compute: from the call until the last peer began to send what it contributes (or copies, where nothing is
     /// reduced). In a ring, over all steps, what was on its way to the peer included.
     pub compute_wait: Duration,

@@ -116,6 +116,9 @@ pub struct Request {
     pub priority: u8,
     /// What the network is told about its packets.
     pub tags: Tags,
+    /// Whether the report says how many ranks are in each block of the result ([`crate::DeliveryReport::contributions`]). Local
+    /// to this rank: others may want something else.
+    pub wants_contributions: bool,
 }
 
 impl Request {
@@ -132,6 +135,7 @@ impl Request {
             timeout: Duration::ZERO,
             priority: 0,
             tags: Tags::default(),
+            wants_contributions: false,
         }
     }
 }

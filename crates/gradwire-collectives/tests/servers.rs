@@ -91,6 +91,19 @@ fn numbers(dtype: Dtype, at: u64) -> u8 {
 }
 
 #[test]
+fn halves_that_leave_a_server_without_a_shard_are_summed_by_the_others() {
+    for elems in [1_usize, 40] {
+        let mut net = Net::with_dedicated(2, (3, PLENTY), |_| NORMAL);
+        let one = 1.0_f32.to_le_bytes()[2..].to_vec();
+        let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor(one.repeat(elems))).collect();
+        submit_all(&mut net, &mut tensors, |request| Request { dtype: Dtype::Bf16, ..request });
+        net.run_all(1);
+        let two = 2.0_f32.to_le_bytes()[2..].to_vec();
+        assert!(tensors.iter().all(|tensor| tensor.0 == two.repeat(elems)), "{elems}");
+    }
+}
+
+#[test]
 fn calls_over_servers_mix_with_others_and_many_are_in_flight() {
     let mut net = Net::with_dedicated(3, (2, PLENTY), lossy(5, 8));
     let mut tensors: Vec<Vec<Tensor>> = (0..30).map(|op| inputs(3, 100 + 211 * op)).collect();

@@ -183,6 +183,7 @@ fn run(group: &GroupHandle, collective: Collective, view: View) -> Result<(), Bo
         timeout: TIMEOUT,
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     };
     let op = group.submit(request, Box::new(()))?;
     match op.wait(Some(TIMEOUT)).ok_or("timed out")? {

@@ -133,6 +133,7 @@ fn start(options: &Options, group: &GroupHandle, memory: &mut [u32]) -> Result<O
         timeout: TIMEOUT,
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     };
     Ok(group.submit(request, Box::new(()))?)
 }

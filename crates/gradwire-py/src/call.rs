@@ -51,6 +51,8 @@ pub(crate) struct Call {
     sample_rate: Option<f64>,
     #[pyo3(item, default)]
     important: Option<Vec<bool>>,
+    #[pyo3(item, default)]
+    contributions: bool,
 }
 
 const ALGORITHMS: [Algorithm; 5] = [
@@ -93,6 +95,7 @@ impl Call {
             timeout,
             priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
             tags,
+            wants_contributions: self.contributions,
         };
         Ok((request, self.keep))
     }

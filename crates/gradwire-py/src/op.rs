@@ -1,10 +1,10 @@
 //! `Op`: one collective in flight.
 
 use crate::errors::op_error;
-use gradwire_engine::collectives::{DeliveryReport, PeerDelivery};
+use gradwire_engine::collectives::{Contributions, DeliveryReport, PeerDelivery};
 use gradwire_engine::OpHandle;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyByteArray, PyDict, PyTuple};
 use std::time::{Duration, Instant};
 
 /// One submitted collective. Dropping it cancels nothing.
@@ -105,8 +105,21 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     fields.set_item("sources", sources)?;
     fields.set_item("contributors", report.contributors)?;
     fields.set_item("contributors_least", report.contributors_least)?;
+    let contributions = report.contributions.as_ref().map(|counts| contribution_fields(py, counts));
+    fields.set_item("contributions", contributions.transpose()?)?;
     fields.set_item("compute_wait_s", report.compute_wait.as_secs_f64())?;
     fields.set_item("network_wait_s", report.network_wait.as_secs_f64())?;
+    Ok(fields)
+}
+
+/// The counts are bytes of native `uint16`.
+fn contribution_fields<'py>(py: Python<'py>, found: &Contributions) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    let counts: Vec<u8> = found.counts.iter().flat_map(|count| count.to_ne_bytes()).collect();
+    fields.set_item("counts", PyByteArray::new(py, &counts))?;
+    fields.set_item("blocks", found.blocks())?;
+    fields.set_item("shard_elems", found.shard_elems)?;
+    fields.set_item("block_elems", found.block_elems)?;
     Ok(fields)
 }
 

@@ -124,6 +124,7 @@ impl Rank {
                 timeout: OP_TIMEOUT,
                 priority: plan.priority,
                 tags: Tags::default(),
+                wants_contributions: false,
             },
         );
         self.runs[op] = Some(run);

@@ -220,6 +220,7 @@ fn barrier() -> Request {
         timeout: Duration::from_secs(3600),
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     }
 }
 

@@ -88,6 +88,7 @@ fn check(groups: &[GroupHandle], plan: &OpPlan, op: usize) {
                 timeout: PATIENCE,
                 priority: 0,
                 tags: Tags::default(),
+                wants_contributions: false,
             };
             // The tensors outlive the call: they are dropped below, after every rank has ended it.
             let handle = groups[rank].submit(request, Box::new(())).expect("the engine runs");

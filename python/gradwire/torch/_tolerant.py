@@ -37,6 +37,7 @@ def all_reduce(
     priority: int | None = None,
     traffic_class: int | None = None,
     important: torch.Tensor | Sequence[bool] | None = None,
+    contributions: bool = False,
 ) -> GradwireWork:
     """Reduces `tensor` over all ranks, in place, and may leave a bounded share of the contributions behind.
 
@@ -67,6 +68,8 @@ def all_reduce(
         traffic_class: 0 (the most urgent) to `classes` - 1: which queue of a switch, by `dscp_classes`. Local to this rank.
         important: which parts of the tensor a switch should keep longest, a mask of any length: the tensor is thought of
             as cut into as many equal parts. None: as the configuration's `importance` says. Local to this rank.
+        contributions: count for the report how many ranks are in each block of the result (`report().contributions`). Local to
+            this rank.
 
     Returns:
         The work; `work.report()` says what was delivered. Its wait and future carry every error.
@@ -100,6 +103,7 @@ def all_reduce(
         options["algorithm"] = algorithm_code(config, algorithm)
         options |= tag_options(config, traffic_class, important)
         options["priority"] = _order(priority, traffic_class)
+        options["contributions"] = contributions
         after: list[Any] = []
         buffer = _memory.writable(tensor, after, load=True)
         call = Call("all_reduce", [tensor], buffer, buffer, after, options)

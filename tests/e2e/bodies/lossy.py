@@ -67,6 +67,33 @@ def check_every_value_counts_exactly_once_and_replicas_agree() -> None:
     assert total > 0, "nothing was lost: the test has shown nothing"
 
 
+def check_the_counts_of_every_block_are_those_of_the_ranks_that_count() -> None:
+    # test of: mlt/mean-over-contributions
+    short = 0
+    for algorithm, hadamard in product(("transpose", "parameter_server"), ("off", "on")):
+        work = gradwire.torch.all_reduce(
+            torch.ones(ELEMS), preset="mlt", algorithm=algorithm, hadamard=hadamard, contributions=True
+        )
+        report = work.report()
+        found = report.contributions
+        assert found is not None
+        counts = torch.asarray(found.counts).view(found.counts.shape).long()
+        sent = report.rotated_elems or report.elems
+        assert counts.shape[0] * found.shard_elems >= sent
+        rows = counts.repeat_interleave(found.block_elems, 1)[:, : found.shard_elems]
+        each = rows.reshape(-1)[:sent]
+        uncounted = torch.zeros(sent)
+        for start, end in report.uncounted:
+            uncounted[start:end] = 1
+        assert torch.equal(each, WORLD_SIZE - sum(everybodys(uncounted)).long()), (algorithm, hadamard)
+        assert found.of(sent - 1) == int(each[-1])
+        short += int((each < WORLD_SIZE).sum())
+    total = torch.tensor(float(short))
+    dist.all_reduce(total, group=GLOO)
+    assert total > 0, "nothing was lost: the test has shown nothing"
+    assert gradwire.torch.all_reduce(torch.ones(10)).report().contributions is None
+
+
 def check_a_rotated_tensor_loses_a_little_of_every_element_and_replicas_agree() -> None:
     # test of: ultima/hadamard
     lost = 0

@@ -26,6 +26,7 @@ fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {
         timeout: Duration::from_secs(1),
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     };
     group.submit(Timestamp::ZERO, request);
 }

@@ -63,6 +63,59 @@ pub(crate) fn narrow(dtype: Dtype, source: &[f32], out: &mut [u8]) {
     }
 }
 
+/// `out[i]` is the float32 whose upper 16 bits are `[2 * out.len()]` bytes of `upper`, and whose lower ones are `lower[i]`.
+pub(crate) fn join(upper: &[u8], lower: &[u16], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { join_avx2(upper, lower, out) };
+    }
+    join_any(upper, lower, out);
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn join_avx2(upper: &[u8], lower: &[u16], out: &mut [f32]) {
+    join_any(upper, lower, out);
+}
+
+#[inline(always)]
+fn join_any(upper: &[u8], lower: &[u16], out: &mut [f32]) {
+    for ((wide, bytes), low) in out.iter_mut().zip(upper.chunks_exact(2)).zip(lower) {
+        let high = u16::from_le_bytes([bytes[0], bytes[1]]);
+        *wide = f32::from_bits(u32::from(high) << 16 | u32::from(*low));
+    }
+}
+
+/// The inverse of [`join`].
+pub(crate) fn split(source: &[f32], upper: &mut [u8], lower: &mut [u16]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { split_avx2(source, upper, lower) };
+    }
+    split_any(source, upper, lower);
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn split_avx2(source: &[f32], upper: &mut [u8], lower: &mut [u16]) {
+    split_any(source, upper, lower);
+}
+
+#[inline(always)]
+fn split_any(source: &[f32], upper: &mut [u8], lower: &mut [u16]) {
+    for ((wide, bytes), low) in source.iter().zip(upper.chunks_exact_mut(2)).zip(lower) {
+        let bits = wide.to_bits();
+        bytes.copy_from_slice(&((bits >> 16) as u16).to_le_bytes());
+        *low = bits as u16;
+    }
+}
+
 /// `accumulator[i] = accumulator[i] (reduce) source[i]`: `source` is bytes of `dtype`, the accumulator float32.
 pub(crate) fn accumulate(dtype: Dtype, reduce: ReduceOp, accumulator: &mut [f32], source: &[u8]) {
     #[cfg(target_arch = "x86_64")]

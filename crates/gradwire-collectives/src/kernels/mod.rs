@@ -11,7 +11,7 @@ mod half;
 mod magnitude;
 mod scale;
 
-pub(crate) use self::half::{accumulate, narrow, widen};
+pub(crate) use self::half::{accumulate, join, narrow, split, widen};
 pub use hadamard::Hadamard;
 pub(crate) use magnitude::{gather_magnitudes, mean_magnitude};
 pub(crate) use scale::{divide, divide_f32, scale, scale_f32, take_away};

@@ -34,10 +34,10 @@ impl Op {
         Self { call, schedule, buffer, ..op }
     }
 
-    /// Bytes of the buffer that [`Op::serving`] needs, and of the float32 in which halves are summed beside it.
+    /// Bytes of the buffer that [`Op::serving`] needs, and of what sums of halves may take beside it ([`crate::halves`]).
     pub(crate) fn bytes_of_serving(call: &Call, place: Place) -> (usize, usize) {
         let bytes = shard_bytes_of_server(call, place);
-        (bytes, if call.dtype().is_half() { bytes.saturating_mul(2) } else { 0 })
+        (bytes, if call.dtype().is_half() { bytes } else { 0 })
     }
 
     /// Whether `transfer` brings the settings of the call, and is the first to do so.
@@ -56,9 +56,9 @@ impl Op {
         self.memory.follow(settings.factor, settings.policy.divide_by);
     }
 
-    /// The buffer that it was made with, and the bytes of float32 beside it.
+    /// The buffer that it was made with, and the bytes of sums of halves beside it.
     pub(crate) fn take_buffer(&mut self) -> (Vec<u8>, usize) {
-        let wide_bytes = if self.call.dtype().is_half() { 2 * self.bytes() } else { 0 };
+        let wide_bytes = if self.call.dtype().is_half() { self.bytes() } else { 0 };
         (std::mem::take(&mut self.buffer), wide_bytes)
     }
 }

@@ -165,6 +165,7 @@ impl Schedule for HalvingDoubling {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         let all = self.all();
         memory.accumulate_in(all.clone(), &all, 1, false, pool);
+        memory.note_count(0, self.place.world_size as u16);
         if self.number >= self.cube {
             let within = self.rank_of(self.number - self.cube);
             return posts.push(Self::send(within, REDUCE, all));

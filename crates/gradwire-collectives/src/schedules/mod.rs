@@ -93,7 +93,9 @@ pub(crate) enum Loss {
 pub(crate) enum Target {
     /// To this byte of the output.
     Place(usize),
-    /// Added at this byte of the accumulator, which is in its chunk `chunk`.
+    /// To this byte of the output, which is in chunk `chunk` of the bucket: a result, whose packets say how many ranks are in it.
+    Result { at: usize, chunk: usize },
+    /// Added at this byte of the accumulator, which is in chunk `chunk` of the bucket.
     Add { at: usize, chunk: usize },
     /// Added at this byte of the output, all of which is the accumulator. Nothing may be missing, so nothing is counted.
     Sum { at: usize },
@@ -172,6 +174,21 @@ fn all_reduce(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn 
             Box::new(server::worker(place, bytes, in_place, has_settings))
         }
         _ => Box::new(transpose::Transpose::rotating(place, bytes, in_place)),
+    }
+}
+
+/// The bytes of a shard and of a block whose contributions are counted, where `request` reduces on this rank.
+pub(crate) fn blocks_of(request: &Request, algorithm: Algorithm, place: Place) -> Option<(usize, usize)> {
+    let (bytes, chunk) = (request.output.len(), place.chunk_bytes);
+    match request.collective {
+        // Always exact, so that one count is that of all.
+        Collective::AllReduce { .. } if algorithm == Algorithm::HalvingDoubling => Some((bytes, bytes)),
+        Collective::AllReduce { .. } => {
+            Some((Layout::new(bytes, place.shards(algorithm), chunk).shard_bytes(), chunk))
+        }
+        Collective::ReduceScatter => Some((bytes, chunk)),
+        Collective::Reduce { root } if root == place.rank => Some((bytes, chunk)),
+        _ => None,
     }
 }
 

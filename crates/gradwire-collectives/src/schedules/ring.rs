@@ -40,10 +40,6 @@ impl Ring {
         self.place.after(self.place.world_size - 1)
     }
 
-    fn first_chunk(&self, shard: usize) -> usize {
-        shard * self.layout.chunks_per_shard()
-    }
-
     fn post_reduce_send(&self, step: u32, posts: &mut Vec<Post>) {
         let shard = self.shard_before(0, step);
         posts.push(Post::Send {
@@ -51,7 +47,7 @@ impl Ring {
             index: step,
             side: Side::Output,
             range: self.layout.shard(shard),
-            weights: Some(self.first_chunk(shard)),
+            weights: Some(self.layout.first_chunk(shard)),
             loss: Loss::In(Stage::Reduce),
         });
     }
@@ -62,29 +58,31 @@ impl Ring {
         posts.push(Post::Receive {
             from: self.previous(),
             index: step,
-            target: Target::Add { at: range.start, chunk: self.first_chunk(shard) },
+            target: Target::Add { at: range.start, chunk: self.layout.first_chunk(shard) },
             bytes: range.len(),
             loss: Loss::In(Stage::Reduce),
         });
     }
 
     fn post_gather_send(&self, step: u32, posts: &mut Vec<Post>) {
+        let shard = self.shard_before(1, step);
         posts.push(Post::Send {
             to: self.place.after(1),
             index: self.steps() + step,
             side: Side::Output,
-            range: self.layout.shard(self.shard_before(1, step)),
-            weights: None,
+            range: self.layout.shard(shard),
+            weights: Some(self.layout.first_chunk(shard)),
             loss: Loss::In(Stage::Gather),
         });
     }
 
     fn post_gather_receive(&self, step: u32, posts: &mut Vec<Post>) {
-        let range = self.layout.shard(self.shard_before(0, step));
+        let shard = self.shard_before(0, step);
+        let range = self.layout.shard(shard);
         posts.push(Post::Receive {
             from: self.previous(),
             index: self.steps() + step,
-            target: Target::Place(range.start),
+            target: Target::Result { at: range.start, chunk: self.layout.first_chunk(shard) },
             bytes: range.len(),
             loss: Loss::In(Stage::Gather),
         });
@@ -93,15 +91,14 @@ impl Ring {
     /// The sum of shard i + 1 is complete.
     fn finish_sum(&self, memory: &mut Memory) {
         let shard = self.shard_before(1, 0);
-        memory.finish(&self.layout.shard(shard), self.first_chunk(shard));
+        memory.finish(&self.layout.shard(shard), self.layout.first_chunk(shard));
     }
 }
 
 impl Schedule for Ring {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         let all = 0..memory.output.len();
-        let chunks = self.layout.chunks_per_shard() * self.place.world_size as usize;
-        memory.accumulate_in(all.clone(), &all, chunks, false, pool);
+        memory.accumulate_in(all.clone(), &all, self.layout.chunks(), false, pool);
         if self.steps() == 0 {
             self.finish_sum(memory);
         } else {

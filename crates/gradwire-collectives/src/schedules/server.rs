@@ -15,37 +15,39 @@
 use super::transpose::{Owner, Transpose};
 use super::Place;
 use crate::layout::Layout;
-use std::ops::Range;
 
 // claim: mlt/colocated-servers, ltp/dedicated-servers
 /// A worker's part; it may be a server too. `has_settings`: dedicated servers are told the settings of the call.
 pub(super) fn worker(place: Place, bytes: usize, in_place: bool, has_settings: bool) -> Transpose {
     let layout = layout(place, bytes);
     let settings = has_settings && place.servers.are_dedicated();
-    Transpose::new(place, other_servers(place, layout), shard_of(place, layout))
+    Transpose::new(place, layout, (other_servers(place, layout), own(place, layout)))
         .in_place(in_place)
         .with_settings(settings)
 }
 
 /// A dedicated server's part of a call over a bucket of `bytes` bytes.
 pub(super) fn dedicated(place: Place, bytes: usize, has_settings: bool) -> Transpose {
-    let own = 0..shard_of(place, layout(place, bytes)).len();
-    Transpose::new(place, Vec::new(), own).summing_only().with_settings(has_settings)
+    let shard = 0..shard_bytes(place, bytes);
+    let layout = Layout::new(shard.len(), 1, place.chunk_bytes);
+    let own = Owner { rank: place.rank, index: 0, shard };
+    Transpose::new(place, layout, (Vec::new(), own)).summing_only().with_settings(has_settings)
 }
 
 /// Bytes of the shard that this rank reduces.
 pub(super) fn shard_bytes(place: Place, bytes: usize) -> usize {
-    shard_of(place, layout(place, bytes)).len()
+    own(place, layout(place, bytes)).shard.len()
 }
 
 fn layout(place: Place, bytes: usize) -> Layout {
     Layout::new(bytes, place.server_count() as usize, place.chunk_bytes)
 }
 
-/// The shard of this rank; empty where it is no server.
-fn shard_of(place: Place, layout: Layout) -> Range<usize> {
-    let index = place.servers.index_of(place.rank, place.world_size);
-    index.map_or(0..0, |index| layout.shard(index as usize))
+/// This rank with its shard; empty where it is no server.
+fn own(place: Place, layout: Layout) -> Owner {
+    let index = place.servers.index_of(place.rank, place.world_size).map(|index| index as usize);
+    let shard = index.map_or(0..0, |index| layout.shard(index));
+    Owner { rank: place.rank, index: index.unwrap_or(0), shard }
 }
 
 /// Every other server that takes part, with its shard. Workers begin with different ones, so that no server is hit by
@@ -55,7 +57,10 @@ fn other_servers(place: Place, layout: Layout) -> Vec<Owner> {
     let count = place.server_count();
     (0..count)
         .map(|turn| (rank + turn) % count)
-        .map(|index| Owner { rank: servers.rank_of(index, world_size), shard: layout.shard(index as usize) })
+        .map(|index| {
+            let shard = layout.shard(index as usize);
+            Owner { rank: servers.rank_of(index, world_size), index: index as usize, shard }
+        })
         .filter(|owner| owner.rank != rank && (!owner.shard.is_empty() || servers.are_dedicated()))
         .collect()
 }

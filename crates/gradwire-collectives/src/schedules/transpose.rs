@@ -28,6 +28,8 @@ use std::ops::Range;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Owner {
     pub(super) rank: u32,
+    /// Number of the shard.
+    pub(super) index: usize,
     /// Bytes of the bucket.
     pub(super) shard: Range<usize>,
 }
@@ -37,10 +39,11 @@ pub(super) struct Owner {
 #[derive(Debug)]
 pub(super) struct Transpose {
     place: Place,
+    layout: Layout,
     /// Every other owner, the first to be sent to first.
     owners: Vec<Owner>,
-    /// What this rank reduces; empty: nothing.
-    own: Range<usize>,
+    /// This rank, with what it reduces; empty: nothing.
+    own: Owner,
     in_place: bool,
     /// It contributes to its own shard. A dedicated server only sums.
     contributes: bool,
@@ -56,10 +59,11 @@ pub(super) struct Transpose {
 }
 
 impl Transpose {
-    /// `own` of the bucket is reduced here, the shards of `owners` by them; all is sent at once.
-    pub(super) fn new(place: Place, owners: Vec<Owner>, own: Range<usize>) -> Self {
+    /// The shard of `own` is reduced here, the shards of `owners` by them; all is sent at once.
+    pub(super) fn new(place: Place, layout: Layout, (owners, own): (Vec<Owner>, Owner)) -> Self {
         Self {
             place,
+            layout,
             next_contribution: owners.len(),
             owners,
             own,
@@ -76,9 +80,12 @@ impl Transpose {
     pub(super) fn rotating(place: Place, bytes: usize, in_place: bool) -> Self {
         let layout = Layout::new(bytes, place.world_size as usize, place.chunk_bytes);
         let rotation = (place.sequence % u64::from(place.world_size)) as usize;
-        let owner = |rank: u32| Owner { rank, shard: layout.shard(rank as usize + rotation) };
+        let owner = |rank: u32| {
+            let index = rank as usize + rotation;
+            Owner { rank, index, shard: layout.shard(index) }
+        };
         let owners = place.others().map(owner).filter(|owner| !owner.shard.is_empty()).collect();
-        let all = Self::new(place, owners, owner(place.rank).shard).in_place(in_place);
+        let all = Self::new(place, layout, (owners, owner(place.rank))).in_place(in_place);
         Self { slots: [place.incast; 2], ..all }
     }
 
@@ -97,6 +104,11 @@ impl Transpose {
         Self { has_settings, ..self }
     }
 
+    /// The first chunk of what this rank reduces, which is the first of its accumulator.
+    fn first_chunk(&self) -> usize {
+        self.layout.first_chunk(self.own.index)
+    }
+
     fn post_settings(&self, to: u32, posts: &mut Vec<Post>) {
         let (side, range, loss) = (Side::Settings, 0..CallSettings::BYTES, Loss::Never);
         posts.push(Post::Send { to, index: SETTINGS, side, range, weights: None, loss });
@@ -108,26 +120,27 @@ impl Transpose {
     }
 
     fn expect_contribution(&self, from: u32, posts: &mut Vec<Post>) {
-        let (target, bytes) = (Target::Add { at: 0, chunk: 0 }, self.own.len());
+        let (target, bytes) = (Target::Add { at: 0, chunk: self.first_chunk() }, self.own.shard.len());
         posts.push(Post::Receive { from, index: REDUCE, target, bytes, loss: contribution_loss(bytes) });
     }
 
     // claim: ltp/exact-broadcast, auto/identical-replicas
     fn expect_result(&self, owner: &Owner, posts: &mut Vec<Post>) {
-        let Owner { rank: from, shard } = owner;
-        if !shard.is_empty() {
-            let (target, loss) = (Target::Place(shard.start), Loss::In(Stage::Gather));
-            posts.push(Post::Receive { from: *from, index: GATHER, target, bytes: shard.len(), loss });
+        let (from, bytes) = (owner.rank, owner.shard.len());
+        if bytes > 0 {
+            let (at, chunk) = (owner.shard.start, self.layout.first_chunk(owner.index));
+            let (target, loss) = (Target::Result { at, chunk }, Loss::In(Stage::Gather));
+            posts.push(Post::Receive { from, index: GATHER, target, bytes, loss });
         }
     }
 
     /// Prepares the sum, and waits for what the others contribute to it.
     fn start_sum(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
-        let chunks = self.own.len().div_ceil(self.place.chunk_bytes).max(1);
+        let (own, chunks) = (&self.own.shard, self.layout.chunks());
         if self.contributes {
-            memory.accumulate_in(self.own.clone(), &self.own, chunks, true, pool);
+            memory.accumulate_in(own.clone(), own, chunks, true, pool);
         } else {
-            memory.accumulate_nothing(self.own.len(), chunks, pool);
+            memory.accumulate_nothing(own.len(), chunks, pool);
         }
         self.contributions_open = self.place.peers();
         for from in self.place.others() {
@@ -141,8 +154,8 @@ impl Transpose {
 
     /// Sends the result to everybody when every contribution is in.
     fn finish_sum(&mut self, memory: &mut Memory, posts: &mut Vec<Post>) {
-        if self.contributions_open == 0 && !self.own.is_empty() {
-            memory.finish(&(0..self.own.len()), 0);
+        if self.contributions_open == 0 && !self.own.shard.is_empty() {
+            memory.finish(&(0..self.own.shard.len()), self.first_chunk());
             self.next_result = 1;
             self.post_sends(posts);
         }
@@ -151,7 +164,7 @@ impl Transpose {
     /// Posts sends while there are slots.
     fn post_sends(&mut self, posts: &mut Vec<Post>) {
         while self.slots[REDUCE as usize] > 0 && self.next_contribution < self.owners.len() {
-            let Owner { rank: to, shard: range } = self.owners[self.next_contribution].clone();
+            let Owner { rank: to, shard: range, .. } = self.owners[self.next_contribution].clone();
             self.next_contribution += 1;
             self.slots[REDUCE as usize] -= 1;
             if self.has_settings {
@@ -164,8 +177,9 @@ impl Transpose {
             let to = self.place.after(self.next_result);
             self.next_result += 1;
             self.slots[GATHER as usize] -= 1;
-            let (side, range, loss) = (Side::Output, self.own.clone(), Loss::In(Stage::Gather));
-            posts.push(Post::Send { to, index: GATHER, side, range, weights: None, loss });
+            let (side, range, loss) = (Side::Output, self.own.shard.clone(), Loss::In(Stage::Gather));
+            let weights = Some(self.first_chunk());
+            posts.push(Post::Send { to, index: GATHER, side, range, weights, loss });
         }
     }
 }
@@ -177,9 +191,11 @@ impl Schedule for Transpose {
         if !self.in_place {
             self.owners.iter().for_each(|owner| self.expect_result(owner, posts));
         }
-        if !self.own.is_empty() || !self.contributes {
+        if !self.own.shard.is_empty() || !self.contributes {
             self.start_sum(memory, pool, posts);
             self.finish_sum(memory, posts);
+        } else {
+            memory.count_results(self.layout.chunks(), pool);
         }
     }
 

@@ -366,6 +366,7 @@ pub(crate) fn request(collective: Collective) -> Request {
         timeout: Duration::from_secs(30),
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     }
 }
 

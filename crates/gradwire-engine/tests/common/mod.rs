@@ -88,6 +88,7 @@ pub(crate) fn all_reduce(view: View) -> Request {
         timeout: PATIENCE,
         priority: 0,
         tags: Tags::default(),
+        wants_contributions: false,
     }
 }
 
