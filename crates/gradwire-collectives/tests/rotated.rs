@@ -4,11 +4,14 @@
 mod common;
 
 use common::{all_reduce, lossy, request, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use gradwire_collectives::core::wire::{HEADER_BYTES, OPENING_BYTES};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
     Algorithm, Collective, DeadlineRule, DeliveryReport, Dtype, Fill, GatherRule, Hadamard, OpError, Policy,
     ReduceOp, Request, Rotation,
 };
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 const ROTATED: Policy = Policy { rotation: Rotation::On, ..Policy::AUTO };
@@ -145,27 +148,51 @@ fn a_lost_packet_costs_many_elements_a_little() {
     assert!(worst < 8.0, "an element is off by {worst}");
 }
 
-#[test]
-fn each_collective_of_a_group_has_signs_of_its_own() {
-    let elems = 4_096;
-    let mut net = Net::new(2, lossy(1, 3));
+/// What rank 0 sends to be reduced in each of `calls` calls of the same tensor: bytes of the one other rank's shard.
+fn sent_by_rank_0(elems: usize, calls: usize) -> Vec<Vec<u8>> {
+    let sent = Rc::new(RefCell::new(vec![Vec::new(); calls]));
+    let seen = Rc::clone(&sent);
+    let mut net = Net::new(2, move |packet| {
+        let header = &packet.header;
+        if packet.from == 0 && header.kind == Kind::Data && header.transfer.index() == 0 {
+            let opening = if header.flags.contains(Flags::OPENING) { OPENING_BYTES } else { 0 };
+            let payload = &packet.bytes[HEADER_BYTES + opening..];
+            let shard: &mut Vec<u8> = &mut seen.borrow_mut()[header.transfer.op() as usize];
+            let end = header.offset as usize + payload.len();
+            shard.resize(end.max(shard.len()), 0);
+            shard[header.offset as usize..end].copy_from_slice(payload);
+        }
+        NORMAL
+    });
     let mut tensors: Vec<Tensor> =
-        (0..4).map(|_| Tensor::f32((0..elems).map(|index| value(0, index)))).collect();
-    for (rank, tensor) in [0, 1, 0, 1].into_iter().zip(&mut tensors) {
-        net.submit(rank, Request { policy: ROTATED, ..all_reduce(tensor, Algorithm::Transpose) });
+        (0..2 * calls).map(|_| Tensor::f32((0..elems).map(|index| value(0, index)))).collect();
+    for (at, tensor) in tensors.iter_mut().enumerate() {
+        let request = all_reduce(tensor, Algorithm::Transpose);
+        net.submit(at as u32 % 2, Request { policy: ROTATED, ..request });
     }
-    net.run_all(2);
-    // The same call, another rotation: it cannot go wrong at the same places twice by the same signs.
-    let rotations: Vec<u64> = net.done[0].values().flatten().map(|report| report.sequence).collect();
-    assert_eq!(rotations, [0, 1]);
-    let both = [0, 1].map(|sequence: u64| {
+    net.run_all(calls);
+    drop(net);
+    sent.take()
+}
+
+#[test]
+fn each_collective_of_a_group_is_sent_with_signs_of_its_own() {
+    let elems = 4_096;
+    let rotated = |sequence: u64| {
+        let seed = GROUP ^ sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let tensor = Tensor::f32((0..elems).map(|index| value(0, index)));
         let hadamard = Hadamard::of(elems).expect("large enough");
         let mut target = vec![0; 4 * hadamard.padded()];
-        let seed = GROUP ^ sequence.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hadamard.spread(Dtype::F32, seed, &vec![1; 4 * elems], &mut target, &mut Vec::new());
+        hadamard.spread(Dtype::F32, seed, &tensor.0, &mut target, &mut Vec::new());
         target
-    });
-    assert!(both[0] != both[1]);
+    };
+    for (sequence, sent) in (0..).zip(sent_by_rank_0(elems, 3)) {
+        for other in 0..3 {
+            let halves = rotated(other);
+            let is_its_own = halves.chunks(halves.len() / 2).any(|half| half == sent);
+            assert_eq!(is_its_own, sequence == other, "call {sequence} with the signs of {other}");
+        }
+    }
 }
 
 #[test]
