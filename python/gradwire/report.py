@@ -129,8 +129,9 @@ class DeliveryReport:
 
     @property
     def lost_share(self) -> float:
-        """Share of the expected payload bytes that did not arrive, 0 to 1."""
-        return 1.0 - self.bytes_received / self.bytes_expected if self.bytes_expected else 0.0
+        """Share of the contributions expected here that did not arrive, 0 to 1; lost results are in `filled`."""
+        expected = sum(peer.elems_expected for peer in self.peers)
+        return 1.0 - sum(peer.elems_received for peer in self.peers) / expected if expected else 0.0
 
     @property
     def elems_uncounted(self) -> int:

@@ -155,6 +155,7 @@ fn what_does_not_count_is_exactly_what_the_network_lost() {
                 .collect();
             assert_eq!(report.uncounted, want, "rank {rank}");
             assert!((report.lost_share() - 1.0 / 40.0).abs() < 1e-9);
+            assert_eq!((report.contributors_least, report.contributors), (3, 4), "{divide_by:?}");
             assert_eq!(report.bytes_expected - report.bytes_received, 3 * CHUNK_BYTES as u64);
             assert!(report.peers.iter().all(|peer| peer.closed_by == "bound_met"), "{:?}", report.peers);
         }

@@ -57,6 +57,8 @@ pub(super) fn check_served(world: &World, op: usize, number: u64) -> Result<(), 
         for peer in &report.peers {
             view.check_budget(peer, to, start)?;
         }
+        let expected = report.peers.first().map_or(0, |peer| peer.elems_expected);
+        view.check_contributors(report, to, &(start..start + expected))?;
     }
     Ok(())
 }
@@ -322,8 +324,32 @@ impl<'w> View<'w> {
             for peer in &self.reports[to].peers {
                 self.check_budget(peer, to, shard.start)?;
             }
+            self.check_contributors(self.reports[to], to, &shard)?;
         }
         Ok(())
+    }
+
+    /// Whatever a mean divides by, `owner` says how many ranks are in the elements that it reduced: at least and at most.
+    fn check_contributors(
+        &self,
+        report: &DeliveryReport,
+        owner: usize,
+        shard: &Range<u64>,
+    ) -> Result<(), Violation> {
+        let masks = self.masks_by_report().into_iter();
+        let within = masks.filter(|(span, _)| span.start < shard.end && span.end > shard.start);
+        let counts: Vec<u16> = within.map(|(_, mask)| mask.count_ones() as u16).collect();
+        let actual = counts.iter().min().copied().zip(counts.iter().max().copied());
+        let told = (report.contributors_least, report.contributors);
+        match actual {
+            Some(actual) if actual != told => Err(Violation::ReportDisagrees {
+                op: self.op,
+                rank: owner,
+                reported: format!("{} to {} contributors", told.0, told.1),
+                actual: format!("{} to {}", actual.0, actual.1),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn check_budget(&self, peer: &PeerDelivery, to: usize, start: u64) -> Result<(), Violation> {
