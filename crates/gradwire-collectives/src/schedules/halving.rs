@@ -46,8 +46,7 @@ pub(super) struct HalvingDoubling {
 impl HalvingDoubling {
     pub(super) fn new(place: Place, bytes: usize) -> Self {
         let cube = 1 << place.world_size.max(1).ilog2();
-        let turn = (place.sequence % u64::from(place.world_size.max(1))) as u32;
-        let number = (place.rank + turn) % place.world_size;
+        let number = (place.rank + place.turn()) % place.world_size;
         Self {
             place,
             layout: Layout::new(bytes, cube as usize, place.chunk_bytes),

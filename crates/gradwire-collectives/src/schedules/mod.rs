@@ -41,6 +41,17 @@ impl Place {
         (self.rank + distance) % self.world_size
     }
 
+    // claim: ultima/rotating-responsibility
+    /// By how many places the shards have moved on in this collective, 0 to `world_size - 1`: a function of its number alone, so
+    /// that all ranks know it. Of `world_size` collectives in a row each has another turn, which loads all alike where some
+    /// shards are short. The next so many begin anywhere: a training step of a multiple of `world_size` collectives would else
+    /// give each bucket the same owners for ever, and what a bad link loses would always be of the same parameters.
+    pub(crate) fn turn(&self) -> u32 {
+        let world_size = u64::from(self.world_size.max(1));
+        let (round, place) = (self.sequence / world_size, self.sequence % world_size);
+        ((place + scattered(round) % world_size) % world_size) as u32
+    }
+
     /// Ranks of the connections: dedicated servers are numbered behind the others.
     pub(crate) fn ranks(&self) -> u32 {
         self.servers.ranks(self.world_size)
@@ -68,6 +79,13 @@ impl Place {
     fn others(self) -> impl Iterator<Item = u32> {
         (1..=self.peers()).map(move |distance| self.after(distance))
     }
+}
+
+/// Spreads neighbouring numbers (the finisher of SplitMix64); 0 stays 0.
+const fn scattered(number: u64) -> u64 {
+    let word = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    word ^ word >> 31
 }
 
 /// The two stages of an all-reduce.

@@ -1,9 +1,9 @@
 //! The transpose all-reduce (TAR, ULTIMA section 3.1): peer to peer, two stages.
 //!
 //! Each rank is responsible for one shard. Stage one: everybody sends each shard to the rank that is responsible for
-//! it, which adds what arrives. Stage two: it sends the result to everybody. Responsibility rotates with the number
-//! of the collective, so that a short last shard, or a bucket of fewer elements than ranks, does not load the same
-//! rank each time. Only stage one may lose data; every copy of a result is made from one rank's bits.
+//! it, which adds what arrives. Stage two: it sends the result to everybody. Responsibility rotates from collective to
+//! collective, and for each bucket from step to step ([`Place::turn`]), so that neither a short shard nor a bad link is always
+//! at the expense of the same rank or the same parameters. Only stage one may lose data; every copy of a result is made from one rank's bits.
 //!
 //! The incast factor I bounds the senders that share a receiver: a rank has at most I sends of a stage open, nearest peer
 //! first, and begins the next one when a receiver has closed one. In step, that is the paper's 2 * ceil((N - 1) / I)
@@ -79,9 +79,9 @@ impl Transpose {
     /// Every rank has a shard, another one in each collective, and at most `place.incast` senders share a receiver.
     pub(super) fn rotating(place: Place, bytes: usize, in_place: bool) -> Self {
         let layout = Layout::new(bytes, place.world_size as usize, place.chunk_bytes);
-        let rotation = (place.sequence % u64::from(place.world_size)) as usize;
+        let turn = place.turn() as usize;
         let owner = |rank: u32| {
-            let index = rank as usize + rotation;
+            let index = rank as usize + turn;
             Owner { rank, index, shard: layout.shard(index) }
         };
         let owners = place.others().map(owner).filter(|owner| !owner.shard.is_empty()).collect();
@@ -264,8 +264,7 @@ mod tests {
 
     impl Rank {
         fn new(rank: u32, world_size: u32, incast: u32) -> Self {
-            let place =
-                Place { rank, world_size, sequence: 5, chunk_bytes: 64, incast, servers: Servers::default() };
+            let place = place(rank, world_size, 5, incast);
             let mut bytes = vec![0; 64 * world_size as usize];
             // SAFETY: the vector is kept beside the view and nobody else touches it.
             let view = unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) };
@@ -275,6 +274,10 @@ mod tests {
             let memory = Memory::new((view, view, View::EMPTY), reduction, 64);
             Self { schedule: Transpose::rotating(place, bytes.len(), true), memory, _bytes: bytes }
         }
+    }
+
+    fn place(rank: u32, world_size: u32, sequence: u64, incast: u32) -> Place {
+        Place { rank, world_size, sequence, chunk_bytes: 64, incast, servers: Servers::default() }
     }
 
     fn sends_of(from: u32, posts: &mut Vec<Post>) -> Sends {
@@ -343,5 +346,51 @@ mod tests {
         }
         assert_eq!(sends_of(0, &mut posts).len(), 2);
         assert!(!rank.schedule.has_more(), "the result is not there yet: receives hold the memory");
+    }
+
+    /// The rank that owns the first shard of a bucket in collective `sequence`, as each rank sees it.
+    fn owner_of_first_shard(world_size: u32, sequence: u64) -> u32 {
+        let bytes = 64 * world_size as usize;
+        let owner_by = |rank: u32| {
+            let transpose = Transpose::rotating(place(rank, world_size, sequence, 1), bytes, true);
+            let mut owners = transpose.owners;
+            owners.push(transpose.own);
+            let first = owners.iter().find(|owner| owner.shard.start == 0).map(|owner| owner.rank);
+            first.expect("somebody owns it")
+        };
+        let owner = owner_by(0);
+        assert!((1..world_size).all(|rank| owner_by(rank) == owner), "ranks disagree about {sequence}");
+        owner
+    }
+
+    // test of: ultima/rotating-responsibility
+    #[test]
+    fn no_rank_owns_a_part_of_a_bucket_more_often_than_others_however_many_buckets_a_step_has() {
+        for world_size in [2, 3, 4, 7, 8, 16] {
+            let rounds = 32;
+            for buckets in (1..=2 * world_size).chain([4 * world_size, 64, 360]) {
+                for bucket in [0, buckets / 2, buckets - 1] {
+                    let mut owned = vec![0; world_size as usize];
+                    for step in 0..rounds * world_size {
+                        let sequence = u64::from(step) * u64::from(buckets) + u64::from(bucket);
+                        owned[owner_of_first_shard(world_size, sequence) as usize] += 1;
+                    }
+                    let case = format!("{world_size} ranks, bucket {bucket} of {buckets}: {owned:?}");
+                    // By chance 32 +- 5.6; a period in common with the step would leave ranks out.
+                    assert!(owned.iter().all(|times| (8..=60).contains(times)), "{case}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_as_many_collectives_as_ranks_each_gives_a_short_shard_to_another_rank() {
+        for world_size in 1..=16 {
+            for round in 0..20 {
+                let sequences = round * world_size..(round + 1) * world_size;
+                let owner = |sequence| owner_of_first_shard(world_size, u64::from(sequence));
+                assert_eq!(sequences.map(owner).collect::<BTreeSet<_>>().len(), world_size as usize);
+            }
+        }
     }
 }
