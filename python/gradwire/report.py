@@ -16,7 +16,7 @@ class PeerDelivery:
         elems_expected: elements that were expected from it. What did not arrive is left out of a sum, or filled in where a
             result was expected.
         closed_by: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout` or `deadline`.
-        waited_for_peer_s: how long its first packet was waited for: the peer came late to the call.
+        waited_for_peer_s: how long its first packet was waited for: until the peer called, sent what goes first, and the way here.
         network_time_s: from its first packet to the end of its transfer.
     """
 
@@ -89,8 +89,7 @@ class DeliveryReport:
             where it reduced nothing.
         contributors_least: the same in the block that has the fewest.
         contributions: the same for each block of the result, wherever it was reduced; None unless the call asked for it.
-        compute_wait_s: from the call until the last peer began to send what it contributes (or copies, where nothing is
-            reduced). In a ring, over all steps.
+        compute_wait_s: from this rank's call to the latest call of those that its result waited for, as the ranks tell each other.
         network_wait_s: the rest of `elapsed_s`.
         reduce_ended_by: what ended the wait for contributions, of several reasons the one that accepts least; words as in
             `PeerDelivery.closed_by`, empty where the stage received nothing.

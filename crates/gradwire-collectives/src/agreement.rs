@@ -384,6 +384,7 @@ mod tests {
             received_bytes: 900_000,
             total_bytes: 1_000_000,
             waited_for_peer: Duration::ZERO,
+            called_at: None,
             elapsed: Duration::ZERO,
             missing: Vec::new(),
         };

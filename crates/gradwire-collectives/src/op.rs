@@ -7,6 +7,7 @@
 //! its result is there instead of a round trip later, when the last send is confirmed: for small messages that is a
 //! third of the latency. Only where the result proves that everybody has joined: a send alone waits for its receiver.
 
+mod called;
 mod serving;
 mod table;
 
@@ -39,6 +40,9 @@ pub(crate) struct Op {
     /// The packets that a switch should keep, where some may be lost.
     important: Option<Important>,
     pub(crate) submitted: Timestamp,
+    /// The latest call of those that this rank has heard of, its own included: the others cannot end before. A dedicated server
+    /// calls nothing.
+    called_at: Timestamp,
     pub(crate) timeout: Duration,
     sequence: u64,
     /// Its number among the calls that dedicated servers take part in; those know only these.
@@ -161,6 +165,7 @@ impl Op {
             senders: senders(&request.collective, algorithm, place),
             important,
             submitted: name.submitted,
+            called_at: name.submitted,
             timeout: request.timeout,
             sequence: place.sequence,
             served: None,
@@ -556,6 +561,7 @@ impl Op {
         let (least, most) = self.memory.contributors();
         (self.report.contributors, self.report.contributors_least) = (most, least);
         self.report.contributions = self.contributions();
+        self.report.compute_wait = self.called_at - self.submitted;
         self.report.tidy();
         std::mem::take(&mut self.report)
     }

@@ -161,7 +161,7 @@ mod tests {
             tags: Tags::default(),
             wants_contributions: false,
         };
-        Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode() }
+        Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode(), called_us: 0 }
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub struct PeerDelivery {
     pub elems_expected: u64,
     /// Why the last of its transfers closed: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout`, `deadline`.
     pub closed_by: &'static str,
-    /// How long its first packet was waited for: the peer was late to the call. In a ring, over all steps.
+    /// How long its first packet was waited for: until it called, sent what goes first, and the way here. In a ring, over all steps.
     pub waited_for_peer: Duration,
     /// From its first packet to the end: the network. In a ring, over all steps.
     pub network_time: Duration,
@@ -75,6 +75,7 @@ impl Contributions {
     }
 }
 
+// claim: report/delivery
 /// What a collective delivered on this rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeliveryReport {
@@ -109,8 +110,9 @@ pub struct DeliveryReport {
     /// The same for each block of the result, wherever it was reduced: where [`crate::Request::wants_contributions`] asks for
     /// it, and something is reduced that this rank gets.
     pub contributions: Option<Contributions>,
-    /// Waiting for compute: from the call until the last peer began to send what it contributes (or copies, where nothing is
-    /// reduced). In a ring, over all steps, what was on its way to the peer included.
+    /// Waiting for compute: from this rank's call to the latest call of those that its result waited for. Each rank tells the others
+    /// how long ago it called, and passes on what it knows of those that it waited for (a ring's partial sum, a server's result). Off by
+    /// what a first packet takes beyond half of the shortest round trip.
     pub compute_wait: Duration,
     /// Waiting for the network: the rest of `elapsed`.
     pub network_wait: Duration,
@@ -159,9 +161,7 @@ impl DeliveryReport {
 
     /// Divides the time, puts ranges in order and joins neighbours.
     pub(crate) fn tidy(&mut self) {
-        let first = if self.peers.is_empty() { &self.sources } else { &self.peers };
-        let waited = first.iter().map(|peer| peer.waited_for_peer).max().unwrap_or_default();
-        self.compute_wait = waited.min(self.elapsed);
+        self.compute_wait = self.compute_wait.min(self.elapsed);
         self.network_wait = self.elapsed - self.compute_wait;
         join(&mut self.uncounted);
         join(&mut self.filled);
@@ -221,14 +221,16 @@ mod tests {
     }
 
     #[test]
-    fn stages_are_told_apart_and_time_is_divided_by_the_last_peer_that_began() {
-        let mut report = DeliveryReport { elapsed: Duration::from_millis(10), ..Default::default() };
+    fn stages_are_told_apart_and_waiting_for_compute_is_never_longer_than_the_whole() {
+        let ms = Duration::from_millis;
+        let mut report = DeliveryReport { elapsed: ms(10), compute_wait: ms(12), ..Default::default() };
         let receipt = |waited, received_bytes| Receipt {
             transfer: gradwire_core::TransferId::collective(0, 0),
             reason: CloseReason::BoundMet,
             received_bytes,
             total_bytes: 400,
             waited_for_peer: Duration::from_millis(waited),
+            called_at: None,
             elapsed: Duration::from_millis(1),
             missing: Vec::new(),
         };
@@ -242,8 +244,7 @@ mod tests {
             report.sources.iter().map(|peer| (peer.rank, peer.closed_by)).collect::<Vec<_>>(),
             [(1, "bound_met")]
         );
-        assert_eq!(report.compute_wait, Duration::from_millis(7), "results come after what others compute");
-        assert_eq!(report.network_wait, Duration::from_millis(3));
+        assert_eq!((report.compute_wait, report.network_wait), (ms(10), ms(0)));
     }
 
     #[test]

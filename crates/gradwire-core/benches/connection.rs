@@ -99,6 +99,7 @@ impl Pair {
             priority: 0,
             critical_chunks: 0,
             tags: TransferTags::default(),
+            called_at: None,
         };
         self.ends[0].send(self.now, send).expect("fresh");
         loop {

@@ -1,6 +1,6 @@
 //! What goes into a connection and what comes out of it.
 
-use crate::{CloseReason, Contract, Mark, TransferTags};
+use crate::{CloseReason, Contract, Mark, Timestamp, TransferTags};
 use core::ops::Range;
 use core::time::Duration;
 use gradwire_wire::{Descriptor, Header, Opening, TransferId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
@@ -36,6 +36,9 @@ pub struct SendTransfer {
     pub critical_chunks: u16,
     /// What the network is told about its packets.
     pub tags: TransferTags,
+    /// When what it carries was called for, here or by the last rank that it waited for; the receiver is told how long ago. `None`:
+    /// just now, whenever that is.
+    pub called_at: Option<Timestamp>,
 }
 
 impl SendTransfer {
@@ -43,7 +46,16 @@ impl SendTransfer {
     #[must_use]
     pub fn exact(transfer: TransferId, bytes: u64, descriptor: Descriptor) -> Self {
         let (reliability, tags) = (Reliability::Exact, TransferTags::default());
-        Self { transfer, bytes, descriptor, reliability, priority: 0, critical_chunks: 0, tags }
+        Self {
+            transfer,
+            bytes,
+            descriptor,
+            reliability,
+            priority: 0,
+            critical_chunks: 0,
+            tags,
+            called_at: None,
+        }
     }
 }
 
@@ -117,8 +129,11 @@ pub struct Receipt {
     pub received_bytes: u64,
     /// Bytes of the whole.
     pub total_bytes: u64,
-    /// Time between posting and the first packet: the peer was late to the call.
+    /// Time between posting and the first packet.
     pub waited_for_peer: Duration,
+    /// When the sender had called, by what its packets said when they came: off by what the fastest packet takes to come here.
+    /// `None`: none of those that say so came.
+    pub called_at: Option<Timestamp>,
     /// Time between the first packet and the end: the network.
     pub elapsed: Duration,
     /// Byte ranges that did not arrive, in order, disjoint.

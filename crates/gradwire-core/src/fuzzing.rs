@@ -193,6 +193,7 @@ impl World {
             priority: 0,
             critical_chunks: 0,
             tags: TransferTags::default(),
+            called_at: None,
         };
         let side = &mut self.sides[at];
         if side.connection.send(self.now, request).is_ok() {

@@ -31,6 +31,7 @@ mod spray;
 mod stats;
 mod time;
 mod transfer;
+mod transit;
 
 pub use config::{ConnectionConfig, CHUNKS_MAX};
 pub use connection::Connection;

@@ -140,6 +140,7 @@ impl Pair {
             priority: transfer.priority,
             critical_chunks: 0,
             tags: TransferTags::default(),
+            called_at: None,
         };
         let posted = self.connections[transfer.from].send(self.now, request);
         posted.map(|()| transfer.from).map_err(|error| format!("send refused: {error}"))

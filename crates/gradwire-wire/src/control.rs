@@ -22,12 +22,26 @@ pub struct Opening {
     pub total_bytes: u64,
     /// What the sender believes this transfer is.
     pub descriptor: Descriptor,
+    /// Microseconds since the sender called for what it sends, when this left; [`Opening::CALLED_US_MAX`]: so many or more.
+    pub called_us: u32,
 }
 
 impl Opening {
-    /// Appends the wire form.
+    /// The most that `called_us` says: 16.8 s, in 24 bits.
+    pub const CALLED_US_MAX: u32 = (1 << 24) - 1;
+    /// The most that `total_bytes` says, in 40 bits. Offsets end at 2^32.
+    pub const TOTAL_BYTES_MAX: u64 = (1 << 40) - 1;
+
+    /// Whether both speak of the same transfer.
+    #[must_use]
+    pub fn agrees(&self, other: &Self) -> bool {
+        (self.total_bytes, self.descriptor) == (other.total_bytes, other.descriptor)
+    }
+
+    /// Appends the wire form. What is larger than a field is written as the most that it holds.
     pub fn encode(&self, out: &mut Writer<'_>) {
-        out.u64(self.total_bytes).put(&self.descriptor);
+        let called_us = u64::from(self.called_us.min(Self::CALLED_US_MAX));
+        out.u64(self.total_bytes.min(Self::TOTAL_BYTES_MAX) | called_us << 40).put(&self.descriptor);
     }
 
     /// Takes it from the front of `reader`.
@@ -35,7 +49,9 @@ impl Opening {
     /// # Errors
     /// [`DecodeError::Truncated`].
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        Ok(Self { total_bytes: reader.u64()?, descriptor: reader.array()? })
+        let word = reader.u64()?;
+        let (total_bytes, called_us) = (word & Self::TOTAL_BYTES_MAX, (word >> 40) as u32);
+        Ok(Self { total_bytes, descriptor: reader.array()?, called_us })
     }
 }
 

@@ -108,9 +108,12 @@ proptest! {
     }
 
     #[test]
-    fn an_opening_comes_back(total_bytes in any::<u64>(), descriptor in any::<[u8; 16]>()) {
-        let opening = Opening { total_bytes, descriptor };
-        prop_assert_eq!(again(|out| opening.encode(out), Opening::decode), Ok(opening));
+    fn an_opening_comes_back(
+        total_bytes in 0..=Opening::TOTAL_BYTES_MAX, descriptor in any::<[u8; 16]>(), called_us in any::<u32>()
+    ) {
+        let opening = Opening { total_bytes, descriptor, called_us };
+        let held = Opening { called_us: called_us.min(Opening::CALLED_US_MAX), ..opening };
+        prop_assert_eq!(again(|out| opening.encode(out), Opening::decode), Ok(held));
     }
 
     #[test]

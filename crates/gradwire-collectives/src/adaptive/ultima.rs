@@ -292,6 +292,7 @@ mod tests {
             received_bytes: 1_000_000,
             total_bytes: 1_000_000,
             waited_for_peer: ms(waited),
+            called_at: None,
             elapsed: ms(elapsed),
             missing: Vec::new(),
         };

@@ -210,6 +210,7 @@ impl Group {
             priority: op.priority,
             critical_chunks,
             tags: op.tags(range.start, loss),
+            called_at: Some(op.called_at()),
         };
         self.peers[slot].connection.send(now, request)
     }
@@ -277,7 +278,11 @@ impl Group {
                         self.agreement.on_tolerant(&receipt);
                     }
                 }
-                self.advance(now, key, |op, posts| op.on_received(rank, &receipt, posts));
+                let way = self.peers[slot].connection.stats().rtt_min / 2;
+                self.advance(now, key, |op, posts| {
+                    op.on_called(&receipt, way);
+                    op.on_received(rank, &receipt, posts);
+                });
             }
             Event::Sent(receipt) => {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.sending, serves), receipt.transfer);

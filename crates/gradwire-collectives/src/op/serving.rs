@@ -6,7 +6,7 @@ use crate::memory::Pool;
 use crate::schedules::{schedule_of_server, shard_bytes_of_server, Place, Target};
 use crate::settings::CallSettings;
 use crate::{Algorithm, Collective, ReduceOp, Request, View};
-use gradwire_core::TransferId;
+use gradwire_core::{Timestamp, TransferId};
 use std::time::Duration;
 
 impl Op {
@@ -31,7 +31,7 @@ impl Op {
             ..Request::nothing()
         };
         let op = Self::new(request, algorithm, place, name, pool);
-        Self { call, schedule, buffer, ..op }
+        Self { call, schedule, buffer, called_at: Timestamp::ZERO, ..op }
     }
 
     /// Bytes of the buffer that [`Op::serving`] needs, and of what sums of halves may take beside it ([`crate::halves`]).

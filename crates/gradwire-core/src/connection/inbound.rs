@@ -2,7 +2,7 @@
 
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
-use crate::transfer::{EarlyBuffer, StatusEffect, Stored};
+use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
@@ -61,6 +61,7 @@ impl Connection {
         }
         self.heard_on = header.path;
         self.paths.on_heard(header.path);
+        self.transit.on_packet(now, header.sent_at_us);
         let mut reader = Reader::new(body);
         if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
             self.on_heard(now);
@@ -182,7 +183,7 @@ impl Connection {
     ) -> Result<Option<Payload<'d>>, DropReason> {
         let transfer = header.transfer;
         if let Some(theirs) = opening {
-            self.check_opening(index, theirs)?;
+            self.check_opening(now, index, theirs)?;
         }
         let grid = self.receives[index].grid;
         let place = grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
@@ -220,11 +221,12 @@ impl Connection {
         Ok(Some(Payload { transfer, offset, weight: header.weight, bytes: payload }))
     }
 
-    /// Reports once that the two ends disagree; the packet is then useless.
-    fn check_opening(&mut self, index: usize, theirs: Opening) -> Result<(), DropReason> {
+    /// Notes when the sender had called. Reports once that the two ends disagree; the packet is then useless.
+    fn check_opening(&mut self, now: Timestamp, index: usize, theirs: Opening) -> Result<(), DropReason> {
         let half = &mut self.receives[index];
         let ours = half.opening();
-        if ours == theirs {
+        if ours.agrees(&theirs) {
+            half.on_called(called_at(now, self.transit.queued(), &theirs));
             return Ok(());
         }
         if !core::mem::replace(&mut half.mismatch_reported, true) {
@@ -249,7 +251,8 @@ impl Connection {
         chunk.last_percentile = header.flags.contains(Flags::LAST_PERCENTILE);
         chunk.all_sent = header.flags.contains(Flags::ALL_SENT);
         let transfer = header.transfer;
-        match self.early.store(transfer, opening, chunk, payload) {
+        let called_at = called_at(now, self.transit.queued(), &opening);
+        match self.early.store(called_at, (transfer, opening), chunk, payload) {
             Stored::First => self.events.push_back(Event::Offered { transfer, opening }),
             Stored::Kept => {}
             Stored::Duplicate => {
@@ -412,14 +415,14 @@ impl Connection {
         let theirs = Opening::decode(reader)?;
         let transfer = header.transfer;
         if let Some(index) = self.receives.iter().position(|half| half.request.transfer == transfer) {
-            self.check_opening(index, theirs)?;
+            self.check_opening(now, index, theirs)?;
             if header.flags.contains(Flags::ALL_SENT) {
                 self.receives[index].on_all_sent(now);
             }
             self.close_if_satisfied(now, index);
         } else if self.closed.find(transfer).is_none()
             && !self.closed.is_retired(transfer)
-            && self.early.announce(transfer, theirs)
+            && self.early.announce(called_at(now, self.transit.queued(), &theirs), transfer, theirs)
         {
             self.events.push_back(Event::Offered { transfer, opening: theirs });
         }

@@ -19,6 +19,7 @@ mod tests;
 use crate::paths::{Paths, COPY};
 use crate::recovery::AckOutcome;
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, SendHalf};
+use crate::transit::Transit;
 use crate::{
     CloseReason, ConnectionConfig, ConnectionStats, Event, PathStats, Payload, ReceiveTransfer, SendReceipt,
     SendTransfer, Timestamp, TransferError, CHUNKS_MAX,
@@ -46,6 +47,7 @@ pub struct Connection {
     peer_sent_at: Timestamp,
     closed: ClosedTransfers,
     early: EarlyBuffer,
+    transit: Transit,
     pregrants: VecDeque<TransferId>,
     /// Chunks sent of transfers that have not been granted.
     eager_used: u32,
@@ -86,6 +88,7 @@ impl Connection {
             peer_sent_at: Timestamp::ZERO,
             closed: ClosedTransfers::default(),
             early: EarlyBuffer::new(config.chunk_bytes() as usize, config.eager_chunks()),
+            transit: Transit::default(),
             pregrants: VecDeque::new(),
             eager_used: 0,
             status_due: VecDeque::new(),
@@ -154,9 +157,10 @@ impl Connection {
             return Err(TransferError::Exists(transfer));
         }
         let mut half = ReceiveHalf::new(request, self.config.chunk_bytes(), now);
-        if let Some(theirs) = self.early.post(transfer) {
+        if let Some((theirs, called_at)) = self.early.post(transfer) {
             let ours = half.opening();
-            if theirs != ours {
+            half.on_called(called_at);
+            if !theirs.agrees(&ours) {
                 half.mismatch_reported = true;
                 self.events.push_back(Event::Mismatch { transfer, ours, theirs });
             }

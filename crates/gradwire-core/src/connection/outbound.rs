@@ -219,7 +219,7 @@ impl Connection {
             header.flags = Flags::ALL_SENT;
         }
         let mut out = Writer::new(scratch);
-        send.opening().encode(&mut out);
+        send.opening(now).encode(&mut out);
         self.last_probe = Some((header.sent_at_us, now));
         Some(control(header, out.finish()?))
     }
@@ -243,7 +243,7 @@ impl Connection {
         let index = self.paths.copy_due(now)?;
         let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
         let (bytes, offset, class) = (send.grid.len(chunk), send.grid.offset(chunk), send.request.tags.class);
-        let opening = send.needs_opening(chunk).then(|| send.opening());
+        let opening = send.needs_opening(chunk).then(|| send.opening(now));
         let mut header = self.header(now, Kind::Data, transfer);
         header.flags = Flags::RETRANSMITTED.with(Flags::ACK_NOW);
         if opening.is_some() {
@@ -317,7 +317,7 @@ impl Connection {
         if send.is_in_last_percent(choice.chunk) {
             flags = flags.with(Flags::LAST_PERCENTILE);
         }
-        let opening = send.needs_opening(choice.chunk).then(|| send.opening());
+        let opening = send.needs_opening(choice.chunk).then(|| send.opening(now));
         if opening.is_some() {
             flags = flags.with(Flags::OPENING);
         }

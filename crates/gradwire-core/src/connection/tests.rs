@@ -405,7 +405,7 @@ fn two_ends_that_disagree_about_a_transfer_are_told_once() {
             pair.send(0, 1, pattern(100), Reliability::Exact);
         }
         pair.run_until(Duration::from_secs(1), |pair| pair.has(1, |e| matches!(e, Event::Mismatch { .. })));
-        let opening = |total_bytes| Opening { total_bytes, descriptor: [1; 16] };
+        let opening = |total_bytes| Opening { total_bytes, descriptor: [1; 16], called_us: 0 };
         let wanted = Event::Mismatch { transfer: TransferId(1), ours: opening(200), theirs: opening(100) };
         assert_eq!(pair.ends[1].events.iter().filter(|event| **event == wanted).count(), 1);
         assert!(pair.receipt(1, 1).is_none());

@@ -46,7 +46,7 @@ proptest! {
         late in prop::collection::vec(any::<prop::sample::Index>(), 0..80),
     ) {
         let grid = Grid::new(total, CHUNK);
-        let opening = Opening { total_bytes: total, descriptor: [3; 16] };
+        let opening = Opening { total_bytes: total, descriptor: [3; 16], called_us: 0 };
         let mut buffer = EarlyBuffer::new(CHUNK as usize, SLOTS);
         let mut held = Bitmap::zeros(grid.chunks());
         let mut others = 0;
@@ -57,7 +57,7 @@ proptest! {
             // Another transfer takes slots too, one for each of its chunks.
             let transfer = if ours { TRANSFER } else { OTHER };
             let full = held.count() + others == SLOTS;
-            match buffer.store(transfer, opening, stored, &bytes) {
+            match buffer.store(Timestamp::ZERO, (transfer, opening), stored, &bytes) {
                 Stored::Full => prop_assert!(full),
                 Stored::Duplicate => prop_assert!(!ours || held.contains(chunk)),
                 Stored::First | Stored::Kept => {

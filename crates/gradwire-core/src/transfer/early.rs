@@ -4,9 +4,11 @@
 //! sender counts slots too, so that a correct peer never finds the buffer full. Slots are allocated on first use and
 //! reused.
 
+use crate::Timestamp;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::time::Duration;
 use gradwire_wire::{Opening, TransferId};
 
 /// One early chunk.
@@ -25,6 +27,8 @@ pub(crate) struct EarlyChunk {
 pub(crate) struct EarlyTransfer {
     pub(crate) transfer: TransferId,
     pub(crate) opening: Opening,
+    /// When its sender had called, by its first packet.
+    called_at: Timestamp,
     chunks: Vec<EarlyChunk>,
 }
 
@@ -71,19 +75,19 @@ impl EarlyBuffer {
     }
 
     /// Remembers a transfer of which only a probe has come so far; `true` when it is new.
-    pub(crate) fn announce(&mut self, transfer: TransferId, opening: Opening) -> bool {
+    pub(crate) fn announce(&mut self, called_at: Timestamp, transfer: TransferId, opening: Opening) -> bool {
         // More transfers than slots are announced only by a peer that does not keep the rules.
         if self.opening(transfer).is_some() || self.transfers.len() >= 4 * self.slots_max as usize {
             return false;
         }
-        self.transfers.push_back(EarlyTransfer { transfer, opening, chunks: Vec::new() });
+        self.transfers.push_back(EarlyTransfer { transfer, opening, called_at, chunks: Vec::new() });
         true
     }
 
     pub(crate) fn store(
         &mut self,
-        transfer: TransferId,
-        opening: Opening,
+        called_at: Timestamp,
+        (transfer, opening): (TransferId, Opening),
         mut chunk: EarlyChunk,
         bytes: &[u8],
     ) -> Stored {
@@ -91,7 +95,7 @@ impl EarlyBuffer {
         if !self.has_slot() && self.opening(transfer).is_none() {
             return Stored::Full;
         }
-        let first = self.announce(transfer, opening);
+        let first = self.announce(called_at, transfer, opening);
         let Some(index) = self.transfers.iter().position(|early| early.transfer == transfer) else {
             return Stored::Full;
         };
@@ -134,12 +138,12 @@ impl EarlyBuffer {
         Some(used)
     }
 
-    /// The transfer has been posted: its chunks become ready, and what the peer said about it is returned.
-    pub(crate) fn post(&mut self, transfer: TransferId) -> Option<Opening> {
+    /// The transfer has been posted: its chunks become ready, and what the peer said about it is returned, with when it had called.
+    pub(crate) fn post(&mut self, transfer: TransferId) -> Option<(Opening, Timestamp)> {
         let index = self.transfers.iter().position(|early| early.transfer == transfer)?;
         let early = self.transfers.remove(index)?;
         self.ready.extend(early.chunks.into_iter().map(|chunk| (early.transfer, chunk)));
-        Some(early.opening)
+        Some((early.opening, early.called_at))
     }
 
     /// The next ready chunk.
@@ -168,15 +172,22 @@ impl EarlyBuffer {
     }
 }
 
+/// When the sender of a packet that came `now` and stood in queues for so long had called, by its opening.
+pub(crate) fn called_at(now: Timestamp, queued: Duration, opening: &Opening) -> Timestamp {
+    let ago = queued + Duration::from_micros(u64::from(opening.called_us));
+    Timestamp::from_nanos(now.as_nanos().saturating_sub(ago.as_nanos() as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const OPENING: Opening = Opening { total_bytes: 40, descriptor: [7; 16] };
+    const OPENING: Opening = Opening { total_bytes: 40, descriptor: [7; 16], called_us: 3 };
 
     fn store(buffer: &mut EarlyBuffer, transfer: u32, offset: u64) -> Stored {
         let bytes = [offset as u8; 10];
-        buffer.store(TransferId(transfer), OPENING, EarlyBuffer::chunk(offset, 1, 10), &bytes)
+        let called_at = called_at(Timestamp::from_nanos(10_000), Duration::ZERO, &OPENING);
+        buffer.store(called_at, (TransferId(transfer), OPENING), EarlyBuffer::chunk(offset, 1, 10), &bytes)
     }
 
     #[test]
@@ -185,7 +196,7 @@ mod tests {
         assert_eq!(store(&mut buffer, 1, 10), Stored::First);
         assert_eq!(store(&mut buffer, 1, 20), Stored::Kept);
         assert_eq!(store(&mut buffer, 1, 20), Stored::Duplicate);
-        assert_eq!(buffer.post(TransferId(1)), Some(OPENING));
+        assert_eq!(buffer.post(TransferId(1)), Some((OPENING, Timestamp::from_nanos(7_000))));
         for offset in [10u8, 20] {
             let (transfer, chunk, bytes) = buffer.pop_ready().expect("two chunks are ready");
             assert_eq!(

@@ -11,7 +11,7 @@ mod send;
 
 pub(crate) use bitmap::Bitmap;
 pub(crate) use closed::{Closed, ClosedTransfers};
-pub(crate) use early::{EarlyBuffer, EarlyChunk, Stored};
+pub(crate) use early::{called_at, EarlyBuffer, EarlyChunk, Stored};
 pub(crate) use grid::{byte_ranges, Grid};
 pub(crate) use receive::ReceiveHalf;
 pub(crate) use send::{SendHalf, StatusEffect, ALL_CHUNKS};

@@ -16,6 +16,7 @@ pub(crate) struct ReceiveHalf {
     received_bytes: u64,
     posted_at: Timestamp,
     first_at: Option<Timestamp>,
+    called_at: Option<Timestamp>,
     /// When the contract's clock began: the first packet, or the word that all has been sent.
     began_at: Option<Timestamp>,
     /// Critical chunks that are not in.
@@ -43,6 +44,7 @@ impl ReceiveHalf {
             received_bytes: 0,
             posted_at: now,
             first_at: None,
+            called_at: None,
             began_at: None,
             critical_missing: grid.critical(request.contract.critical_chunks),
             last_new_at: now,
@@ -58,7 +60,12 @@ impl ReceiveHalf {
 
     /// What we believe this transfer is.
     pub(crate) fn opening(&self) -> Opening {
-        Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor }
+        Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor, called_us: 0 }
+    }
+
+    /// A packet says that its sender had called by then. Each is right, and the one that was under way least knows best.
+    pub(crate) fn on_called(&mut self, at: Timestamp) {
+        self.called_at = Some(self.called_at.map_or(at, |known| known.min(at)));
     }
 
     /// Counts a chunk; `false` when it is here already.
@@ -166,6 +173,7 @@ impl ReceiveHalf {
             received_bytes: self.received_bytes,
             total_bytes: self.request.bytes,
             waited_for_peer: first.since(self.posted_at),
+            called_at: self.called_at,
             elapsed: now.since(first),
             missing: byte_ranges(&self.missing, self.grid),
         }

@@ -1,7 +1,7 @@
 //! The sending half of a transfer: what has been sent, what must go again, and what the receiver said.
 
 use super::{byte_ranges, Bitmap, Grid};
-use crate::{Reliability, SendReceipt, SendTransfer};
+use crate::{Reliability, SendReceipt, SendTransfer, Timestamp};
 use alloc::vec::Vec;
 use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
 
@@ -78,8 +78,11 @@ impl SendHalf {
         }
     }
 
-    pub(crate) fn opening(&self) -> Opening {
-        Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor }
+    /// What a packet that leaves now says about this transfer.
+    pub(crate) fn opening(&self, now: Timestamp) -> Opening {
+        let called = self.request.called_at.map_or(0, |at| now.since(at).as_micros());
+        let called_us = u32::try_from(called).unwrap_or(Opening::CALLED_US_MAX);
+        Opening { total_bytes: self.request.bytes, descriptor: self.request.descriptor, called_us }
     }
 
     /// Whether a loss goes out again: unless nothing does, or nobody has asked yet.
