@@ -43,8 +43,9 @@ test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
 test-python: build ## The Python tests; ARGS='-k name' selects
 	$(PY) -m pytest $(ARGS)
 
-test-torch: build ## PyTorch's own tests of torch.distributed, for gloo and gradwire at world size 2 and 4
+test-torch: build ## PyTorch's own tests of torch.distributed at world size 2 and 4, and every collective beside gloo up to 8
 	@mkdir -p bench-out
+	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_equality.py
 	$(PY) tests/torch_suite/suite.py --json bench-out/torch_suite.json $(ARGS)
 
 check: env ## Formatting, lints, types, and the repository's own rules

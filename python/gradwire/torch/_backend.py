@@ -130,7 +130,10 @@ def _make_process_group_type() -> type:
         """Adapter for torch 2.9 to 2.13."""
 
         def __init__(self, store: Any, link: GroupLink) -> None:
-            dist.ProcessGroup.__init__(self, store, link.rank, link.world_size)
+            try:
+                dist.ProcessGroup.__init__(self, store, link.rank, link.world_size)
+            except TypeError:  # torch 2.9 makes an object that Python cannot subclass there
+                dist.ProcessGroup.__init__(self, link.rank, link.world_size)
             _Lifetime.__init__(self)
             self.link = link
             self._desc = "undefined"
