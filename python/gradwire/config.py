@@ -95,9 +95,10 @@ class Config:
         "that may be missing. Above 0 the ranks' results may differ from each other; a model's parameters until `resynchronize`. "
         "Only for `mlt`, `dlcp` and `ultima`; the others keep replicas identical. Unset: the preset's, which is 0 for all but "
         "`dlcp`.", low=0.0, high=0.5, optional=True, everywhere=True)
-    gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it: zero (for a gradient: the parameter "
-        "keeps its value of the iteration before), what the tensor held before, or what this rank's contribution alone "
-        "would give.", choices=FILLS, everywhere=True)
+    gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it, or where no rank's values reached a "
+        "dedicated server: zero (for a gradient: the parameter keeps its value of the iteration before), the previous result, or what "
+        "this rank's contribution alone would give. `previous` with DDP keeps the latest average of each bucket, one more copy of the "
+        "gradients; with one tensor it needs `output`; it is sent unrotated.", choices=FILLS, everywhere=True)
     divide_by: str = _setting("contributions", str, "What the mean of an opted-in reduction divides by where something did not "
         "arrive: the ranks whose values did (their mean stands in for the others, MLT appendix A), or all of them (zero stands in, "
         "LTP's bubble, section III-C: such elements come out smaller until error feedback has caught up).", choices=DIVISORS,

@@ -161,6 +161,7 @@ impl Memory {
         self.output.part(to).copy_from(&self.input.part(from));
     }
 
+    // claim: report/streaming
     /// Adds a payload of `weight` contributions at byte `at` of the accumulator, in its chunk `chunk`.
     pub(crate) fn add(&mut self, at: usize, chunk: usize, weight: u16, payload: &[u8]) {
         if payload.is_empty() {
@@ -316,23 +317,25 @@ impl Memory {
     /// What is not finite is dropped: fed back, it would spoil the next step as well.
     // claim: auto/error-feedback
     pub(crate) fn settle_residual(&mut self, range: &Range<usize>, weight: u16) {
-        let Reduction { dtype, reduce, world_size, divide_by } = self.reduction;
-        let of_mean = match (divide_by, reduce) {
-            (DivideBy::World, _) => 0.0,
-            (_, ReduceOp::Avg) => 1.0,
-            (_, ReduceOp::PremulSum(factor)) if factor != 0.0 => 1.0 / (f64::from(world_size) * factor),
+        let Reduction { reduce, world_size, .. } = self.reduction;
+        let of_mean = match reduce {
+            ReduceOp::Avg => 1.0,
+            ReduceOp::PremulSum(factor) if factor != 0.0 => 1.0 / (f64::from(world_size) * factor),
             _ => 1.0 / f64::from(world_size),
         };
-        let factor = f64::from(weight) * of_mean;
-        for (part, mut residual) in self.residual_parts(range) {
-            let result = self.output.part(&part);
-            kernels::take_away(dtype, residual.as_mut_slice(), result.as_slice(), factor);
-        }
+        self.take_from_residual(range, f64::from(weight) * of_mean);
     }
 
-    /// Forgets `range` of the residual.
-    pub(crate) fn drop_residual(&mut self, range: &Range<usize>) {
-        self.residual_parts(range).iter_mut().for_each(|(_, residual)| residual.as_mut_slice().fill(0));
+    /// Forgets what is not finite in `range` of the residual.
+    pub(crate) fn drop_infinite(&mut self, range: &Range<usize>) {
+        self.take_from_residual(range, 0.0);
+    }
+
+    fn take_from_residual(&mut self, range: &Range<usize>, factor: f64) {
+        for (part, mut residual) in self.residual_parts(range) {
+            let result = self.output.part(&part);
+            kernels::take_away(self.reduction.dtype, residual.as_mut_slice(), result.as_slice(), factor);
+        }
     }
 
     /// Turns the sums in `area` (bytes of the accumulator, `first_chunk` the chunk at its start) into the result:

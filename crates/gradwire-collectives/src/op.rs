@@ -8,6 +8,7 @@
 //! third of the latency. Only where the result proves that everybody has joined: a send alone waits for its receiver.
 
 mod called;
+mod owed;
 mod serving;
 mod table;
 
@@ -19,7 +20,7 @@ use crate::rotation::RotatedBucket;
 use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
-use crate::{Algorithm, Collective, DeliveryReport, DivideBy, OpId, Policy, Request, View};
+use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request, View};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use std::ops::Range;
 use std::time::Duration;
@@ -340,6 +341,9 @@ impl Op {
         receive.received += payload.len();
         match receive.target {
             Target::Place(at) => self.memory.place(at + offset, payload),
+            Target::Result { at, chunk } if weight == 0 => {
+                self.fill_nobodys(at, chunk, offset..offset + payload.len())
+            }
             Target::Result { at, chunk } => {
                 self.memory.place(at + offset, payload);
                 self.memory.note_count(chunk + offset / self.chunk_bytes, weight);
@@ -399,16 +403,6 @@ impl Op {
         self.note(posts);
     }
 
-    /// Puts something where a result did not arrive.
-    fn fill(&mut self, at: usize, first_chunk: usize, missing: &Range<u64>) {
-        let (start, end) = (missing.start as usize, missing.end as usize);
-        let chunks = first_chunk + start / self.chunk_bytes..first_chunk + end.div_ceil(self.chunk_bytes);
-        let range = at + start..at + end;
-        let elem_bytes = self.memory.elem_bytes();
-        self.report.filled.push((range.start / elem_bytes) as u64..(range.end / elem_bytes) as u64);
-        self.memory.fill(&range, chunks, self.policy.gather.fill);
-    }
-
     /// A send is over: what did not count goes to the residual before the memory is written again. Gives the
     /// transfers to post next.
     pub(crate) fn on_sent(&mut self, to: u32, receipt: &SendReceipt, posts: &mut Vec<Post>) {
@@ -431,57 +425,6 @@ impl Op {
         self.schedule.on_sent(to, index, posts);
         self.schedule.on_concluded(to, index, posts);
         self.note(posts);
-    }
-
-    fn keep_uncounted(&mut self, send: &Send, missing: &Range<u64>) {
-        let start = send.range.start + missing.start as usize;
-        let end = (send.range.start + missing.end as usize).min(send.range.end);
-        if start >= end {
-            return;
-        }
-        if let Some(rotated) = &mut self.rotated {
-            rotated.begin_residual();
-        }
-        self.memory.keep_residual(send.side, &(start..end));
-        if !self.memory.residual.is_empty() {
-            self.owe(send, start..end);
-        }
-        let elem_bytes = self.memory.elem_bytes();
-        self.report.uncounted.push((start / elem_bytes) as u64..(end / elem_bytes) as u64);
-    }
-
-    /// Notes how many ranks' values are in a part of a send that did not count: in a ring each chunk has its own number.
-    fn owe(&mut self, send: &Send, part: Range<usize>) {
-        let Some(first) = send.weights else { return self.owed.push((part, 1)) };
-        let mut start = part.start;
-        while start < part.end {
-            let chunk = (start - send.range.start) / self.chunk_bytes;
-            let end = (send.range.start + (chunk + 1) * self.chunk_bytes).min(part.end);
-            self.owed.push((start..end, self.memory.count(first + chunk)));
-            start = end;
-        }
-    }
-
-    /// The result is there: settles what is owed to later steps, and turns a rotated bucket back.
-    pub(crate) fn finish(&mut self, pool: &mut Pool) {
-        self.settle();
-        if let Some(rotated) = &mut self.rotated {
-            rotated.restore(&mut pool.strip);
-        }
-    }
-
-    fn settle(&mut self) {
-        let elem_bytes = self.memory.elem_bytes();
-        for (range, weight) in std::mem::take(&mut self.owed) {
-            self.memory.settle_residual(&range, weight);
-            for filled in &self.report.filled {
-                let filled = filled.start as usize * elem_bytes..filled.end as usize * elem_bytes;
-                let unknown = range.start.max(filled.start)..range.end.min(filled.end);
-                if unknown.start < unknown.end && self.policy.divide_by == DivideBy::Contributions {
-                    self.memory.drop_residual(&unknown);
-                }
-            }
-        }
     }
 
     /// Enters new transfers in the tables. The memory of a send that is copied is free at once, so that the schedule

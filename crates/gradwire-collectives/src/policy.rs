@@ -51,13 +51,15 @@ pub struct EarlyRule {
     pub quiet_share: f32,
 }
 
-/// What a rank's result holds where the gather stage lost it.
+// claim: mlt/fill
+/// What a rank's result holds where the gather stage lost it, and where no rank's values reached a dedicated server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Fill {
     /// Zero: a gradient of zero leaves its parameter as it was in the iteration before.
     Zero = 0,
-    /// What the output held before the call.
+    /// What the output held before the call: where it holds the latest result, that (MLT's lost parameters, section 4.2.1). Refused
+    /// in place, where it would be this rank's own value.
     Previous = 1,
     /// The result that this rank's contribution alone would give.
     Local = 2,

@@ -1,6 +1,6 @@
 //! Requests that cannot be right are refused before anything is sent.
 
-use crate::{rotation, Algorithm, Collective, Dtype, Policy, Request, Rotation, View};
+use crate::{rotation, Algorithm, Collective, Dtype, Fill, Policy, Request, Rotation, View};
 use gradwire_core::CLASSES_MAX;
 
 /// Checks `request` for a rank of a group of `world_size` ranks.
@@ -163,6 +163,13 @@ fn check_policy(request: &Request) -> Result<(), String> {
     if algorithm == Algorithm::Ring && policy.gather.loss_bound > 0.0 {
         return Err(
             "results may be lost in a transpose only: a ring would hand on what fills the holes".to_owned()
+        );
+    }
+    if policy.gather.fill == Fill::Previous && request.input.is(output) && !output.is_empty() {
+        return Err(
+            "in place an output holds this rank's own values and no previous result: fill with zero or \
+                    local, or give an output of its own"
+                .to_owned(),
         );
     }
     if policy.rotation == Rotation::On && request.dtype == Dtype::F64 {

@@ -42,8 +42,13 @@ impl Case {
         };
         let bytes = ELEMS * self.dtype.bytes();
         let mut tensors: Vec<Tensor> = (0..self.ranks).map(|_| Tensor(vec![0; bytes])).collect();
-        for (rank, tensor) in tensors.iter_mut().enumerate() {
-            let base = all_reduce(tensor, self.algorithm);
+        let mut outputs: Vec<Tensor> = (0..self.ranks).map(|_| Tensor(vec![0; bytes])).collect();
+        for (rank, (tensor, output)) in tensors.iter_mut().zip(&mut outputs).enumerate() {
+            // In place there is no previous value to fill with.
+            let in_place = all_reduce(tensor, self.algorithm);
+            let keeps_previous = self.policy.gather.fill == Fill::Previous;
+            let base =
+                Request { output: if keeps_previous { output.view() } else { in_place.output }, ..in_place };
             let Self { dtype, policy, .. } = self;
             // What one rank wants is no other's business.
             let wants_contributions = rank != 1;

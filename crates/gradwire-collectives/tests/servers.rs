@@ -5,7 +5,7 @@ mod common;
 use common::{all_reduce, lossy, request, scatter, Net, Tensor, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
-    Algorithm, Collective, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request,
+    Algorithm, Collective, DivideBy, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request,
 };
 use std::time::Duration;
 
@@ -178,30 +178,66 @@ fn a_server_keeps_the_contract_of_each_call_and_every_lost_value_is_in_its_resid
     assert!(lost > 0, "nothing was lost: the test proves nothing");
 }
 
+/// Loses the first packet of every push, once.
+fn lose_first_pushes(packet: &common::Packet) -> common::Fate {
+    let header = &packet.header;
+    let is_push = header.kind == Kind::Data && header.transfer.index() == 0;
+    match is_push && header.offset == 0 && !header.flags.contains(Flags::RETRANSMITTED) {
+        true => common::Fate::Drop,
+        false => NORMAL,
+    }
+}
+
+// test of: mlt/fill
 #[test]
-fn a_block_that_no_worker_delivers_is_zero_everywhere() {
-    let lose = |packet: &common::Packet| {
-        let header = &packet.header;
-        let is_push = header.kind == Kind::Data && header.transfer.index() == 0;
-        match is_push && header.offset == 0 && !header.flags.contains(Flags::RETRANSMITTED) {
-            true => common::Fate::Drop,
-            false => NORMAL,
+fn a_block_that_no_worker_delivers_is_filled_and_reported_and_owed_less_what_fills_it() {
+    let (elems, first) = (40 * common::CHUNK_BYTES / 4, common::CHUNK_BYTES / 4);
+    let cases = [Fill::Zero, Fill::Local, Fill::Previous]
+        .into_iter()
+        .flat_map(|fill| [DivideBy::Contributions, DivideBy::World].map(move |by| (fill, by)));
+    for (fill, divide_by) in cases {
+        let mut net = Net::with_dedicated(2, (1, PLENTY), lose_first_pushes);
+        let mut tensors = inputs(2, elems);
+        let (mut outputs, mut residuals) = (inputs(2, elems), inputs(2, elems));
+        let policy = Policy { gather: GatherRule { loss_bound: 0.0, fill }, divide_by, ..Policy::AUTO };
+        for rank in 0..2 {
+            outputs[rank].0.copy_from_slice(&Tensor::f32(vec![7.0; elems]).0);
+            residuals[rank].0.fill(0);
+            let (output, residual) = (outputs[rank].view(), residuals[rank].view());
+            let request = all_reduce(&mut tensors[rank], PUSHED);
+            net.submit(rank as u32, Request { reduce: ReduceOp::Avg, policy, output, residual, ..request });
         }
-    };
-    let mut net = Net::with_dedicated(2, (1, PLENTY), lose);
-    let mut tensors = inputs(2, 40 * common::CHUNK_BYTES / 4);
+        net.run_all(1);
+        for rank in 0..2 {
+            let (output, owed) = (outputs[rank].to_f32(), residuals[rank].to_f32());
+            let report = net.report(rank as u32);
+            assert_eq!(report.filled, std::iter::once(0..first as u64).collect::<Vec<_>>(), "{fill:?}");
+            assert_eq!(report.replicas_identical, fill == Fill::Zero, "{fill:?}");
+            for index in 0..elems {
+                let own = input(rank as u32, index);
+                let filled = match fill {
+                    Fill::Zero => 0.0,
+                    Fill::Local => own,
+                    Fill::Previous => 7.0,
+                };
+                let want = if index < first { (filled, own - filled) } else { (sum(2, index) / 2.0, 0.0) };
+                assert_eq!((output[index], owed[index]), want, "{fill:?} {divide_by:?} {index}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_previous_result_cannot_be_kept_where_the_own_values_are() {
+    let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+    let mut tensors = inputs(2, 100);
+    let gather = GatherRule { loss_bound: 0.0, fill: Fill::Previous };
     submit_all(&mut net, &mut tensors, |request| Request {
-        reduce: ReduceOp::Avg,
-        policy: Policy::AUTO,
+        policy: Policy { gather, ..Policy::AUTO },
         ..request
     });
     net.run_all(1);
-    let first = common::CHUNK_BYTES / 4;
-    for tensor in tensors.iter().map(Tensor::to_f32) {
-        assert!(tensor[..first].iter().all(|value| *value == 0.0));
-        let right = |(index, got): (usize, &f32)| index < first || *got == sum(2, index) / 2.0;
-        assert!(tensor.iter().enumerate().all(right));
-    }
+    assert!(matches!(net.error(0), OpError::Invalid(why) if why.to_string().contains("in place")));
 }
 
 // test of: ltp/dedicated-servers

@@ -185,7 +185,7 @@ fn a_network_that_loses_nothing_loses_nothing() {
     }
 }
 
-// test of: mlt/mean-over-contributions, ltp/packet-bubble, ltp/exact-broadcast, auto/identical-replicas
+// test of: mlt/mean-over-contributions, ltp/packet-bubble, report/streaming, ltp/exact-broadcast, auto/identical-replicas
 #[test]
 fn every_seed_gives_the_mean_over_what_counted_and_identical_replicas() {
     let mut lost = 0;

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._drift import DriftMeter, DriftReport
+from gradwire.torch._latest import LatestResults
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
@@ -44,6 +45,7 @@ def tolerate_loss(
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
+    gather_fill: str | None = None,
     divide_by: str | None = None,
     hadamard: str | None = None,
     algorithm: str | None = None,
@@ -66,6 +68,9 @@ def tolerate_loss(
             may wait several times. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `dlcp`.
+        gather_fill: what an averaged gradient is that did not arrive here, or that no rank's gradients reached a server for: `zero`,
+            `local` (this rank's own gradient) or `previous` (the latest average of the bucket, which costs one more copy of the
+            gradients and sends them unrotated). None: the configuration's.
         divide_by: what the mean of an element divides by that some ranks' gradients are missing for: `contributions`, the
             ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
@@ -97,6 +102,7 @@ def tolerate_loss(
         "deadline": deadline,
         "step_delay_max": step_delay_max,
         "gather_loss_bound": gather_loss_bound,
+        "gather_fill": gather_fill,
         "divide_by": divide_by,
         "hadamard": hadamard,
         "algorithm": algorithm,
@@ -120,6 +126,7 @@ def tolerate_loss(
         deadline_ms=milliseconds(deadline),
         step_delay_max_ms=milliseconds(step_delay_max),
         gather_loss_bound=gather_loss_bound,
+        gather_fill=gather_fill,
         divide_by=divide_by,
         hadamard=hadamard,
     )
@@ -127,6 +134,7 @@ def tolerate_loss(
         share = numbers["gather_loss_bound"]
         logger.warning("averaged gradients may be lost on their way back (%g of them): replicas may differ", share)
     algorithm_code(config, algorithm)
+    arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)
     model.register_comm_hook(state, average_what_arrives)
@@ -153,6 +161,7 @@ class LossTolerance:
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
+        self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
         self._may_be_unused = model.find_unused_parameters and not model.static_graph
         self._meter = StepMeter(steps_kept)
         self._by_layer = priority is None
@@ -201,6 +210,15 @@ class LossTolerance:
         elif self.residuals is not None:
             self.residuals.load_state_dict(state["residuals"])
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies what every parameter is owed: after `GradScaler.update()`, by the new scale over the old one.
+
+        Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A
+        factor of zero forgets everything.
+        """
+        if self.residuals is not None:
+            self.residuals.rescale(factor)
+
     def resynchronize(self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None) -> DriftReport:
         """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`."""
         return self.drift.resynchronize(buffers=buffers, optimizer=optimizer)
@@ -218,9 +236,11 @@ class LossTolerance:
         # The order of buckets is finer than that of classes; a function of the user's decides both.
         priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
         tags: dict[str, Any] = {"traffic_class": traffic_class, "important": important, "priority": priority}
-        work = all_reduce(gradient, group=self.group, async_op=True, residual=residual, **tags, **self.arguments)
+        output = None if self._latest is None else self._latest.of(bucket)
+        tensors: dict[str, Any] = {"output": output, "residual": residual}
+        work = all_reduce(gradient, group=self.group, async_op=True, **tensors, **tags, **self.arguments)
         work.observer = self._meter.add
-        return work.future_of(gradient)
+        return work.future_of(gradient if output is None else output)
 
 
 def average_what_arrives(state: LossTolerance, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

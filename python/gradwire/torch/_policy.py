@@ -22,6 +22,7 @@ def policy_numbers(
     floor: float | None = None,
     step_delay_max_ms: float | None = None,
     gather_loss_bound: float | None = None,
+    gather_fill: str | None = None,
     divide_by: str | None = None,
     hadamard: str | None = None,
 ) -> _native.PolicyNumbers:
@@ -51,7 +52,7 @@ def policy_numbers(
         numbers["deadline_max_s"] = delay / 1e3
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
-    numbers["gather_fill"] = config.gather_fill
+    numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
     numbers["hadamard"] = _chosen(config, "hadamard", hadamard)
     _apply_preset_options(config, numbers)

@@ -64,6 +64,11 @@ class Residuals:
         self._held.clear()
         self._loaded = {name: part.clone() for name, part in state.items()}
 
+    def rescale(self, factor: float) -> None:
+        """Multiplies every residual, held and loaded ones too."""
+        for part in (*self._buffers.values(), *self._held.values(), *self._loaded.values()):
+            part.zero_() if factor == 0 else part.mul_(factor)
+
     def _hold_unused(self, key: tuple[str, ...], gradients: Iterable[torch.Tensor]) -> None:
         for name, gradient in zip(key, gradients, strict=True):
             part = self._slices[name]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import UnsupportedError
+from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._runtime import configuration
@@ -124,8 +124,10 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
     """
     config = configuration()
     numbers: dict[str, Any] = {f"{name}_ms": milliseconds(arguments[name]) for name in ("deadline", "step_delay_max")}
-    numbers |= {name: arguments[name] for name in ("loss_bound", "gather_loss_bound", "divide_by", "hadamard")}
-    policy_numbers(config, arguments["preset"], **numbers)
+    names = ("loss_bound", "gather_loss_bound", "gather_fill", "divide_by", "hadamard")
+    numbers |= {name: arguments[name] for name in names}
+    if policy_numbers(config, arguments["preset"], **numbers)["gather_fill"] == "previous":
+        raise ConfigError("gather_fill = previous is not kept for sharded models: zero or local", field="gather_fill")
     algorithm_code(config, arguments["algorithm"])
     assert isinstance(model, torch.nn.Module)
     for name, parameter in model.named_parameters():

@@ -28,9 +28,11 @@ def all_reduce(
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
+    gather_fill: str | None = None,
     divide_by: str | None = None,
     hadamard: str | None = None,
     algorithm: str | None = None,
+    output: torch.Tensor | None = None,
     group: dist.ProcessGroup | None = None,
     async_op: bool = False,
     residual: torch.Tensor | None = None,
@@ -39,9 +41,9 @@ def all_reduce(
     important: torch.Tensor | Sequence[bool] | None = None,
     contributions: bool = False,
 ) -> GradwireWork:
-    """Reduces `tensor` over all ranks, in place, and may leave a bounded share of the contributions behind.
+    """Reduces `tensor` over all ranks, in place or into `output`, and may leave a bounded share of the contributions behind.
 
-    Every rank passes the same arguments, `tensor` and `residual` excepted.
+    Every rank passes the same arguments, `tensor`, `output` and `residual` excepted.
 
     Args:
         tensor: float32, bfloat16 or float16, any shape.
@@ -53,6 +55,10 @@ def all_reduce(
             measured, and below this. None: the preset's.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
+        gather_fill: `zero`, `previous` or `local`: what a result holds that did not arrive, or that no rank's values reached the server
+            for. `previous` is what `output` held before, for example the latest result; it needs an `output`, and no rotation.
+            None: the configuration's.
+        output: like `tensor`, in memory of its own: gets the result instead of it. None: in place.
         hadamard: `on` or `off`: whether the tensor is sent rotated, so that a lost packet takes a little of every element and
             not all of a few; `auto`: from 5 % loss on. `report().rotated_elems` says whether it was. None: the configuration's.
         divide_by: `contributions` or `world`: what the mean of an element divides by that some ranks' values are missing for.
@@ -76,6 +82,7 @@ def all_reduce(
 
     Raises:
         GradwireError: without `async_op`, the call failed.
+        InvalidRequestError: `tensor`, `output` and `residual` are not alike, or `gather_fill` cannot be met.
         UnsupportedError: the group has another backend.
 
     # Loss
@@ -89,7 +96,7 @@ def all_reduce(
     def prepare() -> Call:
         config = link.owner.config
         options = reduction(tensor, op)
-        _check_tolerant(tensor, residual)
+        _check_tolerant(tensor, residual, output)
         options["policy"] = policy_numbers(
             config,
             preset,
@@ -97,6 +104,7 @@ def all_reduce(
             deadline_ms=milliseconds(deadline),
             step_delay_max_ms=milliseconds(step_delay_max),
             gather_loss_bound=gather_loss_bound,
+            gather_fill=gather_fill,
             divide_by=divide_by,
             hadamard=hadamard,
         )
@@ -105,8 +113,12 @@ def all_reduce(
         options["priority"] = _order(priority, traffic_class)
         options["contributions"] = contributions
         after: list[Any] = []
-        buffer = _memory.writable(tensor, after, load=True)
-        call = Call("all_reduce", [tensor], buffer, buffer, after, options)
+        if output is None:
+            buffer = _memory.writable(tensor, after, load=True)
+            call = Call("all_reduce", [tensor], buffer, buffer, after, options)
+        else:
+            into = _memory.writable(output, after, load=True)
+            call = Call("all_reduce", [output], _memory.readable(tensor), into, after, options)
         if residual is not None:
             rest = _memory.writable(residual, after, load=True)
             options["residual"] = _memory.address(rest)
@@ -152,18 +164,22 @@ def _order(priority: int | None, traffic_class: int | None) -> int | None:
     return PRIORITY_OF_CLASS_0 + PRIORITY_STEP * traffic_class
 
 
-def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None) -> None:
+def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None) -> None:
     if tensor.dtype not in _memory.TOLERANT_DTYPES:
         names = ", ".join(str(dtype) for dtype in _memory.TOLERANT_DTYPES)
         raise UnsupportedError(
             f"a tolerant all-reduce of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
         )
-    if residual is None:
-        return
-    if residual.shape != tensor.shape or residual.dtype != tensor.dtype or residual.device != tensor.device:
+    for name, other in (("residual", residual), ("output", output)):
+        if other is not None:
+            _check_alike(name, other, tensor)
+
+
+def _check_alike(name: str, other: torch.Tensor, tensor: torch.Tensor) -> None:
+    if other.shape != tensor.shape or other.dtype != tensor.dtype or other.device != tensor.device:
         raise InvalidRequestError(
-            f"residual is {residual.dtype} {tuple(residual.shape)} on {residual.device}, the tensor {tensor.dtype} "
+            f"{name} is {other.dtype} {tuple(other.shape)} on {other.device}, the tensor {tensor.dtype} "
             f"{tuple(tensor.shape)} on {tensor.device}"
         )
-    if residual.data_ptr() == tensor.data_ptr() and tensor.numel():
-        raise InvalidRequestError("residual is the tensor itself: it needs memory of its own")
+    if other.data_ptr() == tensor.data_ptr() and tensor.numel():
+        raise InvalidRequestError(f"{name} is the tensor itself: it needs memory of its own")

@@ -105,7 +105,8 @@ class Ledger:
 
 # test of: auto/error-feedback
 def check_what_was_lost_counts_exactly_once_later_in_every_schedule() -> None:
-    for preset, algorithm, divide_by in product(("auto", "mlt"), ("transpose", "ring"), ("contributions", "world")):
+    schedules = ("transpose", "ring", "parameter_server")
+    for preset, algorithm, divide_by in product(("auto", "mlt"), schedules, ("contributions", "world")):
         ledger = Ledger(preset=preset, algorithm=algorithm, divide_by=divide_by)
         for _ in range(STEPS):
             ledger.step()

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, InvalidRequestError
+from gradwire.torch import _hook
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -145,3 +146,45 @@ def check_what_cannot_be_compared_is_refused_everywhere() -> None:
         state.drift.check()
     with pytest.raises(ConfigError, match="drift_every"):
         model_of(drift_every=-1)
+
+
+def watch_works(patch: pytest.MonkeyPatch) -> list[Any]:
+    """The work of every all-reduce of a hook from now on. The hook's own observer may be called after the step has ended."""
+    works: list[Any] = []
+    all_reduce = _hook.all_reduce
+
+    def note(*values: Any, **arguments: Any) -> Any:
+        works.append(all_reduce(*values, **arguments))
+        return works[-1]
+
+    patch.setattr(_hook, "all_reduce", note)
+    return works
+
+
+# test of: mlt/fill
+def check_a_lost_average_holds_what_was_chosen_and_previous_is_that_of_the_step_before() -> None:
+    options = {"preset": "dlcp", "gather_loss_bound": 0.1, "hadamard": "off", "error_feedback": False}
+    for fill in ("zero", "previous", "local"):
+        model = DistributedDataParallel(nn.Linear(700, 500, bias=False))
+        gradwire.torch.tolerate_loss(model, gather_fill=fill, **options)
+        generator, before, filled = torch.Generator().manual_seed(RANK), torch.zeros(350_000), 0
+        for _ in range(STEPS):
+            given = torch.randn(500, 700, generator=generator)
+            with pytest.MonkeyPatch.context() as patch:
+                works = watch_works(patch)
+                (model(torch.eye(700)) * given.T).sum().backward()
+            average = model.module.weight.grad.flatten().clone()
+            expected = {"zero": torch.zeros(350_000), "previous": before, "local": given.flatten()}[fill]
+            for start, end in works[-1].report().filled:
+                assert torch.equal(average[start:end], expected[start:end]), f"{fill}: {start} to {end}"
+                filled += end - start
+            model.module.weight.grad, before = None, average
+        assert int(everybodys(torch.tensor([filled])).sum()) > 0, "no result was lost: the test has shown nothing"
+
+
+def check_the_previous_value_cannot_be_kept_in_place() -> None:
+    with pytest.raises(InvalidRequestError, match="in place"):
+        gradwire.torch.all_reduce(torch.ones(100), preset="dlcp", gather_fill="previous", hadamard="off")
+    output = torch.full((100,), 7.0)
+    gradwire.torch.all_reduce(torch.ones(100), preset="dlcp", gather_fill="previous", hadamard="off", output=output)
+    assert torch.equal(output, torch.ones(100))

@@ -118,6 +118,8 @@ if not LOSSY:
     def check_what_cannot_tolerate_loss_is_refused() -> None:
         with pytest.raises(ConfigError):
             gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), loss_bound=1.5)
+        with pytest.raises(ConfigError, match="previous"):
+            gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), gather_fill="previous")
         with pytest.raises(UnsupportedError, match="float64"):
             gradwire.torch.tolerate_loss(fully_shard(Net().double(), mesh=line(dist.group.WORLD)))
         other = sharded(line(GLOO))

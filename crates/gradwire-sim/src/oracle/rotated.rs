@@ -25,11 +25,11 @@ pub(super) fn check(view: &View<'_>) -> Result<(), Violation> {
     for rank in 0..view.outputs.len() {
         let mut expected = results.clone();
         rotated.fill(view, rank, &mut expected);
-        let wrong = rotated.compare(view, expected, view.outputs[rank], 1.0);
+        let wrong = rotated.compare(view, expected.clone(), view.outputs[rank], 1.0);
         let to_violation =
             |(elem, expected, got)| Violation::WrongElement { op: view.op, rank, elem, expected, got };
         wrong.map_or(Ok(()), |wrong| Err(to_violation(wrong)))?;
-        rotated.check_residual(view, rank, &results)?;
+        rotated.check_residual(view, rank, &expected)?;
     }
     Ok(())
 }
@@ -125,27 +125,24 @@ impl Rotated {
         }
     }
 
-    /// What `rank` owes, turned back: what it sent and did not count, less the means that stood in for it, unless it does
-    /// not know them.
+    /// What `rank` owes, turned back: what it sent and did not count, less what its result holds in place of it.
     fn check_residual(&self, view: &View<'_>, rank: usize, results: &[f64]) -> Result<(), Violation> {
         let uncounted = &view.uncounted[rank];
         if uncounted.is_empty() {
             return view.check_untouched(rank);
         }
-        let filled = merge(view.reports[rank].filled.clone());
-        let of_mean = match (view.plan.policy.divide_by, view.plan.reduce) {
-            (DivideBy::World, _) => 0.0,
-            (_, ReduceOp::Avg) => 1.0,
+        let of_mean = match view.plan.reduce {
+            ReduceOp::Avg => 1.0,
             _ => 1.0 / self.inputs.len() as f64,
         };
+        let filled = merge(view.reports[rank].filled.clone());
         let mut owed = vec![0.0; self.inputs[rank].len()];
         for place in uncounted.iter().cloned().flatten() {
-            let is_unknown =
-                contains(&filled, place) && view.plan.policy.divide_by == DivideBy::Contributions;
             let (sum, weight) = self.sent(view, rank, place as usize);
-            if !is_unknown {
-                owed[place as usize] = sum - weight * of_mean * results[place as usize];
-            }
+            // Divided by all ranks, zero stands in for a value wherever there is a result.
+            let by_world = view.plan.policy.divide_by == DivideBy::World;
+            let of_mean = if by_world && !contains(&filled, place) { 0.0 } else { of_mean };
+            owed[place as usize] = sum - weight * of_mean * results[place as usize];
         }
         // The results that are taken away are rounded too, once for each rank in what was lost.
         let times = 1.0 + self.inputs.len() as f64;

@@ -109,9 +109,7 @@ impl<'w> View<'w> {
     /// Whether the plan has its bucket rotated: not when it is small, measured first, or alone.
     fn is_rotated(&self) -> bool {
         let wanted = self.plan.policy.rotation == Rotation::On && self.reports.len() > 1;
-        let fills = self.plan.policy.gather.loss_bound <= 0.0
-            || self.plan.policy.gather.fill != Fill::Previous
-            || self.plan.in_place;
+        let fills = self.plan.policy.gather.fill != Fill::Previous;
         wanted && fills && self.plan.elems >= 2048 && !self.reports.iter().any(|report| report.warm_up)
     }
 
@@ -141,10 +139,16 @@ impl<'w> View<'w> {
         let op = self.op;
         let gather = self.plan.policy.gather;
         let width = self.plan.dtype.bytes() as u64;
+        // What no worker brought to a dedicated server.
+        let masks = self.masks_by_report().into_iter();
+        let nobodys = merge(masks.filter(|(_, mask)| *mask == 0).map(|(span, _)| span).collect());
         for (rank, report) in self.reports.iter().enumerate() {
             let filled = merge(report.filled.clone());
+            let lost: Vec<Range<u64>> = filled.iter().flat_map(|range| subtract(range, &nobodys)).collect();
             let told = report.replicas_identical;
-            if (gather.loss_bound <= 0.0 && !filled.is_empty()) || told != (gather.loss_bound <= 0.0) {
+            let are_identical = gather.loss_bound <= 0.0 && (nobodys.is_empty() || gather.fill == Fill::Zero);
+            let is_told_of_all = nobodys.iter().all(|range| subtract(range, &filled).is_empty());
+            if (gather.loss_bound <= 0.0 && !lost.is_empty()) || told != are_identical || !is_told_of_all {
                 let reported = format!("{} elements filled, identical replicas: {told}", count(&filled));
                 let actual = format!("{gather:?}");
                 return Err(Violation::ReportDisagrees { op, rank, reported, actual });
@@ -388,13 +392,13 @@ impl<'w> View<'w> {
         Ok(())
     }
 
-    /// What rank `rank` owes for an element that did not count, or for `weight` of them: its value less the mean that
-    /// stood in for it, in the arithmetic of the dtype; nothing where it does not know that mean.
+    /// What rank `rank` owes for an element that did not count: its value less what its result holds in place of it, in the
+    /// arithmetic of the dtype. Divided by all ranks, that is nothing wherever there is a result.
     fn owed(&self, rank: usize, elem: u64, value: i64) -> u64 {
-        let (dtype, result) = (self.plan.dtype, load(&self.result, self.plan.dtype, elem as usize));
+        let (dtype, result) = (self.plan.dtype, load(self.outputs[rank], self.plan.dtype, elem as usize));
+        let has_result = !contains(&merge(self.reports[rank].filled.clone()), elem);
         let factor = match (self.plan.policy.divide_by, self.plan.reduce) {
-            (DivideBy::World, _) => return encode(dtype, value),
-            _ if contains(&merge(self.reports[rank].filled.clone()), elem) => return 0,
+            (DivideBy::World, _) if has_result => return encode(dtype, value),
             (_, ReduceOp::Sum) => 1.0 / self.outputs.len() as f64,
             _ => 1.0,
         };

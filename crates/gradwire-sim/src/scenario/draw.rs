@@ -258,7 +258,8 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
         // A ring would hand on what it has filled in.
         kind = OpKind::AllReduce(Algorithm::Transpose);
     }
-    let in_place = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.5);
+    let keeps_previous = policy.gather.fill == Fill::Previous;
+    let in_place = matches!(kind, OpKind::AllReduce(_)) && rng.chance(0.5) && !keeps_previous;
     OpPlan { kind, dtype, elems, reduce, policy, in_place, priority: rng.below(0..3) as u8 }
 }
 
@@ -331,8 +332,7 @@ fn draw_policy(rng: &mut Rng) -> Policy {
 /// One tolerant reduction in four is rotated, if its dtype can be.
 fn draw_rotations(rng: &mut Rng, ops: &mut [OpPlan]) {
     for op in ops.iter_mut().filter(|op| op.is_tolerant() && op.dtype != Dtype::F64) {
-        let fills = op.policy.gather.fill != Fill::Previous || op.in_place;
-        if rng.chance(0.25) && (fills || op.policy.gather.loss_bound <= 0.0) {
+        if rng.chance(0.25) && op.policy.gather.fill != Fill::Previous {
             op.policy.rotation = Rotation::On;
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::plan::{Fault, OpKind};
 use crate::{Rng, Scenario};
-use gradwire_collectives::{Algorithm, Servers};
+use gradwire_collectives::{Algorithm, Fill, Rotation, Servers};
 use std::time::Duration;
 
 /// In one run of three most all-reduces go over parameter servers: one to as many as there are ranks, or up to three of
@@ -31,6 +31,14 @@ fn draw_dedicated(rng: &mut Rng, scenario: &mut Scenario) {
     // Halves are summed in float32 beside the buffer.
     let buffer_bytes = rng.pick(&[1 << 30, 3 * largest + 1024]);
     scenario.host.servers = Servers::Dedicated { count, buffer_bytes };
+    // Blocks that no worker delivers are filled as well.
+    for op in scenario.ops.iter_mut().filter(|op| op.is_tolerant()) {
+        let may_keep = !op.in_place && op.policy.rotation == Rotation::Off;
+        if rng.chance(0.4) {
+            op.policy.gather.fill =
+                if may_keep { rng.pick(&[Fill::Local, Fill::Previous]) } else { Fill::Local };
+        }
+    }
     // A server alone has a peer, so that faults which need two ranks have them.
     if rng.chance(0.5) {
         let server = scenario.world_size + rng.below(0..u64::from(count)) as usize;
