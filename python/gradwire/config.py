@@ -108,8 +108,9 @@ class Config:
         "`auto`: from 5 % loss on, as measured and agreed by all ranks. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
         "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
-        "a reduction that may lose something is a transpose instead. `parameter_server`: see `servers`.", choices=ALGORITHMS,
-        everywhere=True)
+        "a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and bfloat16, whose partial "
+        "sums it would round at every step: a transpose does, which sums in float32 and rounds once. `parameter_server`: see "
+        "`servers`.", choices=ALGORITHMS, everywhere=True)
     servers: int | None = _setting(None, int, "Parameter servers, where `algorithm` is `parameter_server`: each sums a part of "
         "every tensor. Unset: every rank (MLT's testbed), or one where they are dedicated (LTP's testbed).",
         low=1, high=16384, optional=True, everywhere=True)

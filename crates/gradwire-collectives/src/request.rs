@@ -13,7 +13,8 @@ pub struct OpId(pub u64);
 pub enum Algorithm {
     /// The cheapest by size, world size and measured network, of those that suit the values; every rank chooses alike.
     Auto = 0,
-    /// Ring.
+    /// Ring. Hands on partial sums in the tensor's dtype: float16 and bfloat16 are summed by a transpose instead, in float32 and rounded
+    /// once, as by halving and doubling. The alternative, partial sums in float32, would double the bytes.
     Ring = 1,
     /// Transpose (TAR, ULTIMA section 3.1).
     Transpose = 2,

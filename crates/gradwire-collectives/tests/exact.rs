@@ -217,20 +217,31 @@ fn loss_and_reordering_change_nothing_in_a_reliable_all_reduce() {
 }
 
 #[test]
-fn halves_are_summed_in_float32_and_rounded_once() {
-    // 256 + 1 is not a bfloat16; summed there, each one would vanish. In float32 eight of them count.
-    let mut tensors: Vec<Tensor> = (0..8_u32)
-        .map(|rank| tensor(Dtype::Bf16, 100, move |_| if rank == 0 { 2 * 256 } else { 2 }))
-        .collect();
-    let mut net = Net::perfect(8);
-    for rank in 0..8 {
-        let request = all_reduce(&mut tensors[rank as usize], Algorithm::Auto);
-        net.submit(rank, Request { dtype: Dtype::Bf16, ..request });
-    }
-    net.run_all(1);
+fn halves_are_summed_in_float32_and_rounded_once_by_every_schedule() {
+    // 256 + 1 is not a bfloat16; summed there, each one would vanish. In float32 seven of them count.
+    let results = |algorithm| {
+        let mut tensors: Vec<Tensor> = (0..8_u32)
+            .map(|rank| tensor(Dtype::Bf16, 100, move |_| if rank == 0 { 2 * 256 } else { 2 }))
+            .collect();
+        let mut net = Net::perfect(8);
+        for rank in 0..8 {
+            let request = all_reduce(&mut tensors[rank as usize], algorithm);
+            net.submit(rank, Request { dtype: Dtype::Bf16, ..request });
+        }
+        net.run_all(1);
+        tensors
+    };
     // 256 + 7 = 263 rounds to 264, the nearest bfloat16.
     let want = tensor(Dtype::Bf16, 100, |_| 2 * 264);
-    assert!(tensors.iter().all(|tensor| tensor.0 == want.0));
+    for algorithm in [
+        Algorithm::Auto,
+        Algorithm::Transpose,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::ParameterServer,
+    ] {
+        assert!(results(algorithm).iter().all(|tensor| tensor.0 == want.0), "{algorithm:?}");
+    }
 }
 
 #[test]

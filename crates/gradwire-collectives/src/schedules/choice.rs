@@ -1,7 +1,8 @@
 //! What [`Algorithm::Auto`] is for a request, and why.
 //!
-//! Some schedules are out for what they do to the values, whatever they cost: a ring and halving-doubling round halves at
-//! each step, and halving-doubling is always exact. A ring hands on partial sums, so one lost packet takes several ranks'
+//! Some schedules are out for what they do to the values, whatever they cost: a ring and halving-doubling hand on partial sums in
+//! the tensor's dtype, which would round halves at each step, so halves are summed by a transpose even where one of those is asked for by
+//! name; and halving-doubling is always exact. A ring hands on partial sums, so one lost packet takes several ranks'
 //! values with it (for four ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among
 //! few ranks only, and never where a contract cuts what still flows, since that would use the bound up at every hop, nor
 //! where results may be lost, since it would hand on what it has filled in. Of the others the cost model takes the
@@ -11,7 +12,7 @@
 use super::cost::Job;
 use super::Place;
 use crate::agreement::AgreedNetwork;
-use crate::{Algorithm, Collective, Policy, Request};
+use crate::{Algorithm, Collective, Policy, ReduceOp, Request};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -73,14 +74,20 @@ pub(super) fn resolve(
             }
         },
         Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
+        Algorithm::Ring | Algorithm::HalvingDoubling if rounds_sums(request) => Algorithm::Transpose,
         chosen => chosen,
     }
+}
+
+/// Whether a partial sum would be rounded, where it is handed on in the tensor's dtype.
+fn rounds_sums(request: &Request) -> bool {
+    request.dtype.is_half() && !matches!(request.reduce, ReduceOp::Min | ReduceOp::Max)
 }
 
 /// Whether a schedule does to the values what the request allows.
 fn is_fit(algorithm: Algorithm, request: &Request, place: Place) -> bool {
     let Policy { after_first_pass, gather, .. } = request.policy;
-    let (exact, half) = (request.policy.is_exact(), request.dtype.is_half());
+    let (exact, half) = (request.policy.is_exact(), rounds_sums(request));
     let few = place.world_size <= TOLERANT_RING_RANKS_MAX && after_first_pass;
     match algorithm {
         Algorithm::Ring => place.world_size > 2 && !half && gather.loss_bound <= 0.0 && (exact || few),
@@ -130,7 +137,7 @@ const SIZES_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, ReduceOp, Servers, Tags, View};
+    use crate::{Dtype, Servers, Tags, View};
     use std::time::Duration;
 
     fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
@@ -185,6 +192,12 @@ mod tests {
         let small = all_reduce(&mut memory[..1000], Dtype::F32, Policy::RELIABLE);
         assert_eq!(chosen(&small, 8), Algorithm::Transpose);
         assert_eq!(resolve(Algorithm::Ring, &small, place(2), None), Algorithm::Ring, "asked for");
+        let named = |request: &Request| {
+            [Algorithm::Ring, Algorithm::HalvingDoubling].map(|name| resolve(name, request, place(8), None))
+        };
+        assert_eq!(named(&half), [Algorithm::Transpose; 2], "both would round each partial sum");
+        let largest = Request { reduce: ReduceOp::Max, ..half };
+        assert_eq!(named(&largest), [Algorithm::Ring, Algorithm::HalvingDoubling], "nothing to round");
     }
 
     #[test]
