@@ -1,13 +1,20 @@
 //! The same calls in virtual time over a lossy network and over real sockets, against the same formulas.
 
-use gradwire_collectives::{Request, Tags};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup};
-use gradwire_sim::{expected_output, parse_list, run, NetworkOptions, OpPlan, OutputPlan, Scenario, Tensor};
+use gradwire_collectives::{Algorithm, Request, Tags};
+use gradwire_engine::{
+    DedicatedServers, Engine, EngineConfig, EngineError, GroupHandle, OpHandle, PendingGroup,
+};
+use gradwire_sim::{
+    expected_output, parse_list, run, NetworkOptions, OpKind, OpPlan, OutputPlan, Scenario, Tensor,
+};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 const LIST: &str = include_str!("../../../tests/conformance/exact.txt");
-/// Longest that anything may take before it counts as hung.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest that anything may take before it counts as hung: 16 ranks in one process, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Calls in flight over sockets.
+const IN_FLIGHT: usize = 8;
 
 fn plans(world_size: usize) -> Vec<OpPlan> {
     parse_list(LIST, world_size).unwrap_or_else(|error| panic!("tests/conformance/exact.txt: {error}"))
@@ -30,29 +37,49 @@ fn the_simulator_gets_every_call_right_at_every_loss() {
 
 #[test]
 fn real_sockets_get_every_call_right() {
-    for world_size in [1, 2, 3, 4] {
-        let engines: Vec<Engine> = (0..world_size)
-            .map(|_| Engine::start(EngineConfig::default()).expect("loopback has free ports"))
-            .collect();
-        let groups = join(&engines);
-        for (op, plan) in plans(world_size).iter().enumerate() {
-            check(&groups, plan, op);
+    for world_size in [1, 2, 3, 4, 8, 16] {
+        let engines = engines(world_size);
+        let groups = join(&engines, |engine, rank| engine.new_group(rank, world_size, "conformance"));
+        check(&groups, &plans(world_size as usize));
+        leave(groups);
+        engines.iter().for_each(Engine::stop);
+    }
+}
+
+// test of: ltp/dedicated-servers
+#[test]
+fn dedicated_servers_sum_everything_that_workers_do_over_real_sockets() {
+    for (workers, count) in [(2, 1), (5, 3), (8, 2)] {
+        let engines = engines(workers + count);
+        let servers = DedicatedServers { count, buffer_bytes: 1 << 30 };
+        let mut groups =
+            join(&engines, |engine, rank| engine.new_served_group(rank, workers, servers, "conformance"));
+        let servers = groups.split_off(workers as usize);
+        let mut plans = plans(workers as usize);
+        for plan in plans.iter_mut().filter(|plan| matches!(plan.kind, OpKind::AllReduce(_))) {
+            plan.kind = OpKind::AllReduce(Algorithm::ParameterServer);
         }
-        // Leaving waits for the others, so that everybody leaves at once.
-        let leaving = groups.into_iter().map(|group| std::thread::spawn(move || group.leave(PATIENCE)));
-        for thread in leaving.collect::<Vec<_>>() {
-            assert!(thread.join().expect("leave does not panic"), "a rank did not leave in good order");
+        check(&groups, &plans);
+        leave(groups);
+        for server in servers {
+            assert_eq!(server.wait_for_workers(PATIENCE).expect("the engine runs"), Some(Ok(())));
         }
         engines.iter().for_each(Engine::stop);
     }
 }
 
-fn join(engines: &[Engine]) -> Vec<GroupHandle> {
-    let world_size = engines.len() as u32;
+fn engines(count: u32) -> Vec<Engine> {
+    (0..count).map(|_| Engine::start(EngineConfig::default()).expect("loopback has free ports")).collect()
+}
+
+fn join(
+    engines: &[Engine],
+    new_group: impl Fn(&Engine, u32) -> Result<PendingGroup, EngineError>,
+) -> Vec<GroupHandle> {
     let pending: Vec<PendingGroup> = engines
         .iter()
         .zip(0..)
-        .map(|(engine, rank)| engine.new_group(rank, world_size, "conformance").expect("a valid rank"))
+        .map(|(engine, rank)| new_group(engine, rank).expect("a valid rank"))
         .collect();
     let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
     let threads: Vec<_> = pending
@@ -66,42 +93,79 @@ fn join(engines: &[Engine]) -> Vec<GroupHandle> {
     joined.map(|group| group.expect("every rank is there")).collect()
 }
 
-/// Runs one call on every rank that takes part and compares each output.
-fn check(groups: &[GroupHandle], plan: &OpPlan, op: usize) {
+/// Leaving waits for the others, so that everybody leaves at once.
+fn leave(groups: Vec<GroupHandle>) {
+    let leaving = groups.into_iter().map(|group| std::thread::spawn(move || group.leave(PATIENCE)));
+    for thread in leaving.collect::<Vec<_>>() {
+        assert!(thread.join().expect("leave does not panic"), "a rank did not leave in good order");
+    }
+}
+
+/// Runs every call on the ranks that take part, several in flight, and compares each output.
+fn check(groups: &[GroupHandle], plans: &[OpPlan]) {
+    let mut in_flight: VecDeque<Running<'_>> = VecDeque::new();
+    for (op, plan) in plans.iter().enumerate() {
+        if in_flight.len() == IN_FLIGHT {
+            in_flight.pop_front().into_iter().for_each(|call| call.check(groups.len()));
+        }
+        in_flight.push_back(Running::start(groups, plan, op));
+    }
+    in_flight.into_iter().for_each(|call| call.check(groups.len()));
+}
+
+/// One call in flight. The tensors outlive it: they are dropped after every rank has ended it.
+struct Running<'p> {
+    plan: &'p OpPlan,
+    op: usize,
+    ranks: Vec<(usize, OpHandle, Tensor, Tensor)>,
+}
+
+impl<'p> Running<'p> {
+    fn start(groups: &[GroupHandle], plan: &'p OpPlan, op: usize) -> Self {
+        let ranks = (0..groups.len()).filter(|rank| plan.involves(*rank));
+        let ranks = ranks.map(|rank| submit(groups, plan, op, rank)).collect();
+        Self { plan, op, ranks }
+    }
+
+    fn check(self, world_size: usize) {
+        let Self { plan, op, ranks } = self;
+        for (_, handle, _, _) in &ranks {
+            let outcome = handle.wait(Some(PATIENCE)).unwrap_or_else(|| panic!("op {op} {plan:?} hangs"));
+            assert!(outcome.is_ok(), "op {op} {plan:?}: {outcome:?}");
+        }
+        for (rank, _, input, output) in &ranks {
+            let right = output.as_slice() == expected_output(plan, op, *rank, world_size);
+            assert!(right, "op {op} {plan:?}: rank {rank} of {world_size} has a wrong result");
+            assert!(input.guards_are_intact() && output.guards_are_intact(), "op {op}: memory was overrun");
+        }
+    }
+}
+
+fn submit(
+    groups: &[GroupHandle],
+    plan: &OpPlan,
+    op: usize,
+    rank: usize,
+) -> (usize, OpHandle, Tensor, Tensor) {
     let world_size = groups.len();
-    let ranks = (0..world_size).filter(|rank| plan.involves(*rank));
-    let calls: Vec<(usize, OpHandle, Tensor, Tensor)> = ranks
-        .map(|rank| {
-            let input = Tensor::from_bytes(&plan.input(op, rank, world_size).unwrap_or_default());
-            let output = match plan.output(op, rank, world_size) {
-                OutputPlan::Empty(bytes) => Tensor::new(bytes, 0xEE),
-                OutputPlan::Holds(content) => Tensor::from_bytes(&content),
-            };
-            let request = Request {
-                collective: plan.collective(op, rank, world_size),
-                dtype: plan.dtype,
-                reduce: plan.reduce,
-                input: input.view(),
-                output: output.view(),
-                policy: plan.policy,
-                residual: gradwire_collectives::View::EMPTY,
-                timeout: PATIENCE,
-                priority: 0,
-                tags: Tags::default(),
-                wants_contributions: false,
-            };
-            // The tensors outlive the call: they are dropped below, after every rank has ended it.
-            let handle = groups[rank].submit(request, Box::new(())).expect("the engine runs");
-            (rank, handle, input, output)
-        })
-        .collect();
-    for (_, handle, _, _) in &calls {
-        let outcome = handle.wait(Some(PATIENCE)).unwrap_or_else(|| panic!("op {op} {plan:?} hangs"));
-        assert!(outcome.is_ok(), "op {op} {plan:?}: {outcome:?}");
-    }
-    for (rank, _, input, output) in &calls {
-        let right = output.as_slice() == expected_output(plan, op, *rank, world_size);
-        assert!(right, "op {op} {plan:?}: rank {rank} of {world_size} has a wrong result");
-        assert!(input.guards_are_intact() && output.guards_are_intact(), "op {op}: memory was overrun");
-    }
+    let input = Tensor::from_bytes(&plan.input(op, rank, world_size).unwrap_or_default());
+    let output = match plan.output(op, rank, world_size) {
+        OutputPlan::Empty(bytes) => Tensor::new(bytes, 0xEE),
+        OutputPlan::Holds(content) => Tensor::from_bytes(&content),
+    };
+    let request = Request {
+        collective: plan.collective(op, rank, world_size),
+        dtype: plan.dtype,
+        reduce: plan.reduce,
+        input: input.view(),
+        output: output.view(),
+        policy: plan.policy,
+        residual: gradwire_collectives::View::EMPTY,
+        timeout: PATIENCE,
+        priority: 0,
+        tags: Tags::default(),
+        wants_contributions: false,
+    };
+    let handle = groups[rank].submit(request, Box::new(())).expect("the engine runs");
+    (rank, handle, input, output)
 }
