@@ -94,7 +94,8 @@ class DeliveryReport:
         reduce_ended_by: what ended the wait for contributions, of several reasons the one that accepts least; words as in
             `PeerDelivery.closed_by`, empty where the stage received nothing.
         gather_ended_by: the same for the results that are sent back.
-        filled: ranges `(start, end)` of this rank's result that did not arrive and hold what `gather_fill` says.
+        filled: ranges `(start, end)` of this rank's result that did not arrive, or that no rank's values reached a dedicated server
+            for, and which hold what `gather_fill` says.
         replicas_identical: every rank has the same bits. False where results may be lost on their way back: there ranks
             may differ, and `filled` of each says where.
         warm_up: the reduction was exact because its policy measures first.
@@ -128,9 +129,21 @@ class DeliveryReport:
 
     @property
     def lost_share(self) -> float:
-        """Share of the contributions expected here that did not arrive, 0 to 1; lost results are in `filled`."""
-        expected = sum(peer.elems_expected for peer in self.peers)
-        return 1.0 - sum(peer.elems_received for peer in self.peers) / expected if expected else 0.0
+        """Share of the contributions expected here that did not arrive, 0 to 1; lost results are in `filled`.
+
+        Of a rank that reduces nothing, because others are the servers: the share of its own contribution that did not count.
+        """
+        expected, received = self.contributions_delivered
+        return 1.0 - received / expected if expected else 0.0
+
+    @property
+    def contributions_delivered(self) -> tuple[int, int]:
+        """Elements of contributions that were expected, and those that arrived: here, or of this rank's own at its servers."""
+        if self.peers or not self.bytes_expected:
+            expected = sum(peer.elems_expected for peer in self.peers)
+            return expected, sum(peer.elems_received for peer in self.peers)
+        pushed = max(self.elems, self.rotated_elems)
+        return pushed, pushed - self.elems_uncounted
 
     @property
     def elems_uncounted(self) -> int:

@@ -137,13 +137,15 @@ pub struct DeliveryReport {
 
 impl DeliveryReport {
     /// Share of the elements that were expected in the reduce stage and did not arrive, 0 to 1. This is the
-    /// share of gradient bytes lost on their way to this rank; results lost on their way back are in `filled`.
+    /// share of gradient bytes lost on their way to this rank; results lost on their way back are in `filled`. A rank that reduces
+    /// nothing, because others are the servers, tells the share of its own contribution that did not count there.
     #[must_use]
     pub fn lost_share(&self) -> f64 {
         let expected: u64 = self.peers.iter().map(|peer| peer.elems_expected).sum();
         let received: u64 = self.peers.iter().map(|peer| peer.elems_received).sum();
         if expected == 0 {
-            return 0.0;
+            let uncounted: u64 = self.uncounted.iter().map(|range| range.end - range.start).sum();
+            return uncounted as f64 / self.elems.max(self.rotated_elems).max(1) as f64;
         }
         1.0 - received as f64 / expected as f64
     }
@@ -256,5 +258,8 @@ mod tests {
             (peer.elems_expected, peer.elems_received) = (expected, received);
         }
         assert_eq!(report.lost_share(), 0.25);
+        let worker = DeliveryReport { elems: 100, uncounted: vec![0..10, 50..60], ..Default::default() };
+        assert_eq!(worker.lost_share(), 0.2, "its server has averaged what arrived there");
+        assert_eq!(DeliveryReport { rotated_elems: 200, ..worker }.lost_share(), 0.1);
     }
 }

@@ -154,6 +154,11 @@ fn a_server_keeps_the_contract_of_each_call_and_every_lost_value_is_in_its_resid
         net.run_all(1);
         let results: Vec<Vec<f32>> = tensors.iter().map(Tensor::to_f32).collect();
         let rest: Vec<Vec<f32>> = residuals.iter().map(Tensor::to_f32).collect();
+        for rank in 0..4 {
+            let report = net.report(rank);
+            let uncounted: u64 = report.uncounted.iter().map(|range| range.end - range.start).sum();
+            assert_eq!(report.lost_share(), uncounted as f64 / elems as f64, "of what it pushed");
+        }
         for index in 0..elems {
             let counts = |rank: &u32| {
                 let uncounted = &net.report(*rank).uncounted;

@@ -44,7 +44,7 @@ class ShardedLossTolerance:
 
     @property
     def bytes_expected(self) -> int:
-        """Bytes of the other ranks' gradients that this rank should have averaged, over all steps."""
+        """Bytes of the other ranks' gradients that this rank should have averaged, or servers of its own, over all steps."""
         return self.total.bytes_expected
 
     @property

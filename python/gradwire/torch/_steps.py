@@ -19,7 +19,8 @@ class StepRecord:
 
     Attributes:
         buckets: all-reduces that have ended.
-        bytes_expected: bytes of the other ranks' gradients that this rank averages its shards from.
+        bytes_expected: bytes of the other ranks' gradients that this rank averages its shards from; where other processes are the
+            servers, bytes of its own that they average.
         bytes_received: those of them that came in time.
         bytes_sent, bytes_retransmitted: payload bytes sent, and sent again.
         elems_uncounted: elements of this rank's gradients that did not count somewhere.
@@ -43,13 +44,12 @@ class StepRecord:
 
     def plus(self, report: DeliveryReport, elem_bytes: int) -> StepRecord:
         """This record with one more all-reduce; `comm_s` is left to the caller."""
-        expected = sum(peer.elems_expected for peer in report.peers) * elem_bytes
-        received = sum(peer.elems_received for peer in report.peers) * elem_bytes
+        expected, received = report.contributions_delivered
         return replace(
             self,
             buckets=self.buckets + 1,
-            bytes_expected=self.bytes_expected + expected,
-            bytes_received=self.bytes_received + received,
+            bytes_expected=self.bytes_expected + expected * elem_bytes,
+            bytes_received=self.bytes_received + received * elem_bytes,
             bytes_sent=self.bytes_sent + report.bytes_sent,
             bytes_retransmitted=self.bytes_retransmitted + report.bytes_retransmitted,
             elems_uncounted=self.elems_uncounted + report.elems_uncounted,
