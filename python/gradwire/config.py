@@ -150,8 +150,8 @@ class Config:
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
-        "local addresses and those of the peer in turn where there are several. All end at the peer's one port. Cards with a "
-        "network each all carry their part; several in one network do so only where the host routes by source address. A group "
+        "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
+        "peer carries its part, whatever the host's routes; one that leads nowhere is found out and costs nothing. A group "
         "uses the least of its ranks.", low=1, high=16)
     spray: str = _setting("adaptive", str, "How packets are spread over the paths. `adaptive`: the better of two random ones; "
         "a path that loses or lags more than the others gets nothing until it has healed.", choices=SPRAYS)

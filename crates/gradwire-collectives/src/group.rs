@@ -23,7 +23,8 @@ use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request, Servers};
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
-    ConnectionConfig, ConnectionStats, Mark, PathStats, ReceivedMark, Timeout, TimeoutReason, Timestamp,
+    Attempt, ConnectionConfig, ConnectionStats, Mark, PathId, PathStats, ReceivedMark, Timeout,
+    TimeoutReason, Timestamp,
 };
 use serving::Serving;
 use std::collections::VecDeque;
@@ -67,6 +68,10 @@ pub trait TransmitSink {
     /// tensor and must be copied or sent before the group is called again. `head.len() + payload.len()` is at most
     /// the datagram size.
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]);
+    /// As `push`, a question that takes another way than the one in use ([`Group::try_path`]), if there is one.
+    fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
+        self.push(peer, mark, head, &[]);
+    }
 }
 
 /// What a group reports.
@@ -400,6 +405,19 @@ impl Group {
     pub fn path_stats(&self) -> Vec<(u32, ConnectionStats, Vec<PathStats>)> {
         let of = |peer: &Peer| (peer.rank, peer.connection.stats(), peer.connection.path_stats());
         self.peers.iter().map(of).collect()
+    }
+
+    /// See [`gradwire_core::Connection::try_path`]; the question goes to [`TransmitSink::push_trial`].
+    pub fn try_path(&mut self, peer: u32, path: PathId, attempt: Attempt) {
+        if let Some(slot) = self.slot_of(peer) {
+            self.peers[slot].connection.try_path(path, attempt);
+        }
+    }
+
+    /// See [`gradwire_core::Connection::has_trial_answer`].
+    #[must_use]
+    pub fn has_trial_answer(&self, peer: u32, path: PathId) -> bool {
+        self.slot_of(peer).is_some_and(|slot| self.peers[slot].connection.has_trial_answer(path))
     }
 
     /// Whether a call is no longer queued, for checkers: until then its payload may be early.

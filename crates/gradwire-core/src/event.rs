@@ -95,6 +95,8 @@ pub struct Transmit {
     pub header: Header,
     /// How the network is asked to treat it.
     pub mark: Mark,
+    /// It asks whether another way than the one in use could carry its path; see [`crate::Connection::try_path`].
+    pub is_trial: bool,
     /// Prefix of opening data packets.
     pub opening: Option<Opening>,
     /// What follows.

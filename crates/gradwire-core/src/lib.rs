@@ -34,7 +34,7 @@ mod transfer;
 mod transit;
 
 pub use config::{ConnectionConfig, CHUNKS_MAX};
-pub use connection::Connection;
+pub use connection::{Attempt, Connection};
 pub use contract::{CloseReason, Contract, Early, Progress, Soft, Verdict};
 pub use error::{DropReason, TransferError};
 pub use event::{

@@ -2,15 +2,17 @@
 
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
+use crate::interfaces::Source;
 use crate::routes::{Route, Routes};
 use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
+use crate::ways::Ways;
 use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
-use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp, PATHS_MAX};
+use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp};
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -27,34 +29,23 @@ struct PeerAddress {
     candidates: Vec<RawAddress>,
     /// The first address that answered.
     locked: Option<RawAddress>,
-    /// Where each path ends, once an address has answered.
-    ends: [RawAddress; PATHS_MAX as usize],
+    /// Of each path, once an address has answered.
+    ways: Option<Ways>,
 }
 
 impl PeerAddress {
-    const NOWHERE: Self = Self {
-        host: String::new(),
-        candidates: Vec::new(),
-        locked: None,
-        ends: [RawAddress::EMPTY; PATHS_MAX as usize],
-    };
+    const NOWHERE: Self = Self { host: String::new(), candidates: Vec::new(), locked: None, ways: None };
 
-    /// The peer was heard from there, on this path. The first path ends where it came from; the others at its published
-    /// addresses in turn when there are several, so that every interface of the peer receives its part.
-    fn lock(&mut self, from: SocketAddr, path: PathId) {
+    /// The peer was heard from there, on this path: the first path ends there.
+    fn lock(&mut self, from: SocketAddr, path: PathId, sources: &[Source], paths: u8) {
         let published = self.candidates.first().and_then(|candidate| candidate.to_socket_addr());
         // Further paths of the peer come from ports at which nobody need listen.
         let port = published.filter(|_| path != PathId(0)).map_or(from.port(), |published| published.port());
         let first = SocketAddr::new(from.ip(), port);
-        let others: Vec<SocketAddr> = self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).collect();
-        let others: Vec<SocketAddr> = others.into_iter().filter(|to| !to.ip().is_loopback()).collect();
-        self.ends = [RawAddress::new(first); PATHS_MAX as usize];
-        if others.len() > 1 && !from.ip().is_loopback() {
-            for (end, to) in self.ends.iter_mut().zip(others.iter().cycle()).skip(1) {
-                *end = RawAddress::new(*to);
-            }
-        }
-        self.locked = Some(self.ends[0]);
+        let others = self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).map(|to| to.ip());
+        let others: Vec<IpAddr> = others.filter(|address| !address.is_loopback()).collect();
+        self.locked = Some(RawAddress::new(first));
+        self.ways = Some(Ways::new(first, &others, sources, paths));
     }
 }
 
@@ -91,6 +82,8 @@ pub(crate) struct ActiveGroup {
     awaiting_workers: Option<Sender<Result<(), OpError>>>,
     /// When the group wants to be called.
     wake_at: Option<Timestamp>,
+    /// When ways of paths are searched on, by rank.
+    search_at: Vec<Option<Timestamp>>,
     /// Something was handed in since the last drain.
     dirty: bool,
 }
@@ -105,7 +98,7 @@ impl ActiveGroup {
             place.host.clone_from(&peer.host);
             place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
         }
-        let group = Group::new(setup.config.clone(), now);
+        let (ranks, group) = (peers.len(), Group::new(setup.config.clone(), now));
         Self {
             setup,
             group,
@@ -117,6 +110,7 @@ impl ActiveGroup {
             workers_left: None,
             awaiting_workers: None,
             wake_at: None,
+            search_at: vec![None; ranks],
             dirty: true,
         }
     }
@@ -169,7 +163,8 @@ impl ActiveGroup {
         let address = &mut self.peers[peer as usize];
         if address.locked.is_none() {
             if let (Ok((header, _)), Some(from)) = (Header::decode(bytes), from.to_socket_addr()) {
-                address.lock(from, header.path);
+                address.lock(from, header.path, &self.setup.sources, self.setup.paths);
+                self.search_at[peer as usize] = Some(now);
             }
         }
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
@@ -195,7 +190,18 @@ impl ActiveGroup {
     pub(crate) fn handle_timeout(&mut self, now: Timestamp) {
         if self.wake_at.is_some_and(|at| at <= now) {
             self.group.handle_timeout(now);
+            self.search_ways(now);
             self.dirty = true;
+        }
+    }
+
+    fn search_ways(&mut self, now: Timestamp) {
+        for (peer, at) in self.search_at.iter_mut().enumerate() {
+            if at.is_some_and(|at| at <= now) {
+                let ways = self.peers[peer].ways.as_mut();
+                *at =
+                    ways.and_then(|ways| ways.search(&mut self.group, peer as u32)).map(|pause| now + pause);
+            }
         }
     }
 
@@ -251,7 +257,8 @@ impl ActiveGroup {
     /// Everything was drained.
     pub(crate) fn settle(&mut self, now: Timestamp) {
         self.dirty = false;
-        self.wake_at = self.group.poll_timeout().map(|timeout| timeout.at);
+        let due = self.group.poll_timeout().map(|timeout| timeout.at);
+        self.wake_at = self.search_at.iter().copied().flatten().chain(due).min();
         if let Leaving::Goodbye(waiting) = &mut self.leaving {
             if self.group.is_drained() {
                 waiting.drain(..).for_each(|left| _ = left.send(()));
@@ -318,9 +325,13 @@ impl ActiveGroup {
         }
     }
 
-    fn path_stats(&self, path: &gradwire_core::PathStats) -> PathStats {
+    fn path_stats(&self, path: &gradwire_core::PathStats, peer: &PeerAddress) -> PathStats {
+        let end = peer.ways.as_ref().map(|ways| ways.end(usize::from(path.path)));
+        let source = end.and_then(|end| self.setup.sources.get(end.source()?));
         PathStats {
             path: path.path,
+            local_address: source.map(|source| source.address),
+            peer_address: end.and_then(RawAddress::to_socket_addr).map(|end| end.ip()),
             source_port: self.setup.source_ports.get(usize::from(path.path)).copied().unwrap_or(0),
             packets_sent: path.packets_sent,
             copies_sent: path.copies_sent,
@@ -358,7 +369,7 @@ impl ActiveGroup {
             bandwidth: stats.bandwidth,
             cwnd: stats.cwnd,
             tags: stats.tags.into(),
-            paths: paths.iter().map(|path| self.path_stats(path)).collect(),
+            paths: paths.iter().map(|path| self.path_stats(path, peer)).collect(),
         }
     }
 
@@ -393,14 +404,21 @@ impl TransmitSink for Sink<'_> {
         let octet = self.codes.octet(mark);
         let peer = &self.peers[peer as usize];
         let path = usize::from(head[HEADER_PATH]);
-        let every = if peer.locked.is_some() { peer.ends.get(path..=path).unwrap_or_default() } else { &[] };
+        let end = peer.ways.as_ref().map(|ways| [ways.end(path)]);
         // Until the peer has answered only small control traffic flows: it goes to all its addresses.
-        for to in if every.is_empty() { &peer.candidates } else { every } {
+        for to in end.as_ref().map_or(&peer.candidates[..], |end| &end[..]) {
             if self.sockets.has_room() {
                 // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group
                 // again, and until then the group's contract keeps the tensor's memory valid.
                 unsafe { self.sockets.push(path, (*to, octet), head, payload) };
             }
         }
+    }
+
+    fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
+        let path = usize::from(head[HEADER_PATH]);
+        let Some(ways) = &self.peers[peer as usize].ways else { return };
+        // SAFETY: there is no payload.
+        unsafe { self.sockets.push(path, (ways.trial_end(path), self.codes.octet(mark)), head, &[]) };
     }
 }

@@ -51,8 +51,8 @@ pub struct EngineConfig {
     pub ecn: bool,
     /// Kernel offloads.
     pub offload: Offload,
-    /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and from
-    /// another local address where there are several. A group uses the least of its ranks.
+    /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
+    /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
     /// How packets are spread.
     pub spray: Spray,

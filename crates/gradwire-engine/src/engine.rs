@@ -44,9 +44,9 @@ impl Engine {
         config.validate()?;
         let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
-        let options = BindOptions { address: selection.bind, port, dscp, offload };
-        let BoundPaths { first: bound, further, ports } =
-            PathSockets::bind(&options, config.paths, &selection.addresses)?;
+        let sources = selection.sources.clone();
+        let options = BindOptions { address: selection.bind, port, sources, dscp, offload };
+        let BoundPaths { first: bound, further, ports } = PathSockets::bind(&options, config.paths)?;
         let overhead = if selection.bind.is_ipv6() { 40 + 8 } else { 20 + 8 };
         let payload = |mtu: usize| mtu.saturating_sub(overhead).min(DATAGRAM_BYTES_MAX);
         let local = Local {
@@ -55,6 +55,7 @@ impl Engine {
             source_ports: ports.clone(),
             bind: selection.bind,
             addresses: selection.addresses.clone(),
+            sources: if bound.batched_calls { selection.sources.clone() } else { Vec::new() },
             loopback: selection.loopback,
             datagram_bytes: payload(config.mtu.unwrap_or(selection.mtu)),
             datagram_bytes_local: payload(config.mtu.unwrap_or(MTU_LOCAL)),

@@ -37,6 +37,7 @@ fn own_record() -> Record {
         loopback: true,
         datagram_bytes: 1_472,
         datagram_bytes_local: 8_972,
+        sources: Vec::new(),
         receive_buffer_bytes: 1 << 20,
         config: EngineConfig::default(),
     };
@@ -66,7 +67,7 @@ pub fn choose_interfaces(asked: &str) {
 fn machine() -> Vec<Interface> {
     let interface = |name: &str, address: &str, mtu| {
         let address: IpAddr = address.parse().unwrap_or_else(|_| unreachable!("{address} is an address"));
-        Interface { name: name.to_owned(), address, loopback: address.is_loopback(), mtu }
+        Interface { name: name.to_owned(), address, bits: 24, index: 1, loopback: address.is_loopback(), mtu }
     };
     vec![
         interface("lo", "127.0.0.1", 65_536),

@@ -1,6 +1,7 @@
 //! One rank of one process group, as its caller sees it: before and after its peers are known.
 
 use crate::handle::lock;
+use crate::interfaces::Source;
 use crate::rendezvous::{Record, Roster};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::{EngineConfig, EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
@@ -31,6 +32,10 @@ pub(crate) struct GroupSetup {
     pub(crate) datagram_bytes: usize,
     /// UDP port from which each path sends.
     pub(crate) source_ports: Vec<u16>,
+    /// Paths to each peer.
+    pub(crate) paths: u8,
+    /// Local addresses from which paths may go.
+    pub(crate) sources: Vec<Source>,
     /// Given back when the group is gone.
     pub(crate) ids: ReservedIds,
 }
@@ -164,6 +169,8 @@ impl PendingGroup {
             candidates,
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),
+            paths: roster.paths,
+            sources: self.shared.local.sources.clone(),
             ids: self.ids,
         })
     }

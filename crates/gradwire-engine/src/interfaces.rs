@@ -16,6 +16,10 @@ pub(crate) struct Interface {
     pub(crate) name: String,
     /// Address.
     pub(crate) address: IpAddr,
+    /// Bits of its network.
+    pub(crate) bits: u8,
+    /// Number that the kernel knows it by.
+    pub(crate) index: u32,
     /// Whether it reaches this host only.
     pub(crate) loopback: bool,
     /// Largest IP packet.
@@ -29,10 +33,29 @@ pub(crate) struct Selection {
     pub(crate) bind: IpAddr,
     /// Addresses for other hosts, of one family.
     pub(crate) addresses: Vec<IpAddr>,
+    /// Where each of these is, in the same order.
+    pub(crate) sources: Vec<Source>,
     /// Whether ranks in this network namespace can use the loopback address.
     pub(crate) loopback: bool,
     /// Largest IP packet towards other hosts.
     pub(crate) mtu: usize,
+}
+
+/// A local address and its interface, for what is sent from it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Source {
+    pub(crate) address: IpAddr,
+    /// Bits of its network.
+    pub(crate) bits: u8,
+    /// The kernel's number of the interface.
+    pub(crate) interface: u32,
+}
+
+impl Source {
+    /// Whether `peer` is on the same network, so that no router is needed.
+    pub(crate) fn is_near(&self, peer: IpAddr) -> bool {
+        in_network(peer, self.address, self.bits)
+    }
 }
 
 /// Chooses among `found` by the list `asked` (see [`crate::EngineConfig::interface`]).
@@ -75,14 +98,23 @@ fn selection(chosen: &[&Interface], explicit: bool, found: &[Interface]) -> Sele
     let among: Vec<&Interface> = if chosen.is_empty() { found.iter().collect() } else { chosen.to_vec() };
     let ipv4 = among.iter().any(|i| i.address.is_ipv4());
     let family: Vec<&Interface> = chosen.iter().copied().filter(|i| i.address.is_ipv4() == ipv4).collect();
-    let addresses: Vec<IpAddr> = family.iter().filter(|i| !i.loopback).map(|i| i.address).collect();
+    let outward = || family.iter().filter(|i| !i.loopback);
+    let addresses: Vec<IpAddr> = outward().map(|i| i.address).collect();
+    let sources =
+        outward().map(|i| Source { address: i.address, bits: i.bits, interface: i.index }).collect();
     let all = if ipv4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let bind = match family[..] {
         [only] if explicit => only.address,
         _ => all,
     };
     let mtu = family.iter().filter(|i| !i.loopback).map(|i| i.mtu).min().unwrap_or(MTU_AUTO_MAX);
-    Selection { bind, addresses, loopback: bind == all || bind.is_loopback(), mtu: mtu.min(MTU_AUTO_MAX) }
+    Selection {
+        bind,
+        addresses,
+        sources,
+        loopback: bind == all || bind.is_loopback(),
+        mtu: mtu.min(MTU_AUTO_MAX),
+    }
 }
 
 fn is_link_local(address: IpAddr) -> bool {
@@ -157,25 +189,45 @@ fn read_interface(element: &libc::ifaddrs) -> Option<Interface> {
     if element.ifa_addr.is_null() || flags & libc::IFF_UP == 0 {
         return None;
     }
-    // SAFETY: a non-null `ifa_addr` is a socket address whose length follows from its family, and the name is a
-    // terminated string.
-    let (address, name) = unsafe {
-        let address = match i32::from((*element.ifa_addr).sa_family) {
+    // SAFETY: an address of the list is null or of the length of its family, and the name is a terminated string.
+    let (address, netmask, name) =
+        unsafe { (ip_of(element.ifa_addr)?, ip_of(element.ifa_netmask), CStr::from_ptr(element.ifa_name)) };
+    let mtu = mtu_of(name).unwrap_or(1_500);
+    // SAFETY: the name is a terminated string.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    // Without a mask, as on a link between two points, only the address itself is near.
+    let bits = match netmask {
+        Some(IpAddr::V4(mask)) => mask.to_bits().leading_ones() as u8,
+        Some(IpAddr::V6(mask)) => mask.to_bits().leading_ones() as u8,
+        None if address.is_ipv4() => 32,
+        None => 128,
+    };
+    let loopback = flags & libc::IFF_LOOPBACK != 0;
+    Some(Interface { name: name.to_string_lossy().into_owned(), address, bits, index, loopback, mtu })
+}
+
+/// The address in the kernel's form at `raw`, if there is one.
+///
+/// # Safety
+/// `raw` is null or points to a socket address of the length that follows from its family.
+unsafe fn ip_of(raw: *const libc::sockaddr) -> Option<IpAddr> {
+    if raw.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match i32::from((*raw).sa_family) {
             libc::AF_INET => {
-                let raw = &*element.ifa_addr.cast::<libc::sockaddr_in>();
-                IpAddr::V4(Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr)))
+                let raw = &*raw.cast::<libc::sockaddr_in>();
+                Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr))))
             }
             libc::AF_INET6 => {
-                let raw = &*element.ifa_addr.cast::<libc::sockaddr_in6>();
-                IpAddr::V6(Ipv6Addr::from(raw.sin6_addr.s6_addr))
+                let raw = &*raw.cast::<libc::sockaddr_in6>();
+                Some(IpAddr::V6(Ipv6Addr::from(raw.sin6_addr.s6_addr)))
             }
-            _ => return None,
-        };
-        (address, CStr::from_ptr(element.ifa_name))
-    };
-    let mtu = mtu_of(name).unwrap_or(1_500);
-    let loopback = flags & libc::IFF_LOOPBACK != 0;
-    Some(Interface { name: name.to_string_lossy().into_owned(), address, loopback, mtu })
+            _ => None,
+        }
+    }
 }
 
 /// MTU by name. Asked of the kernel, because `/sys` may show another network namespace.
@@ -215,6 +267,8 @@ mod tests {
         .map(|(name, address, mtu)| Interface {
             name: name.to_owned(),
             address: address.parse().unwrap(),
+            bits: 24,
+            index: 1,
             loopback: name == "lo",
             mtu,
         })

@@ -24,6 +24,7 @@ mod routes;
 mod shared;
 mod socket;
 mod stats;
+mod ways;
 
 pub use chaos::ChaosConfig;
 pub use config::{EngineConfig, Offload};

@@ -3,6 +3,7 @@
 //! Everything that can be compared is compared here, before the first packet: a difference becomes an error that names
 //! the rank and both values, on every rank, because every rank reads every record.
 
+use crate::interfaces::Source;
 use crate::{EngineConfig, JoinError};
 use gradwire_core::wire::VERSION;
 use gradwire_core::PATHS_MAX;
@@ -81,6 +82,8 @@ pub(crate) struct Local {
     pub(crate) source_ports: Vec<u16>,
     pub(crate) bind: IpAddr,
     pub(crate) addresses: Vec<IpAddr>,
+    /// Of these, the ones from which paths may go: none where the kernel takes no source with a datagram.
+    pub(crate) sources: Vec<Source>,
     pub(crate) loopback: bool,
     pub(crate) datagram_bytes: usize,
     pub(crate) datagram_bytes_local: usize,
@@ -150,7 +153,11 @@ impl Record {
             if peer.ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
         let local = self.is_local_to(peer) && self.loopback && peer.loopback;
         let first = local.then_some(loopback);
-        let others = peer.addresses.iter().copied().filter(|address| !address.is_loopback());
+        // What is an address of this host too, such as a bridge of containers that every host has, does not leave it.
+        let leaves = |address: &IpAddr| self.is_local_to(peer) || !self.addresses.contains(address);
+        let outward = || peer.addresses.iter().copied().filter(|address| !address.is_loopback());
+        let any_leaves = outward().any(|address| leaves(&address));
+        let others = outward().filter(|address| leaves(address) || !any_leaves);
         first.into_iter().chain(others).map(|address| SocketAddr::new(address, peer.port)).collect()
     }
 }
@@ -313,6 +320,7 @@ mod tests {
             source_ports: vec![47_400 + pid_offset],
             bind: Ipv4Addr::UNSPECIFIED.into(),
             addresses: vec!["10.0.0.1".parse().unwrap()],
+            sources: Vec::new(),
             loopback: true,
             datagram_bytes: 1_472,
             datagram_bytes_local: 8_972,
@@ -363,6 +371,21 @@ mod tests {
             Roster::new(&all[0], &published(&all)).unwrap_err(),
             JoinError::SettingsMismatch { rank: 1, .. }
         ));
+    }
+
+    #[test]
+    fn an_address_that_this_host_has_too_leads_to_no_other_host() {
+        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let mut all = records(2);
+        (all[0].addresses, all[1].addresses) =
+            (ips(&["10.0.0.1", "172.18.0.1"]), ips(&["172.18.0.1", "10.0.0.2"]));
+        all[1].boot_id = "another host".to_owned();
+        let reach = |all: &[Record]| -> Vec<IpAddr> {
+            all[0].candidates(&all[1]).iter().map(SocketAddr::ip).collect()
+        };
+        assert_eq!(reach(&all), ips(&["10.0.0.2"]));
+        all[1].addresses.pop();
+        assert_eq!(reach(&all), ips(&["172.18.0.1"]), "the error should name something");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use gradwire_collectives::{AgreedNetwork, DeliveryReport};
 use gradwire_core::{TagStats, CLASSES_MAX};
 use serde::Serialize;
+use std::net::IpAddr;
 
 /// What the kernel granted at start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -204,6 +205,10 @@ pub struct PathStats {
     pub path: u8,
     /// UDP port from which this rank sends on it.
     pub source_port: u16,
+    /// Local address from whose interface it sends; `None`: the kernel chooses by the destination.
+    pub local_address: Option<IpAddr>,
+    /// Address of the peer where it ends; `None`: the peer has not answered yet.
+    pub peer_address: Option<IpAddr>,
     /// Data packets sent, copies included.
     pub packets_sent: u64,
     /// Of these, copies that only try whether the path has healed.

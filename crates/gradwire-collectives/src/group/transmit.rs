@@ -39,7 +39,11 @@ fn burst(
             Body::Control { bytes } => {
                 // All of it is head: the sink copies that, and the next control packet uses the scratch again.
                 head.copy_from_slice(&transmit.header.encode());
-                sink.push(peer.rank, transmit.mark, &scratch[..HEADER_BYTES + bytes], &[]);
+                let datagram = &scratch[..HEADER_BYTES + bytes];
+                match transmit.is_trial {
+                    true => sink.push_trial(peer.rank, transmit.mark, datagram),
+                    false => sink.push(peer.rank, transmit.mark, datagram, &[]),
+                }
             }
             Body::Payload { offset, bytes } => {
                 push_payload(peer, ops, transmit, offset as usize, bytes, sink)

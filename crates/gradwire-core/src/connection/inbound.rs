@@ -81,6 +81,7 @@ impl Connection {
                 let record = reader.array()?;
                 if header.flags.contains(Flags::REPLY) {
                     self.sample_rtt(now, &header, header.offset, 0);
+                    self.trials.on_answer(header.path, header.offset);
                     self.on_position(record);
                 } else {
                     self.on_ping(header.sent_at_us, header.path, record);

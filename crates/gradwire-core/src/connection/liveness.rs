@@ -1,7 +1,7 @@
 //! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
 
 use super::Connection;
-use crate::{Event, Timestamp};
+use crate::{Event, Timestamp, PATHS_MAX};
 use core::time::Duration;
 use gradwire_wire::{PathId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 
@@ -28,6 +28,8 @@ pub(super) enum Due {
     Ping,
     /// Asks on a path that was not heard yet.
     PathPing(PathId),
+    /// Asks on a path, by another way than the one in use.
+    Trial(PathId),
     PingReply(u32, PathId),
     Goodbye,
     GoodbyeReply,
@@ -44,9 +46,12 @@ pub(super) struct Liveness {
     /// Time stamp of the peer's hello that waits for an answer.
     hello_reply: Option<(u32, PathId)>,
     ping_at: Option<Timestamp>,
-    ping_reply: Option<(u32, PathId)>,
+    /// Time stamp of the latest ping on each path that waits for an answer.
+    ping_replies: [Option<u32>; PATHS_MAX as usize],
     /// Paths that are still to be tried out, from the last one down.
     untried: u8,
+    /// Paths, by bit, on which a way is to be tried out.
+    trials: u16,
     connected_on: PathId,
     position: [u8; POSITION_RECORD_BYTES],
     peer_position: [u8; POSITION_RECORD_BYTES],
@@ -77,8 +82,9 @@ impl Liveness {
             hello_pause: HELLO_FIRST,
             hello_reply: None,
             ping_at: None,
-            ping_reply: None,
+            ping_replies: [None; PATHS_MAX as usize],
             untried: 0,
+            trials: 0,
             connected_on: PathId(0),
             position: [0; POSITION_RECORD_BYTES],
             peer_position: [0; POSITION_RECORD_BYTES],
@@ -189,11 +195,17 @@ impl Liveness {
         if self.lost || self.peer_left {
             return None;
         }
-        if let Some((sent_at_us, path)) = self.ping_reply.take() {
-            return Some(Due::PingReply(sent_at_us, path));
+        if let Some(path) = self.ping_replies.iter().position(Option::is_some) {
+            let sent_at_us = self.ping_replies[path].take().unwrap_or_default();
+            return Some(Due::PingReply(sent_at_us, PathId(path as u8)));
         }
         if let Some(path) = self.next_untried() {
             return Some(Due::PathPing(path));
+        }
+        if self.trials != 0 {
+            let path = self.trials.trailing_zeros() as u8;
+            self.trials &= self.trials - 1;
+            return Some(Due::Trial(PathId(path)));
         }
         if !self.connected && now >= self.hello_at {
             self.hello_at = now + self.hello_pause;
@@ -205,6 +217,11 @@ impl Liveness {
             return Some(Due::Ping);
         }
         None
+    }
+
+    /// Another way is to be asked for an answer on this path.
+    pub(super) fn ask(&mut self, path: PathId) {
+        self.trials |= 1 << (path.0 % 16);
     }
 
     fn next_untried(&mut self) -> Option<PathId> {
@@ -325,7 +342,9 @@ impl Connection {
     }
 
     pub(super) fn on_ping(&mut self, sent_at_us: u32, path: PathId, record: [u8; POSITION_RECORD_BYTES]) {
-        self.liveness.ping_reply = Some((sent_at_us, path));
+        if let Some(waiting) = self.liveness.ping_replies.get_mut(usize::from(path.0)) {
+            *waiting = Some(sent_at_us);
+        }
         self.on_position(record);
     }
 

@@ -8,6 +8,7 @@ mod liveness;
 mod outbound;
 mod parting;
 mod timers;
+mod trials;
 
 #[cfg(test)]
 mod parting_tests;
@@ -29,6 +30,8 @@ use alloc::vec::Vec;
 use gradwire_wire::{PathId, TransferId};
 use liveness::Liveness;
 use parting::Parting;
+pub use trials::Attempt;
+use trials::Trials;
 
 /// Grants remembered that came before their send was posted.
 const PREGRANTS_MAX: usize = 64;
@@ -39,6 +42,7 @@ pub struct Connection {
     config: ConnectionConfig,
     paths: Paths,
     liveness: Liveness,
+    trials: Trials,
     parting: Parting,
     /// In the order in which they are served: by priority, then by age.
     sends: Vec<SendHalf>,
@@ -82,6 +86,7 @@ impl Connection {
         Self {
             paths: Paths::new(&config, now),
             liveness: Liveness::new(now),
+            trials: Trials::default(),
             parting: Parting::No,
             sends: Vec::new(),
             receives: Vec::new(),

@@ -95,7 +95,7 @@ impl Connection {
         let (kind, reply) = match due {
             Due::Hello => (Kind::Hello, false),
             Due::HelloReply => (Kind::Hello, true),
-            Due::Ping | Due::PathPing(_) => (Kind::Ping, false),
+            Due::Ping | Due::PathPing(_) | Due::Trial(_) => (Kind::Ping, false),
             Due::PingReply(..) => (Kind::Ping, true),
             Due::Goodbye => (Kind::Goodbye, false),
             Due::GoodbyeReply => (Kind::Goodbye, true),
@@ -122,6 +122,11 @@ impl Connection {
                 header.path = path;
                 out.put(self.liveness.position());
             }
+            Due::Trial(path) => {
+                header.path = path;
+                self.trials.on_asked(path, header.sent_at_us);
+                out.put(self.liveness.position());
+            }
             Due::PingReply(sent_at_us, path) => {
                 header.path = path;
                 header.offset = sent_at_us;
@@ -142,7 +147,8 @@ impl Connection {
             scratch.get_mut(bytes..full)?.fill(0);
             bytes = full;
         }
-        Some(control(header, bytes))
+        let is_trial = matches!(due, Due::Trial(_));
+        Some(Transmit { is_trial, ..control(header, bytes) })
     }
 
     /// Takes the path that it is mostly about: the other direction of a path that works is likely to work, and the
@@ -259,7 +265,13 @@ impl Connection {
         self.paths.on_sent(now, index, packet);
         // What it carries is on its way already.
         let mark = Mark { class: TrafficClass::Data(class), ecn_capable: false };
-        Some(Transmit { header, mark, opening, body: Body::Payload { offset, bytes: bytes as usize } })
+        Some(Transmit {
+            header,
+            mark,
+            is_trial: false,
+            opening,
+            body: Body::Payload { offset, bytes: bytes as usize },
+        })
     }
 
     /// Whether there is data that only the window or the pacer holds back.
@@ -345,7 +357,13 @@ impl Connection {
         header.path = self.paths.at(path).id;
         header.packet_number = number;
         header.offset = offset as u32;
-        Transmit { header, mark, opening, body: Body::Payload { offset, bytes: bytes as usize } }
+        Transmit {
+            header,
+            mark,
+            is_trial: false,
+            opening,
+            body: Body::Payload { offset, bytes: bytes as usize },
+        }
     }
 
     /// What the network is told about a data packet: its class, and to mark rather than drop it if it is important or
@@ -366,7 +384,7 @@ impl Connection {
 
 /// A control packet whose body of `bytes` is in the caller's scratch.
 const fn control(header: Header, bytes: usize) -> Transmit {
-    Transmit { header, mark: Mark::CONTROL, opening: None, body: Body::Control { bytes } }
+    Transmit { header, mark: Mark::CONTROL, is_trial: false, opening: None, body: Body::Control { bytes } }
 }
 
 /// Bytes of the fixed part of an acknowledgement.

@@ -48,6 +48,8 @@ struct Network {
     acks: u64,
     /// The one direction in which loss happens, by sender.
     dead_direction: Option<usize>,
+    /// The other way, by which questions go, leads nowhere.
+    trials_lost: bool,
 }
 
 fn connection(local: u32, remote: u32, paths: usize, (spray, spray_run): (Spray, u32)) -> Connection {
@@ -83,6 +85,7 @@ impl Network {
             again: [0; PATHS],
             acks: 0,
             dead_direction: None,
+            trials_lost: false,
         };
         network.run(Duration::from_millis(10));
         assert!(network.ends.iter().all(Connection::is_connected));
@@ -181,6 +184,9 @@ impl Network {
         let again = transmit.header.flags.contains(gradwire_wire::Flags::RETRANSMITTED);
         self.again[index] += u64::from(again);
         self.acks += u64::from(from == 1 && transmit.header.kind == gradwire_wire::Kind::Ack);
+        if transmit.is_trial && self.trials_lost {
+            return;
+        }
         let spared = self.dead_direction.is_some_and(|direction| direction != from);
         if spared || !self.chance(path.loss_percent) {
             self.created += 1;
@@ -369,6 +375,30 @@ fn each_path_has_a_round_trip_before_the_first_data() {
     let network = Network::new(Spray::Adaptive);
     let sampled = |end: &Connection| end.path_stats().iter().all(|path| path.rtt_smoothed > Duration::ZERO);
     assert!(network.ends.iter().all(sampled));
+}
+
+#[test]
+fn another_way_is_proven_by_the_answer_to_its_own_question_alone() {
+    let (mut network, path) = (Network::new(Spray::Adaptive), PathId(2));
+    network.trials_lost = true;
+    network.ends[0].try_path(path, Attempt::First);
+    // Heartbeats take every path meanwhile, by the way in use.
+    network.run(Duration::from_secs(30));
+    assert!(!network.ends[0].has_trial_answer(path));
+    network.trials_lost = false;
+    network.ends[0].try_path(path, Attempt::Again);
+    network.run(MS(2));
+    assert!(network.ends[0].has_trial_answer(path) && !network.ends[0].has_trial_answer(PathId(1)));
+    network.ends[0].try_path(path, Attempt::First);
+    assert!(!network.ends[0].has_trial_answer(path), "another candidate begins without an answer");
+}
+
+#[test]
+fn every_path_that_is_asked_at_once_answers() {
+    let mut network = Network::new(Spray::Adaptive);
+    (0..4).for_each(|path| network.ends[0].try_path(PathId(path), Attempt::First));
+    network.run(MS(2));
+    assert!((0..4).all(|path| network.ends[0].has_trial_answer(PathId(path))));
 }
 
 /// Acknowledgements for each ten data packets that left.

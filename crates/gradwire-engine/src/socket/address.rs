@@ -5,17 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 /// Bytes of the larger of `sockaddr_in` and `sockaddr_in6`.
 pub(crate) const RAW_ADDRESS_BYTES: usize = 28;
 
-/// A `sockaddr_in` or `sockaddr_in6`.
+/// A `sockaddr_in` or `sockaddr_in6`, and from where what is sent there leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C, align(8))]
 pub(crate) struct RawAddress {
     bytes: [u8; RAW_ADDRESS_BYTES],
     len: u8,
+    /// Place in the socket's list of sources, from 1; 0: the kernel chooses.
+    source: u8,
 }
 
 impl RawAddress {
     /// No address: a place for the kernel to write one.
-    pub(crate) const EMPTY: Self = Self { bytes: [0; RAW_ADDRESS_BYTES], len: 0 };
+    pub(crate) const EMPTY: Self = Self { bytes: [0; RAW_ADDRESS_BYTES], len: 0, source: 0 };
 
     /// The kernel's form of `address`.
     pub(crate) fn new(address: SocketAddr) -> Self {
@@ -25,15 +27,25 @@ impl RawAddress {
             SocketAddr::V4(v4) => {
                 bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
                 bytes[4..8].copy_from_slice(&v4.ip().octets());
-                Self { bytes, len: 16 }
+                Self { bytes, len: 16, source: 0 }
             }
             SocketAddr::V6(v6) => {
                 bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
                 bytes[8..24].copy_from_slice(&v6.ip().octets());
                 bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
-                Self { bytes, len: 28 }
+                Self { bytes, len: 28, source: 0 }
             }
         }
+    }
+
+    /// The same destination, from the source at this place of [`super::BindOptions::sources`].
+    pub(crate) fn by_source(self, place: usize) -> Self {
+        Self { source: u8::try_from(place + 1).unwrap_or(0), ..self }
+    }
+
+    /// The place of its source; `None`: the kernel chooses.
+    pub(crate) fn source(&self) -> Option<usize> {
+        usize::from(self.source).checked_sub(1)
     }
 
     /// Reads an address that the kernel wrote (the length follows from the family).

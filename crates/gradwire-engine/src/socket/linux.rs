@@ -10,8 +10,9 @@ use super::{
     is_network_fact, is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome,
     DATAGRAM_BYTES_MAX,
 };
+use crate::interfaces::Source;
 use crate::{EngineStats, OsError};
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
 /// Most segments of one message that every kernel with the offload takes (`UDP_MAX_SEGMENTS`).
@@ -21,8 +22,10 @@ const SEGMENTS_MAX: usize = 64;
 const RECEIVE_BUFFERS: usize = 8;
 /// A receive buffer: the largest coalesced datagram.
 const RECEIVE_BYTES: usize = 1 << 16;
-/// Room for the control messages of one sent message: segment size and traffic class, 24 bytes each.
-const SEND_CONTROL_WORDS: usize = 6;
+/// Room for the control messages of one sent message: segment size and traffic class, 24 bytes each, and the source.
+const SEND_CONTROL_WORDS: usize = 6 + SOURCE_WORDS;
+/// Room for the control message that names a source: 40 bytes for IPv6, 32 for IPv4.
+const SOURCE_WORDS: usize = 5;
 /// Any class but the default one.
 const PROBE_OCTET: u8 = 8 << 2;
 /// Room for the control messages of one received message: segment size, traffic class, overflow counter.
@@ -42,6 +45,13 @@ pub(super) struct LinuxSocket {
     overflows_seen: u32,
 }
 
+/// A control message that names the local address and the interface, and its words.
+///
+/// It works without privilege, for each datagram, on the one socket, and together with segmentation. A socket for each
+/// interface (`SO_BINDTODEVICE`) lost: which one leads to a peer is found out for each peer, and a socket that is bound to
+/// an interface cannot be taken off it again without privilege.
+type SourceControl = ([u64; SOURCE_WORDS], usize);
+
 // SAFETY: the raw pointers inside point into this value's own heap memory, are written anew before each system call,
 // and are not used between calls.
 unsafe impl Send for LinuxSocket {}
@@ -52,6 +62,7 @@ struct SendArrays {
     /// Datagrams in each message.
     counts: Vec<usize>,
     controls: Vec<[u64; SEND_CONTROL_WORDS]>,
+    sources: Vec<SourceControl>,
 }
 
 struct ReceiveArrays {
@@ -65,7 +76,7 @@ struct ReceiveArrays {
 impl LinuxSocket {
     /// Takes a bound, nonblocking socket, whose datagrams have the traffic class `octet` unless they say otherwise, and
     /// switches on what the kernel has.
-    pub(super) fn new(socket: UdpSocket, octet: u8) -> Self {
+    pub(super) fn new(socket: UdpSocket, octet: u8, sources: &[Source]) -> Self {
         let fd = socket.as_raw_fd();
         // Reading the option succeeds exactly where the kernel knows it.
         let gso = get(fd, libc::SOL_UDP, libc::UDP_SEGMENT).is_some();
@@ -74,7 +85,7 @@ impl LinuxSocket {
         // An IPv6 socket may carry IPv4 too.
         let of_ipv6 = set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1);
         let traffic_class = set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1) || of_ipv6;
-        let (send, receive) = (SendArrays::new(), ReceiveArrays::new());
+        let (send, receive) = (SendArrays::new(sources), ReceiveArrays::new());
         Self { socket, gso, gro, traffic_class, octet, send, receive, overflows_seen: 0 }
     }
 
@@ -83,7 +94,7 @@ impl LinuxSocket {
     pub(super) fn probe_traffic_class(&mut self) {
         let Ok(socket) = UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0)) else { return };
         let Ok(to) = socket.local_addr() else { return };
-        let mut probe = Self::new(socket, 0);
+        let mut probe = Self::new(socket, 0, &[]);
         let mut batch = Batch::new();
         // SAFETY: no payload.
         unsafe { batch.push((RawAddress::new(to), PROBE_OCTET), &[0], &[]) };
@@ -160,7 +171,9 @@ impl DatagramSocket for LinuxSocket {
                 }
                 // A device without checksum offload, or a datagram larger than the path: without segmentation offload
                 // the kernel either takes it or says why.
-                Err(libc::EIO | libc::EINVAL) if self.gso && self.send.counts[message] > 1 => {
+                Err(errno @ (libc::EIO | libc::EINVAL))
+                    if self.gso && self.send.counts[message] > 1 && !names_source(batch, datagram, errno) =>
+                {
                     self.gso = false;
                     self.build(batch, datagram);
                     message = 0;
@@ -222,8 +235,9 @@ impl DatagramSocket for LinuxSocket {
 }
 
 impl SendArrays {
-    fn new() -> Self {
+    fn new(sources: &[Source]) -> Self {
         Self {
+            sources: sources.iter().map(source_control).collect(),
             pieces: Vec::with_capacity(2 * DATAGRAMS_MAX),
             messages: Vec::with_capacity(DATAGRAMS_MAX),
             counts: Vec::with_capacity(DATAGRAMS_MAX),
@@ -261,7 +275,8 @@ impl SendArrays {
             }
         }
         let own_class = octet.is_some_and(|octet| octet != slots[0].octet);
-        let (control, control_bytes) = control(&slots[0], count > 1, own_class);
+        let source = slots[0].to.source().and_then(|place| self.sources.get(place));
+        let (control, control_bytes) = control(&slots[0], count > 1, own_class, source);
         self.controls.push(control);
         // SAFETY: an all-zero `mmsghdr` is a valid value (null pointers, zero lengths).
         let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -277,6 +292,11 @@ impl SendArrays {
         self.messages.push(message);
         self.counts.push(count);
     }
+}
+
+/// Whether a refusal is about the source: its address is gone from the host.
+fn names_source(batch: &Batch, datagram: usize, errno: i32) -> bool {
+    errno == libc::EINVAL && batch.slots()[datagram].to.source().is_some()
 }
 
 /// Number of datagrams from `start` on that one message can hold: one peer, one traffic class, one size, a shorter one
@@ -302,8 +322,13 @@ fn run_length(batch: &Batch, start: usize) -> usize {
 }
 
 /// The control messages of a message of datagrams like `slot`: their size if they are several, their traffic class if it is
-/// not the socket's. Returns how many bytes of it count.
-fn control(slot: &Slot, several: bool, own_class: bool) -> ([u64; SEND_CONTROL_WORDS], usize) {
+/// not the socket's, their source if they have one. Returns how many bytes of it count.
+fn control(
+    slot: &Slot,
+    several: bool,
+    own_class: bool,
+    source: Option<&SourceControl>,
+) -> ([u64; SEND_CONTROL_WORDS], usize) {
     let mut control = [0_u64; SEND_CONTROL_WORDS];
     let mut words = 0;
     if several {
@@ -317,11 +342,36 @@ fn control(slot: &Slot, several: bool, own_class: bool) -> ([u64; SEND_CONTROL_W
             true => (libc::IPPROTO_IP, libc::IP_TOS),
             false => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
         };
-        // SAFETY: as above, behind what is there already (CMSG_SPACE(4) = 24), so at most at word three of six.
+        // SAFETY: as above, behind what is there already (CMSG_SPACE(4) = 24), so at most at word three of eleven.
         unsafe { put(control.as_mut_ptr().add(words), kind, i32::from(slot.octet)) };
         words += 3;
     }
+    if let Some((source, length)) = source {
+        control[words..words + length].copy_from_slice(&source[..*length]);
+        words += length;
+    }
     (control, words * size_of::<u64>())
+}
+
+fn source_control(source: &Source) -> SourceControl {
+    let mut control = [0_u64; SOURCE_WORDS];
+    match source.address {
+        IpAddr::V4(address) => {
+            let ipi_spec_dst = libc::in_addr { s_addr: u32::from(address).to_be() };
+            let ipi_ifindex = source.interface as i32;
+            let value = libc::in_pktinfo { ipi_ifindex, ipi_spec_dst, ipi_addr: libc::in_addr { s_addr: 0 } };
+            // SAFETY: five words are aligned and hold the header and twelve bytes (CMSG_SPACE(12) = 32).
+            unsafe { put(control.as_mut_ptr(), (libc::IPPROTO_IP, libc::IP_PKTINFO), value) };
+            (control, 4)
+        }
+        IpAddr::V6(address) => {
+            let ipi6_addr = libc::in6_addr { s6_addr: address.octets() };
+            let value = libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: source.interface };
+            // SAFETY: five words are aligned and hold the header and twenty bytes (CMSG_SPACE(20) = 40).
+            unsafe { put(control.as_mut_ptr(), (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO), value) };
+            (control, 5)
+        }
+    }
 }
 
 /// Writes one control message.

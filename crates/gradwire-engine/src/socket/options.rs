@@ -2,6 +2,7 @@
 
 use super::plain::PlainSocket;
 use super::DatagramSocket;
+use crate::interfaces::Source;
 use crate::{EngineError, Offload, OsError};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
@@ -19,6 +20,8 @@ pub(crate) struct BindOptions {
     pub(crate) address: IpAddr,
     /// Port or 0.
     pub(crate) port: u16,
+    /// Local addresses from which datagrams may leave through their interfaces ([`super::RawAddress::by_source`]).
+    pub(crate) sources: Vec<Source>,
     /// Code point of datagrams that bring none of their own.
     pub(crate) dscp: u8,
     /// Kernel offloads.
@@ -70,7 +73,7 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
     };
     #[cfg(target_os = "linux")]
     if options.offload == Offload::Auto {
-        let mut socket = super::linux::LinuxSocket::new(socket, options.dscp << 2);
+        let mut socket = super::linux::LinuxSocket::new(socket, options.dscp << 2, &options.sources);
         socket.probe_traffic_class();
         let features = [socket.has_gso(), socket.has_gro(), socket.has_traffic_class(), true];
         return Ok(bound(Box::new(socket), features));

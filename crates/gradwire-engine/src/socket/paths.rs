@@ -8,7 +8,6 @@
 use super::{bind, Batch, BindOptions, Bound, Datagram, DatagramSocket, RawAddress, SendOutcome};
 use crate::{EngineError, EngineStats};
 use gradwire_core::PATHS_MAX;
-use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -45,20 +44,13 @@ pub(crate) struct BoundPaths {
 }
 
 impl PathSockets {
-    /// Binds the published port and for each further path an ephemeral one: at the local addresses in turn when there
-    /// are several, so that every interface carries its part.
-    pub(crate) fn bind(
-        options: &BindOptions,
-        paths: u8,
-        addresses: &[IpAddr],
-    ) -> Result<BoundPaths, EngineError> {
+    /// Binds the published port and for each further path an ephemeral one. None is bound to an interface: which of
+    /// them leads to a peer shows when it has answered ([`crate::ways`]).
+    pub(crate) fn bind(options: &BindOptions, paths: u8) -> Result<BoundPaths, EngineError> {
         let first = bind(options)?;
         let (mut sockets, mut ports) = (Vec::new(), vec![first.port]);
-        for path in 1..paths.clamp(1, PATHS_MAX) {
-            let several = options.address.is_unspecified() && addresses.len() > 1;
-            let address =
-                if several { addresses[usize::from(path) % addresses.len()] } else { options.address };
-            let bound = bind(&BindOptions { address, port: 0, ..options.clone() })?;
+        for _ in 1..paths.clamp(1, PATHS_MAX) {
+            let bound = bind(&BindOptions { port: 0, ..options.clone() })?;
             ports.push(bound.port);
             sockets.push(bound.socket);
         }

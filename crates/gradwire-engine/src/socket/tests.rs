@@ -1,12 +1,13 @@
 //! Both forms of the socket carry the same datagrams over loopback.
 
 use super::*;
+use crate::interfaces::Source;
 use crate::{EngineError, Offload};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 fn bound(address: IpAddr, offload: Offload) -> (Box<dyn DatagramSocket + Send>, SocketAddr) {
-    let bound = bind(&BindOptions { address, port: 0, dscp: 10, offload }).unwrap();
+    let bound = bind(&BindOptions { address, port: 0, sources: Vec::new(), dscp: 10, offload }).unwrap();
     (bound.socket, SocketAddr::new(address, bound.port))
 }
 
@@ -75,7 +76,7 @@ fn every_pair_of_forms_exchanges_the_same_datagrams() {
 fn classes_exchanged(address: IpAddr, octets: &[u8]) -> Option<(Vec<u8>, u64)> {
     let dscp = 10;
     let (mut sender, mut receiver) = {
-        let options = BindOptions { address, port: 0, dscp, offload: Offload::Auto };
+        let options = BindOptions { address, port: 0, sources: Vec::new(), dscp, offload: Offload::Auto };
         let (sender, receiver) = (bind(&options).unwrap(), bind(&options).unwrap());
         if !sender.traffic_class {
             return None;
@@ -127,7 +128,7 @@ fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
     if std::net::UdpSocket::bind((address, 0)).is_err() {
         return eprintln!("skipped: no IPv6");
     }
-    let options = |dscp| BindOptions { address, port: 0, dscp, offload: Offload::Auto };
+    let options = |dscp| BindOptions { address, port: 0, sources: Vec::new(), dscp, offload: Offload::Auto };
     // A traffic class has eight bits.
     let (mut sender, mut receiver) = (bind(&options(64)).unwrap(), bind(&options(63)).unwrap());
     assert!(!sender.traffic_class);
@@ -144,9 +145,14 @@ fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
 
 #[test]
 fn offload_sends_many_datagrams_with_one_call() {
-    let probe =
-        bind(&BindOptions { address: Ipv4Addr::LOCALHOST.into(), port: 0, dscp: 0, offload: Offload::Auto })
-            .unwrap();
+    let probe = bind(&BindOptions {
+        address: Ipv4Addr::LOCALHOST.into(),
+        port: 0,
+        sources: Vec::new(),
+        dscp: 0,
+        offload: Offload::Auto,
+    })
+    .unwrap();
     let (_, sent, _) = exchange(Offload::Auto, Offload::Auto, Ipv4Addr::LOCALHOST.into());
     let (_, plain, _) = exchange(Offload::Off, Offload::Off, Ipv4Addr::LOCALHOST.into());
     assert_eq!(plain.send_calls, plain.datagrams_sent);
@@ -196,9 +202,53 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     let port = holder.local_addr().unwrap().port();
     let bind_to = |address: &str, port| {
         let address = address.parse().unwrap();
-        bind(&BindOptions { address, port, dscp: 0, offload: Offload::Auto }).err()
+        bind(&BindOptions { address, port, sources: Vec::new(), dscp: 0, offload: Offload::Auto }).err()
     };
     assert_eq!(bind_to("127.0.0.1", port), Some(EngineError::PortInUse { port }));
     let unavailable = EngineError::AddressUnavailable { address: "192.0.2.77".to_owned() };
     assert_eq!(bind_to("192.0.2.77", 0), Some(unavailable));
+}
+
+/// Sends runs of datagrams from the sources of the list in turn, and returns the addresses from which they came.
+fn arrive_from(sources: &[Source], gso: &mut bool) -> (Vec<IpAddr>, EngineStats) {
+    let bind_with = |sources: &[Source]| {
+        let address = Ipv4Addr::UNSPECIFIED.into();
+        bind(&BindOptions { address, port: 0, sources: sources.to_vec(), dscp: 0, offload: Offload::Auto })
+            .unwrap()
+    };
+    let (mut sender, mut receiver) = (bind_with(sources), bind_with(&[]));
+    *gso = sender.gso;
+    let to = RawAddress::new(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), receiver.port));
+    let (mut batch, mut stats, payload) = (Batch::new(), EngineStats::default(), [7; 1_408]);
+    for place in 0..sources.len() {
+        // SAFETY: `payload` outlives the batch's last use.
+        (0..3).for_each(|_| unsafe { batch.push((to.by_source(place), 40), &[1; 24], &payload) });
+    }
+    assert_eq!(sender.socket.send(&mut batch, &mut stats), SendOutcome::Sent);
+    let (mut from, mut received) = (Vec::new(), EngineStats::default());
+    while from.len() as u64 + stats.send_refused < 3 * sources.len() as u64 {
+        wait_readable(&*receiver.socket);
+        receiver.socket.receive(&mut received, &mut |datagram| {
+            from.push(datagram.from.to_socket_addr().unwrap().ip());
+        });
+    }
+    (from, stats)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_datagram_leaves_from_its_source_and_one_whose_address_is_gone_costs_nothing_but_itself() {
+    let loopback =
+        crate::interfaces::list().unwrap().into_iter().find(|interface| interface.loopback).unwrap();
+    let source =
+        |address: &str| Source { address: address.parse().unwrap(), bits: 8, interface: loopback.index };
+    let mut gso = false;
+    let (from, stats) =
+        arrive_from(&[source("127.0.0.2"), source("192.0.2.9"), source("127.0.0.3")], &mut gso);
+    let [second, third]: [IpAddr; 2] = ["127.0.0.2", "127.0.0.3"].map(|text| text.parse().unwrap());
+    assert_eq!(from, [second, second, second, third, third, third]);
+    assert_eq!(stats.send_refused, 3);
+    if gso {
+        assert!(stats.send_calls <= 3, "offload was given up: {stats:?}");
+    }
 }
