@@ -308,6 +308,8 @@ const PRIORITY_LAST: u8 = u8::MAX;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adaptive::stage_end::tests::receipt;
+    use gradwire_core::Timestamp;
 
     const PLAN: ExchangePlan = ExchangePlan { first: 3, every: 5, lag: 2 };
 
@@ -379,14 +381,11 @@ mod tests {
     fn what_tolerant_reductions_end_without_counts_as_lost() {
         let mut agreement = Agreement::new(PLAN, 0, 2);
         let receipt = Receipt {
-            transfer: gradwire_core::TransferId::collective(0, 0),
             reason: gradwire_core::CloseReason::Deadline,
             received_bytes: 900_000,
             total_bytes: 1_000_000,
             waited_for_peer: Duration::ZERO,
-            called_at: None,
-            elapsed: Duration::ZERO,
-            missing: Vec::new(),
+            ..receipt(Timestamp::ZERO, Duration::from_millis(1))
         };
         agreement.on_tolerant(&receipt);
         assert_eq!(Word::of([stats(1_000, 0, 1, 1)].into_iter(), &mut agreement.meter).left_out_ppm, 100_000);

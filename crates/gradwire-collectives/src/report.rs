@@ -213,6 +213,8 @@ pub(crate) const fn closed_by(reason: CloseReason) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::adaptive::stage_end::tests::receipt;
+    use gradwire_core::Timestamp;
 
     #[test]
     fn ranges_that_did_not_count_are_in_order_and_joined() {
@@ -226,19 +228,16 @@ mod tests {
     fn stages_are_told_apart_and_waiting_for_compute_is_never_longer_than_the_whole() {
         let ms = Duration::from_millis;
         let mut report = DeliveryReport { elapsed: ms(10), compute_wait: ms(12), ..Default::default() };
-        let receipt = |waited, received_bytes| Receipt {
-            transfer: gradwire_core::TransferId::collective(0, 0),
+        let contribution = |waited, received_bytes| Receipt {
             reason: CloseReason::BoundMet,
             received_bytes,
             total_bytes: 400,
             waited_for_peer: Duration::from_millis(waited),
-            called_at: None,
-            elapsed: Duration::from_millis(1),
-            missing: Vec::new(),
+            ..receipt(Timestamp::ZERO, Duration::from_millis(1))
         };
-        report.add(2, &receipt(3, 200), 4, true);
-        report.add(1, &receipt(7, 400), 4, true);
-        report.add(1, &receipt(9, 400), 4, false);
+        report.add(2, &contribution(3, 200), 4, true);
+        report.add(1, &contribution(7, 400), 4, true);
+        report.add(1, &contribution(9, 400), 4, false);
         report.tidy();
         let told: Vec<_> = report.peers.iter().map(|peer| (peer.rank, peer.elems_received)).collect();
         assert_eq!(told, [(1, 100), (2, 50)]);

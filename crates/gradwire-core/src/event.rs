@@ -136,6 +136,8 @@ pub struct Receipt {
     /// When the sender had called, by what its packets said when they came: off by what the fastest packet takes to come here.
     /// `None`: none of those that say so came.
     pub called_at: Option<Timestamp>,
+    /// When the first packet came, or the end if none did.
+    pub began_at: Timestamp,
     /// Time between the first packet and the end: the network.
     pub elapsed: Duration,
     /// Byte ranges that did not arrive, in order, disjoint.

@@ -166,7 +166,7 @@ impl Setting {
             priority: 0,
         };
         let mut scenario = Scenario::quiet(seed, self.ranks, network, vec![op; WARM_UP + self.calls]);
-        scenario.faults[0].0 = Duration::from_secs(10_000);
+        scenario.faults[0].0 = Duration::from_secs(20);
         scenario.host.incast = Some(1);
         scenario.host.servers = Servers::Dedicated { count: 1, buffer_bytes: u64::MAX };
         scenario

@@ -4,6 +4,7 @@
 //! threshold for each link, [`ultima`] the limit and the average time of the two stages of an all-reduce.
 
 mod ltp;
+pub(crate) mod stage_end;
 mod ultima;
 
 use crate::policy::{DeadlineRule, Link, Policy};
@@ -12,7 +13,7 @@ use crate::settings::CallSettings;
 use gradwire_core::{CloseReason, Receipt};
 use std::time::Duration;
 
-pub(crate) use ultima::StageEnd;
+pub(crate) use stage_end::StageEnd;
 
 /// Thresholds for one transfer. `None`: nothing is known yet, so the rule that needs it does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -9,71 +9,11 @@
 //!                                                                   ^------ larger bucket ------'
 //! ```
 
+use super::StageEnd;
 use crate::schedules::Stage;
-use gradwire_core::{CloseReason, Receipt};
+use gradwire_core::CloseReason;
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// How a stage ended on this rank: its transfers taken together.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct StageEnd {
-    /// Longest time of a transfer, from its first packet to its end.
-    pub(crate) elapsed: Duration,
-    /// Bytes that arrived.
-    pub(crate) received: u64,
-    /// Bytes of all transfers; zero: the rank receives nothing in this stage.
-    pub(crate) total: u64,
-    /// What ended the wait, where that differed the last to be given up for.
-    pub(crate) reason: CloseReason,
-    /// Transfers.
-    pub(crate) count: u32,
-    /// Something was there before this rank called, so that `elapsed` is not the time that the network took.
-    pub(crate) was_early: bool,
-}
-
-impl StageEnd {
-    /// A stage of which nothing has ended yet.
-    pub(crate) const NOTHING: Self = Self {
-        elapsed: Duration::ZERO,
-        received: 0,
-        total: 0,
-        reason: CloseReason::AllArrived,
-        count: 0,
-        was_early: false,
-    };
-
-    /// Adds a transfer.
-    pub(crate) fn add(&mut self, receipt: &Receipt) {
-        self.elapsed = self.elapsed.max(receipt.elapsed);
-        self.received += receipt.received_bytes;
-        self.total += receipt.total_bytes;
-        self.count += 1;
-        self.was_early |= receipt.waited_for_peer.is_zero();
-        if severity(receipt.reason) > severity(self.reason) {
-            self.reason = receipt.reason;
-        }
-    }
-
-    /// Bytes per second that this rank received while so many ranks sent to it at once; zero when that is not known.
-    pub(crate) fn rate(&self, senders: u32) -> u64 {
-        if self.was_early || self.count == 0 || self.elapsed < MEASURABLE {
-            return 0;
-        }
-        let at_once = self.received as f64 / f64::from(self.count) * f64::from(senders.min(self.count));
-        (at_once / self.elapsed.as_secs_f64()) as u64
-    }
-}
-
-/// In the order in which the reasons take less.
-fn severity(reason: CloseReason) -> u8 {
-    match reason {
-        CloseReason::AllArrived => 0,
-        CloseReason::BoundMet => 1,
-        CloseReason::SoftThreshold => 2,
-        CloseReason::EarlyTimeout => 3,
-        CloseReason::Deadline => 4,
-    }
-}
 
 /// State of one rank.
 #[derive(Debug, Default)]
@@ -181,7 +121,7 @@ impl AdaptiveTimeout {
             self.update(stage, bytes, end);
         }
         let Some((rounds, percentile)) = warm_up.filter(|_| bytes == self.largest) else { return };
-        self.times.extend(stages.iter().filter(|end| end.total > 0).map(|end| end.elapsed));
+        self.times.extend(stages.iter().filter(|end| end.total > 0).map(StageEnd::duration));
         self.ended += 1;
         if self.ended >= rounds {
             self.limit = self::percentile(&mut self.times, percentile);
@@ -205,10 +145,10 @@ impl AdaptiveTimeout {
     fn completion_time(&self, end: &StageEnd) -> Option<Duration> {
         match end.reason {
             _ if end.total == 0 => None,
-            CloseReason::AllArrived => Some(end.elapsed),
-            CloseReason::Deadline => self.limit.or(Some(end.elapsed)),
+            CloseReason::AllArrived => Some(end.duration()),
+            CloseReason::Deadline => self.limit.or(Some(end.duration())),
             _ if end.received == 0 => self.limit,
-            _ => Some(end.elapsed.mul_f64(end.total as f64 / end.received as f64)),
+            _ => Some(end.duration().mul_f64(end.total as f64 / end.received as f64)),
         }
     }
 }
@@ -229,8 +169,6 @@ fn percentile(times: &mut [Duration], share: f32) -> Option<Duration> {
     times.get(rank.max(1) - 1).copied()
 }
 
-/// A shorter time is that of timers and of lumps of packets.
-const MEASURABLE: Duration = Duration::from_millis(1);
 /// Weight of the latest time in the moving average (section 3.3.2, appendix of the evaluation: 0.95).
 const ALPHA: f64 = 0.95;
 /// Bucket sizes remembered, for two stages.
@@ -238,14 +176,19 @@ const SIZES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
+    use super::super::stage_end::tests::receipt;
     use super::*;
+    use gradwire_core::Receipt;
 
     fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
     }
 
-    fn end(elapsed: u64, received: u64, reason: CloseReason) -> StageEnd {
-        StageEnd { elapsed: ms(elapsed), received, total: 1000, reason, count: 1, was_early: false }
+    fn end(elapsed: u64, received_bytes: u64, reason: CloseReason) -> StageEnd {
+        let mut stage = StageEnd::NOTHING;
+        let whole = receipt(gradwire_core::Timestamp::ZERO, ms(elapsed));
+        stage.add(&Receipt { reason, received_bytes, total_bytes: 1000, ..whole });
+        stage
     }
 
     fn complete(elapsed: u64) -> StageEnd {
@@ -283,27 +226,6 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_tells_the_rate_at_which_a_rank_received() {
-        let mut stage = StageEnd::NOTHING;
-        assert_eq!(stage.rate(3), 0);
-        let receipt = |elapsed, waited| Receipt {
-            transfer: gradwire_core::TransferId::collective(0, 0),
-            reason: CloseReason::AllArrived,
-            received_bytes: 1_000_000,
-            total_bytes: 1_000_000,
-            waited_for_peer: ms(waited),
-            called_at: None,
-            elapsed: ms(elapsed),
-            missing: Vec::new(),
-        };
-        [250, 300, 200].into_iter().for_each(|elapsed| stage.add(&receipt(elapsed, 1)));
-        assert_eq!(stage.rate(3), 10_000_000, "three at once took 300 ms");
-        assert_eq!(stage.rate(1), 3_333_333, "one after the other: the slowest of three steps");
-        stage.add(&receipt(1, 0));
-        assert_eq!(stage.rate(3), 0, "a part was there before it was asked for");
-    }
-
-    #[test]
     fn a_larger_bucket_warms_up_anew_and_a_smaller_one_does_not_count() {
         let mut timeout = warm();
         assert!(!timeout.begins(500, (20, 0.95)));
@@ -311,14 +233,14 @@ mod tests {
         assert_eq!(timeout.limit(), None, "a limit of the smaller one would cut it");
         for _ in 0..50 {
             assert!(timeout.begins(1000, (20, 0.95)), "exact while the largest warms up");
-            timeout.on_ended(1000, Some((20, 0.95)), &[complete(1); 2]);
+            timeout.on_ended(1000, Some((20, 0.95)), &[complete(1), complete(1)]);
         }
         for _ in 1..20 {
             assert!(timeout.begins(2000, (20, 0.95)));
         }
         assert!(timeout.must_wait(2000, 20) && timeout.must_wait(10, 20), "its exact rounds are under way");
         for _ in 0..20 {
-            timeout.on_ended(2000, Some((20, 0.95)), &[complete(7); 2]);
+            timeout.on_ended(2000, Some((20, 0.95)), &[complete(7), complete(7)]);
         }
         assert!(!timeout.must_wait(2000, 20) && !timeout.begins(2000, (20, 0.95)));
         assert_eq!(timeout.limit(), Some(ms(7)));
@@ -383,7 +305,7 @@ mod tests {
     #[test]
     fn the_usual_time_is_the_median_over_any_number_of_ranks() {
         let mut timeout = warm();
-        timeout.on_ended(3, None, &[complete(1); 2]);
+        timeout.on_ended(3, None, &[complete(1), complete(1)]);
         assert_eq!(timeout.time_of(Stage::Reduce, 3), Some(ms(1)));
         for peer in 1..=100 {
             timeout.on_told(peer, Stage::Reduce, 3, ms(u64::from(peer)));

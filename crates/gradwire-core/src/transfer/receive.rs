@@ -174,6 +174,7 @@ impl ReceiveHalf {
             total_bytes: self.request.bytes,
             waited_for_peer: first.since(self.posted_at),
             called_at: self.called_at,
+            began_at: first,
             elapsed: now.since(first),
             missing: byte_ranges(&self.missing, self.grid),
         }
