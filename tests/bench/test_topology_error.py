@@ -1,50 +1,22 @@
 """What best effort costs by schedule: the benchmark runs to its end, and its errors follow from what is missing."""
 
-import importlib.util
-import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "bench" / "collective"
 
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The benchmark as a module, to ask what it concludes."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run_quick(name: str, out: Path) -> dict:
-    numbers = out / "numbers.json"
-    command = [sys.executable, str(FOLDER / name), "--quick", "--json", str(numbers), "--out", str(out)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return json.loads(numbers.read_text())
-
-
-def test_topology_error_counts_every_schedule_and_draws(tmp_path):
+def test_topology_error_counts_every_schedule_and_draws(run_quick, tmp_path):
     if shutil.which("cargo") is None:
         pytest.skip("cargo is not installed")
-    rows = run_quick("topology_error.py", tmp_path)["rows"]
+    rows = run_quick("topology_error.py")["rows"]
     assert [row["schedule"] for row in rows] == ["ring", "parameter server", "transpose"]
     assert all(0 < row["lost"] < row["packets"] / 100 for row in rows)
     assert all(row["elems"] == 5 << 14 and row["values"] <= row["values_squared"] for row in rows)
     assert (tmp_path / "topology_error.png").stat().st_size > 10_000
 
 
-def test_topology_errors_follow_from_the_missing_values(monkeypatch):
-    topology = load("topology_error", monkeypatch)
+def test_topology_errors_follow_from_the_missing_values(load_benchmark):
+    topology = load_benchmark("topology_error")
     counted = {"ranks": 8, "elems": 1000, "values": 56, "values_squared": 112}
     row = topology.error_of(counted)
     # Of 8 values a 1000th of 56 is missing: 56 / 1000 / 64 of the variance, of which the mean has 1 / 8.

@@ -236,4 +236,4 @@ def test_what_runs_on_a_host_ends_with_the_network(tmp_path):
             child = network.spawn(0, ["sleep", "600"], stdout=subprocess.DEVNULL)
         return child.returncode
 
-    assert in_sandbox(tmp_path, main) == -9
+    assert in_sandbox(tmp_path, main) == -signal.SIGTERM

@@ -14,18 +14,18 @@ Namespaces are held open by file descriptors only: call it inside `sandbox.run` 
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gradwire.lab import _syscalls, iproute, netem, offload
+from gradwire.lab import iproute, netem, offload
 from gradwire.lab.errors import LabError
 from gradwire.lab.loss_filter import LossCounters, LossFilter
+from gradwire.lab.namespaces import Namespaces
 from gradwire.lab.netem import Emulation, NetemLoss
 
 DEVICE = "eth0"  # the interface's name within each host
@@ -71,10 +71,8 @@ class Cluster:
         """
         self.link = link or Link()
         self.hosts = hosts
-        self._namespaces: list[int] = []
-        self._children: list[subprocess.Popen[Any]] = []
         iproute.require()
-        self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._namespaces = Namespaces()
         self.has_netem = netem.available()
         if self.link.delay_ms and not self._supports_delay():
             raise LabError("this kernel has no netem, so links cannot have a delay; use the user-mode-linux switch")
@@ -97,19 +95,11 @@ class Cluster:
 
     def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a program on a host; `options` are those of `subprocess.Popen`. It is ended by `close`."""
-        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
-            child = subprocess.Popen(command, **options)
-        self._children.append(child)
-        return child
+        return self._namespaces.spawn(host, command, **options)
 
-    @contextmanager
-    def on_host(self, host: int) -> Iterator[None]:
+    def on_host(self, host: int) -> AbstractContextManager[None]:
         """Within it, this thread's new sockets belong to the host."""
-        _syscalls.set_namespace(self._namespaces[host], _syscalls.CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+        return self._namespaces.on_host(host)
 
     def set_congestion_control(self, algorithm: str) -> None:
         """Has TCP connections made on the hosts from now on use `cubic`, `bbr` or another one that the kernel has.
@@ -126,19 +116,9 @@ class Cluster:
 
     def close(self) -> None:
         """Ends the programs that were started, asking first, and gives the namespaces up."""
-        for child in self._children:
-            if child.poll() is None:
-                child.terminate()
-        for child in self._children:
-            try:
-                child.wait(timeout=3)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+        self._namespaces.end_programs()
         self._filter.close()
-        for namespace in (*self._namespaces, self._here):
-            os.close(namespace)
-        self._namespaces.clear()
+        self._namespaces.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -169,14 +149,14 @@ class Cluster:
             self._shape(f"port{host}", self.link.buffer_bytes)
             with self.on_host(host):
                 self._set_up_host(host)
+        iproute.wait_until_forwarding([f"port{host}" for host in range(self.hosts)])
 
     def _add_host(self, host: int, port_settings: str) -> str:
         """Makes a host's namespace and the link to it; returns the name of the switch's end, which gets these settings."""
-        port, namespace = f"port{host}", self._new_namespace()
-        self._namespaces.append(namespace)
+        port, namespace = f"port{host}", self._namespaces.path(self._namespaces.add())
         iproute.ip(
             f"link add {port} type veth peer name {DEVICE} address {_mac(host)}",
-            f"link set {DEVICE} netns /proc/{os.getpid()}/fd/{namespace}",
+            f"link set {DEVICE} netns {namespace}",
             f"link set {port} {port_settings}",
         )
         offload.switch_off(port)
@@ -186,13 +166,6 @@ class Cluster:
         """All hosts, for a switch that is a program; returns the names of its ports."""
         iproute.ip("link set lo up")
         return [self._add_host(host, f"mtu {MTU_BYTES} up") for host in range(self.hosts)]
-
-    def _new_namespace(self) -> int:
-        _syscalls.unshare(_syscalls.CLONE_NEWNET)
-        try:
-            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
 
     def _set_up_host(self, host: int) -> None:
         with suppress(OSError):  # a kernel without IPv6 has nothing to switch off

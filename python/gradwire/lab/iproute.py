@@ -6,11 +6,15 @@ import json
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from gradwire.lab.errors import LabError, ToolMissing
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # users often lack the last two
+_FORWARDING_S = 10.0
+_POLL_S = 0.01
 
 
 def require() -> None:
@@ -33,6 +37,28 @@ def tc(*lines: str) -> None:
 def bridge(*lines: str) -> None:
     """Runs the lines as arguments of `bridge`, as `ip` does."""
     _run(["bridge", "-batch", "-"], "\n".join(lines))
+
+
+def wait_until_forwarding(ports: Sequence[str]) -> None:
+    """Waits until the bridges forward what comes from these ports.
+
+    That is some milliseconds after both ends of a link are up, on a busy machine some hundred. What is sent before is lost.
+
+    Raises:
+        LabError: one does not; its link may be down.
+    """
+    end = time.monotonic() + _FORWARDING_S
+    while waiting := set(ports) - _forwarding():
+        if time.monotonic() > end:
+            raise LabError(
+                f"{', '.join(sorted(waiting))}: the bridge forwards nothing from there after {_FORWARDING_S} s"
+            )
+        time.sleep(_POLL_S)
+
+
+def _forwarding() -> set[str]:
+    links = json.loads(_run(["bridge", "-j", "link", "show"], "") or "[]")
+    return {link["ifname"] for link in links if link.get("state") == "forwarding"}
 
 
 def tc_statistics() -> list[dict[str, Any]]:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gradwire.lab import _syscalls, iproute, offload
+from gradwire.lab import iproute, offload
 from gradwire.lab.errors import LabError
+from gradwire.lab.namespaces import Namespaces
 from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, choose
 
 HOSTS_MAX, RAILS_MAX = 15, 8  # hosts: those of the small switch program
@@ -71,9 +72,7 @@ class Network:
         self.layout = layout or Layout()
         iproute.require()
         self.kind = choose(self.layout.switch)
-        self._here = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._namespaces: list[int] = []
-        self._children: list[subprocess.Popen[Any]] = []
+        self._namespaces = Namespaces()
         self._switches: list[Switch] = []
         self._losses: PortLosses | None = None
         self._ports: dict[tuple[int, int], Port] = {}
@@ -117,15 +116,12 @@ class Network:
     def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Starts a program on a host; `options` are those of `subprocess.Popen`. It is ended by `close`."""
         self._chosen([host], [])
-        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
-            child = subprocess.Popen(command, **options)
-        self._children.append(child)
-        return child
+        return self._namespaces.spawn(host, command, **options)
 
     def signal(self, host: int, number: int) -> int:
         """Sends a signal to every process on a host, whoever started it; returns how many there were."""
         self._chosen([host], [])
-        inode = os.fstat(self._namespaces[host]).st_ino
+        inode = self._namespaces.inode(host)
         found = 0
         for entry in Path("/proc").iterdir():
             with suppress(OSError):  # it has ended meanwhile, or is a kernel's
@@ -135,32 +131,21 @@ class Network:
                     found += 1
         return found
 
-    @contextmanager
-    def on_host(self, host: int) -> Iterator[None]:
+    def on_host(self, host: int) -> AbstractContextManager[None]:
         """Within it, this thread's new sockets belong to the host."""
-        _syscalls.set_namespace(self._namespaces[host], _syscalls.CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+        return self._namespaces.on_host(host)
 
     def close(self) -> None:
         """Ends the programs that were started and the switches, and gives the namespaces up."""
-        for child in self._children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        self._namespaces.end_programs()
         for switch in self._switches:
             switch.close()
         with suppress(LabError):  # the last that were asked for may never have been made
             iproute.ip(*(f"link del {_port(host, rail)}" for host, rail in self._chosen([], [])))
         if self._losses is not None:
             self._losses.close()
-        for namespace in (*self._namespaces, self._here):
-            os.close(namespace)
-        self._namespaces.clear()
+        self._namespaces.close()
         self._switches.clear()
-        self._children.clear()
 
     def __enter__(self) -> Network:
         return self
@@ -181,7 +166,7 @@ class Network:
         _switch_ipv6_off()  # or the switch's devices would send packets of their own
         iproute.ip("link set lo up")
         for _ in range(layout.hosts):
-            self._namespaces.append(self._new_namespace())
+            self._namespaces.add()
         for rail in range(layout.rails):
             for host in range(layout.hosts):
                 self._add_link(host, rail)
@@ -192,22 +177,17 @@ class Network:
         for host in range(layout.hosts):
             with self.on_host(host):
                 self._set_up_host(host)
+        if isinstance(self._switches[0], BridgeSwitch):
+            iproute.wait_until_forwarding([_port(host, rail) for host, rail in self._chosen([], [])])
         for host, rail in self._chosen([], []):
             self._switches[rail].set(host, layout.port)
             self._ports[host, rail] = layout.port
-
-    def _new_namespace(self) -> int:
-        _syscalls.unshare(_syscalls.CLONE_NEWNET)
-        try:
-            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
 
     def _add_link(self, host: int, rail: int) -> None:
         port, device, mtu = _port(host, rail), f"eth{rail}", self.layout.mtu_bytes
         iproute.ip(
             f"link add {port} mtu {mtu} type veth peer name {device} address {_mac(host, rail)} mtu {mtu}",
-            f"link set {device} netns /proc/{os.getpid()}/fd/{self._namespaces[host]}",
+            f"link set {device} netns {self._namespaces.path(host)}",
             f"link set {port} up",
         )
         offload.switch_off(port)

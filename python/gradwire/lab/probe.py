@@ -20,6 +20,7 @@ _UDP_SEGMENT = 103  # linux/udp.h
 _RECEIVE_BUFFER_FORCE = 33  # SO_RCVBUFFORCE: room for all packets, so that a busy machine is not taken for a lossy link
 _PAYLOAD_BYTES = 400  # short, so that thousands of packets take a second and not a minute
 _BATCH_PACKETS = 40
+_QUIET_S = 1.0  # what comes later than this after all others is lost; a busy machine may hold packets for a while
 _PACE = 0.5  # share of the link's rate: half, so that no packet is lost to a full buffer
 
 
@@ -65,12 +66,18 @@ def probe_loss(cluster: Cluster, packets: int = 8_000, sender: int = 0, receiver
         segmented = _enable_segmentation(outbox)
         batch_seconds = _BATCH_PACKETS * (_PAYLOAD_BYTES + 42) * 8 / (cluster.link.rate_mbit * 1e6 * _PACE)
         arrived = bytearray(packets)
+        ahead = _BATCH_PACKETS * (8 + int(2e-3 * cluster.link.delay_ms / batch_seconds))
+        quiet_s = _QUIET_S + 4e-3 * cluster.link.delay_ms
         due = time.monotonic()
         for first in range(0, packets, _BATCH_PACKETS):
             _send(outbox, range(first, min(first + _BATCH_PACKETS, packets)), segmented)
             due = max(due, time.monotonic()) + batch_seconds  # no catching up: a late batch must not double the rate
             _receive(inbox, arrived, due)
-        _receive(inbox, arrived, due + 0.2 + 4e-3 * cluster.link.delay_ms)
+            # A busy machine may pass packets on late: more of them would overflow the switch's buffer.
+            while arrived.rfind(1) < first - ahead and _receive_one(inbox, arrived, quiet_s):
+                pass
+        while 0 in arrived and _receive_one(inbox, arrived, quiet_s):
+            pass
     runs = bytes(arrived).split(b"\1")
     return LossProbe(packets, arrived.count(0), max(len(run) for run in runs))
 
@@ -100,9 +107,17 @@ def _receive(inbox: socket.socket, arrived: bytearray, until: float) -> None:
 
     A busy machine may not run this for a while; the sender is this same thread, so nothing piles up meanwhile.
     """
-    while select.select([inbox], [], [], max(0.0, until - time.monotonic()))[0]:
-        (number,) = struct.unpack_from("<I", inbox.recv(2048))
-        arrived[number] = 1
+    while _receive_one(inbox, arrived, max(0.0, until - time.monotonic())):
+        pass
+
+
+def _receive_one(inbox: socket.socket, arrived: bytearray, timeout_s: float) -> bool:
+    """Marks the next packet that arrives; `False` when none does in time."""
+    if not select.select([inbox], [], [], timeout_s)[0]:
+        return False
+    (number,) = struct.unpack_from("<I", inbox.recv(2048))
+    arrived[number] = 1
+    return True
 
 
 def probe_round_trip_ms(cluster: Cluster, times: int = 50) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
 KINDS = ("netem", "uml", "nft", "soft")
 _BURST_BYTES = 6_056  # four full frames leave back to back; smaller would cost a timer interrupt for each packet
 _FRAME_BYTES = 1514
-_ATTEMPTS = 100  # to change a port that is just coming up: five seconds
 
 
 @dataclass(frozen=True)
@@ -124,18 +122,8 @@ class BridgeSwitch(Switch):
             self._let_pass(device, passes=not settings.is_cut)
 
     def _let_pass(self, device: str, *, passes: bool) -> None:
-        """Has a port forward frames, or none in either direction; the link stays up, so nobody is told.
-
-        A bridge refuses while its port's link comes up, which the kernel does some milliseconds after it was told.
-        """
-        for attempts_left in reversed(range(_ATTEMPTS)):
-            try:
-                iproute.bridge(f"link set dev {device} state {3 if passes else 0}")
-                break
-            except LabError:
-                if not attempts_left:
-                    raise
-                time.sleep(0.05)
+        """Has a port forward frames, or none in either direction; the link stays up, so nobody is told."""
+        iproute.bridge(f"link set dev {device} state {3 if passes else 0}")
         self._cut ^= {device}
 
     def count(self, port: int) -> PortCount:

@@ -1,0 +1,82 @@
+"""Network namespaces of hosts, and the programs that run in them.
+
+They are held open by file descriptors only: nothing is left of them when the process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gradwire.lab import _syscalls
+
+_OWN = "/proc/thread-self/ns/net"
+_ENDING_S = 3.0  # what a program has to end by itself
+
+
+class Namespaces:
+    """One network namespace for each host, numbered from 0, beside the one of the thread that makes this."""
+
+    def __init__(self) -> None:
+        """Holds the current namespace, to come back to."""
+        self._here = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
+        self._hosts: list[int] = []
+        self._children: list[subprocess.Popen[Any]] = []
+
+    def add(self) -> int:
+        """Makes the next host's; returns the host's number."""
+        _syscalls.unshare(_syscalls.CLONE_NEWNET)
+        try:
+            self._hosts.append(os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+        return len(self._hosts) - 1
+
+    def path(self, host: int) -> Path:
+        """A name of a host's namespace for programs that take one, while this process runs."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._hosts[host]}")
+
+    def inode(self, host: int) -> int:
+        """Tells a host's namespace from all others."""
+        return os.fstat(self._hosts[host]).st_ino
+
+    @contextmanager
+    def on_host(self, host: int) -> Iterator[None]:
+        """Within it, this thread's new sockets belong to the host."""
+        _syscalls.set_namespace(self._hosts[host], _syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
+
+    def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a program on a host; `options` are those of `subprocess.Popen`. `end_programs` ends it."""
+        with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
+            child = subprocess.Popen(command, **options)
+        self._children.append(child)
+        return child
+
+    def end_programs(self) -> None:
+        """Ends the programs that were started: asks first, and waits for a moment."""
+        running = [child for child in self._children if child.poll() is None]
+        for child in running:
+            child.terminate()
+            child.send_signal(signal.SIGCONT)  # a stopped one would not hear it
+        for child in running:
+            try:
+                child.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._children.clear()
+
+    def close(self) -> None:
+        """Gives the namespaces up. What still runs in one keeps it."""
+        for namespace in (*self._hosts, self._here):
+            os.close(namespace)
+        self._hosts.clear()
