@@ -39,7 +39,10 @@ _FOUR = (34, 26, 18, 10)
 _EIGHT = (34, 36, 26, 28, 18, 20, 10, 12)
 CODE_POINTS = tuple(_FOUR[:n] if n <= len(_FOUR) else _EIGHT[:n] for n in range(1, 9))
 CODE_POINT_CONTROL = 40  # CS5, signalling: above all of them, below what routers need
+SECURITY_MODES = ("auto", "on", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+# Read by gradwire.secret and never kept here: settings are printed and published.
+SECRET_VARIABLE = "GRADWIRE_SECRET"  # noqa: S105  its name
 # Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
 ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
 
@@ -155,6 +158,13 @@ class Config:
         "uses the least of its ranks.", low=1, high=16)
     spray: str = _setting("adaptive", str, "How packets are spread over the paths. `adaptive`: the better of two random ones; "
         "a path that loses or lags more than the others gets nothing until it has healed.", choices=SPRAYS)
+    security: str = _setting("auto", str, "Authenticated encryption of every datagram (AES-256-GCM, or ChaCha20-Poly1305 where a "
+        "processor lacks AES). `auto`: unless all ranks of the group are in one network namespace and meet over loopback. Keys come "
+        "from the job secret: the variable GRADWIRE_SECRET or `secret_file`, the same on all ranks. With neither, rank 0 makes one and "
+        "hands it over through the Store: then whoever reads the Store can join. See docs/security.md.",
+        choices=SECURITY_MODES, everywhere=True)
+    secret_file: str | None = _setting(None, str, "File with the job secret, at least 16 bytes, which only its owner may read. Instead of "
+        "the variable GRADWIRE_SECRET, which is inherited by every child and is no setting: it is never printed.", optional=True)
     chaos: str | None = _setting(None, str, "Faults done to the datagrams that this process receives, before the protocol sees them, "
         "to test what is built on it: `loss=1%,tail=10%,delay=2ms,seed=7`, each part if wanted. `loss`: lost at random. `tail`: the "
         "data packets in the last part of each transfer that may lose something, when they come for the first time (a burst). "
@@ -278,7 +288,7 @@ class Config:
         values = {f.name: getattr(base, f.name) for f in settings()}
         origins = {name: base.origin(name) for name in values}
         for name, text in sorted((os.environ if environ is None else environ).items()):
-            if not name.startswith(ENV_PREFIX) or name.startswith(ENV_PREFIXES_ELSEWHERE):
+            if not name.startswith(ENV_PREFIX) or name.startswith(ENV_PREFIXES_ELSEWHERE) or name == SECRET_VARIABLE:
                 continue
             field = _field_of_variable(name)
             values[field.name] = _parsed(field, name, text)

@@ -82,6 +82,10 @@ class SettingsMismatchError(RendezvousError):
     """A setting that must be equal everywhere differs. Fields: rank, field, theirs, ours."""
 
 
+class SecretMismatchError(RendezvousError):
+    """A rank has another job secret than this one, or only one of the two has any. Fields: rank, problem."""
+
+
 class UnreachableError(RendezvousError):
     """No packet came back from a rank. Fields: ranks."""
 

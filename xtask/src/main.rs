@@ -9,6 +9,7 @@ mod claims;
 mod layout;
 mod links;
 mod tree;
+mod unsafety;
 mod versions;
 
 use std::process::ExitCode;
@@ -41,7 +42,14 @@ fn main() -> ExitCode {
 
 /// All complaints about `tree`, in the order of the checks.
 fn check(tree: &Tree) -> Vec<String> {
-    [claims::check(tree), layout::check(tree), links::check(tree), versions::check(tree)].concat()
+    [
+        claims::check(tree),
+        layout::check(tree),
+        links::check(tree),
+        unsafety::check(tree),
+        versions::check(tree),
+    ]
+    .concat()
 }
 
 /// The repository's root: the parent of this crate's folder.

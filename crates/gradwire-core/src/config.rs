@@ -3,7 +3,7 @@
 use crate::recovery::{ControllerKind, ControllerSettings};
 use crate::Spray;
 use core::time::Duration;
-use gradwire_wire::ConnectionId;
+use gradwire_wire::{ConnectionId, HEADER_BYTES, STATUS_FIXED_BYTES, STATUS_WORDS_MAX, TAG_BYTES};
 
 /// Most chunks of one transfer: 16 bits of offset arithmetic would not do, 32 bits of byte offset do.
 pub const CHUNKS_MAX: u32 = 1 << 22;
@@ -49,6 +49,12 @@ impl ConnectionConfig {
     #[must_use]
     pub const fn chunk_bytes(&self) -> u32 {
         gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
+    }
+
+    /// Most bitmap words of a status that fit a datagram; what they leave out is described when its turn comes.
+    pub(crate) fn status_words_max(&self) -> u16 {
+        let room = self.datagram_bytes.saturating_sub(HEADER_BYTES + STATUS_FIXED_BYTES + TAG_BYTES);
+        (room / 8).min(STATUS_WORDS_MAX) as u16
     }
 
     /// What the rate controller starts from.

@@ -4,6 +4,7 @@ use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::interfaces::Source;
 use crate::routes::{Route, Routes};
+use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
 use crate::ways::Ways;
@@ -31,10 +32,13 @@ struct PeerAddress {
     locked: Option<RawAddress>,
     /// Of each path, once an address has answered.
     ways: Option<Ways>,
+    /// What seals and opens its datagrams; `None`: they travel in clear.
+    channel: Option<Channel>,
 }
 
 impl PeerAddress {
-    const NOWHERE: Self = Self { host: String::new(), candidates: Vec::new(), locked: None, ways: None };
+    const NOWHERE: Self =
+        Self { host: String::new(), candidates: Vec::new(), locked: None, ways: None, channel: None };
 
     /// The peer was heard from there, on this path: the first path ends there.
     fn lock(&mut self, from: SocketAddr, path: PathId, sources: &[Source], paths: u8) {
@@ -90,11 +94,13 @@ pub(crate) struct ActiveGroup {
 
 impl ActiveGroup {
     /// Starts to connect.
-    pub(crate) fn new(setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
+    pub(crate) fn new(mut setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
         let mut peers = Vec::new();
         peers.resize_with(setup.config.peers.len() + 1, || PeerAddress::NOWHERE);
-        for (peer, candidates) in setup.config.peers.iter().zip(&setup.candidates) {
+        let channels = std::mem::take(&mut setup.channels);
+        for ((peer, candidates), channel) in setup.config.peers.iter().zip(&setup.candidates).zip(channels) {
             let place = &mut peers[peer.rank as usize];
+            place.channel = channel;
             place.host.clone_from(&peer.host);
             place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
         }
@@ -151,6 +157,17 @@ impl ActiveGroup {
         self.dirty = true;
     }
 
+    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is to be dropped.
+    pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
+        match &mut self.peers[peer as usize].channel {
+            Some(channel) => channel.open(datagram),
+            None => Ok(datagram),
+        }
+    }
+
     /// Takes a datagram of `peer`.
     pub(crate) fn handle_datagram(
         &mut self,
@@ -159,7 +176,7 @@ impl ActiveGroup {
         datagram: &Datagram<'_>,
         codes: &CodePoints,
     ) {
-        let Datagram { bytes, from, octet, .. } = *datagram;
+        let Datagram { ref bytes, from, octet, .. } = *datagram;
         let address = &mut self.peers[peer as usize];
         if address.locked.is_none() {
             if let (Ok((header, _)), Some(from)) = (Header::decode(bytes), from.to_socket_addr()) {
@@ -250,8 +267,11 @@ impl ActiveGroup {
     }
 
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
-    pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) {
-        self.group.poll_transmit(now, &mut Sink { sockets, codes, peers: &self.peers });
+    /// Returns how many datagrams could not be sealed.
+    pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) -> u64 {
+        let mut sink = Sink { sockets, codes, peers: &mut self.peers, refused: 0 };
+        self.group.poll_transmit(now, &mut sink);
+        sink.refused
     }
 
     /// Everything was drained.
@@ -319,6 +339,7 @@ impl ActiveGroup {
             rank: self.setup.config.rank,
             world_size: self.setup.config.world_size,
             datagram_bytes: self.setup.datagram_bytes,
+            security: self.setup.security,
             agreed: self.group.agreed().map(Into::into),
             served: self.served,
             peers: peers.iter().map(|(rank, stats, paths)| self.peer_stats(*rank, stats, paths)).collect(),
@@ -350,6 +371,7 @@ impl ActiveGroup {
     ) -> PeerStats {
         let peer = &self.peers[rank as usize];
         let address = peer.locked.and_then(RawAddress::to_socket_addr);
+        let (not_authentic, replayed, refused) = peer.channel.as_ref().map_or((0, 0, 0), Channel::counts);
         PeerStats {
             rank,
             host: peer.host.clone(),
@@ -362,6 +384,9 @@ impl ActiveGroup {
             bytes_received: stats.bytes_received,
             packets_duplicate: stats.packets_duplicate,
             packets_dropped: stats.packets_dropped,
+            datagrams_not_authentic: not_authentic,
+            datagrams_replayed: replayed,
+            seals_refused: refused,
             control_sent: stats.control_sent,
             probes_sent: stats.probes_sent,
             rtt_smoothed_us: stats.rtt_smoothed.as_secs_f64() * 1e6,
@@ -392,7 +417,8 @@ impl ActiveGroup {
 struct Sink<'a> {
     sockets: &'a mut PathSockets,
     codes: &'a CodePoints,
-    peers: &'a [PeerAddress],
+    peers: &'a mut [PeerAddress],
+    refused: u64,
 }
 
 impl TransmitSink for Sink<'_> {
@@ -402,23 +428,42 @@ impl TransmitSink for Sink<'_> {
 
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
         let octet = self.codes.octet(mark);
-        let peer = &self.peers[peer as usize];
-        let path = usize::from(head[HEADER_PATH]);
-        let end = peer.ways.as_ref().map(|ways| [ways.end(path)]);
+        let address = &self.peers[peer as usize];
+        if let Some(ways) = &address.ways {
+            let end = ways.end(usize::from(head[HEADER_PATH]));
+            return self.put(peer, (end, octet), head, payload);
+        }
         // Until the peer has answered only small control traffic flows: it goes to all its addresses.
-        for to in end.as_ref().map_or(&peer.candidates[..], |end| &end[..]) {
+        for index in 0..address.candidates.len() {
+            let to = self.peers[peer as usize].candidates[index];
             if self.sockets.has_room() {
-                // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group
-                // again, and until then the group's contract keeps the tensor's memory valid.
-                unsafe { self.sockets.push(path, (*to, octet), head, payload) };
+                self.put(peer, (to, octet), head, payload);
             }
         }
     }
 
     fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
-        let path = usize::from(head[HEADER_PATH]);
         let Some(ways) = &self.peers[peer as usize].ways else { return };
-        // SAFETY: there is no payload.
-        unsafe { self.sockets.push(path, (ways.trial_end(path), self.codes.octet(mark)), head, &[]) };
+        let end = ways.trial_end(usize::from(head[HEADER_PATH]));
+        self.put(peer, (end, self.codes.octet(mark)), head, &[]);
+    }
+}
+
+impl Sink<'_> {
+    /// Adds one datagram, sealed where the peer's are.
+    fn put(&mut self, peer: u32, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
+        let path = usize::from(head[HEADER_PATH]);
+        let Some(channel) = &mut self.peers[peer as usize].channel else {
+            // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group again, and
+            // until then the group's contract keeps the tensor's memory valid.
+            return unsafe { self.sockets.push(path, to, head, payload) };
+        };
+        let refused = &mut self.refused;
+        let mut seal = |datagram: &mut [u8]| {
+            let sealed = channel.seal(datagram);
+            *refused += u64::from(!sealed);
+            sealed
+        };
+        self.sockets.push_sealed(path, to, head, payload, &mut seal);
     }
 }

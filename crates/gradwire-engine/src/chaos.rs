@@ -63,8 +63,8 @@ pub(crate) struct Held {
 
 impl Held {
     /// As it arrived.
-    pub(crate) fn datagram(&self) -> Datagram<'_> {
-        Datagram { bytes: &self.bytes, from: &self.from, octet: self.octet, is_fresh: false }
+    pub(crate) fn datagram(&mut self) -> Datagram<'_> {
+        Datagram { bytes: &mut self.bytes, from: &self.from, octet: self.octet, is_fresh: false }
     }
 }
 
@@ -102,9 +102,9 @@ impl Chaos {
 
     /// Holds a datagram back.
     pub(crate) fn hold(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
-        let Datagram { bytes, from, octet, .. } = *datagram;
         let due = now + self.config.delay;
-        self.held.push_back(Held { due, bytes: bytes.to_vec(), from: *from, octet });
+        let (bytes, from) = (datagram.bytes.to_vec(), *datagram.from);
+        self.held.push_back(Held { due, bytes, from, octet: datagram.octet });
     }
 
     /// The next one that has been held back long enough.
@@ -187,13 +187,15 @@ mod tests {
         let at = |ms: u64| Timestamp::from_nanos(ms * 1_000_000);
         let from = RawAddress::EMPTY;
         for byte in 0..2 {
-            let datagram = Datagram { bytes: &[byte; HEADER_BYTES], from: &from, octet: 3, is_fresh: true };
+            let datagram =
+                Datagram { bytes: &mut [byte; HEADER_BYTES], from: &from, octet: 3, is_fresh: true };
             chaos.hold(at(u64::from(byte)), &datagram);
         }
         assert!(chaos.release(at(1)).is_none());
         assert_eq!(chaos.due(), Some(at(2)));
-        let held = chaos.release(at(2)).unwrap();
-        assert_eq!((held.datagram().bytes[0], held.datagram().octet), (0, 3));
+        let mut held = chaos.release(at(2)).unwrap();
+        let datagram = held.datagram();
+        assert_eq!((datagram.bytes[0], datagram.octet), (0, 3));
         assert!(chaos.release(at(2)).is_none());
         assert!(chaos.release(at(3)).is_some() && chaos.due().is_none());
     }

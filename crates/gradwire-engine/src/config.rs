@@ -1,6 +1,6 @@
 //! Settings of an engine: what the process decides about its socket, and the transport's starting values.
 
-use crate::{ChaosConfig, EngineError};
+use crate::{ChaosConfig, EngineError, JobSecret, Security};
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::{Spray, CLASSES_MAX, PATHS_MAX};
 use std::time::Duration;
@@ -62,6 +62,11 @@ pub struct EngineConfig {
     pub chaos: Option<ChaosConfig>,
     /// Ranks that are parameter servers, where an all-reduce is scheduled over such; `None`: all. Equal on all ranks.
     pub servers: Option<u32>,
+    /// Whether datagrams are sealed. Equal on all ranks.
+    pub security: Security,
+    /// What keys come from, the same on all ranks. `None`: rank 0 of each group makes one and publishes it in its record, so
+    /// that whoever reads the store can join.
+    pub secret: Option<JobSecret>,
     /// Digest of settings of the layers above that must be equal on all ranks.
     pub fingerprint: u64,
 }
@@ -91,6 +96,8 @@ impl Default for EngineConfig {
             incast: None,
             chaos: None,
             servers: None,
+            security: Security::Auto,
+            secret: None,
             fingerprint: 0,
         }
     }

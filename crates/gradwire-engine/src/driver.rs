@@ -8,6 +8,7 @@ use crate::active::ActiveGroup;
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
 use crate::routes::{Route, Routes};
+use crate::security::Refusal;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::EngineStats;
@@ -163,8 +164,7 @@ impl Driver {
         let before = self.stats.datagrams_received;
         let origin = self.origin;
         let mut now = self.now;
-        let mut inlet =
-            Inlet { groups: &mut self.groups, routes: &self.routes, codes: &self.codes, unknown: 0 };
+        let mut inlet = Inlet::new(&mut self.groups, &self.routes, &self.codes);
         let mut lost = 0;
         let (stats, sockets) = (&mut self.stats, &mut self.sockets);
         let more = if let Some(chaos) = &mut self.chaos {
@@ -172,14 +172,15 @@ impl Driver {
                 if datagram.is_fresh {
                     now = since(origin);
                 }
-                match inlet.is_lost(chaos, datagram.bytes) {
+                let Some((route, datagram)) = inlet.admit(datagram) else { return };
+                match inlet.is_lost(chaos, route, datagram.bytes) {
                     true => lost += 1,
                     false => chaos.hold(now, &datagram),
                 }
             });
             now = since(origin);
-            while let Some(held) = chaos.release(now) {
-                inlet.deliver(now, &held.datagram());
+            while let Some(mut held) = chaos.release(now) {
+                inlet.deliver_held(now, &held.datagram());
             }
             more
         } else {
@@ -187,11 +188,15 @@ impl Driver {
                 if datagram.is_fresh {
                     now = since(origin);
                 }
-                inlet.deliver(now, &datagram);
+                if let Some((route, datagram)) = inlet.admit(datagram) {
+                    inlet.deliver(now, route, &datagram);
+                }
             })
         };
         self.now = now;
         self.stats.datagrams_unknown += inlet.unknown;
+        self.stats.datagrams_not_authentic += inlet.not_authentic;
+        self.stats.datagrams_replayed += inlet.replayed;
         self.stats.chaos_lost += lost;
         more || self.stats.datagrams_received != before
     }
@@ -215,7 +220,7 @@ impl Driver {
         for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
             group.poll_events();
             while !self.sockets.is_blocked() {
-                group.fill(self.now, &mut self.sockets, &self.codes);
+                self.stats.seals_refused += group.fill(self.now, &mut self.sockets, &self.codes);
                 if self.sockets.is_empty() {
                     break;
                 }
@@ -257,26 +262,58 @@ struct Inlet<'a> {
     routes: &'a Routes,
     codes: &'a CodePoints,
     unknown: u64,
+    not_authentic: u64,
+    replayed: u64,
 }
 
-impl Inlet<'_> {
-    fn deliver(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
+impl<'a> Inlet<'a> {
+    fn new(groups: &'a mut Vec<Option<ActiveGroup>>, routes: &'a Routes, codes: &'a CodePoints) -> Self {
+        Self { groups, routes, codes, unknown: 0, not_authentic: 0, replayed: 0 }
+    }
+
+    /// Finds whom a datagram is for, and opens it. Before that nothing depends on what it says: no address, no answer, no
+    /// fault that is injected.
+    fn admit<'d>(&mut self, datagram: Datagram<'d>) -> Option<(Route, Datagram<'d>)> {
+        let Some((route, group)) = self.find(datagram.bytes) else {
+            self.unknown += 1;
+            return None;
+        };
+        match group.open(route.peer, datagram.bytes) {
+            Ok(bytes) => return Some((route, Datagram { bytes, ..datagram })),
+            Err(Refusal::NotAuthentic) => self.not_authentic += 1,
+            Err(Refusal::Replayed) => self.replayed += 1,
+        }
+        None
+    }
+
+    fn deliver(&mut self, now: Timestamp, route: Route, datagram: &Datagram<'_>) {
         let codes = self.codes;
-        match self.find(datagram.bytes) {
-            Some((route, group)) => group.handle_datagram(now, route.peer, datagram, codes),
+        if let Some(group) = self.group(route) {
+            group.handle_datagram(now, route.peer, datagram, codes);
+        }
+    }
+
+    /// What was admitted, a while ago: its group may be gone.
+    fn deliver_held(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
+        match self.find(datagram.bytes).map(|(route, _)| route) {
+            Some(route) => self.deliver(now, route, datagram),
             None => self.unknown += 1,
         }
     }
 
-    fn is_lost(&mut self, chaos: &mut Chaos, bytes: &[u8]) -> bool {
-        let Some((route, group)) = self.find(bytes) else { return false };
+    fn is_lost(&mut self, chaos: &mut Chaos, route: Route, bytes: &[u8]) -> bool {
+        let Some(group) = self.group(route) else { return false };
         let way = Way { group: route.group, from: route.peer, to: group.rank() };
         chaos.loses(way, bytes, |header, opening| group.lossy_bytes(route.peer, header, opening))
     }
 
     fn find(&mut self, bytes: &[u8]) -> Option<(Route, &mut ActiveGroup)> {
         let route = self.routes.find(bytes)?;
-        Some((route, self.groups.get_mut(route.group as usize)?.as_mut()?))
+        Some((route, self.group(route)?))
+    }
+
+    fn group(&mut self, route: Route) -> Option<&mut ActiveGroup> {
+        self.groups.get_mut(route.group as usize)?.as_mut()
     }
 }
 

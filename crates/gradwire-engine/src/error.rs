@@ -153,6 +153,14 @@ pub enum JoinError {
         /// Ours.
         ours: String,
     },
+    /// A record that this rank's job secret does not open, or that only one of the two has sealed.
+    #[error("the job secret of rank {rank} does not match: {problem}. Give GRADWIRE_SECRET or GRADWIRE_SECRET_FILE the same content on every rank, or none on any")]
+    SecretMismatch {
+        /// The other rank, as its record says.
+        rank: u32,
+        /// What is seen of it here.
+        problem: &'static str,
+    },
     /// No record of these ranks was passed.
     #[error("no record of rank(s) {ranks:?} of a group of {world_size}")]
     MissingRanks {

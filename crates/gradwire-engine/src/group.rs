@@ -3,8 +3,9 @@
 use crate::handle::lock;
 use crate::interfaces::Source;
 use crate::rendezvous::{Record, Roster};
+use crate::security::{agree, open_records, seal_record, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
-use crate::{EngineConfig, EngineError, GroupStats, JoinError, OpHandle, UnreachablePeer};
+use crate::{EngineConfig, EngineError, GroupStats, JoinError, OpHandle, SecurityStats, UnreachablePeer};
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Request, Servers};
 use gradwire_core::{ConnectionConfig, ConnectionId};
 use std::net::SocketAddr;
@@ -28,6 +29,10 @@ pub(crate) struct GroupSetup {
     pub(crate) config: GroupConfig,
     /// Addresses to try for each entry of `config.peers`.
     pub(crate) candidates: Vec<Vec<SocketAddr>>,
+    /// What seals and opens datagrams, for each entry of `config.peers`; `None`: they travel in clear.
+    pub(crate) channels: Vec<Option<Channel>>,
+    /// How they travel, for people.
+    pub(crate) security: SecurityStats,
     /// UDP payload bytes of a full datagram.
     pub(crate) datagram_bytes: usize,
     /// UDP port from which each path sends.
@@ -109,15 +114,27 @@ impl PendingGroup {
         }
         let ids = ReservedIds::draw(shared, rank, ranks).ok_or(invalid)?;
         let connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
-        let record = Record { servers, ..shared.local.record(name, rank, connections) };
+        let config = &shared.local.config;
+        let makes_secret = rank == 0 && config.secret.is_none() && config.security != Security::Off;
+        let secret = makes_secret.then(|| PublishedSecret(JobSecret::generate()));
+        let record = Record { servers, secret, ..shared.local.record(name, rank, connections) };
         Ok(Self { shared: Arc::clone(shared), record, ids, dedicated })
     }
 
-    /// This rank's record, JSON of a few hundred bytes: format, version, rank, world size, host, addresses, settings.
-    /// Publish it in the store that all ranks can read.
+    /// This rank's record, JSON of about a kilobyte: format, version, rank, world size, host, addresses, settings; sealed
+    /// with the job secret, if one was configured. Publish it in the store that all ranks can read.
     #[must_use]
     pub fn record(&self) -> String {
-        self.record.to_json()
+        match self.configured_secret() {
+            Some(secret) => seal_record(secret, &self.record),
+            None => self.record.to_json(),
+        }
+    }
+
+    /// The configured secret, where it is used.
+    fn configured_secret(&self) -> Option<&JobSecret> {
+        let config = &self.shared.local.config;
+        config.secret.as_ref().filter(|_| config.security != Security::Off)
     }
 
     /// Compares every rank's record with our own (which may be among them), connects to all peers and returns when all
@@ -126,7 +143,8 @@ impl PendingGroup {
     /// # Errors
     /// [`JoinError`]: what disagreed on which rank, or who did not answer at which addresses.
     pub fn join(self, records: &[String], timeout: Option<Duration>) -> Result<GroupHandle, JoinError> {
-        let roster = Roster::new(&self.record, records)?;
+        let records = open_records(&self.record, self.configured_secret(), records)?;
+        let roster = Roster::new(&self.record, &records)?;
         let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
         let key = GroupKey(self.shared.next_id());
         let shared = Arc::clone(&self.shared);
@@ -146,6 +164,9 @@ impl PendingGroup {
     fn into_setup(self, key: GroupKey, roster: &Roster) -> Result<GroupSetup, JoinError> {
         let mut peers = Vec::new();
         let mut candidates = Vec::new();
+        let mut channels = Vec::new();
+        let mode = self.shared.local.config.security;
+        let agreed = agree(mode, self.configured_secret(), roster)?;
         let fingerprint = roster.fingerprint();
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
             let connection = self.connection(theirs, roster.datagram_bytes, roster.paths, fingerprint)?;
@@ -155,6 +176,7 @@ impl PendingGroup {
             };
             peers.push(PeerConfig { rank: theirs.rank, host, connection });
             candidates.push(self.record.candidates(theirs));
+            channels.push(agreed.channel(&self.record, theirs, roster.paths));
         }
         let (rank, world_size) = (self.record.rank, self.record.workers());
         let EngineConfig { incast, servers, .. } = self.shared.local.config;
@@ -167,6 +189,12 @@ impl PendingGroup {
             name: self.record.group.clone(),
             config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
             candidates,
+            channels,
+            security: SecurityStats {
+                cipher: agreed.cipher_name(),
+                secret_configured: self.shared.local.config.secret.is_some(),
+                all_local: roster.is_local(),
+            },
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),
             paths: roster.paths,

@@ -21,6 +21,7 @@ mod handle;
 mod interfaces;
 mod rendezvous;
 mod routes;
+mod security;
 mod shared;
 mod socket;
 mod stats;
@@ -35,6 +36,8 @@ pub use gradwire_core as core;
 pub use gradwire_core::Spray;
 pub use group::{DedicatedServers, GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
+pub use security::{JobSecret, Security, SECRET_BYTES_MIN};
 pub use stats::{
-    AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, ServedStats, TagCounts,
+    AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, SecurityStats, ServedStats,
+    TagCounts,
 };

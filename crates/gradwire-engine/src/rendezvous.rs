@@ -4,6 +4,7 @@
 //! the rank and both values, on every rank, because every rank reads every record.
 
 use crate::interfaces::Source;
+use crate::security::{random_bytes, Cipher, Hex, PublishedSecret, RANDOM_BYTES};
 use crate::{EngineConfig, JoinError};
 use gradwire_core::wire::VERSION;
 use gradwire_core::PATHS_MAX;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Version of the record's own form.
-const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 
 /// One rank's record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +49,15 @@ pub(crate) struct Record {
     pub(crate) peer_timeout_us: u64,
     /// Hexadecimal: JSON numbers lose bits in some readers.
     pub(crate) fingerprint: String,
+    /// Whether datagrams are to be sealed: `auto`, `on` or `off`.
+    pub(crate) security: String,
+    /// Whether the processor computes AES.
+    pub(crate) aes: bool,
+    /// Drawn for this group: its keys depend on it, so that an old record brings no old key back.
+    pub(crate) random: Hex<RANDOM_BYTES>,
+    /// From rank 0, if no secret was configured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) secret: Option<PublishedSecret>,
     /// Connection id for each peer to write into its packets, by rank (the own place is 0).
     pub(crate) connections: Vec<u32>,
 }
@@ -119,6 +129,10 @@ impl Local {
             ack_delay_max_us: self.config.ack_delay_max.as_micros() as u64,
             peer_timeout_us: self.config.peer_timeout.as_micros() as u64,
             fingerprint: format!("{:016x}", self.config.fingerprint),
+            security: self.config.security.as_str().to_owned(),
+            aes: Cipher::has_aes(),
+            random: Hex(random_bytes()),
+            secret: None,
             connections,
         }
     }
@@ -202,6 +216,11 @@ impl Roster {
         Ok(Self { records, datagram_bytes, paths })
     }
 
+    /// Whether all ranks are in one network namespace and meet over loopback.
+    pub(crate) fn is_local(&self) -> bool {
+        are_local(&self.records)
+    }
+
     /// Digest of what must be equal, for the hellos: a stale record of an earlier run cannot pass for a current one.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut digest = Fnv::new();
@@ -211,6 +230,7 @@ impl Roster {
             digest.add(&record.rank.to_le_bytes());
             digest.add(&record.pid.to_le_bytes());
             digest.add(record.boot_id.as_bytes());
+            digest.add(&record.random.0);
             for connection in &record.connections {
                 digest.add(&connection.to_le_bytes());
             }
@@ -249,6 +269,7 @@ fn compare(theirs: &Record, ours: &Record) -> Result<(), JoinError> {
     same(rank, "ack_every", &theirs.ack_every, &ours.ack_every)?;
     same(rank, "ack_delay_max in microseconds", &theirs.ack_delay_max_us, &ours.ack_delay_max_us)?;
     same(rank, "peer_timeout in microseconds", &theirs.peer_timeout_us, &ours.peer_timeout_us)?;
+    same(rank, "security", &theirs.security, &ours.security)?;
     same(rank, "fingerprint of the group's settings", &theirs.fingerprint, &ours.fingerprint)
 }
 
@@ -283,9 +304,13 @@ fn place(slots: &mut [Option<Record>], record: Record) -> Result<(), JoinError> 
 }
 
 fn common_datagram_bytes(records: &[Record]) -> usize {
-    let local = records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback);
+    let local = are_local(records);
     let bytes = |r: &Record| if local { r.datagram_bytes_local } else { r.datagram_bytes };
     records.iter().map(bytes).min().unwrap_or(0)
+}
+
+fn are_local(records: &[Record]) -> bool {
+    records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback)
 }
 
 fn common_paths(records: &[Record]) -> u8 {
@@ -310,7 +335,7 @@ impl Fnv {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn local(pid_offset: u16) -> Local {
@@ -329,7 +354,7 @@ mod tests {
         }
     }
 
-    fn records(world_size: u32) -> Vec<Record> {
+    pub(crate) fn records(world_size: u32) -> Vec<Record> {
         (0..world_size).map(|r| local(r as u16).record("g", r, vec![r; world_size as usize])).collect()
     }
 

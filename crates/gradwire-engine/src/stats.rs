@@ -61,6 +61,12 @@ pub struct EngineStats {
     pub sleeps: u64,
     /// Datagrams that fault injection has lost.
     pub chaos_lost: u64,
+    /// Datagrams to a connection of ours that nobody with its keys had made; they changed nothing.
+    pub datagrams_not_authentic: u64,
+    /// Sealed datagrams that had come before, or so long ago that nobody can tell; they changed nothing.
+    pub datagrams_replayed: u64,
+    /// Datagrams that were not sent because their number had been used; more than zero is a bug.
+    pub seals_refused: u64,
 }
 
 /// Counters of one group.
@@ -74,12 +80,25 @@ pub struct GroupStats {
     pub world_size: u32,
     /// UDP payload bytes of a full datagram.
     pub datagram_bytes: usize,
+    /// How its datagrams travel.
+    pub security: SecurityStats,
     /// What all ranks know alike about the network; `None` until they have exchanged what they measured.
     pub agreed: Option<AgreedStats>,
     /// What this rank did as a dedicated parameter server; zero on every other rank.
     pub served: ServedStats,
     /// Each other rank.
     pub peers: Vec<PeerStats>,
+}
+
+/// How the datagrams of a group travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SecurityStats {
+    /// What seals them; `None`: they travel in clear.
+    pub cipher: Option<&'static str>,
+    /// Whether a job secret was configured; else rank 0 made one and published it in the store.
+    pub secret_configured: bool,
+    /// Whether all ranks are in one network namespace and meet over loopback.
+    pub all_local: bool,
 }
 
 /// The network as all ranks know it; see [`gradwire_collectives::AgreedNetwork`].
@@ -155,6 +174,12 @@ pub struct PeerStats {
     pub packets_duplicate: u64,
     /// Datagrams dropped for any other reason.
     pub packets_dropped: u64,
+    /// Datagrams that named this connection and were not authentic, because nobody with its keys had made them.
+    pub datagrams_not_authentic: u64,
+    /// Sealed datagrams that had come before, or so long ago that nobody can tell.
+    pub datagrams_replayed: u64,
+    /// Datagrams that were not sent because their number had been used; more than zero is a bug.
+    pub seals_refused: u64,
     /// Control packets sent.
     pub control_sent: u64,
     /// Probes sent.

@@ -8,7 +8,7 @@ mod counting;
 use common::{all_reduce, cluster, config, Tensor, PATIENCE};
 use counting::allocations_of_all_threads_in;
 use gradwire_engine::collectives::{Policy, Request};
-use gradwire_engine::{EngineConfig, GroupHandle, Offload, OpHandle};
+use gradwire_engine::{EngineConfig, GroupHandle, Offload, OpHandle, Security};
 
 const FEW: usize = 100_000;
 const MANY: usize = 8_000_000;
@@ -60,8 +60,13 @@ impl Ranks {
 #[test]
 fn allocations_do_not_grow_with_the_packets_on_real_sockets() {
     for offload in [Offload::Auto, Offload::Off] {
-        for (paths, policy) in [(1, Policy::RELIABLE), (4, Policy::RELIABLE), (1, Policy::AUTO)] {
-            let config = EngineConfig { offload, paths, mtu: Some(1_500), ..config() };
+        for (paths, policy, security) in [
+            (1, Policy::RELIABLE, Security::Off),
+            (4, Policy::RELIABLE, Security::Off),
+            (1, Policy::AUTO, Security::Off),
+            (2, Policy::RELIABLE, Security::On),
+        ] {
+            let config = EngineConfig { offload, paths, security, mtu: Some(1_500), ..config() };
             let (_engines, groups) = cluster(2, &config);
             let tensors = (0..2).map(|_| Tensor(vec![1.0; MANY])).collect();
             let mut ranks = Ranks { groups, tensors, policy };
@@ -69,7 +74,7 @@ fn allocations_do_not_grow_with_the_packets_on_real_sockets() {
             (0..3).for_each(|_| _ = ranks.all_reduce(MANY));
             let (small, few) = ranks.all_reduce(FEW);
             let (large, many) = ranks.all_reduce(MANY);
-            println!("{offload:?}, {paths} paths: {small} allocations for {few} packets, {large} for {many}");
+            println!("{offload:?}, {security:?}, {paths} paths: {small} allocations for {few} packets, {large} for {many}");
             assert!(many > 50 * few, "{many} packets against {few}");
             assert!(large <= small + SLACK, "{large} allocations for {many} packets, {small} for {few}");
         }

@@ -5,8 +5,8 @@ use crate::errors::{config_error, engine_error, invalid_request, join_error, op_
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
-    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, Offload, PendingGroup,
-    Spray,
+    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, Offload,
+    PendingGroup, Security, Spray,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -202,6 +202,9 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "incast" => config.incast = value.extract()?,
         "spray" => config.spray = spray(value)?,
         "chaos" => config.chaos = chaos(value)?,
+        "security" => config.security = security(value)?,
+        "secret" => config.secret = secret(value)?,
+        "fingerprint" => config.fingerprint = value.extract()?,
         _ => return Err(pyo3::exceptions::PyKeyError::new_err("there is no such setting")),
     }
     Ok(())
@@ -214,6 +217,20 @@ fn spray(value: &Bound<'_, PyAny>) -> PyResult<Spray> {
         "round_robin" => Ok(Spray::RoundRobin),
         _ => Err(pyo3::exceptions::PyValueError::new_err("adaptive, random or round_robin")),
     }
+}
+
+fn security(value: &Bound<'_, PyAny>) -> PyResult<Security> {
+    let name: String = value.extract()?;
+    [Security::Auto, Security::On, Security::Off]
+        .into_iter()
+        .find(|mode| mode.as_str() == name)
+        .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("auto, on or off"))
+}
+
+fn secret(value: &Bound<'_, PyAny>) -> PyResult<Option<JobSecret>> {
+    let Some(bytes) = value.extract::<Option<Vec<u8>>>()? else { return Ok(None) };
+    let secret = JobSecret::new(bytes);
+    secret.map(Some).map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
 }
 
 /// `None`, or loss and tail as shares, the delay in seconds, and the seed.

@@ -76,6 +76,11 @@ pub(crate) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
                 fields.set_item("ours", ours)?;
                 "SettingsMismatchError"
             }
+            JoinError::SecretMismatch { rank, problem } => {
+                fields.set_item("rank", rank)?;
+                fields.set_item("problem", problem)?;
+                "SecretMismatchError"
+            }
             JoinError::MissingRanks { ranks, .. } => {
                 fields.set_item("ranks", ranks)?;
                 "MissingRankError"

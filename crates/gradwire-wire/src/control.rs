@@ -10,6 +10,8 @@ pub const ABORT_RECORD_BYTES: usize = 64;
 pub const ACK_WORDS_MAX: usize = 16;
 /// Most bitmap words of a status: 8192 chunks, which fits the smallest datagram (1200 bytes).
 pub const STATUS_WORDS_MAX: usize = 128;
+/// Bytes of a status before its bitmap.
+pub const STATUS_FIXED_BYTES: usize = 24;
 
 /// What the two ends of a transfer must agree about, opaque here (the collective layer puts operation, dtype,
 /// reduction, root and element count into it).

@@ -20,7 +20,7 @@ mod ids;
 pub use codec::{DecodeError, Reader, Writer};
 pub use control::{
     AckBody, AckPath, Descriptor, HelloBody, Opening, StatusBody, TransferState, ABORT_RECORD_BYTES,
-    ACK_WORDS_MAX, POSITION_RECORD_BYTES, STATUS_WORDS_MAX,
+    ACK_WORDS_MAX, POSITION_RECORD_BYTES, STATUS_FIXED_BYTES, STATUS_WORDS_MAX,
 };
 pub use header::{Flags, Header, Kind, HEADER_BYTES, VERSION};
 pub use ids::{ConnectionId, PacketNumber, PathId, TransferId};

@@ -26,9 +26,8 @@ from typing import Any
 import torch.distributed as dist
 
 from gradwire import _native
-from gradwire.config import Config, settings
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError, SettingsMismatchError, WorldSizeError
-from gradwire.torch._runtime import Runtime, configuration, runtime
+from gradwire.torch._runtime import Runtime, configuration, group_settings, runtime
 
 logger = logging.getLogger("gradwire")
 
@@ -93,6 +92,7 @@ def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
     Raises:
         MissingRankError: ranks that never appeared.
         WorldSizeError, SettingsMismatchError: a rank was started differently.
+        SecretMismatchError: a rank has another job secret.
         UnreachableError: a rank answers no packet.
         RendezvousError: another rank could not start; the message has its reason.
         GradwireError: this rank could not start.
@@ -171,7 +171,7 @@ def _form(
         owner = runtime()
         owner.check_process()
         pending = prepare(owner)
-        board.publish({"record": pending.record(), "settings": _group_settings(owner.config), **more})
+        board.publish({"record": pending.record(), "settings": group_settings(owner.config), **more})
     except GradwireError as error:
         board.publish({"error": f"{type(error).__name__}: {error}"})
         raise
@@ -184,6 +184,8 @@ def _form(
         board.conclude(f"{type(error).__name__}: {error}")
         raise
     board.confirm(connect_s)
+    stats = group.stats()
+    owner.say_how_it_travels(stats["name"], stats["security"])
     return owner, group
 
 
@@ -281,10 +283,6 @@ class _Board:
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
-
-
-def _group_settings(config: Config) -> dict[str, Any]:
-    return {f.name: getattr(config, f.name) for f in settings() if f.metadata.get("everywhere")}
 
 
 def _compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

@@ -7,6 +7,8 @@ error, its own first group would start an engine of its own, and it never touche
 from __future__ import annotations
 
 import atexit
+import hashlib
+import json
 import logging
 import os
 import threading
@@ -14,8 +16,9 @@ import weakref
 from typing import Any
 
 from gradwire import _native
-from gradwire.config import PORT_BASE, Config
+from gradwire.config import PORT_BASE, Config, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
+from gradwire.secret import job_secret
 from gradwire.torch._completer import Completer
 
 logger = logging.getLogger("gradwire")
@@ -42,6 +45,7 @@ class Runtime:
         self.completer = Completer(self.engine, sync_futures=config.sync_futures)
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
+        self._warned_of_clear = False
         logger.setLevel(config.log_level.upper())
         if config.chaos is not None:
             logger.warning(
@@ -65,6 +69,24 @@ class Runtime:
             raise ForkedError(
                 f"this process group belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}",
                 owner_pid=self.pid,
+            )
+
+    def say_how_it_travels(self, name: str, security: dict[str, Any]) -> None:
+        """Logs how the datagrams of a new group travel; once a warning, if they cross hosts in clear."""
+        cipher = security["cipher"]
+        if cipher is None and not security["all_local"] and not self._warned_of_clear:
+            self._warned_of_clear = True
+            logger.warning(
+                "security = %s (%s): datagrams leave this host in clear, and whoever can send to it can forge them",
+                self.config.security, self.config.origin("security"),
+            )  # fmt: skip
+        elif cipher is None:
+            logger.info("group %s travels in clear", name)
+        elif security["secret_configured"]:
+            logger.info("group %s is sealed with %s and the job secret", name, cipher)
+        else:
+            logger.info(
+                "group %s is sealed with %s; whoever reads the Store has the secret: set GRADWIRE_SECRET", name, cipher
             )
 
     def stop(self) -> None:
@@ -119,9 +141,24 @@ def _stop(reference: weakref.ref[Runtime]) -> None:
         owner.stop()
 
 
+def group_settings(config: Config) -> dict[str, Any]:
+    """The settings that must be equal on all ranks."""
+    return {f.name: getattr(config, f.name) for f in settings() if f.metadata.get("everywhere")}
+
+
+def fingerprint(config: Config) -> int:
+    """64 bits of the settings that must be equal on all ranks.
+
+    In a sealed record nobody can change them unseen, as they could the list of them that lies beside it so that errors can
+    name a field.
+    """
+    text = json.dumps(group_settings(config), sort_keys=True)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def _start_engine(config: Config) -> _native.Engine:
     faults = config.faults()
-    settings = {
+    values = {
         "interface": config.interface,
         "mtu": config.mtu,
         "eager_bytes": config.eager_bytes,
@@ -139,15 +176,18 @@ def _start_engine(config: Config) -> _native.Engine:
         "incast": config.incast,
         "servers": None if config.dedicated_servers() else config.servers,
         "spray": config.spray,
+        "security": config.security,
+        "secret": job_secret(config),
+        "fingerprint": fingerprint(config),
         "chaos": None if faults is None else faults.numbers(),
     }
     ports = _ports(config.port)
     for port in ports[:-1]:
         try:
-            return _native.Engine({**settings, "port": port})
+            return _native.Engine({**values, "port": port})
         except PortInUseError:
             continue
-    return _native.Engine({**settings, "port": ports[-1]})
+    return _native.Engine({**values, "port": ports[-1]})
 
 
 def _ports(base: int | None) -> list[int]:

@@ -6,14 +6,15 @@ It needs no configuration: worker 0 publishes what all ranks must agree about, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from gradwire.config import Config
-from gradwire.errors import ConfigError, RendezvousError
+from gradwire.errors import ConfigError, RendezvousError, SettingsMismatchError
+from gradwire.secret import job_secret
 from gradwire.torch._rendezvous import Served, first_worker, form_served_group
 from gradwire.torch._runtime import configure
 
@@ -79,6 +80,7 @@ def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> d
     """
     round_number, first = first_worker(store, service.index, service.timeout_s)
     settings = Config(**first["settings"])
+    _refuse_downgrade(settings)
     served = Served(
         first["workers"] + service.index, first["workers"], settings.dedicated_servers(), service.memory_bytes
     )
@@ -92,6 +94,19 @@ def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> d
         return group.stats()
     finally:
         group.leave(LEAVE_TIMEOUT_S)
+
+
+def _refuse_downgrade(published: Config) -> None:
+    """What lies in the Store must not switch off what this server's operator has switched on by a secret."""
+    ours = Config.from_env(published)
+    if published.security == "off" and not ours.pinned("security") and job_secret(replace(ours, security="on")):
+        raise SettingsMismatchError(
+            "worker 0 has security = off, and this server has a job secret: set GRADWIRE_SECURITY=off here too, or on the workers on",
+            rank=0,
+            field="security",
+            theirs="off",
+            ours="auto",
+        )
 
 
 def _compare(service: Service, served: Served) -> None:

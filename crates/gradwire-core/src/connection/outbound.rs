@@ -14,7 +14,7 @@ use crate::{Body, Mark, Reliability, Timestamp, TrafficClass, Transmit};
 use core::time::Duration;
 use gradwire_wire::{
     AckBody, Flags, Header, HelloBody, Kind, StatusBody, TransferId, TransferState, Writer, HEADER_BYTES,
-    STATUS_WORDS_MAX,
+    STATUS_WORDS_MAX, TAG_BYTES,
 };
 
 /// Transfers of fewer chunks do without the probe behind their end: three control packets would be a large part of
@@ -142,8 +142,8 @@ impl Connection {
         }
         let mut bytes = out.finish()?;
         if due == Due::Hello {
-            // A full-sized request: an answer proves that full datagrams pass.
-            let full = (self.config.datagram_bytes - HEADER_BYTES).min(scratch.len());
+            // A full-sized request: an answer proves that full datagrams pass. What seals it adds the tag.
+            let full = (self.config.datagram_bytes - HEADER_BYTES - TAG_BYTES).min(scratch.len());
             scratch.get_mut(bytes..full)?.fill(0);
             bytes = full;
         }
@@ -170,7 +170,7 @@ impl Connection {
             path.words
         });
         let room = datagram_bytes.saturating_sub(
-            HEADER_BYTES + ACK_BODY_BYTES + lead_words.map_or(0, crate::paths::ack_path_bytes),
+            HEADER_BYTES + ACK_BODY_BYTES + TAG_BYTES + lead_words.map_or(0, crate::paths::ack_path_bytes),
         );
         let others = self.paths.others_to_acknowledge(lead, room);
         // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
@@ -205,6 +205,7 @@ impl Connection {
             },
         };
         status.echo_us = echo_us;
+        status.words = status.words.min(self.config.status_words_max());
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
         let header = self.control(now, Kind::Status, transfer, turn);

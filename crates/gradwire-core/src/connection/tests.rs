@@ -7,7 +7,7 @@ use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
 use core::time::Duration;
 use gradwire_wire::{
-    ConnectionId, Flags, Header, Kind, Opening, Writer, ABORT_RECORD_BYTES, STATUS_WORDS_MAX,
+    ConnectionId, Flags, Header, Kind, Opening, Writer, ABORT_RECORD_BYTES, STATUS_WORDS_MAX, TAG_BYTES,
 };
 use std::collections::BTreeMap;
 use std::vec;
@@ -136,7 +136,7 @@ impl Pair {
             }
             while let Some(transmit) = self.ends[from].connection.poll_transmit(self.now, &mut scratch) {
                 let datagram = assemble(&transmit, &scratch, &self.ends[from].outgoing);
-                assert!(datagram.len() <= 1472);
+                assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
                 self.sent += 1;
                 let dice = self.random();
                 if !(self.lose)(&transmit.header, dice) {

@@ -5,6 +5,8 @@
 //! that moment.
 
 use super::address::RawAddress;
+use gradwire_core::wire::TAG_BYTES;
+use std::ptr::NonNull;
 
 /// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
 pub(crate) const DATAGRAMS_MAX: usize = 512;
@@ -94,6 +96,33 @@ impl Batch {
         });
     }
 
+    /// Takes a datagram as a whole: head and payload are copied, and `seal` gets both with room for a tag behind them. `false`
+    /// from it: nothing is added.
+    ///
+    /// # Panics
+    /// Without room ([`Batch::has_room`]).
+    pub(crate) fn push_sealed(
+        &mut self,
+        (to, octet): (RawAddress, u8),
+        head: &[u8],
+        payload: &[u8],
+        seal: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) {
+        let bytes = head.len() + payload.len() + TAG_BYTES;
+        assert!(self.has_room() && bytes <= DATAGRAM_BYTES_MAX, "a full batch was pushed to");
+        let start = self.heads.len();
+        self.heads.extend_from_slice(head);
+        self.heads.extend_from_slice(payload);
+        self.heads.extend_from_slice(&[0; TAG_BYTES]);
+        if !seal(&mut self.heads[start..]) {
+            return self.heads.truncate(start);
+        }
+        self.bytes += bytes;
+        let payload = NonNull::dangling().as_ptr();
+        let (head_start, head_bytes) = (start as u32, bytes as u32);
+        self.slots.push(Slot { to, octet, head_start, head_bytes, payload, payload_bytes: 0 });
+    }
+
     /// Head and payload of a datagram of this batch.
     pub(crate) fn parts(&self, slot: &Slot) -> (&[u8], &[u8]) {
         let start = slot.head_start as usize;
@@ -162,6 +191,23 @@ mod tests {
         assert_eq!(whole(&batch, 0), [&[3][..], &[7; 10]].concat());
         batch.keep_from(1);
         assert!(batch.is_empty() && batch.has_room());
+    }
+
+    #[test]
+    fn a_sealed_datagram_lies_in_the_batch_and_a_refused_one_does_not() {
+        let mut batch = Batch::new();
+        let to = (RawAddress::EMPTY, 0);
+        let mut seal = |datagram: &mut [u8]| {
+            datagram[3..].fill(9);
+            true
+        };
+        batch.push_sealed(to, &[1, 2], &[3, 4], &mut seal);
+        batch.push_sealed(to, &[5], &[6], &mut |_| false);
+        batch.push_sealed(to, &[7, 8, 7], &[], &mut seal);
+        assert_eq!(batch.slots().len(), 2);
+        batch.keep_from(0);
+        assert_eq!(whole(&batch, 0), [&[1, 2, 3][..], &[9; 17]].concat());
+        assert_eq!(whole(&batch, 1), [&[7, 8, 7][..], &[9; 16]].concat());
     }
 
     #[test]

@@ -214,9 +214,9 @@ impl DatagramSocket for LinuxSocket {
             let message = &arrays.messages[index];
             let bytes = (message.msg_len as usize).min(RECEIVE_BYTES);
             let ancillary = Ancillary::read(&message.msg_hdr);
-            let data = &arrays.buffers[index * RECEIVE_BYTES..][..bytes];
+            let data = &mut arrays.buffers[index * RECEIVE_BYTES..][..bytes];
             let segment = ancillary.segment_bytes.filter(|s| *s > 0).unwrap_or(bytes).max(1);
-            let segments = data.chunks(segment);
+            let segments = data.chunks_mut(segment);
             stats.datagrams_received += segments.len() as u64;
             stats.bytes_received += bytes as u64;
             stats.ecn_marked += if ancillary.octet & 3 == 3 { segments.len() as u64 } else { 0 };

@@ -24,8 +24,8 @@ use std::os::fd::RawFd;
 /// One received datagram.
 #[derive(Debug)]
 pub(crate) struct Datagram<'a> {
-    /// UDP payload.
-    pub(crate) bytes: &'a [u8],
+    /// UDP payload, in the receive buffer: a sealed one is opened in place.
+    pub(crate) bytes: &'a mut [u8],
     /// Where it came from, in the kernel's form.
     pub(crate) from: &'a RawAddress,
     /// Traffic class octet of its IP header; zero where the kernel does not say.

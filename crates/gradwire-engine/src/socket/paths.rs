@@ -90,6 +90,22 @@ impl PathSockets {
         unsafe { self.paths[path].batch.push(to, head, payload) };
     }
 
+    /// The same for a datagram that is sealed while it is copied; see [`Batch::push_sealed`].
+    ///
+    /// # Panics
+    /// Without room ([`PathSockets::has_room`]).
+    pub(crate) fn push_sealed(
+        &mut self,
+        path: usize,
+        to: (RawAddress, u8),
+        head: &[u8],
+        payload: &[u8],
+        seal: &mut dyn FnMut(&mut [u8]) -> bool,
+    ) {
+        let path = if path < self.paths.len() { path } else { 0 };
+        self.paths[path].batch.push_sealed(to, head, payload, seal);
+    }
+
     /// Hands over everything; afterwards no batch holds a pointer into a tensor.
     pub(crate) fn send(&mut self, stats: &mut EngineStats) {
         for path in self.paths.iter_mut().filter(|path| !path.batch.is_empty()) {

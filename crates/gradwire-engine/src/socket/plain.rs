@@ -61,7 +61,7 @@ impl DatagramSocket for PlainSocket {
                 Ok((bytes, from)) => {
                     stats.datagrams_received += 1;
                     stats.bytes_received += bytes as u64;
-                    let (bytes, from) = (&self.buffer[..bytes], &RawAddress::new(from));
+                    let (bytes, from) = (&mut self.buffer[..bytes], &RawAddress::new(from));
                     handle(Datagram { bytes, from, octet: 0, is_fresh: true });
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,

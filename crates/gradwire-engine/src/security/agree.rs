@@ -1,0 +1,128 @@
+//! What all ranks of a group decide alike about security, each from the records of all.
+
+use super::keys::{Cipher, PairContext, PairEnd, PairSecret};
+use super::{Channel, JobSecret, Security};
+use crate::rendezvous::{Record, Roster};
+use crate::JoinError;
+
+/// How a group's datagrams travel.
+#[derive(Clone, Debug)]
+pub(crate) enum Agreed {
+    /// As they are.
+    Clear,
+    /// Sealed.
+    Sealed { cipher: Cipher, secret: JobSecret },
+}
+
+/// Decides. With mode `auto`, ranks that meet over loopback need no cipher: whoever can read that can read their memory. No
+/// round trip is needed for it: the secret of rank 0 is in its record whether it will be used or not.
+///
+/// # Errors
+/// [`JoinError::RecordInvalid`] when rank 0 published no secret although nobody configured one.
+pub(crate) fn agree(
+    mode: Security,
+    configured: Option<&JobSecret>,
+    roster: &Roster,
+) -> Result<Agreed, JoinError> {
+    if mode == Security::Off || (mode == Security::Auto && roster.is_local()) {
+        return Ok(Agreed::Clear);
+    }
+    let published = || roster.records[0].secret.as_ref().map(|published| &published.0);
+    let Some(secret) = configured.or_else(published) else {
+        let problem = "rank 0 published no secret, and none is configured".to_owned();
+        return Err(JoinError::RecordInvalid { position: 0, problem });
+    };
+    let has_aes = roster.records.iter().all(|record| record.aes);
+    let cipher = if has_aes { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 };
+    Ok(Agreed::Sealed { cipher, secret: secret.clone() })
+}
+
+impl Agreed {
+    /// The channel between two ranks.
+    pub(crate) fn channel(&self, ours: &Record, theirs: &Record, paths: u8) -> Option<Channel> {
+        let Self::Sealed { cipher, secret } = self else { return None };
+        let (low, high) = if ours.rank < theirs.rank { (ours, theirs) } else { (theirs, ours) };
+        let end = |of: &Record, other: &Record| PairEnd {
+            rank: of.rank,
+            connection: of.connections.get(other.rank as usize).copied().unwrap_or(0),
+            random: of.random.0,
+        };
+        let ends = [end(low, high), end(high, low)];
+        let context = PairContext { protocol: ours.protocol, group: &ours.group, ends };
+        let pair = PairSecret::derive(secret, &context);
+        Some(Channel::new(pair, *cipher, (ours.rank, theirs.rank), paths))
+    }
+
+    /// Name of the cipher.
+    pub(crate) fn cipher_name(&self) -> Option<&'static str> {
+        match self {
+            Self::Clear => None,
+            Self::Sealed { cipher, .. } => Some(cipher.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::tests::secret;
+    use super::super::PublishedSecret;
+    use super::*;
+    use crate::rendezvous::tests::records;
+
+    fn decide(mode: Security, configured: Option<&JobSecret>, all: &[Record]) -> Result<Agreed, JoinError> {
+        let published: Vec<String> = all.iter().map(Record::to_json).collect();
+        agree(mode, configured, &Roster::new(&all[0], &published).unwrap())
+    }
+
+    fn used(agreed: Result<Agreed, JoinError>) -> Option<(Cipher, JobSecret)> {
+        match agreed.unwrap() {
+            Agreed::Clear => None,
+            Agreed::Sealed { cipher, secret } => Some((cipher, secret)),
+        }
+    }
+
+    #[test]
+    fn auto_seals_exactly_when_somebody_is_remote() {
+        let mut all = records(3);
+        assert_eq!(used(decide(Security::Auto, Some(&secret(1)), &all)), None);
+        assert!(used(decide(Security::On, Some(&secret(1)), &all)).is_some());
+        all[1].network_namespace += 1;
+        assert!(used(decide(Security::Auto, Some(&secret(1)), &all)).is_some());
+        assert_eq!(used(decide(Security::Off, Some(&secret(1)), &all)), None);
+        all[1].network_namespace -= 1;
+        all[2].loopback = false;
+        assert!(used(decide(Security::Auto, Some(&secret(1)), &all)).is_some(), "it meets no loopback");
+    }
+
+    #[test]
+    fn the_configured_secret_goes_before_that_of_rank_0() {
+        let mut all = records(2);
+        assert!(decide(Security::On, None, &all).is_err());
+        all[0].secret = Some(PublishedSecret(secret(9)));
+        assert_eq!(used(decide(Security::On, None, &all)).unwrap().1, secret(9));
+        assert_eq!(used(decide(Security::On, Some(&secret(1)), &all)).unwrap().1, secret(1));
+    }
+
+    #[test]
+    fn one_rank_without_aes_decides_for_all() {
+        let mut all = records(3);
+        let cipher = |all: &[Record]| used(decide(Security::On, Some(&secret(1)), all)).unwrap().0;
+        assert_eq!(cipher(&all), Cipher::Aes256Gcm);
+        all[1].aes = false;
+        assert_eq!(cipher(&all), Cipher::ChaCha20Poly1305);
+    }
+
+    #[test]
+    fn two_ranks_make_channels_that_understand_each_other() {
+        let all = records(3);
+        let agreed = decide(Security::On, Some(&secret(1)), &all).unwrap();
+        let (mut up, mut down) = (agreed.channel(&all[0], &all[2], 1), agreed.channel(&all[2], &all[0], 1));
+        let mut datagram = [0; 60];
+        assert!(up.as_mut().unwrap().seal(&mut datagram));
+        assert_eq!(down.as_mut().unwrap().open(&mut datagram).map(|opened| opened.len()), Ok(44));
+        let mut other = agreed.channel(&all[1], &all[2], 1).unwrap();
+        let mut datagram = [0; 60];
+        assert!(other.seal(&mut datagram));
+        assert!(down.unwrap().open(&mut datagram).is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! Both directions between this rank and one peer.
+
+use super::keys::{Cipher, Direction, PairSecret};
+use super::open::{Opener, Refusal};
+use super::seal::Sealer;
+use std::sync::Arc;
+
+/// Seals what goes to a peer and opens what comes from it.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    sealer: Sealer,
+    opener: Opener,
+}
+
+impl Channel {
+    /// Between this rank and `peer`, over so many paths.
+    pub(crate) fn new(secret: PairSecret, cipher: Cipher, (rank, peer): (u32, u32), paths: u8) -> Self {
+        let secret = Arc::new(secret);
+        let sealer = Sealer::new(&secret, cipher, Direction::from_to(rank, peer), paths);
+        let opener = Opener::new(&secret, cipher, Direction::from_to(peer, rank), paths);
+        Self { sealer, opener }
+    }
+
+    /// See [`Sealer::seal`].
+    pub(crate) fn seal(&mut self, datagram: &mut [u8]) -> bool {
+        self.sealer.seal(datagram)
+    }
+
+    /// See [`Opener::open`].
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(crate) fn open<'d>(&mut self, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
+        self.opener.open(datagram)
+    }
+
+    /// Datagrams that were not authentic, that had come before, and that were not sealed.
+    pub(crate) fn counts(&self) -> (u64, u64, u64) {
+        (self.opener.not_authentic(), self.opener.replayed(), self.sealer.refused())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::tests::{context, secret};
+    use super::super::numbers::EPOCH_BITS;
+    use super::super::replay::WINDOW;
+    use super::*;
+    use gradwire_core::wire::{Kind, PacketNumber, PathId, HEADER_BYTES, TAG_BYTES};
+    use gradwire_core::{ConnectionId, Header};
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    const PATHS: u8 = 2;
+
+    fn pair_in(group: &str, byte: u8) -> (Channel, Channel) {
+        let derive = || PairSecret::derive(&secret(byte), &context(group));
+        let channel = |ranks| Channel::new(derive(), Cipher::Aes256Gcm, ranks, PATHS);
+        (channel((0, 1)), channel((1, 0)))
+    }
+
+    fn pair() -> (Channel, Channel) {
+        pair_in("g", 1)
+    }
+
+    fn plain(kind: Kind, path: u8, number: u32, body: &[u8]) -> Vec<u8> {
+        let mut header = Header::control(kind, ConnectionId::new(71).unwrap());
+        (header.path, header.packet_number) = (PathId(path), PacketNumber(number));
+        [&header.encode()[..], body].concat()
+    }
+
+    fn sealed(channel: &mut Channel, plain: &[u8]) -> Option<Vec<u8>> {
+        let mut datagram = [plain, &[0; TAG_BYTES]].concat();
+        channel.seal(&mut datagram).then_some(datagram)
+    }
+
+    fn data(channel: &mut Channel, number: u32) -> Vec<u8> {
+        sealed(channel, &plain(Kind::Data, 0, number, b"gradients")).expect("a new number")
+    }
+
+    #[test]
+    fn what_was_sealed_opens_as_it_was_and_shows_only_its_header() {
+        let (mut a, mut b) = pair();
+        for (kind, path) in [(Kind::Data, 0), (Kind::Hello, 0), (Kind::Ack, 1), (Kind::Data, 1)] {
+            let before = plain(kind, path, 0, b"nobody may read this");
+            let mut datagram = sealed(&mut a, &before).unwrap();
+            assert_eq!(datagram[..8], before[..8]);
+            assert!(!datagram.windows(6).any(|bytes| bytes == b"nobody"), "{kind:?}");
+            assert_eq!(b.open(&mut datagram), Ok(&mut before.clone()[..]), "{kind:?}");
+        }
+        assert_eq!((a.counts(), b.counts()), ((0, 0, 0), (0, 0, 0)));
+    }
+
+    #[test]
+    fn no_changed_byte_passes_wherever_it_is() {
+        let (mut a, mut b) = pair();
+        let datagram = data(&mut a, 0);
+        for at in 0..datagram.len() {
+            let mut changed = datagram.clone();
+            changed[at] ^= 1;
+            assert!(b.open(&mut changed).is_err(), "byte {at}");
+        }
+        for bytes in 0..datagram.len() {
+            assert!(b.open(&mut datagram[..bytes].to_vec()).is_err(), "cut to {bytes} bytes");
+        }
+        assert!(b.open(&mut [&datagram[..], &[0]].concat()).is_err());
+        assert!(b.open(&mut datagram.clone()).is_ok(), "nothing of it has used up the number");
+    }
+
+    #[test]
+    fn a_packet_for_another_direction_group_secret_or_path_does_not_open() {
+        let (mut a, mut b) = pair();
+        let mut reflected = data(&mut a, 0);
+        assert_eq!(a.open(&mut reflected), Err(Refusal::NotAuthentic), "reflected");
+        for (mut other, why) in [(pair_in("h", 1).0, "group"), (pair_in("g", 2).0, "secret")] {
+            assert_eq!(b.open(&mut data(&mut other, 0)), Err(Refusal::NotAuthentic), "{why}");
+        }
+        let mut moved = data(&mut a, 1);
+        moved[7] = 1;
+        assert_eq!(b.open(&mut moved), Err(Refusal::NotAuthentic), "path");
+        moved[7] = PATHS;
+        assert_eq!(b.open(&mut moved), Err(Refusal::NotAuthentic), "no such path");
+    }
+
+    #[test]
+    fn a_packet_opens_once_and_not_behind_the_window() {
+        let (mut a, mut b) = pair();
+        let old = data(&mut a, 0);
+        let first = data(&mut a, 1);
+        assert!(b.open(&mut first.clone()).is_ok());
+        assert_eq!(b.open(&mut first.clone()), Err(Refusal::Replayed));
+        assert!(b.open(&mut data(&mut a, WINDOW as u32 + 5)).is_ok());
+        assert_eq!(b.open(&mut old.clone()), Err(Refusal::Replayed));
+        assert_eq!(b.counts(), (0, 2, 0));
+        let mut hello = sealed(&mut a, &plain(Kind::Hello, 0, 0, b"")).unwrap();
+        let again = hello.clone();
+        assert!(b.open(&mut hello).is_ok(), "control has numbers of its own");
+        assert_eq!(b.open(&mut again.clone()), Err(Refusal::Replayed));
+    }
+
+    #[test]
+    fn numbers_that_nobody_authenticated_do_not_move_the_window() {
+        let (mut a, mut b) = pair();
+        let honest = data(&mut a, 3);
+        for number in [4_u32, 1_000_000, u32::MAX / 2, u32::MAX] {
+            assert!(b.open(&mut [plain(Kind::Data, 0, number, b""), vec![0; 16]].concat()).is_err());
+        }
+        assert!(b.open(&mut honest.clone()).is_ok());
+    }
+
+    #[test]
+    fn a_number_that_was_used_is_not_sealed_again() {
+        let (mut a, _) = pair();
+        data(&mut a, 5);
+        for number in [5, 4, 0] {
+            assert_eq!(sealed(&mut a, &plain(Kind::Data, 0, number, b"other")), None, "{number}");
+        }
+        assert!(sealed(&mut a, &plain(Kind::Data, 1, 5, b"")).is_some(), "another path");
+        assert!(sealed(&mut a, &plain(Kind::Data, PATHS, 0, b"")).is_none(), "no such path");
+        assert!(sealed(&mut a, &plain(Kind::Data, 0, 6, b"")).is_some());
+        assert_eq!(a.counts(), (0, 0, 4));
+    }
+
+    /// The same body under every number of every space gives another ciphertext: no pair of key and nonce comes twice.
+    #[test]
+    fn no_two_packets_have_a_key_stream_in_common() {
+        let (mut a, mut b) = pair();
+        let mut seen = HashSet::new();
+        for channel in [&mut a, &mut b] {
+            for number in 0..200_u32 {
+                for (kind, path) in [(Kind::Data, 0), (Kind::Data, 1), (Kind::Ping, 0), (Kind::Ack, 1)] {
+                    let datagram = sealed(channel, &plain(kind, path, number, &[0; 32])).unwrap();
+                    assert!(
+                        seen.insert(datagram[HEADER_BYTES..HEADER_BYTES + 32].to_vec()),
+                        "{kind:?} {number}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_change_with_the_epoch_at_both_ends_and_late_packets_of_the_last_one_still_open() {
+        let (mut a, mut b) = pair();
+        // As far as a peer may jump at once.
+        let step = (1_u32 << (EPOCH_BITS - 1)) - 1;
+        let mut number = 0_u32;
+        let mut keys = HashSet::new();
+        for _ in 0..7 {
+            let late = data(&mut a, number);
+            let newest = data(&mut a, number + 1);
+            assert!(b.open(&mut newest.clone()).is_ok(), "{number}");
+            assert!(b.open(&mut late.clone()).is_ok(), "{number}");
+            keys.insert(number >> EPOCH_BITS);
+            number += step;
+        }
+        assert!(keys.len() >= 3, "{keys:?}");
+        let border = 5_u32 << EPOCH_BITS;
+        while number < border - 1 {
+            assert!(b.open(&mut data(&mut a, number)).is_ok(), "{number}");
+            number += step.min(border - 1 - number);
+        }
+        let (last, first) = (data(&mut a, border - 1), data(&mut a, border));
+        assert!(b.open(&mut first.clone()).is_ok() && b.open(&mut last.clone()).is_ok());
+    }
+
+    #[test]
+    fn numbers_go_on_after_32_bits() {
+        let (mut a, mut b) = pair();
+        let step = (1_u64 << (EPOCH_BITS - 1)) - 1;
+        let mut number = 0_u64;
+        let mut first = None;
+        while number < (1 << 32) + step {
+            let datagram = data(&mut a, number as u32);
+            first.get_or_insert_with(|| datagram.clone());
+            assert!(b.open(&mut datagram.clone()).is_ok(), "{number}");
+            number += step;
+        }
+        // Its number, zero, is behind the window in the next 2^32 as well, and under another key.
+        assert!(first.is_some_and(|mut first| b.open(&mut first).is_err()));
+        assert_eq!(sealed(&mut a, &plain(Kind::Data, 0, 0, b"")), None, "zero was used, and so was 2^32");
+    }
+
+    proptest! {
+        /// Whatever order, loss and duplication a network makes: each packet opens at most once, and all that are inside the
+        /// window of what came before do.
+        #[test]
+        fn each_packet_opens_at_most_once(order in prop::collection::vec(0_usize..200, 0..400)) {
+            let (mut a, mut b) = pair();
+            let datagrams: Vec<Vec<u8>> = (0..200).map(|number| data(&mut a, number)).collect();
+            let mut opened = HashSet::new();
+            for index in order {
+                let outcome = b.open(&mut datagrams[index].clone()).is_ok();
+                prop_assert_eq!(outcome, opened.insert(index));
+            }
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Sealed groups over real sockets, with an attacker on the way (common/relay.rs). What it does is done to a group in clear as
+//! well, where it succeeds: so the attacks are attacks.
+
+mod common;
+#[path = "common/relay.rs"]
+mod relay;
+
+use common::{all_reduce, check_all_reduce, config, engines, join, join_pending, Tensor, PATIENCE};
+use gradwire_engine::core::wire::{Flags, Kind, PacketNumber, HEADER_BYTES};
+use gradwire_engine::core::Header;
+use gradwire_engine::{
+    ChaosConfig, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError, Offload, Security,
+};
+use relay::{Meddler, Relay};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+fn secure() -> EngineConfig {
+    EngineConfig { security: Security::On, peer_timeout: Duration::from_secs(5), ..config() }
+}
+
+fn secret(byte: u8) -> Option<JobSecret> {
+    Some(JobSecret::new(vec![byte; 32]).expect("long enough"))
+}
+
+/// Two ranks that meet through a relay.
+fn relayed(config: &EngineConfig, meddler: Arc<Meddler>) -> (Vec<Engine>, Relay, Vec<GroupHandle>) {
+    let engines = engines(2, config);
+    let relay = Relay::new(&engines, meddler);
+    let groups =
+        relay.join(&engines, "attacked").into_iter().map(|group| group.expect("connected")).collect();
+    (engines, relay, groups)
+}
+
+/// Datagrams that were not authentic, and that had come before, of both ranks.
+fn refused(groups: &[GroupHandle]) -> (u64, u64) {
+    let peers: Vec<_> = groups.iter().flat_map(|group| group.stats().expect("running").peers).collect();
+    assert!(peers.iter().all(|peer| peer.seals_refused == 0), "a number was used twice");
+    let sum = |of: fn(&gradwire_engine::PeerStats) -> u64| peers.iter().map(of).sum();
+    (sum(|peer| peer.datagrams_not_authentic), sum(|peer| peer.datagrams_replayed))
+}
+
+#[test]
+fn a_sealed_group_computes_the_same_whatever_carries_it() {
+    let chaos = ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() };
+    for config in [
+        secure(),
+        EngineConfig { secret: secret(1), ..secure() },
+        EngineConfig { offload: Offload::Off, ..secure() },
+        EngineConfig { paths: 4, mtu: Some(1_500), ..secure() },
+        EngineConfig { mtu: Some(576), ..secure() },
+        EngineConfig { chaos: Some(chaos), ..secure() },
+    ] {
+        let engines = engines(3, &config);
+        let groups: Vec<_> =
+            join(&engines, "test").into_iter().map(|group| group.expect("connected")).collect();
+        check_all_reduce(&groups, 100_003);
+        let stats = groups[0].stats().expect("running");
+        assert!(stats.security.cipher.is_some() && stats.security.all_local, "{config:?}");
+        assert_eq!(stats.security.secret_configured, config.secret.is_some());
+        assert_eq!(refused(&groups), (0, 0), "{config:?}");
+        assert!(groups.iter().all(|group| group.leave(PATIENCE)), "goodbyes are understood");
+    }
+}
+
+#[test]
+fn local_ranks_are_sealed_only_when_that_is_asked_for() {
+    for (security, sealed) in [(Security::Auto, false), (Security::Off, false), (Security::On, true)] {
+        let engines = engines(2, &EngineConfig { security, secret: secret(1), ..config() });
+        let groups: Vec<_> =
+            join(&engines, "test").into_iter().map(|group| group.expect("connected")).collect();
+        assert_eq!(groups[0].stats().expect("running").security.cipher.is_some(), sealed, "{security:?}");
+    }
+}
+
+#[test]
+fn dedicated_servers_are_sealed_as_well() {
+    let engines = engines(3, &EngineConfig { secret: secret(1), ..secure() });
+    let servers = DedicatedServers { count: 1, buffer_bytes: 1 << 30 };
+    let pending = engines
+        .iter()
+        .zip(0..)
+        .map(|(engine, rank)| engine.new_served_group(rank, 2, servers, "served").expect("valid rank"));
+    let groups: Vec<_> = join_pending(pending.collect(), PATIENCE)
+        .into_iter()
+        .map(|group| group.expect("connected"))
+        .collect();
+    check_all_reduce(&groups[..2], 10_000);
+    assert!(groups.iter().all(|group| group.stats().expect("running").security.cipher.is_some()));
+}
+
+/// Something to look for: repeated, so that wherever packets are cut it is in each of them.
+const MARKER: [f32; 4] = [1234.5, -77.25, 3.0e9, 0.125];
+
+/// How many datagrams on the way show the values of a rank.
+fn legible(security: Security) -> (usize, usize) {
+    let seen = Arc::new(Mutex::new((0, 0)));
+    let marker: Vec<u8> = MARKER.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let meddler = {
+        let seen = Arc::clone(&seen);
+        move |_: usize, datagram: &[u8]| {
+            let mut seen = seen.lock().expect("no panic");
+            seen.0 += 1;
+            seen.1 += usize::from(datagram.windows(marker.len()).any(|bytes| bytes == marker));
+            (vec![datagram.to_vec()], Vec::new())
+        }
+    };
+    let (_engines, _relay, groups) = relayed(&EngineConfig { security, ..secure() }, Arc::new(meddler));
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor(MARKER.repeat(10_000))).collect();
+    let submit = |(group, tensor): (&GroupHandle, &mut Tensor)| {
+        group.submit(all_reduce(tensor.view()), Box::new(())).expect("running")
+    };
+    let ops: Vec<_> = groups.iter().zip(&mut tensors).map(submit).collect();
+    assert!(ops.iter().all(|op| op.wait(Some(PATIENCE)).is_some_and(Result::is_ok)));
+    let seen = *seen.lock().expect("no panic");
+    seen
+}
+
+#[test]
+fn nobody_on_the_way_reads_a_value() {
+    let (all, legible_in_clear) = legible(Security::Off);
+    assert!(all > 10 && legible_in_clear > 5, "{legible_in_clear} of {all} in clear");
+    let (all, legible_sealed) = legible(Security::On);
+    assert!(all > 10, "{all}");
+    assert_eq!(legible_sealed, 0, "of {all}");
+}
+
+/// One thing that an attacker on the way can do with a datagram: what goes to its receiver besides, and back to its sender.
+type Attack = fn(&[u8]) -> (Option<Vec<u8>>, Option<Vec<u8>>);
+
+fn changed(datagram: &[u8], change: impl FnOnce(&mut Vec<u8>)) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let mut copy = datagram.to_vec();
+    change(&mut copy);
+    (Some(copy), None)
+}
+
+/// A control packet of the attacker's own, with the connection's id and whatever a body may hold.
+fn forged(datagram: &[u8], kind: Kind) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let (theirs, _) = Header::decode(datagram).expect("a datagram of ours");
+    let mut header = Header::control(kind, theirs.connection);
+    // One that has not been there: a number that has would be dropped before anybody asks who made it.
+    (header.flags, header.packet_number) = (Flags::NONE, PacketNumber(1_000_000));
+    (Some([&header.encode()[..], &[0; 80]].concat()), None)
+}
+
+const ATTACKS: [(&str, Attack); 10] = [
+    ("a bit of the body is flipped", |datagram| changed(datagram, |d| d[HEADER_BYTES] ^= 1)),
+    ("a bit of the tag is flipped", |datagram| {
+        changed(datagram, |d| *d.last_mut().expect("not empty") ^= 0x80)
+    }),
+    ("a flag is set", |datagram| changed(datagram, |d| d[1] ^= 1)),
+    ("it is moved to another transfer", |datagram| changed(datagram, |d| d[12] ^= 1)),
+    ("it is cut", |datagram| changed(datagram, |d| d.truncate(d.len() - 1))),
+    ("it is cut to the header", |datagram| changed(datagram, |d| d.truncate(HEADER_BYTES))),
+    ("it is made longer", |datagram| changed(datagram, |d| d.extend([0; 64]))),
+    ("it is of another version", |datagram| changed(datagram, |d| d[0] ^= 0x30)),
+    ("somebody says goodbye", |datagram| forged(datagram, Kind::Goodbye)),
+    ("somebody aborts", |datagram| forged(datagram, Kind::Abort)),
+];
+
+#[test]
+fn what_is_changed_or_forged_on_the_way_changes_nothing_but_a_counter() {
+    let attack: Arc<Mutex<Option<Attack>>> = Arc::default();
+    let meddler = {
+        let attack = Arc::clone(&attack);
+        move |_: usize, datagram: &[u8]| {
+            let Some(attack) = *attack.lock().expect("no panic") else {
+                return (vec![datagram.to_vec()], Vec::new());
+            };
+            let (before, back) = attack(datagram);
+            // The forgery comes first: a receiver that took it would have no use for the real one.
+            (before.into_iter().chain([datagram.to_vec()]).collect(), back.into_iter().collect())
+        }
+    };
+    let (_engines, _relay, groups) = relayed(&secure(), Arc::new(meddler));
+    for (what, act) in ATTACKS {
+        let before = refused(&groups);
+        *attack.lock().expect("no panic") = Some(act);
+        check_all_reduce(&groups, 50_000);
+        *attack.lock().expect("no panic") = None;
+        let after = refused(&groups);
+        assert!(after.0 > before.0, "{what}: {before:?}, {after:?}");
+    }
+}
+
+/// The same forgery ends a group that travels in clear.
+#[test]
+fn a_forged_abort_is_an_attack_where_nothing_is_sealed() {
+    let armed = Arc::new(Mutex::new(false));
+    let meddler = {
+        let armed = Arc::clone(&armed);
+        move |_: usize, datagram: &[u8]| {
+            let forged = armed.lock().expect("no panic").then(|| forged(datagram, Kind::Abort).0).flatten();
+            (forged.into_iter().chain([datagram.to_vec()]).collect(), Vec::new())
+        }
+    };
+    let (_engines, _relay, groups) =
+        relayed(&EngineConfig { security: Security::Off, ..secure() }, Arc::new(meddler));
+    check_all_reduce(&groups, 1_000);
+    *armed.lock().expect("no panic") = true;
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor(vec![1.0; 1_000])).collect();
+    let submit = |(group, tensor): (&GroupHandle, &mut Tensor)| {
+        group.submit(all_reduce(tensor.view()), Box::new(())).expect("running")
+    };
+    let ops: Vec<_> = groups.iter().zip(&mut tensors).map(submit).collect();
+    assert!(ops.iter().any(|op| op.wait(Some(PATIENCE)).expect("ends in time").is_err()));
+}
+
+#[test]
+fn what_was_recorded_and_comes_again_is_counted_and_dropped() {
+    let recorded = Arc::new(Mutex::new(Vec::<(usize, Vec<u8>)>::new()));
+    let meddler = {
+        let recorded = Arc::clone(&recorded);
+        move |from: usize, datagram: &[u8]| {
+            let mut recorded = recorded.lock().expect("no panic");
+            // Something old to the receiver, something to the sender that once came from it, then the real one, twice.
+            let old = recorded.iter().find(|(by, _)| *by == from).map(|(_, old)| old.clone());
+            let own = old.clone();
+            recorded.push((from, datagram.to_vec()));
+            let on = old.into_iter().chain([datagram.to_vec(), datagram.to_vec()]);
+            (on.collect(), own.into_iter().collect())
+        }
+    };
+    let (_engines, _relay, groups) = relayed(&secure(), Arc::new(meddler));
+    for _ in 0..3 {
+        check_all_reduce(&groups, 50_000);
+    }
+    let datagrams = recorded.lock().expect("no panic").len() as u64;
+    let (_, replayed) = refused(&groups);
+    assert!(replayed > datagrams / 2, "{replayed} of {datagrams}");
+}
+
+/// A datagram of one group, sent to the other group of the same two ranks.
+#[test]
+fn a_packet_of_another_group_does_not_open() {
+    let stolen: Arc<Mutex<Option<Vec<u8>>>> = Arc::default();
+    let stealing = Arc::new(Mutex::new(true));
+    let meddler = {
+        let (stolen, stealing) = (Arc::clone(&stolen), Arc::clone(&stealing));
+        move |from: usize, datagram: &[u8]| {
+            let mut stolen = stolen.lock().expect("no panic");
+            let mut on = Vec::new();
+            match (&mut *stolen, *stealing.lock().expect("no panic")) {
+                (stolen, true) if from == 0 => *stolen = Some(datagram.to_vec()),
+                (Some(stolen), false) if from == 0 => {
+                    stolen[4..7].copy_from_slice(&datagram[4..7]);
+                    on.push(stolen.clone());
+                }
+                _ => {}
+            }
+            on.push(datagram.to_vec());
+            (on, Vec::new())
+        }
+    };
+    let (engines, relay, first) = relayed(&secure(), Arc::new(meddler));
+    check_all_reduce(&first, 1_000);
+    *stealing.lock().expect("no panic") = false;
+    let second: Vec<_> =
+        relay.join(&engines, "other").into_iter().map(|group| group.expect("connected")).collect();
+    check_all_reduce(&second, 1_000);
+    assert!(refused(&second).0 > 0);
+}
+
+/// Errors of every rank when each has its own settings.
+fn errors(configs: &[EngineConfig]) -> Vec<JoinError> {
+    let engines: Vec<Engine> =
+        configs.iter().map(|config| Engine::start(config.clone()).expect("loopback exists")).collect();
+    join(&engines, "test").into_iter().map(|group| group.expect_err("it must not form")).collect()
+}
+
+#[test]
+fn another_secret_or_none_on_one_rank_is_named_on_every_rank() {
+    let with = |secret| EngineConfig { secret, ..secure() };
+    for odd in [secret(2), None] {
+        let found = errors(&[with(secret(1)), with(odd), with(secret(1))]);
+        let named: Vec<Option<u32>> = found
+            .iter()
+            .map(|error| match error {
+                JoinError::SecretMismatch { rank, .. } => Some(*rank),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(named, [Some(1), Some(0), Some(1)], "{found:?}");
+        assert!(found.iter().all(|error| error.to_string().contains("GRADWIRE_SECRET")), "{found:?}");
+    }
+}
+
+#[test]
+fn another_mode_on_one_rank_is_named_on_every_rank() {
+    for secret in [secret(1), None] {
+        let with = |security| EngineConfig { security, secret: secret.clone(), ..config() };
+        for (found, odd) in errors(&[with(Security::On), with(Security::Off)]).iter().zip([1, 0]) {
+            let named =
+                matches!(found, JoinError::SettingsMismatch { rank, field: "security", .. } if *rank == odd);
+            assert!(named, "{found}");
+        }
+    }
+}
+
+#[test]
+fn no_secret_is_in_a_record_or_in_what_is_printed() {
+    let config = EngineConfig {
+        secret: Some(JobSecret::new(b"a secret of the job".to_vec()).expect("long")),
+        ..secure()
+    };
+    let engine = Engine::start(config.clone()).expect("loopback exists");
+    let pending = engine.new_group(0, 1, "test").expect("valid rank");
+    let hex: String = b"a secret".iter().map(|byte| format!("{byte:02x}")).collect();
+    for text in [format!("{config:?} {pending:?} {engine:?}"), pending.record()] {
+        assert!(!text.contains("a secret") && !text.contains(&hex), "{text}");
+    }
+    let engine = Engine::start(secure()).expect("loopback exists");
+    let pending = engine.new_group(0, 1, "test").expect("valid rank");
+    let record: serde_json::Value = serde_json::from_str(&pending.record()).expect("JSON");
+    let published = record["secret"].as_str().expect("rank 0 publishes what it made").to_owned();
+    assert!(!format!("{pending:?}").contains(&published));
+}

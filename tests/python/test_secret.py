@@ -1,0 +1,57 @@
+"""The job secret: where it comes from, what is refused, and that it is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gradwire.config import Config
+from gradwire.errors import ConfigError
+from gradwire.secret import job_secret
+
+SECRET = "0123456789abcdef"
+
+
+def file_with(folder: Path, text: str, mode: int = 0o600) -> Config:
+    path = folder / "secret"
+    path.write_text(text)
+    path.chmod(mode)
+    return Config(secret_file=str(path))
+
+
+def test_it_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
+    assert job_secret(Config(), {}) is None
+    assert job_secret(Config(), {"GRADWIRE_SECRET": SECRET}) == SECRET.encode()
+    assert job_secret(file_with(tmp_path, SECRET + "\n"), {}) == SECRET.encode()
+    assert job_secret(Config(security="off"), {"GRADWIRE_SECRET": SECRET}) is None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o601])
+def test_a_file_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        job_secret(file_with(tmp_path, SECRET, mode), {})
+
+
+def test_what_is_too_short_says_how_to_make_one_and_does_not_show_it(tmp_path: Path) -> None:
+    for short in (
+        lambda: job_secret(Config(), {"GRADWIRE_SECRET": SECRET[1:]}),
+        lambda: job_secret(file_with(tmp_path, SECRET[1:]), {}),
+    ):
+        with pytest.raises(ConfigError, match="openssl rand -hex 32") as caught:
+            short()
+        assert "15 bytes" in str(caught.value)
+        assert SECRET[1:] not in str(caught.value) + repr(caught.value.fields)
+
+
+def test_two_sources_or_a_missing_file_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="both set"):
+        job_secret(file_with(tmp_path, SECRET), {"GRADWIRE_SECRET": SECRET})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        job_secret(Config(secret_file=str(tmp_path / "nothing")), {})
+
+
+def test_the_secret_is_no_setting_and_no_explanation_shows_it() -> None:
+    config = Config.from_env(environ={"GRADWIRE_SECRET": SECRET})
+    assert SECRET not in config.explain() + repr(config)
+    with pytest.raises(ConfigError, match="GRADWIRE_SECRETS"):
+        Config.from_env(environ={"GRADWIRE_SECRETS": SECRET})
