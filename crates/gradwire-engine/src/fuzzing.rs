@@ -2,7 +2,9 @@
 
 use crate::interfaces::{self, Interface};
 use crate::rendezvous::{Local, Place, Record, Roster};
-use crate::EngineConfig;
+use crate::security::{agree, open_records, seal_record, Channel};
+use crate::{EngineConfig, JobSecret, Security};
+use gradwire_core::wire::TAG_BYTES;
 use std::net::IpAddr;
 
 /// Reads `text` as the record that another rank published, in a group of two.
@@ -19,6 +21,61 @@ pub fn read_record(text: &str) {
         _ = ours.candidates(record);
     }
     _ = roster.fingerprint();
+}
+
+/// Hands `bytes` to a channel as they are, which must refuse them; then seals them at one end, as far as they are a datagram,
+/// and expects the other end to open them once, and not at all when a bit was changed.
+///
+/// # Panics
+/// When a datagram opens that should not, or the other way round.
+pub fn open_sealed(bytes: &[u8]) {
+    let (mut ours, mut theirs) = channels();
+    assert!(ours.open(&mut bytes.to_vec()).is_err(), "nobody has sealed it");
+    let mut sealed = [bytes, &[0; TAG_BYTES]].concat();
+    if !theirs.seal(&mut sealed) {
+        return;
+    }
+    let mut changed = sealed.clone();
+    let at = bytes.len() / 2;
+    changed[at] ^= 1;
+    assert!(ours.open(&mut changed).is_err(), "byte {at} was changed");
+    // A number too far from the last one is refused although it is authentic.
+    let opened = ours.open(&mut sealed.clone()).map(|opened| opened.len());
+    assert!(opened.is_err() || opened == Ok(bytes.len()));
+    assert!(ours.open(&mut sealed).is_err(), "it came twice");
+}
+
+/// Reads `text` as what another rank with the job secret published.
+///
+/// # Panics
+/// When what it holds is read as something else afterwards.
+pub fn read_sealed_record(text: &str) {
+    let ours = own_record();
+    if let Ok(opened) = open_records(&ours, Some(&job_secret()), &[text.to_owned()]) {
+        opened.iter().for_each(|record| read_record(record));
+    }
+}
+
+/// What [`read_sealed_record`] can open; the beginning of a corpus.
+#[must_use]
+pub fn sealed_peer_record() -> String {
+    seal_record(&job_secret(), &Record { rank: 1, ..own_record() })
+}
+
+fn job_secret() -> JobSecret {
+    JobSecret::new(b"the secret of the fuzzers".to_vec())
+        .unwrap_or_else(|_| unreachable!("it is long enough"))
+}
+
+/// Both ends of what two ranks seal with.
+fn channels() -> (Channel, Channel) {
+    let ours = own_record();
+    let theirs = Record { rank: 1, ..own_record() };
+    let roster = Roster::new(&ours, &[theirs.to_json()]).unwrap_or_else(|error| unreachable!("{error}"));
+    let agreed =
+        agree(Security::On, Some(&job_secret()), &roster).unwrap_or_else(|error| unreachable!("{error}"));
+    let channel = |ours, theirs| agreed.channel(ours, theirs, 2).unwrap_or_else(|| unreachable!("it is on"));
+    (channel(&ours, &theirs), channel(&theirs, &ours))
 }
 
 /// What [`read_record`] compares with; published, it is the beginning of a corpus.

@@ -12,6 +12,13 @@ fn the_corpus_of_the_rendezvous_target_passes() {
 }
 
 #[test]
+fn the_corpus_of_the_sealed_targets_passes() {
+    replay::replay("sealed", fuzzing::open_sealed);
+    replay::replay("sealed_records", |bytes| fuzzing::read_sealed_record(&String::from_utf8_lossy(bytes)));
+    fuzzing::read_sealed_record(&fuzzing::sealed_peer_record());
+}
+
+#[test]
 fn the_corpus_of_the_interfaces_target_passes() {
     replay::replay("interfaces", |bytes| fuzzing::choose_interfaces(&String::from_utf8_lossy(bytes)));
 }
