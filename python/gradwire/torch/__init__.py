@@ -39,6 +39,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _serving,
     _sharded,
     _sparse,
+    _split,
     _steps,
     _tags,
     _tolerant,
@@ -49,7 +50,7 @@ from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._runtime import configure  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
-from gradwire.torch._tolerant import all_reduce, link_of  # noqa: E402
+from gradwire.torch._tolerant import all_reduce, link_of, tolerant_group  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "last_error",
     "register",
     "stats",
+    "tolerant_group",
     "tolerate_loss",
 ]
 
@@ -99,9 +101,10 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 for _module in (
     _completer, _drift, _group, _hook, _memory, _monitored, _ops, _own_works, _policy, _profile, _reduction, _rendezvous,
-    _residuals, _runtime, _serving, _sharded, _sparse, _steps, _tags, _tolerant, _work, _backend,
+    _residuals, _runtime, _serving, _sharded, _sparse, _split, _steps, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))
 _own_works.install()
+_split.install()
 register()

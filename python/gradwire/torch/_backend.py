@@ -18,6 +18,7 @@ from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
 from gradwire.torch._rendezvous import Place, form_group
+from gradwire.torch._split import outside
 
 NAME = "gradwire"
 
@@ -44,6 +45,7 @@ def connect(store: Any, place: Place) -> Any:
     """This rank's adapter of a new group."""
     owner, native = form_group(store, place)
     link = GroupLink(owner, native, place)
+    link.store = store
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
     owner.backends[place.name] = adapter
@@ -101,14 +103,40 @@ def _make_backend_type() -> type:
             """Name and timeout, as torch reads them back."""
             return base.Options(NAME, self.link.timeout)
 
-        @property
-        def supports_splitting(self) -> bool:
-            """`split_group` would need a collective agreement on the parent; use `new_group`."""
-            return False
+        def split(self, store: Any, ranks: list[int], opts: Any) -> Any:
+            """`split_group`, called on every rank; `ranks` are of this group.
+
+            Raises:
+                GradwireError: the ranks could not form the group.
+            """
+            timeout = getattr(opts, "_timeout", None) or self.link.timeout
+            return self._part(store, list(ranks), str(opts.group_name), timeout)
+
+        def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> Any:
+            """`shrink_group`: a backend of the other ranks, which alone call it. The group's Store must have survived.
+
+            Raises:
+                GradwireError: the ranks could not form the group.
+            """
+            if shrink_flags:  # SHRINK_ABORT
+                self.link.abort()
+            excluded = set(ranks_to_exclude)
+            left = [rank for rank in range(self.link.world_size) if rank not in excluded]
+            name = f"{self.link.name}/without/{','.join(map(str, sorted(excluded)))}"
+            timeout = getattr(opts_override, "_timeout", None) or self.link.timeout
+            return self._part(dist.PrefixStore(name, self.link.store), left, name, timeout)
+
+        def _part(self, store: Any, ranks: list[int], name: str, timeout: timedelta) -> Any:
+            if self.link.rank not in ranks:
+                raise outside(self.link.rank, ranks)
+            members = self.link.place.global_ranks or range(self.link.world_size)
+            own = tuple(members[rank] for rank in ranks)
+            return connect(store, Place(ranks.index(self.link.rank), len(ranks), name, timeout, global_ranks=own))
 
         # torch asks the Python object for these; where it finds only the C++ property it asks again, without end.
         supports_coalescing = property(lambda _self: True)
-        supports_shrinking = property(lambda _self: False)
+        supports_splitting = property(lambda _self: True)
+        supports_shrinking = property(lambda _self: True)
         supports_reconfigure = property(lambda _self: False)
         supports_window = property(lambda _self: False)
         _supports_time_estimate = property(lambda _self: False)

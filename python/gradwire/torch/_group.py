@@ -17,6 +17,7 @@ import torch
 from gradwire import _native
 from gradwire.errors import EngineError
 from gradwire.torch import _memory
+from gradwire.torch._reduction import name_of
 from gradwire.torch._rendezvous import Place
 from gradwire.torch._runtime import Runtime
 from gradwire.torch._work import GradwireWork
@@ -26,6 +27,7 @@ logger = logging.getLogger("gradwire")
 # How long a rank that leaves waits for the others to confirm that they know.
 LEAVE_TIMEOUT_S = 2.0
 POINT_TO_POINT = ("send", "receive")
+AVERAGED = ("SUM", "AVG")
 
 
 @dataclass
@@ -66,9 +68,18 @@ class GroupLink:
         self.world_size = place.world_size
         self.name = place.name
         self.timeout = place.timeout
+        self.store: Any = None
         self.calls = 0
+        # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
+        self.tolerance: dict[str, Any] | None = None
         self._native = native
         self._left = False
+
+    def tolerance_of(self, tensor: torch.Tensor, op: Any) -> dict[str, Any]:
+        """Options of an all-reduce that the group's tolerance adds: none but for sums and means of gradients."""
+        if self.tolerance is None or tensor.dtype not in _memory.TOLERANT_DTYPES or name_of(op) not in AVERAGED:
+            return {}
+        return self.tolerance
 
     def start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
         """Prepares and submits a call; whatever goes wrong is in the Work."""

@@ -5,7 +5,7 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +20,7 @@ from gradwire.torch._latest import LatestResults
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
-from gradwire.torch._steps import StepMeter, StepRecord
+from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, split
 from gradwire.torch._tolerant import all_reduce, link_of, milliseconds
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradwire")
 
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Compression = Callable[[Hook], Hook]
 STEPS_KEPT = 1000
 # Priority of bucket 0, the last layers. DDP numbers buckets in the order in which gradients become ready; the first layers
 # come last and are needed first by the next forward, so each later bucket is one more urgent.
@@ -52,6 +54,7 @@ def tolerate_loss(
     steps_kept: int = STEPS_KEPT,
     priority: Priority | None = None,
     drift_every: int = 0,
+    compression: Compression | None = None,
 ) -> "LossTolerance | ShardedLossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
@@ -60,7 +63,8 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose, at the bytes of an all-reduce, while
-            the all-gather of parameters stays exact; `steps_kept`, `priority` and `drift_every` are for DDP alone.
+            the all-gather of parameters stays exact; `steps_kept`, `priority`, `drift_every` and `compression`
+            are for DDP alone.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -86,6 +90,8 @@ def tolerate_loss(
             configuration says. Code points are written only with `dscp_classes`.
         drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
             with a `gather_loss_bound`; costs a read of the parameters and 16 bytes on the wire.
+        compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
+            and those halves tolerate loss. Hooks that reduce by themselves (PowerSGD) take a `tolerant_group` instead.
 
     Returns:
         The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.
@@ -137,11 +143,12 @@ def tolerate_loss(
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)
-    model.register_comm_hook(state, average_what_arrives)
+    hook = average_what_arrives if compression is None else compression(average_what_arrives)
+    model.register_comm_hook(state, hook)
     return state
 
 
-class LossTolerance:
+class LossTolerance(Delivered):
     """State of the hook on one rank.
 
     Attributes:
@@ -177,16 +184,6 @@ class LossTolerance:
     def total(self) -> StepRecord:
         """Sum over all steps."""
         return self._meter.total
-
-    @property
-    def bytes_expected(self) -> int:
-        """Bytes of the other ranks' gradients that this rank should have averaged, or servers of its own, over all steps."""
-        return self.total.bytes_expected
-
-    @property
-    def bytes_missing(self) -> int:
-        """Those of them that did not come in time."""
-        return self.total.bytes_expected - self.total.bytes_received
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""

@@ -269,7 +269,8 @@ class Collectives:
             return self._sparse_all_reduce(tensor, opts)
 
         def prepare() -> Call:
-            options = reduction(tensor, getattr(opts, "reduceOp", None))
+            op = getattr(opts, "reduceOp", None)
+            options = {**reduction(tensor, op), **self.link.tolerance_of(tensor, op)}
             after: list[Callable[[], None]] = []
             buffer = _memory.writable(tensor, after, load=True)
             return Call("all_reduce", [tensor], buffer, buffer, after, options)

@@ -16,26 +16,23 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._runtime import configuration
-from gradwire.torch._steps import StepRecord
+from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tolerant import all_reduce, milliseconds
 
 if TYPE_CHECKING:  # a second to import, for programs that may never shard
     from torch.distributed.fsdp import FSDPModule
 
 
-class ShardedLossTolerance:
-    """What `tolerate_loss` returns for a sharded model.
-
-    Attributes:
-        total: sum over all reduce-scatters so far.
-    """
+class ShardedLossTolerance(Delivered):
+    """What `tolerate_loss` returns for a sharded model."""
 
     def __init__(self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool) -> None:
         check(model, arguments)
-        self.total = StepRecord()
+        self._total = StepRecord()
         self._scatters: dict[str, ReduceScatter] = {}
         for name, module in _sharded(model):
             scatter = ReduceScatter(self, arguments, error_feedback=error_feedback)
@@ -43,14 +40,13 @@ class ShardedLossTolerance:
             self._scatters[name] = scatter
 
     @property
-    def bytes_expected(self) -> int:
-        """Bytes of the other ranks' gradients that this rank should have averaged, or servers of its own, over all steps."""
-        return self.total.bytes_expected
+    def total(self) -> StepRecord:
+        """Sum over all reduce-scatters so far."""
+        return self._total
 
-    @property
-    def bytes_missing(self) -> int:
-        """Those of them that did not come in time."""
-        return self.total.bytes_expected - self.total.bytes_received
+    def count(self, report: DeliveryReport, elem_bytes: int) -> None:
+        """One more reduce-scatter has ended."""
+        self._total = self._total.plus(report, elem_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
@@ -102,7 +98,7 @@ class ReduceScatter:
         residual = self._feed_back(input_tensor)
         work = all_reduce(input_tensor, op, group=group, residual=residual, **self._arguments)
         output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
-        self._owner.total = self._owner.total.plus(work.report(), input_tensor.element_size())
+        self._owner.count(work.report(), input_tensor.element_size())
 
     def _feed_back(self, gradients: torch.Tensor) -> torch.Tensor | None:
         if not self._error_feedback:

@@ -57,6 +57,25 @@ class StepRecord:
         )
 
 
+class Delivered:
+    """What the states of loss tolerance say about all steps so far."""
+
+    @property
+    def total(self) -> StepRecord:
+        """Sum over all steps."""
+        raise NotImplementedError
+
+    @property
+    def bytes_expected(self) -> int:
+        """Bytes of the other ranks' gradients that this rank should have averaged, or servers of its own, over all steps."""
+        return self.total.bytes_expected
+
+    @property
+    def bytes_missing(self) -> int:
+        """Those of them that did not come in time."""
+        return self.total.bytes_expected - self.total.bytes_received
+
+
 class StepMeter:
     """Collects the reports of a step's buckets, in whatever order they end.
 

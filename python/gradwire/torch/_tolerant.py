@@ -14,7 +14,7 @@ from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import reduction
-from gradwire.torch._runtime import current
+from gradwire.torch._runtime import configuration, current
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
 
@@ -134,6 +134,58 @@ def all_reduce(
     return work
 
 
+def tolerant_group(
+    ranks: Sequence[int] | None = None,
+    *,
+    timeout: timedelta | None = None,
+    loss_bound: float | None = None,
+    preset: str | None = None,
+    deadline: timedelta | None = None,
+    step_delay_max: timedelta | None = None,
+    divide_by: str | None = None,
+    algorithm: str | None = None,
+) -> Any:
+    """A new process group whose all-reduces of gradients may lose, for hooks that reduce by themselves.
+
+    torch's PowerSGD and compression hooks take a process group: with this one what they send tolerates loss, so that
+    compression and loss tolerance compose (LTP section VI-A). In it every all-reduce of float32, bfloat16 and float16 by SUM
+    or AVG may leave a bounded share of the contributions behind; everything else on it stays exact. A SUM is the mean of
+    what arrived times the world size. PowerSGD calls one collective in the callback of another, which needs
+    `GRADWIRE_SYNC_FUTURES=1`. Nothing is fed back to the next step but what the hook itself feeds back.
+
+    Args:
+        ranks: as for `torch.distributed.new_group`, which this calls: on all ranks, in the same order.
+        timeout: of the group.
+        loss_bound: as in `all_reduce`, like all that follow.
+        preset: the rule.
+        deadline: of a transfer.
+        step_delay_max: that waiting for retransmissions may cost a stage.
+        divide_by: what a mean divides by where contributions are missing.
+        algorithm: the schedule.
+
+    Returns:
+        The group, or torch's `GroupMember.NON_GROUP_MEMBER` on other ranks.
+
+    Raises:
+        ConfigError: a value is out of range.
+        GradwireError: the ranks could not form the group.
+    """
+    config = configuration()
+    numbers = policy_numbers(
+        config,
+        preset,
+        loss_bound=loss_bound,
+        deadline_ms=milliseconds(deadline),
+        step_delay_max_ms=milliseconds(step_delay_max),
+        divide_by=divide_by,
+    )
+    tolerance = {"policy": numbers, "algorithm": algorithm_code(config, algorithm)}
+    group = dist.new_group(ranks, timeout=timeout, backend="gradwire")
+    if group is not dist.GroupMember.NON_GROUP_MEMBER:
+        link_of(group).tolerance = tolerance
+    return group
+
+
 def milliseconds(time: timedelta | None) -> float | None:
     """As settings count it."""
     return None if time is None else time.total_seconds() * 1e3
@@ -149,12 +201,23 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     owner = current()
     name = getattr(group, "group_name", None)
     adapter = None if owner is None or name is None else owner.backends.get(name)
+    if adapter is None and owner is not None and group is not None:
+        adapter = _renamed(group)
     if adapter is None:
         backend = (
             "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
         )
         raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
     return adapter.link
+
+
+def _renamed(group: dist.ProcessGroup) -> Any:
+    """The adapter of a group to which torch gave its name later (`shrink_group`)."""
+    try:
+        adapter = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return None
+    return adapter if isinstance(getattr(adapter, "link", None), GroupLink) else None
 
 
 def _order(priority: int | None, traffic_class: int | None) -> int | None:

@@ -1,0 +1,125 @@
+"""Loss tolerance together with what torch has for compression; parts of groups; timeouts and sequence numbers. Two ranks."""
+
+from __future__ import annotations
+
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+GLOO = dist.new_group(backend="gloo")
+TOLERANT = gradwire.torch.tolerant_group(loss_bound=0.1)
+
+
+def model_on(group: dist.ProcessGroup, bucket_mb: float = 0.1) -> DistributedDataParallel:
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(200, 300), nn.ReLU(), nn.Linear(300, 200))
+    return DistributedDataParallel(layers, process_group=group, bucket_cap_mb=bucket_mb)
+
+
+def gradients(model: DistributedDataParallel, steps: int = 3) -> torch.Tensor:
+    for step in range(steps):
+        model.zero_grad()
+        batch = torch.randn(8, 200, generator=torch.Generator().manual_seed(step * 10 + RANK))
+        model(batch).square().mean().backward()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def identical_everywhere(flat: torch.Tensor) -> None:
+    rows = [torch.zeros_like(flat) for _ in range(WORLD_SIZE)]
+    dist.all_gather(rows, flat, group=GLOO)
+    assert all(torch.equal(flat, row) for row in rows)
+
+
+def mean_of_halves(dtype: torch.dtype) -> torch.Tensor:
+    """Every rank's gradients as halves, added in float32 and rounded once."""
+    with (model := model_on(GLOO)).no_sync():
+        own = gradients(model).to(dtype).float()
+    rows = [torch.zeros_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(rows, own, group=GLOO)
+    return (sum(rows) / WORLD_SIZE).to(dtype).float()
+
+
+def check_halves_tolerate_loss() -> None:
+    for wrapper, dtype in (
+        (default_hooks.bf16_compress_wrapper, torch.bfloat16),
+        (default_hooks.fp16_compress_wrapper, torch.float16),
+    ):
+        model = model_on(dist.group.WORLD)
+        state = gradwire.torch.tolerate_loss(model, compression=wrapper, preset="reliable")
+        averaged = gradients(model)
+        assert torch.equal(averaged, mean_of_halves(dtype))
+        elems = sum(p.numel() for p in model.parameters())
+        assert 0 < state.total.bytes_sent < 3 * elems * 4, "halves are sent, not float32"
+
+
+def check_compression_hooks_on_a_tolerant_group() -> None:
+    ours, reference = model_on(dist.group.WORLD), model_on(GLOO)
+    ours.register_comm_hook(TOLERANT, default_hooks.bf16_compress_hook)
+    reference.register_comm_hook(GLOO, default_hooks.bf16_compress_hook)
+    torch.testing.assert_close(gradients(ours), gradients(reference), rtol=0, atol=1e-7)
+
+
+def check_power_sgd_on_a_tolerant_group() -> None:
+    results = []
+    for group, reducing in ((dist.group.WORLD, TOLERANT), (GLOO, GLOO)):
+        model = model_on(group, bucket_mb=25)  # with more than one bucket gloo itself aborts in nested calls
+        state = powerSGD_hook.PowerSGDState(reducing, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        results.append(gradients(model, 4))
+    identical_everywhere(results[0])
+    torch.testing.assert_close(*results)
+
+
+def check_only_sums_of_gradients_are_tolerant() -> None:
+    link = gradwire.torch._tolerant.link_of(TOLERANT)
+    op = dist.ReduceOp
+    assert link.tolerance_of(torch.ones(1), op.SUM)["policy"]["loss_bound"] == 0.1
+    assert link.tolerance_of(torch.ones(1, dtype=torch.bfloat16), op.AVG)
+    for tensor, reduction in (
+        (torch.ones(1, dtype=torch.int32), op.SUM),
+        (torch.ones(1, dtype=torch.float64), op.SUM),
+        (torch.ones(1), op.MAX),
+        (torch.ones(1), op.PRODUCT),
+    ):
+        assert not link.tolerance_of(tensor, reduction), (tensor.dtype, reduction)
+    assert not gradwire.torch._tolerant.link_of(None).tolerance_of(torch.ones(1), op.SUM)
+
+
+def check_what_a_synchronised_batch_norm_calls_is_as_with_gloo() -> None:
+    """SyncBatchNorm refuses CPU tensors; these are the calls that it makes for others."""
+    values = torch.randn(5 + RANK, 6, generator=torch.Generator().manual_seed(RANK))
+    own = torch.cat([values.mean(0), values.var(0, unbiased=False), torch.tensor([float(len(values))])])
+    results = []
+    for group in (dist.group.WORLD, GLOO):
+        rows, total = torch.zeros(WORLD_SIZE, 13), own.clone()
+        dist.all_gather_into_tensor(rows, own.view(1, -1), group=group)
+        dist.all_reduce(total, group=group)
+        results.append(torch.cat([rows.flatten(), total]))
+    assert torch.equal(*results)
+
+
+def check_a_group_splits() -> None:
+    if not hasattr(dist, "split_group") or not getattr(
+        dist.group.WORLD._get_backend(torch.device("cpu")), "supports_splitting", False
+    ):
+        return
+    whole = dist.split_group(split_ranks=[[1, 0]])
+    assert dist.get_rank(whole) == 1 - RANK
+    tensor = torch.ones(3) * (RANK + 1)
+    dist.all_reduce(tensor, group=whole)
+    assert torch.equal(tensor, torch.full((3,), 3.0))
+    rows = [torch.zeros(1) for _ in range(2)]
+    dist.all_gather(rows, torch.tensor([float(RANK)]), group=whole)
+    assert [float(row) for row in rows] == [1.0, 0.0], "the order of the split's list counts"
+    own = dist.split_group(split_ranks=[[0], [1]])
+    dist.all_reduce(tensor, group=own)
+    assert torch.equal(tensor, torch.full((3,), 3.0))
+    gradwire.torch.all_reduce(tensor, group=whole)  # the group is known to gradwire under torch's name
+    some = dist.split_group(split_ranks=[[1]])
+    assert (some is dist.GroupMember.NON_GROUP_MEMBER) == (RANK == 0)
+    for group in (whole, own):
+        dist.destroy_process_group(group)

@@ -1,0 +1,20 @@
+"""Groups that end before their time, on three ranks; see bodies/elastic.py."""
+
+from __future__ import annotations
+
+import pytest
+from launch import Outcome, checks_of, launch
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return launch("elastic", 3, tmp_path_factory.mktemp("elastic"))
+
+
+@pytest.mark.parametrize("check", checks_of("elastic"))
+def test_elastic(outcome: Outcome, check: str) -> None:
+    outcome.require(check)
+
+
+def test_every_rank_ends_cleanly(outcome: Outcome) -> None:
+    outcome.require_clean_exit()
