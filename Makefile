@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-topology bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-topology bench-overhead bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -89,6 +89,9 @@ bench-topology: env ## What best effort costs a ring, a parameter server and a t
 bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
 	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)
 	$(PY) bench/collective/memory.py --dtype bfloat16 --json bench-out/memory-bfloat16.json $(ARGS)
+
+bench-overhead: build ## What a call and a step cost beside gloo, on this machine
+	$(PY) bench/torch/overhead.py --json bench-out/overhead.json $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

@@ -200,7 +200,10 @@ def check_explicit_all_reduce_is_the_mean_of_what_counted() -> None:
                 residual = torch.zeros_like(tensor)
                 work = gradwire.torch.all_reduce(tensor, preset=preset, algorithm=algorithm, residual=residual)
                 report = work.report()
-                assert algorithm in report.collective
+                summed_once = (
+                    "transpose" if dtype != torch.float32 else algorithm
+                )  # a ring would round halves on its way
+                assert summed_once in report.collective
                 identical_everywhere([tensor.float()])
                 if report.lost_share == 0.0 and report.elems_uncounted == 0:
                     assert not residual.any()
