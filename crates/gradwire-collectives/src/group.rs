@@ -273,6 +273,7 @@ impl Group {
                 let receive = Queued { id, request, submitted: now, sequence, purpose };
                 self.receives.push_back(receive);
                 self.match_receives(now);
+                self.check_deserted(now);
             }
             _ => self.enqueue(now, id, request, Purpose::Call),
         }

@@ -278,3 +278,31 @@ fn ranks_that_are_done_leave_without_an_error() {
     net.run_until(Duration::from_secs(5), |net| net.groups.iter().all(|group| group.is_drained()));
     assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
 }
+
+#[test]
+fn whatever_needs_a_rank_that_is_gone_in_good_order_ends_at_once_and_names_it() {
+    let calls = [
+        Collective::AllReduce { algorithm: Algorithm::Ring },
+        Collective::Broadcast { root: 0 },
+        Collective::Send { to: 1, tag: 3 },
+        Collective::Receive { from: Some(1), tag: 3 },
+    ];
+    for collective in calls {
+        let mut net = Net::perfect(2);
+        net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+        let now = net.now;
+        net.groups[1].leave(now);
+        net.run_until(Duration::from_secs(5), |net| net.groups[1].is_drained());
+        net.dead.push(1);
+        let mut tensor = data(100);
+        let view = tensor.view();
+        let (input, output) = match collective {
+            Collective::Receive { .. } => (View::EMPTY, view),
+            Collective::Send { .. } => (view, View::EMPTY),
+            _ => (view, view),
+        };
+        net.submit(0, Request { input, output, ..request(collective.clone()) });
+        net.run_until(Duration::from_millis(1), |net| !net.done[0].is_empty());
+        assert!(matches!(net.error(0), OpError::PeerLeft { rank: 1, .. }), "{collective:?}");
+    }
+}

@@ -352,3 +352,22 @@ fn settings_that_a_server_cannot_read_fail_the_call_on_every_rank_and_name_the_w
         assert!(error.contains("rank 2 aborted") && error.contains("rank 0 ("), "{error}");
     }
 }
+
+#[test]
+fn a_server_that_left_while_nothing_went_on_is_named_by_the_next_call_over_it() {
+    let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+    let mut tensors = inputs(2, 200_000);
+    submit_all(&mut net, &mut tensors, |request| request);
+    net.run_all(1);
+    let now = net.now;
+    net.groups[2].leave(now);
+    net.run_until(Duration::from_secs(20), |net| net.groups[2].is_drained());
+    // Its process is gone: nothing answers any more.
+    net.dead.push(2);
+    submit_all(&mut net, &mut tensors, |request| request);
+    net.run_until(Duration::from_secs(20), |net| net.done[..2].iter().all(|done| done.len() == 2));
+    for rank in 0..2 {
+        let last = net.done[rank].values().last().expect("it has ended");
+        assert!(matches!(last, Err(OpError::PeerLeft { rank: 2, .. })), "{last:?}");
+    }
+}

@@ -174,6 +174,11 @@ impl Group {
             Post::Send { to: peer, .. } | Post::Receive { from: peer, .. } => *peer,
         };
         let Some(slot) = self.slot_of(peer) else { return };
+        // Who leaves has ended all that it was needed for, and may be gone: nobody would answer.
+        let is_internal = self.ops.at(key).is_none_or(|op| op.is_internal);
+        if self.peers[slot].has_left && !is_internal {
+            return self.fail_left(now, slot);
+        }
         let posted = match post {
             Post::Send { index, range, loss, .. } => self.post_send(now, key, slot, (index, range, loss)),
             Post::Receive { index, bytes, loss, .. } => {
@@ -182,9 +187,6 @@ impl Group {
         };
         self.dirty.push(slot);
         // A connection that closed because the peer is silent says so in its next event.
-        if posted == Err(TransferError::Closed) && self.peers[slot].has_left {
-            return self.fail_left(now, slot);
-        }
         debug_assert!(matches!(posted, Ok(()) | Err(TransferError::Closed)), "{posted:?}");
     }
 

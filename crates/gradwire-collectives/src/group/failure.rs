@@ -6,7 +6,7 @@ use crate::op::Op;
 use crate::peer::Peer;
 use crate::position::PositionRecord;
 use crate::verdict::{AbortRecord, Cause};
-use crate::{Algorithm, Collective, OpError, OpId, Request};
+use crate::{Algorithm, Collective, OpError, OpId};
 use gradwire_core::wire::ABORT_RECORD_BYTES;
 use gradwire_core::{Descriptor, Timestamp, TransferId};
 use std::time::Duration;
@@ -93,16 +93,25 @@ impl Group {
         self.peers[slot].has_left = true;
         let rank = Some(self.peers[slot].rank);
         let is_awaited = |op: &Op| !op.is_internal && rank.is_some_and(|rank| op.expects_from(rank));
-        let awaited = self.ops.iter().any(is_awaited);
-        let is_from = |request: &Request| match request.collective {
-            Collective::Receive { from, .. } => from == rank,
-            _ => false,
-        };
-        if awaited || self.receives.iter().any(|receive| is_from(&receive.request)) {
+        if self.ops.iter().any(is_awaited) {
             return self.fail_left(now, slot);
         }
+        self.check_deserted(now);
         self.check_starved(now);
         self.on_worker_left();
+    }
+
+    /// A receive from a rank that has left, which had nothing more to send.
+    pub(super) fn check_deserted(&mut self, now: Timestamp) {
+        let gone = |receive: &Queued| match receive.request.collective {
+            Collective::Receive { from: Some(from), .. } => {
+                self.slot_of(from).filter(|slot| self.peers[*slot].has_left)
+            }
+            _ => None,
+        };
+        if let Some(slot) = self.receives.iter().find_map(gone) {
+            self.fail_left(now, slot);
+        }
     }
 
     /// A call that waits for the end of an exchange waits in vain when a peer has left without saying its word. It needs
