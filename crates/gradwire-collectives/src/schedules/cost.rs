@@ -16,8 +16,13 @@
 //! ```
 //!
 //! A step waits for every rank, so a packet that any of them misses holds all up. In a reduce stage that may lose more than
-//! the network does nothing is repaired. Parameter servers are never cheaper than a transpose, which is the same with a
-//! server on every rank; they are for those who ask for them.
+//! the network does nothing is repaired.
+//!
+//! Parameter servers are for those who ask for them. Colocated ones are a transpose with fewer owners, never cheaper. Dedicated ones,
+//! k of them, take 2 steps as well, and 2 max(1, N / k) S cross the busiest link, always more than the transpose's 2 (N - 1) / N S. Only
+//! messages can be fewer: k + N follow each other instead of 2 (N - 1), so small sums among more than k + 2 ranks might gain a few
+//! MESSAGE. They are left out all the same: N ranks send to a server at once whatever `incast` says, and a block that a
+//! tolerant call loses there is nobody's, where the owner in a transpose always has its own value.
 //!
 //! Constants are fitted to the simulator (`sim/tests/cost.rs` holds the choice against the best of all schedules); what a
 //! message costs was measured on real sockets (docs/performance.md).
