@@ -1,9 +1,10 @@
-"""Dedicated parameter servers as processes of their own; see bodies/served.py and bodies/served_killed.py."""
+"""Dedicated parameter servers as processes of their own; see bodies/served.py, served_killed.py and served_stopped.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,3 +98,38 @@ def test_death_is_named_to_every_survivor(tmp_path: Path, victim: str) -> None:
         assert server.returncode == 1, words
         assert "rank 1 " in words
         assert "is lost" in words
+
+
+STOPS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
+
+
+@pytest.mark.parametrize(("name", "during"), [("SIGINT", "idle"), ("SIGTERM", "call")])
+def test_a_server_that_is_stopped_says_so_and_every_worker_is_told_which(
+    tmp_path: Path, name: str, during: str
+) -> None:
+    code, word = STOPS[name]
+    with servers(tmp_path, 1) as (server,):
+        stop = {"GRADWIRE_TEST_SERVER": str(server.pid), "GRADWIRE_TEST_SIGNAL": name, "GRADWIRE_TEST_DURING": during}
+        # What tells the workers is the server's word, not its silence.
+        outcome = launch(
+            "served_stopped", WORKERS, tmp_path, env={**settings(1), "GRADWIRE_PEER_TIMEOUT_S": "60", **stop}
+        )
+        outcome.require("check_the_next_call_names_the_server")
+        words = server.communicate(timeout=60)[1]
+    assert server.returncode == code, words
+    assert word in words
+    assert "Traceback" not in words
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_a_server_whose_workers_have_not_come_can_be_stopped(tmp_path: Path, name: str) -> None:
+    code, word = STOPS[name]
+    with servers(tmp_path, 1) as (server,):
+        assert server.stderr is not None
+        said = server.stderr.readline()
+        assert "waits for the workers" in said
+        server.send_signal(signal.Signals[name])
+        words = server.communicate(timeout=60)[1]
+    assert server.returncode == code, words
+    assert word in words
+    assert "Traceback" not in words

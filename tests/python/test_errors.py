@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 
 import pytest
 from gradwire import _native, errors
@@ -77,3 +78,22 @@ def test_a_stopped_engine_says_so() -> None:
     assert engine.next_completions() is None
     with pytest.raises(errors.EngineError, match="stopped"):
         pending.join([record, json.dumps(other)], 1.0)
+
+
+def test_a_signal_ends_the_wait_for_peers_that_do_not_come() -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    engine, absent = _native.Engine({"port": 0}), _native.Engine({"port": 0})
+    pending, other = engine.new_group(0, 2, "signals"), absent.new_group(1, 2, "signals")
+    records = [pending.record(), other.record()]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            pending.join(records, 60.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        engine.stop()
+        absent.stop()

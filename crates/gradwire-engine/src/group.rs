@@ -11,7 +11,7 @@ use gradwire_core::{ConnectionConfig, ConnectionId};
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Packets that go over one path at a time where segmentation offload joins them: a burst over many paths would else
 /// leave in messages of one or two, and a choice that comes four packets later is as good.
@@ -143,6 +143,20 @@ impl PendingGroup {
     /// # Errors
     /// [`JoinError`]: what disagreed on which rank, or who did not answer at which addresses.
     pub fn join(self, records: &[String], timeout: Option<Duration>) -> Result<GroupHandle, JoinError> {
+        self.join_while(records, timeout, || true).map(|joined| joined.expect("nobody called it off"))
+    }
+
+    /// [`PendingGroup::join`] that asks several times in a second whether to go on, so that a caller can be interrupted:
+    /// `None` when `goes_on` said no before all peers had answered. The group is given up then.
+    ///
+    /// # Errors
+    /// As [`PendingGroup::join`].
+    pub fn join_while(
+        self,
+        records: &[String],
+        timeout: Option<Duration>,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<GroupHandle>, JoinError> {
         let records = open_records(&self.record, self.configured_secret(), records)?;
         let roster = Roster::new(&self.record, &records)?;
         let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
@@ -153,11 +167,20 @@ impl PendingGroup {
         let (connected, wait) = channel();
         shared.send(Command::Join { setup, connected })?;
         let handle = GroupHandle { shared, key, rank, world_size };
-        match wait.recv_timeout(timeout) {
-            Ok(Ok(())) => Ok(handle),
-            Ok(Err(error)) => Err(JoinError::Failed(error)),
-            Err(RecvTimeoutError::Disconnected) => Err(handle.shared.stopped_error().into()),
-            Err(RecvTimeoutError::Timeout) => Err(handle.unreachable(&roster, timeout)),
+        let started = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(started.elapsed());
+            match wait.recv_timeout(left.min(ASK_INTERVAL)) {
+                Ok(Ok(())) => return Ok(Some(handle)),
+                Ok(Err(error)) => return Err(JoinError::Failed(error)),
+                Err(RecvTimeoutError::Disconnected) => return Err(handle.shared.stopped_error().into()),
+                Err(RecvTimeoutError::Timeout) if left <= ASK_INTERVAL => {
+                    return Err(handle.unreachable(&roster, timeout));
+                }
+                // Dropped, the handle leaves: who was reached already is told.
+                Err(RecvTimeoutError::Timeout) if !goes_on() => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
     }
 
@@ -239,6 +262,8 @@ impl PendingGroup {
     }
 }
 
+/// How soon an interrupted caller is heard.
+const ASK_INTERVAL: Duration = Duration::from_millis(200);
 /// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
 const WORLD_SIZE_MAX: u32 = 16_384;
 

@@ -4,7 +4,7 @@ mod common;
 
 use common::{all_reduce, check_all_reduce, cluster, config, engines, join, join_pending, Tensor, PATIENCE};
 use gradwire_engine::collectives::OpError;
-use gradwire_engine::{Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload};
+use gradwire_engine::{Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,6 +98,22 @@ fn a_peer_that_cannot_be_reached_ends_the_join_in_time_and_is_named() {
     assert_eq!(peers.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1]);
     let address = format!("127.0.0.1:{}", engines[1].local_port());
     assert!(error.to_string().contains(&address), "{error}");
+}
+
+#[test]
+fn a_join_that_is_called_off_ends_without_the_peers_that_did_not_come() {
+    let engines = engines(2, &config());
+    let pending =
+        engines.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "off").expect("valid"));
+    let mut pending: Vec<PendingGroup> = pending.collect();
+    let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
+    let mut asked = 0;
+    let joined = pending.remove(0).join_while(&records, Some(PATIENCE), || {
+        asked += 1;
+        asked < 3
+    });
+    assert!(matches!(joined, Ok(None)), "{joined:?}");
+    assert_eq!(asked, 3);
 }
 
 #[test]

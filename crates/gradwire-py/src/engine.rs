@@ -109,15 +109,24 @@ impl NativePendingGroup {
         pending.as_ref().map(PendingGroup::record).ok_or_else(|| used(py))
     }
 
-    /// Connects to all peers. May be called once.
+    /// Connects to all peers. May be called once. A signal whose handler raises gives the group up.
     fn join(&self, py: Python<'_>, records: Vec<String>, timeout_s: f64) -> PyResult<NativeGroup> {
         let taken = self.0.lock().ok().and_then(|mut pending| pending.take());
         let pending = taken.ok_or_else(|| used(py))?;
         let timeout = Duration::try_from_secs_f64(timeout_s)
             .map_err(|e| invalid_request(py, format!("timeout of {timeout_s} s: {e}")))?;
-        py.detach(|| pending.join(&records, Some(timeout)))
-            .map(NativeGroup)
-            .map_err(|error| join_error(py, &error))
+        let mut raised = None;
+        let goes_on = || {
+            raised = Python::attach(|py| py.check_signals()).err();
+            raised.is_none()
+        };
+        let joined = py.detach(|| pending.join_while(&records, Some(timeout), goes_on));
+        match (joined, raised) {
+            (_, Some(error)) => Err(error),
+            (Ok(Some(group)), None) => Ok(NativeGroup(group)),
+            (Ok(None), None) => unreachable!("only a signal ends the wait"),
+            (Err(error), None) => Err(join_error(py, &error)),
+        }
     }
 }
 

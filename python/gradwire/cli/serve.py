@@ -92,6 +92,8 @@ def command(
         _fail(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         _fail("interrupted", EXIT_INTERRUPTED)
+    except _Terminated:
+        _fail("terminated", EXIT_TERMINATED)
     tell(_summary(stats["served"]))
     if json_file is not None:
         text = json.dumps({"index": index, **stats}, indent=2) + "\n"
@@ -119,5 +121,9 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+class _Terminated(BaseException):
+    """SIGTERM, which nothing on the way may take for an error of its own."""
+
+
 def _terminate(_number: int, _frame: object) -> None:
-    sys.exit(EXIT_TERMINATED)
+    raise _Terminated
