@@ -74,14 +74,16 @@ class Settings:
     out: Path
 
 
-def common_options(*, samples: int, seconds: float, seconds_help: str) -> Callable[[Command], Command]:
+def common_options(
+    *, samples: int, seconds: float, seconds_help: str, minutes: float = 7.5
+) -> Callable[[Command], Command]:
     """Click options for the fields of `Settings`."""
     path = click.Path(path_type=Path)
     options = [
         click.option("--rate", "rate_mbit", default=200.0, help="Mbit/s of the link, Ethernet headers included."),
         click.option("--samples", default=samples, type=click.IntRange(1), help="Of each case."),
         click.option("--seconds", default=seconds, type=click.FloatRange(1), help=seconds_help),
-        click.option("--minutes", default=7.5, help="Stop early, evenly, after about so long."),
+        click.option("--minutes", default=minutes, help="Stop early, evenly, after about so long."),
         click.option("--small", is_flag=True, help="Seconds, one or two cases: only to see that it works. No verdict."),
         click.option("--json", "json_file", type=path, help="Write the results here; bench/report.py reads them."),
         click.option("--out", default=Path("bench-out"), type=path, help="Folder for the picture."),

@@ -1,6 +1,6 @@
 """What one gradwire flow and one TCP flow leave each other at a bottleneck, and how that changes over time.
 
-    python bench/transport/fairness.py                          # bbr and cubic, 1 and 40 ms, two buffers: 8 minutes
+    python bench/transport/fairness.py                          # bbr and cubic, 1 and 40 ms, two buffers: 20 minutes
     python bench/transport/fairness.py --peer bbr --rtt 1       # two of the eight cases
     python bench/transport/fairness.py --small                  # a look whether it works: seconds, no conclusions
 
@@ -10,7 +10,8 @@ same 20 s. A share is of the payload that both delivered while both ran; `link u
 rotates with each sample.
 
 Prints progress, a table in Markdown (medians, with the range of gradwire's share), and each target with what was measured;
-draws OUT/fairness.png. Target: beside bbr gradwire gets 35 to 65 %; what it gets beside others is reported.
+draws OUT/fairness.png. Target: beside bbr gradwire gets 35 to 65 %, by the median of at least five
+samples; with fewer a case is not judged. What it gets beside others is reported.
 
 Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong option, a missing tool, no namespaces).
 """
@@ -140,7 +141,7 @@ class Bench:
 @click.option("--rtt", "rtts", multiple=True, type=float, default=(1.0, 40.0), help="Round trip in ms; repeatable.")
 @click.option("--buffer", "bdps", multiple=True, type=float, default=(1.0, 4.0),
               help="Buffer in bandwidth-delay products; repeatable.")  # fmt: skip
-@common_options(samples=2, seconds=20.0, seconds_help="Of one sample.")
+@common_options(samples=5, seconds=20.0, seconds_help="Of one sample.", minutes=20.0)
 def main(*, peers: tuple[str, ...], rtts: tuple[float, ...], bdps: tuple[float, ...], **common: Any) -> None:
     """Reads the options and runs the benchmark in the lab."""
     settings = Settings(**common)

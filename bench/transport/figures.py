@@ -19,6 +19,7 @@ BUFFER_COLOURS = (COLOURS[GRADWIRE], COLOURS["bbr"], COLOURS["reno"])  # of the 
 QUIET_LOAD = 0.5  # of the machine before a run; above it the figures are those of a development run
 GOODPUT_TARGETS = ((0.01, 0.90), (0.05, 0.85))  # up to this loss, at least this share of the link
 FAIR = (0.35, 0.65)  # of gradwire beside bbr
+FAIR_SAMPLES_MIN = 5  # shares of single samples are up to eight points apart
 
 
 @dataclass(frozen=True)
@@ -167,14 +168,14 @@ def fairness_markdown(results: Results) -> str:
 
 
 def _fairness_verdict(row: dict[str, Any]) -> Verdict | None:
-    if row["peer"] != "bbr":
+    if row["peer"] != "bbr" or row["samples"] < FAIR_SAMPLES_MIN:
         return None
-    what = f"share of gradwire beside bbr at {row['rtt_ms']:g} ms, buffer of {row['buffer_bdps']:g} BDP"
+    what = f"share of gradwire beside bbr at {row['rtt_ms']:g} ms, buffer of {row['buffer_bdps']:g} BDP, median of {row['samples']}"
     return Verdict(what, row["share"], f"{FAIR[0]:.0%} to {FAIR[1]:.0%}", FAIR[0] <= row["share"] <= FAIR[1])
 
 
 def fairness_verdicts(results: Results) -> list[Verdict]:
-    """Whether gradwire and bbr each get between 35 and 65 %; other peers are reported only."""
+    """Whether gradwire and bbr each get between 35 and 65 %; other peers and cases of few samples are reported only."""
     return [verdict for row in results["rows"] if (verdict := _fairness_verdict(row)) is not None]
 
 

@@ -32,7 +32,7 @@ def goodput_results() -> dict:
 
 
 def fairness_results() -> dict:
-    row = {"rtt_ms": 1.0, "buffer_bdps": 1.0, "samples": 2, "gradwire_mbit": 90.0, "peer_mbit": 100.0}
+    row = {"rtt_ms": 1.0, "buffer_bdps": 1.0, "samples": 5, "gradwire_mbit": 90.0, "peer_mbit": 100.0}
     row |= {"link_used": 0.99, "overflowed": 0.012, "curve": [[0.5, 1.0], [50.0, 45.0]]}
     rows = [
         {**row, "peer": "bbr", "share": 0.45, "shares": [0.4, 0.5]},
