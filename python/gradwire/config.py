@@ -76,9 +76,10 @@ class Config:
         "least `floor`; 0 means never. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6, optional=True, everywhere=True)
     floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's.",
         low=0.0, high=1.0, optional=True, everywhere=True)
-    step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a stage of a "
-        "reduction, not all stages and buckets of a step together: an upper bound of the deadline, however that is derived. "
-        "What still flows is not cut by it in preset `auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6,
+    step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a "
+        "training step: an upper bound of its deadlines, however they are derived. The buckets that `tolerate_loss` sends share it, and "
+        "so do the stages of one reduction that wait for each other (the steps of a ring). What still flows is not cut by it "
+        "in preset `auto`. Unset: what was measured alone.", unit="ms", low=0.1, high=3.6e6,
         optional=True, everywhere=True)
     data_percentage: float | None = _setting(None, float, "LTP: share of a transfer that is enough once its link's threshold has "
         "passed (section III-B). Unset: 80.", unit="%", low=0.0, high=100.0, optional=True, everywhere=True)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gradwire import Config, _native
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch._compat import require_torch
+from gradwire.torch._delay import DelayShares
 from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import name_of, reduction
 from gradwire.torch._residuals import Residuals
@@ -180,8 +181,26 @@ def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:
     numbers = policy_numbers(Config.auto(step_delay_max_ms=250.0))
     assert (numbers["deadline_max_s"], numbers["deadline_factor"]) == (0.25, 4.0)
     assert policy_numbers(Config(), step_delay_max_ms=50.0)["deadline_max_s"] == 0.05
+    assert policy_numbers(Config(), step_delay_max_ms=50.0, delay_share=0.25)["deadline_max_s"] == 0.0125
+    assert policy_numbers(Config(), delay_share=0.25)["deadline_max_s"] is None
     with pytest.raises(ConfigError, match="step_delay_max_ms"):
         policy_numbers(Config(), step_delay_max_ms=-1.0)
+
+
+def step(shares: DelayShares, buckets: int) -> list[float]:
+    return [shares.next(index, is_last=index == buckets - 1) for index in range(buckets)]
+
+
+# test of: auto/step-delay
+@pytest.mark.parametrize("counts", [(1, 1), (4, 4, 4), (1, 7, 7), (9, 3, 3), (2, 40, 1, 1)])
+def test_the_buckets_of_a_step_share_its_delay_and_never_get_more(counts: tuple[int, ...]) -> None:
+    shares = DelayShares()
+    for before, buckets in zip((0, *counts), counts, strict=False):
+        parts = step(shares, buckets)
+        assert sum(parts) <= 1 + 1e-12
+        assert min(parts) > 0
+        if buckets == before:
+            assert parts == pytest.approx([1 / buckets] * buckets), "known buckets have equal parts"
 
 
 def test_results_may_be_lost_only_where_a_preset_says_so() -> None:

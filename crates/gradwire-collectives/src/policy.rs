@@ -126,7 +126,9 @@ pub struct Policy {
     pub after_first_pass: bool,
     /// The deadline.
     pub deadline: DeadlineRule,
-    /// Upper bound of the deadline, whatever it is derived from: the most that a stage is delayed.
+    /// The most that waiting for retransmissions may delay the reduction: an upper bound of the deadlines, whatever they are derived
+    /// from. Stages that wait for each other share it: the steps of a ring, the rounds of a transpose with an incast factor,
+    /// and the gather stage where that may lose something.
     pub deadline_max: Option<Duration>,
     /// Least fraction that a deadline or early timeout may accept.
     pub floor: f32,
@@ -303,6 +305,15 @@ impl Policy {
             Stage::Reduce => contract,
             Stage::Gather => self.tightened(contract),
         }
+    }
+
+    // claim: auto/step-delay
+    /// The same for one of the stages of a reduction that wait for each other: each gets an equal part of what the whole may
+    /// be delayed. `senders`: how many ranks send to one receiver at once.
+    pub(crate) fn for_each_wait(&self, world_size: u32, senders: u32) -> Self {
+        let rounds = world_size.saturating_sub(1).div_ceil(senders.max(1)).max(1);
+        let waits = if self.may_lose(Stage::Gather) { 2 * rounds } else { rounds };
+        Self { deadline_max: self.deadline_max.map(|most| most / waits), ..*self }
     }
 
     /// Whether a stage may leave anything behind.
@@ -505,6 +516,21 @@ mod tests {
                 "{quiet:?} of {micros} us"
             );
         }
+    }
+
+    // test of: auto/step-delay
+    #[test]
+    fn stages_that_wait_for_each_other_share_what_a_reduction_may_be_delayed() {
+        let ms = Duration::from_millis;
+        let most = |policy: Policy, senders| {
+            let limited = Policy { deadline_max: Some(ms(90)), ..policy };
+            limited.for_each_wait(4, senders).deadline_max
+        };
+        // All at once, two rounds, the three steps of a ring, dedicated servers (all workers send at once).
+        let parts = [3, 2, 1, 4].map(|senders| most(Policy::AUTO, senders));
+        assert_eq!(parts, [ms(90), ms(45), ms(30), ms(90)].map(Some));
+        assert_eq!(most(Policy::DLCP, 3), Some(ms(45)), "results wait too");
+        assert_eq!(Policy::AUTO.for_each_wait(1, 0), Policy::AUTO);
     }
 
     // test of: dlcp/pull-bound

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
+from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._policy import algorithm_code, policy_numbers
@@ -68,8 +69,8 @@ def tolerate_loss(
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
-        step_delay_max: the most that waiting for retransmissions may delay a stage of a bucket; a step of several buckets
-            may wait several times. None: the preset's.
+        step_delay_max: the most that waiting for retransmissions may delay a step. Its buckets share it in equal parts; with
+            FSDP2 its modules do, and a module that is used several times in a step may wait as often. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
             until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `dlcp`.
         gather_fill: what an averaged gradient is that did not arrive here, or that no rank's gradients reached a server for: `zero`,
@@ -171,6 +172,7 @@ class LossTolerance(Delivered):
         self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
         self._may_be_unused = model.find_unused_parameters and not model.static_graph
         self._meter = StepMeter(steps_kept)
+        self._delay = DelayShares()
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
         self.priority = LayerPriority(model.module, classes) if priority is None else priority
@@ -233,6 +235,7 @@ class LossTolerance(Delivered):
         # The order of buckets is finer than that of classes; a function of the user's decides both.
         priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
         tags: dict[str, Any] = {"traffic_class": traffic_class, "important": important, "priority": priority}
+        tags["delay_share"] = self._delay.next(bucket.index(), is_last=bucket.is_last())
         output = None if self._latest is None else self._latest.of(bucket)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
         work = all_reduce(gradient, group=self.group, async_op=True, **tensors, **tags, **self.arguments)

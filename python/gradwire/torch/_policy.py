@@ -25,12 +25,13 @@ def policy_numbers(
     gather_fill: str | None = None,
     divide_by: str | None = None,
     hadamard: str | None = None,
+    delay_share: float = 1.0,
 ) -> _native.PolicyNumbers:
     """The numbers of one call. None means that the call does not say.
 
     A call that names a preset starts from the preset's own values: bounds of the configuration belong to the
     configuration's preset. Options that only one preset has go with that preset. What the operator set in the environment
-    wins over everything.
+    wins over everything. `delay_share`: the call's part of what its step may be delayed.
 
     Raises:
         ConfigError: a value is out of range, the preset does not exist, or it contradicts another value.
@@ -49,7 +50,7 @@ def policy_numbers(
     if least is not None:
         numbers["floor"] = least
     if delay is not None:
-        numbers["deadline_max_s"] = delay / 1e3
+        numbers["deadline_max_s"] = delay / 1e3 * delay_share
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)

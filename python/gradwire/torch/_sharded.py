@@ -34,7 +34,10 @@ class ShardedLossTolerance(Delivered):
         check(model, arguments)
         self._total = StepRecord()
         self._scatters: dict[str, ReduceScatter] = {}
-        for name, module in _sharded(model):
+        modules = list(_sharded(model))
+        # Each reduces once in a step.
+        arguments = arguments | {"delay_share": 1 / len(modules)}
+        for name, module in modules:
             scatter = ReduceScatter(self, arguments, error_feedback=error_feedback)
             module.set_custom_reduce_scatter(scatter)
             self._scatters[name] = scatter

@@ -27,6 +27,7 @@ def all_reduce(
     preset: str | None = None,
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
+    delay_share: float = 1.0,
     gather_loss_bound: float | None = None,
     gather_fill: str | None = None,
     divide_by: str | None = None,
@@ -51,8 +52,9 @@ def all_reduce(
         loss_bound: share of each transfer of the reduce stage that may be missing, 0 to 0.9. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
-        step_delay_max: the most that waiting for retransmissions may delay a stage; the deadline stays derived from what was
-            measured, and below this. None: the preset's.
+        step_delay_max: the most that waiting for retransmissions may delay a step; deadlines stay derived from what was
+            measured, and below this, which stages that wait for each other share. None: the preset's.
+        delay_share: this call's part of it, above 0 to 1, where a step has several calls.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
             bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
         gather_fill: `zero`, `previous` or `local`: what a result holds that did not arrive, or that no rank's values reached the server
@@ -103,6 +105,7 @@ def all_reduce(
             loss_bound=loss_bound,
             deadline_ms=milliseconds(deadline),
             step_delay_max_ms=milliseconds(step_delay_max),
+            delay_share=delay_share,
             gather_loss_bound=gather_loss_bound,
             gather_fill=gather_fill,
             divide_by=divide_by,

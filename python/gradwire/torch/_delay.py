@@ -1,0 +1,29 @@
+"""What a training step may be delayed, shared out to its buckets."""
+
+from __future__ import annotations
+
+
+# claim: auto/step-delay
+class DelayShares:
+    """Gives each bucket of a step an equal part of what the step may be delayed.
+
+    The parts of a step never add up to more than 1, whatever the number of its buckets turns out to be: DDP tells it with
+    the last one, and changes it after the first step. Every rank has the same buckets in the same order, so all ranks
+    come to the same parts, as the calls must agree.
+    """
+
+    def __init__(self) -> None:
+        self._buckets = 0
+        self._rest = 1.0
+
+    def next(self, index: int, *, is_last: bool) -> float:
+        """The part of bucket `index`, above 0 to 1; buckets come in order."""
+        if index == 0:
+            self._rest = 1.0
+        # One that is not expected to follow may: half is left for it.
+        parts = max(self._buckets - index, 1 if is_last else 2)
+        share = self._rest / parts
+        self._rest -= share
+        if is_last:
+            self._buckets = index + 1
+        return share
