@@ -19,6 +19,9 @@ pub struct PeerDelivery {
     pub waited_for_peer: Duration,
     /// From its first packet to the end: the network. In a ring, over all steps.
     pub network_time: Duration,
+    /// How long of it could at most be spent on what was lost, once the floor was in: the deadline of the transfer's contract.
+    /// In a ring, over all steps. `None`: there was none, or nothing had been measured yet.
+    pub deadline: Option<Duration>,
 }
 
 /// How many ranks' values are in each block of a reduced result, as this rank holds it. A block is what one packet carries.
@@ -159,6 +162,8 @@ impl DeliveryReport {
         peer.closed_by = closed_by(receipt.reason);
         peer.waited_for_peer += receipt.waited_for_peer;
         peer.network_time += receipt.elapsed;
+        let so_far = peer.deadline.unwrap_or_default();
+        peer.deadline = receipt.deadline.map(|deadline| so_far.saturating_add(deadline));
     }
 
     /// Divides the time, puts ranges in order and joins neighbours.
@@ -182,6 +187,7 @@ fn entry(peers: &mut Vec<PeerDelivery>, rank: u32) -> &mut PeerDelivery {
             closed_by: "all_arrived",
             waited_for_peer: Duration::ZERO,
             network_time: Duration::ZERO,
+            deadline: None,
         });
         peers.len() - 1
     });
@@ -233,6 +239,7 @@ mod tests {
             received_bytes,
             total_bytes: 400,
             waited_for_peer: Duration::from_millis(waited),
+            deadline: Some(Duration::from_millis(20)),
             ..receipt(Timestamp::ZERO, Duration::from_millis(1))
         };
         report.add(2, &contribution(3, 200), 4, true);
@@ -246,6 +253,7 @@ mod tests {
             [(1, "bound_met")]
         );
         assert_eq!((report.compute_wait, report.network_wait), (ms(10), ms(0)));
+        assert_eq!(report.peers[0].deadline, Some(ms(20)));
     }
 
     #[test]

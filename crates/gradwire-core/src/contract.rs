@@ -66,6 +66,8 @@ pub struct Progress {
     pub last_percentile_seen: bool,
     /// The sender has sent everything at least once, and said so or shown it.
     pub first_pass_over: bool,
+    /// Time since this was known: what was overtaken in the first pass comes soon after, and all else is a repair.
+    pub since_first_pass: Duration,
 }
 
 impl Progress {
@@ -208,7 +210,8 @@ impl Contract {
             return Self::after(progress.quiet, silent, CloseReason::Deadline);
         }
         let overtaken = if self.after_first_pass { self.reorder_slack } else { Duration::ZERO };
-        Self::after(progress.quiet, overtaken, CloseReason::Deadline)
+        // Not since the latest packet: repairs that keep coming would put the end off again and again.
+        Self::after(progress.since_first_pass, overtaken, CloseReason::Deadline)
     }
 
     fn after(elapsed: Duration, limit: Duration, reason: CloseReason) -> Verdict {
@@ -244,6 +247,7 @@ mod tests {
             critical_missing: 0,
             last_percentile_seen: false,
             first_pass_over: false,
+            since_first_pass: Duration::ZERO,
         }
     }
 
@@ -287,7 +291,8 @@ mod tests {
         assert_eq!(AUTO.verdict(&over), Verdict::Wait(None), "less than the floor");
         over.received_bytes = 500;
         assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(AUTO.reorder_slack)), "packets may be overtaken");
-        over.quiet = AUTO.reorder_slack;
+        over.since_first_pass = AUTO.reorder_slack;
+        assert_eq!(over.quiet, Duration::ZERO, "a repair that has just come puts the end off no further");
         assert_eq!(AUTO.verdict(&over), Verdict::Close(CloseReason::Deadline));
         over.elapsed = Duration::from_millis(30);
         assert_eq!(AUTO.verdict(&over), Verdict::Wait(Some(Duration::from_millis(70))));
@@ -359,6 +364,7 @@ mod tests {
         ) {
             let mut over = progress(received, ms);
             (over.quiet, over.first_pass_over) = (Duration::from_millis(quiet_ms), true);
+            over.since_first_pass = over.quiet;
             let closes = matches!(AUTO.verdict(&over), Verdict::Close(_));
             prop_assert_eq!(closes, received >= 950 || ms >= 100 && received >= 500);
         }
@@ -373,9 +379,11 @@ mod tests {
             let contract = Contract { loss_bound: bound, after_first_pass, soft, early, floor, ..AUTO };
             let mut at = progress(received, ms);
             (at.quiet, at.first_pass_over, at.last_percentile_seen) = (Duration::from_millis(quiet_ms), over, seen);
+            at.since_first_pass = if over { at.quiet } else { Duration::ZERO };
             let mut later = at;
             later.elapsed += Duration::from_millis(later_ms);
             later.quiet += Duration::from_millis(later_ms);
+            later.since_first_pass += Duration::from_millis(if over { later_ms } else { 0 });
             match contract.verdict(&at) {
                 Verdict::Close(_) => prop_assert!(matches!(contract.verdict(&later), Verdict::Close(_))),
                 // It closes at the time that it asked to be looked at again, or has another time then: never sooner.
@@ -396,6 +404,7 @@ mod tests {
             let contract = Contract { loss_bound: bound, after_first_pass, soft, early, floor, ..AUTO };
             let mut at = progress(received, ms);
             (at.quiet, at.first_pass_over, at.last_percentile_seen) = (Duration::from_millis(quiet_ms), over, seen);
+            at.since_first_pass = if over { at.quiet } else { Duration::ZERO };
             let least = match contract.verdict(&at) {
                 Verdict::Wait(left) => {
                     prop_assert!(left.is_none_or(|left| left > Duration::ZERO));

@@ -140,6 +140,8 @@ pub struct Receipt {
     pub began_at: Timestamp,
     /// Time between the first packet and the end: the network.
     pub elapsed: Duration,
+    /// How long its contract let it wait for what was lost, from its first packet on ([`crate::Contract::deadline`]).
+    pub deadline: Option<Duration>,
     /// Byte ranges that did not arrive, in order, disjoint.
     pub missing: alloc::vec::Vec<Range<u64>>,
 }

@@ -39,14 +39,18 @@ prop_compose! {
     ) -> Progress {
         let (last_percentile_seen, first_pass_over) = seen;
         let quiet = quiet.min(elapsed);
+        let since_first_pass = if first_pass_over { (quiet + elapsed) / 2 } else { Duration::ZERO };
         Progress {
             elapsed, quiet, received_bytes, total_bytes: TOTAL, critical_missing, last_percentile_seen, first_pass_over,
+            since_first_pass,
         }
     }
 }
 
 fn later(progress: Progress, time: Duration) -> Progress {
-    Progress { elapsed: progress.elapsed + time, quiet: progress.quiet + time, ..progress }
+    let since_first_pass =
+        progress.since_first_pass + if progress.first_pass_over { time } else { Duration::ZERO };
+    Progress { elapsed: progress.elapsed + time, quiet: progress.quiet + time, since_first_pass, ..progress }
 }
 
 proptest! {

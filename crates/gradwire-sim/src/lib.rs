@@ -19,6 +19,7 @@ mod plan;
 mod queue;
 mod rank;
 mod record;
+mod repair_watch;
 mod rng;
 mod runner;
 mod sabotage;

@@ -163,6 +163,17 @@ impl Rank {
         })
     }
 
+    /// The collective in flight one of whose tensors holds `payload`.
+    pub(crate) fn holder(&self, payload: *const u8) -> Option<usize> {
+        let holds = |op: usize| {
+            let run = self.runs[op].as_ref();
+            run.is_some_and(|run| {
+                [&run.input, &run.output].iter().any(|tensor| tensor.offset_of(payload).is_some())
+            })
+        };
+        self.in_flight.iter().map(|(_, op)| *op).find(|op| holds(*op))
+    }
+
     /// Whether the group has begun collective `op`: it may have to wait for an exchange of the group's own.
     pub(crate) fn has_begun(&self, op: usize) -> bool {
         let id = self.in_flight.iter().find(|(_, place)| *place == op).map(|(id, _)| *id);

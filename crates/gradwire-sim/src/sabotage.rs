@@ -6,6 +6,7 @@ use gradwire_core::wire::{
     Flags, Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES,
 };
 use gradwire_core::{Spray, Timestamp};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Deliberate damage. The canary tests prove that each kind is found, by the checker that is meant to.
@@ -44,6 +45,10 @@ pub enum Sabotage {
     KeepGrayPaths,
     /// No copy gets through, so that no path is found to have healed.
     SwallowCopies,
+    /// A rank tells a shorter deadline than it keeps (promise 2).
+    OutstayDeadline,
+    /// What is lost of a result goes out again only after the time that a kernel would take (promise 3).
+    RepairLikeKernel,
 }
 
 impl Sabotage {
@@ -76,6 +81,8 @@ pub(crate) struct Saboteur {
     struck: bool,
     /// The payload that the swap puts in place of the next one.
     previous: Option<(u32, Vec<u8>)>,
+    /// When each repair wanted to leave first.
+    held_back: BTreeMap<(u32, u32), Timestamp>,
 }
 
 impl Saboteur {
@@ -85,7 +92,7 @@ impl Saboteur {
             kind,
             Sabotage::CutEarly | Sabotage::WaitForAll | Sabotage::TolerateExact | Sabotage::KeepGrayPaths
         );
-        Self { kind, struck, previous: None }
+        Self { kind, struck, previous: None, held_back: BTreeMap::new() }
     }
 
     pub(crate) const fn has_struck(&self) -> bool {
@@ -130,12 +137,12 @@ impl Saboteur {
             finished.output[3] ^= 0x80;
             self.struck = true;
         }
-        if !self.struck {
-            self.alter_once(finished);
+        if !self.struck || self.kind == Sabotage::OutstayDeadline {
+            self.alter(finished);
         }
     }
 
-    fn alter_once(&mut self, finished: &mut Finished) {
+    fn alter(&mut self, finished: &mut Finished) {
         match (self.kind, &mut finished.outcome) {
             (Sabotage::ForgetResidual, _) => {
                 self.struck = finished.residual.iter().any(|byte| *byte != RESIDUAL_FILL);
@@ -145,6 +152,12 @@ impl Saboteur {
                 let again = report.uncounted.first().cloned();
                 self.struck = again.is_some();
                 report.uncounted.extend(again);
+            }
+            (Sabotage::OutstayDeadline, Ok(report)) => {
+                for peer in report.peers.iter_mut().filter(|peer| peer.deadline.is_some()) {
+                    peer.deadline = Some(Duration::ZERO);
+                    self.struck = true;
+                }
             }
             (Sabotage::DivergeReplica, _) => {
                 if let Some(byte) = finished.output.last_mut() {
@@ -174,6 +187,21 @@ impl Saboteur {
                 .is_ok_and(|status| status.state == TransferState::Closed);
         self.struck |= is_closing;
         is_closing
+    }
+
+    /// Whether a rank keeps a datagram to itself, for now.
+    pub(crate) fn delays(&mut self, now: Timestamp, bytes: &[u8]) -> bool {
+        if self.kind != Sabotage::RepairLikeKernel {
+            return false;
+        }
+        let Ok((header, _)) = Header::decode(bytes) else { return false };
+        let is_repair = header.kind == Kind::Data && header.flags.contains(Flags::RETRANSMITTED);
+        if !is_repair || header.transfer.index() != 1 {
+            return false;
+        }
+        self.struck = true;
+        let wanted_at = *self.held_back.entry((header.transfer.0, header.offset)).or_insert(now);
+        now.since(wanted_at) < KERNEL_TIMEOUT
     }
 
     /// By how much timers are late on top of what the scenario allows.
@@ -226,5 +254,7 @@ fn barrier() -> Request {
 
 /// Bytes at the end of a datagram that must belong to the payload for a flip to be one of data.
 const PAYLOAD_TAIL: usize = 8;
+/// The least retransmission timeout of Linux.
+const KERNEL_TIMEOUT: Duration = Duration::from_millis(200);
 /// Enough elements that two packets' ends differ.
 const SWAPPED_TAIL: usize = 512;

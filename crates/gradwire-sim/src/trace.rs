@@ -87,7 +87,7 @@ impl fmt::Display for Datagram<'_> {
         let Ok((header, body)) = Header::decode(self.0) else {
             return write!(f, "{} undecodable bytes", self.0.len());
         };
-        write!(f, "{:?} {:?} #{}", header.kind, header.transfer, header.packet_number.0)?;
+        write!(f, "{:?} {:?} #{}.{}", header.kind, header.transfer, header.path.0, header.packet_number.0)?;
         write!(f, " offset {} + {}", header.offset, body.len())?;
         for (flag, name) in NAMED_FLAGS {
             if header.flags.contains(flag) {

@@ -9,6 +9,38 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum Violation {
+    /// A tolerant transfer went on past the deadline that its receiver says it had, or that was longer than asked for.
+    #[error("op {op}: the transfer from rank {from} to rank {to} closed at {at:?}, past its deadline of {deadline:?}")]
+    PastDeadline {
+        /// The collective.
+        op: usize,
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// When it closed.
+        at: Timestamp,
+        /// From the receiver's report.
+        deadline: Duration,
+    },
+    /// What was lost of an exact transfer went out again only after many round trips.
+    #[error("rank {from} repaired offset {offset} of transfer {transfer:#x} to rank {to} at {at:?}, {waited:?} after the loss: at most {bound:?}")]
+    RepairedLate {
+        /// Sender.
+        from: usize,
+        /// Receiver.
+        to: usize,
+        /// The transfer's id.
+        transfer: u32,
+        /// Where in it.
+        offset: u32,
+        /// When it went out again.
+        at: Timestamp,
+        /// Since it was lost, or the sender repaired something else for this receiver.
+        waited: Duration,
+        /// The most that this may take.
+        bound: Duration,
+    },
     /// A dedicated server did not notice that every worker has left.
     #[error("every worker has left, and the server on rank {rank} has not noticed")]
     ServerStays {

@@ -2,14 +2,15 @@
 //!
 //! Three things are seen on the wire. Nothing of a tolerant transfer is sent again before its receiver has asked. A
 //! receiver asks only while it has less than its bound needs. And once the first pass is over and enough is in, the
-//! transfer closes as soon as packets that were overtaken cannot come any more; after a deadline the floor is enough.
+//! transfer closes as soon as packets that were overtaken cannot come any more; after a deadline the floor is enough. The
+//! deadline that a rank measured is in its report: the transfer is judged by it when that is there.
 //!
 //! What arrived before the receiver began is left out, because it may have been dropped: the watch then
 //! believes that less is in than there is, and asks for less.
 
 use crate::plan::OpPlan;
 use crate::Violation;
-use gradwire_collectives::DeadlineRule;
+use gradwire_collectives::{DeadlineRule, DeliveryReport};
 use gradwire_core::wire::{Flags, Header, Kind, Opening, Reader, StatusBody, TransferState};
 use gradwire_core::{Contract, Reliability, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,20 @@ pub(crate) struct Watch {
     latest_sent: BTreeMap<(usize, usize), (u32, u32)>,
     /// The longest that a datagram has taken from one rank to another.
     transit_max: BTreeMap<(usize, usize), Duration>,
+    /// When new data has come last from one rank to another, of whatever transfer.
+    data_at: BTreeMap<(usize, usize), Timestamp>,
     has_many_paths: bool,
+    /// Transfers that were held against the deadline of their receiver's report.
+    deadlines_judged: u64,
+}
+
+/// What is unknown, beside the network, about when a rank speaks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Unsteady {
+    /// How late its timers are, and its words after them.
+    pub(crate) late_max: Duration,
+    /// By how much hosts may have made the round trips longer that it measured.
+    pub(crate) in_hosts: Duration,
 }
 
 #[derive(Debug)]
@@ -44,7 +58,18 @@ struct Transfer {
     bound_met_at: Option<Timestamp>,
     floor_met_at: Option<Timestamp>,
     was_asked: bool,
-    is_closed: bool,
+    closed: Option<Closed>,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug)]
+struct Closed {
+    at: Timestamp,
+    /// What its receiver may have waited for overtaken packets, and been late.
+    slack: Duration,
+    late_max: Duration,
+    /// When anything new had come last from its sender.
+    data_at: Timestamp,
 }
 
 impl Watch {
@@ -85,24 +110,29 @@ impl Watch {
         }
     }
 
-    /// A receiver speaks about a transfer. `late_max`: how late its timers may be; `None` when that is not known.
+    /// A receiver speaks about a transfer.
     pub(crate) fn on_status_sent(
         &mut self,
         now: Timestamp,
         (receiver, sender): (usize, usize),
         header: &Header,
         status: &StatusBody,
-        late_max: Option<Duration>,
+        unsteady: Unsteady,
     ) -> Result<(), Violation> {
-        let slack = self.reorder_slack_max(receiver, sender);
+        let slack = self.reorder_slack_max(receiver, sender) + unsteady.in_hosts;
+        let data_at = self.data_at.get(&(sender, receiver)).copied().unwrap_or_default();
         let Some(transfer) = self.transfers.get_mut(&(sender, receiver, header.transfer.0)) else {
             return Ok(());
         };
         let op = transfer.op;
         if status.state == TransferState::Closed {
-            let limit = transfer.close_limit(slack).zip(late_max).map(|(at, late)| at + late);
-            return match (std::mem::replace(&mut transfer.is_closed, true), limit) {
-                (false, Some(limit)) if now > limit => {
+            if transfer.closed.is_some() {
+                return Ok(());
+            }
+            let closed = Closed { at: now, slack, late_max: unsteady.late_max, data_at };
+            transfer.closed = Some(closed);
+            return match transfer.close_limit(&closed).map(|at| at + unsteady.late_max) {
+                Some(limit) if now > limit => {
                     Err(Violation::WaitedTooLong { op, from: sender, to: receiver, at: now, limit })
                 }
                 _ => Ok(()),
@@ -114,6 +144,42 @@ impl Watch {
             return Err(Violation::AskedForTooMuch { op, from: sender, to: receiver, at: now });
         }
         Ok(())
+    }
+
+    /// Rank `to` has ended collective `op` and tells which deadlines it had: none of its transfers may have gone on beyond
+    /// its own, as [`Transfer::deadline_limit`] has it.
+    pub(crate) fn on_report(
+        &mut self,
+        (op, to): (usize, usize),
+        report: &DeliveryReport,
+    ) -> Result<(), Violation> {
+        if report.collective.contains("ring") {
+            // What it tells is the sum over its steps.
+            return Ok(());
+        }
+        for ((from, receiver, _), transfer) in &self.transfers {
+            if transfer.op != op || *receiver != to {
+                continue;
+            }
+            let told = report.peers.iter().find(|peer| peer.rank as usize == *from);
+            let Some((deadline, closed)) = told.and_then(|peer| peer.deadline).zip(transfer.closed) else {
+                continue;
+            };
+            self.deadlines_judged += 1;
+            let kept = transfer.deadline_limit(deadline, &closed).map(|at| at + closed.late_max);
+            let is_kept = kept.is_none_or(|limit| closed.at <= limit);
+            // What the call asked for binds whatever was measured.
+            if !is_kept || transfer.deadline.is_some_and(|most| deadline > most) {
+                let (from, at) = (*from, closed.at);
+                return Err(Violation::PastDeadline { op, from, to, at, deadline });
+            }
+        }
+        Ok(())
+    }
+
+    /// How many transfers were judged by the deadline that their receiver told.
+    pub(crate) const fn deadlines_judged(&self) -> u64 {
+        self.deadlines_judged
     }
 
     /// A datagram reaches its receiver. `has_begun`: whether the receiver has begun a collective.
@@ -130,6 +196,9 @@ impl Watch {
         let Ok((header, body)) = Header::decode(bytes) else { return };
         if !matches!(header.kind, Kind::Data | Kind::Probe) {
             return;
+        }
+        if header.kind == Kind::Data {
+            self.data_at.insert((from, to), now);
         }
         let Some(transfer) = self.transfers.get_mut(&(from, to, header.transfer.0)) else { return };
         if !has_begun(transfer.op) {
@@ -175,12 +244,12 @@ impl Transfer {
             bound_met_at: None,
             floor_met_at: None,
             was_asked: false,
-            is_closed: false,
+            closed: None,
         }
     }
 
     fn on_data(&mut self, now: Timestamp, offset: u32, bytes: u64) {
-        if self.is_closed || !self.offsets.insert(offset) {
+        if self.closed.is_some() || !self.offsets.insert(offset) {
             return;
         }
         self.received += bytes;
@@ -195,13 +264,21 @@ impl Transfer {
     }
 
     /// When it must be over; `None` while it may go on.
-    fn close_limit(&self, slack: Duration) -> Option<Timestamp> {
+    fn close_limit(&self, closed: &Closed) -> Option<Timestamp> {
         let quiet_since = self.latest_at.max(self.first_pass_over_at?);
-        let by_deadline = self.deadline.and_then(|deadline| {
-            Some((self.first_at? + deadline).max(self.floor_met_at?).max(quiet_since + slack))
-        });
-        let by_bound = self.bound_met_at.map(|at| at.max(quiet_since + slack));
+        let by_deadline = self.deadline.and_then(|deadline| self.deadline_limit(deadline, closed));
+        let by_bound = self.bound_met_at.map(|at| at.max(quiet_since + closed.slack));
         by_bound.into_iter().chain(by_deadline).min()
+    }
+
+    /// When a deadline must have ended it: from then on only the floor is waited for, and packets that were overtaken, or
+    /// for a sender that has not sent everything until it has been silent for a quarter of the deadline.
+    fn deadline_limit(&self, deadline: Duration, closed: &Closed) -> Option<Timestamp> {
+        let silent_at = match self.first_pass_over_at {
+            Some(over) => over + closed.slack,
+            None => self.latest_at.max(closed.data_at) + closed.slack.max(deadline / 4),
+        };
+        Some((self.first_at? + deadline).max(self.floor_met_at?).max(silent_at))
     }
 }
 

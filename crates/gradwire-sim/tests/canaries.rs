@@ -142,6 +142,33 @@ fn waiting_for_more_than_the_bound_needs_is_found() {
     is_always_found(Sabotage::LazyTimers, |violation| matches!(violation, Violation::WaitedTooLong { .. }));
 }
 
+/// So much is lost that the reduce stage must ask for it, which a deadline of zero would not have let it.
+#[test]
+fn a_deadline_that_was_measured_and_is_not_kept_is_found() {
+    let outcome = |seed, sabotage| {
+        let mut network = NetworkOptions::uniform(12_500_000, 500_000, Duration::from_millis(1));
+        network.impairments.loss = 0.4;
+        let mut scenario = Scenario::quiet(seed, 3, network, vec![all_reduce(Policy::AUTO); 4]);
+        (scenario.faults[0].0, scenario.sabotage) = (Duration::from_secs(20), sabotage);
+        run(scenario, false)
+    };
+    for seed in 0..20 {
+        let honest = outcome(seed, Sabotage::Nothing);
+        assert!(honest.as_ref().is_ok_and(|summary| summary.deadlines_judged >= 6), "{honest:?}");
+        match outcome(seed, Sabotage::OutstayDeadline) {
+            Err(Violation::PastDeadline { .. }) => {}
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn results_that_are_repaired_like_a_kernel_would_are_found() {
+    is_always_found(Sabotage::RepairLikeKernel, |violation| {
+        matches!(violation, Violation::RepairedLate { .. })
+    });
+}
+
 #[test]
 fn a_transfer_that_is_cut_while_it_flows_is_found() {
     let mut found = 0;
@@ -186,12 +213,6 @@ fn with_a_gray_path(sabotage: Sabotage, length: Duration) -> Result<u64, Violati
 fn a_gray_path_that_keeps_its_share_is_found_and_so_is_a_healed_one_that_does_not_get_it_back() {
     let (all, half) = (Duration::from_secs(9), Duration::from_millis(60));
     assert!(with_a_gray_path(Sabotage::Nothing, all).is_ok_and(|judged| judged == 2));
-    println!(
-        "{:?} {:?} {:?}",
-        with_a_gray_path(Sabotage::Nothing, all),
-        with_a_gray_path(Sabotage::Nothing, half),
-        with_a_gray_path(Sabotage::KeepGrayPaths, all)
-    );
     let judged = with_a_gray_path(Sabotage::Nothing, half);
     assert!(judged.as_ref().is_ok_and(|judged| *judged >= 2), "{judged:?}");
     let gray = with_a_gray_path(Sabotage::KeepGrayPaths, all);

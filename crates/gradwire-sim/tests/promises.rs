@@ -73,7 +73,7 @@ fn on_a_network_that_loses_nothing_nothing_is_lost_in_any_topology() {
 // test of: auto/no-needless-wait
 #[test]
 fn the_reduce_stage_waits_for_no_more_than_its_bound_needs() {
-    let (uncounted, _) = all_pass(|seed| {
+    let (uncounted, summaries) = all_pass(|seed| {
         let mut scenario = lossy(seed);
         // Then the watch knows when each transfer has to be closed, to the microsecond.
         scenario.host.nic_bytes = None;
@@ -84,6 +84,21 @@ fn the_reduce_stage_waits_for_no_more_than_its_bound_needs() {
         scenario
     });
     assert!(uncounted > 10_000, "only {uncounted} elements were left out: every loss was waited for");
+    // One round of 2 to 8 ranks has 2 to 56 transfers, most of which begin with a measured round trip and bandwidth.
+    let judged: u64 = summaries.iter().map(|summary| summary.deadlines_judged).sum();
+    assert!(judged > 10 * SEEDS, "{judged} transfers were held against their deadline");
+}
+
+// test of: auto/repaired-in-round-trips
+#[test]
+fn what_is_lost_of_a_result_goes_out_again_within_a_few_round_trips() {
+    let (_, summaries) = all_pass(|seed| {
+        let mut scenario = lossy(seed);
+        scenario.ops = vec![OpPlan { kind: OpKind::AllReduce(Algorithm::Transpose), ..tolerant(seed) }; 3];
+        scenario
+    });
+    let judged: u64 = summaries.iter().map(|summary| summary.repairs_judged).sum();
+    assert!(judged > 10 * SEEDS, "only {judged} repairs were judged");
 }
 
 // test of: auto/identical-replicas, auto/error-feedback, auto/unbiased-mean

@@ -105,6 +105,7 @@ pub(crate) mod tests {
             called_at: None,
             began_at,
             elapsed,
+            deadline: None,
             missing: Vec::new(),
         }
     }

@@ -337,6 +337,11 @@ impl Connection {
                 path.lose_before(now, before, &mut outcome);
             }
             let changed = is_asked || !outcome.lost.is_empty();
+            if !outcome.lost.is_empty() {
+                // claim: auto/repaired-in-round-trips
+                // The answer brought news: had the pause grown, what goes out again and is lost too would wait for all of it.
+                self.note_progress(now);
+            }
             self.outcome = outcome;
             if is_asked {
                 self.paths.on_answer(sent_at);

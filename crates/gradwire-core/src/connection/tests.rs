@@ -337,6 +337,22 @@ fn the_lost_tail_of_a_transfer_is_found_within_a_few_round_trips() {
     assert!(pair.now.since(started) < Duration::from_millis(12), "{:?}", pair.now.since(started));
 }
 
+/// Seed 5000701 of the swarm, made small: an answer after which something went out again was no progress, so that each
+/// repair that was lost too doubled the pause before the next question.
+// test of: auto/repaired-in-round-trips
+#[test]
+fn a_repair_that_is_lost_again_and_again_is_repeated_at_the_time_scale_of_the_round_trip() {
+    let mut pair = Pair::connected(|header, _| header.kind == Kind::Data && header.offset == 1408 * 9);
+    let (started, tries) = (pair.now, 8);
+    pair.receive(1, 1, 1408 * 10, Contract::EXACT);
+    pair.send(0, 1, pattern(1408 * 10), Reliability::Exact);
+    pair.run_until(Duration::from_secs(5), |pair| {
+        pair.ends[0].connection.stats().packets_retransmitted >= tries
+    });
+    // Four round trips each: doubled pauses would take more than two hundred.
+    assert!(pair.now.since(started) < DELAY * 8 * tries as u32, "{:?}", pair.now.since(started));
+}
+
 // test of: mlt/stop
 #[test]
 fn mlt_stops_as_soon_as_the_bound_is_met() {

@@ -139,6 +139,7 @@ impl ReceiveHalf {
             critical_missing: self.critical_missing,
             last_percentile_seen: self.last_percentile_seen,
             first_pass_over: self.first_pass_over_at.is_some(),
+            since_first_pass: self.first_pass_over_at.map_or(Duration::ZERO, |over| now.since(over)),
         }
     }
 
@@ -176,6 +177,7 @@ impl ReceiveHalf {
             called_at: self.called_at,
             began_at: first,
             elapsed: now.since(first),
+            deadline: self.request.contract.deadline,
             missing: byte_ranges(&self.missing, self.grid),
         }
     }

@@ -145,6 +145,8 @@ impl World {
             bytes_sent: reports.iter().map(|report| report.bytes_sent).sum(),
             bytes_retransmitted: reports.iter().map(|report| report.bytes_retransmitted).sum(),
             path_shares_judged: self.path_watch.judged(),
+            deadlines_judged: self.watch.deadlines_judged(),
+            repairs_judged: self.repair_watch.judged(),
             agreed: self.ranks.first().and_then(|rank| rank.group.agreed()),
             sabotaged: self.saboteur.has_struck(),
         }

@@ -19,6 +19,7 @@ use crate::path_watch::PathWatch;
 use crate::plan::Fault;
 use crate::rank::{Outbox, Packet, Rank};
 use crate::record::DeliveryRecord;
+use crate::repair_watch::RepairWatch;
 use crate::sabotage::Saboteur;
 use crate::trace::Trace;
 use crate::watch::Watch;
@@ -37,6 +38,7 @@ pub struct World {
     pub(crate) network: Network,
     watch: Watch,
     path_watch: PathWatch,
+    repair_watch: RepairWatch,
     now: Timestamp,
     queue: EventQueue<Event>,
     trace: Trace,
@@ -71,6 +73,10 @@ pub struct Summary {
     pub bytes_retransmitted: u64,
     /// Shares of gray and healed paths that were judged.
     pub path_shares_judged: u64,
+    /// Tolerant transfers that were judged by the deadline that their receiver had.
+    pub deadlines_judged: u64,
+    /// Repairs of exact transfers that were judged by how soon they left.
+    pub repairs_judged: u64,
     /// What the first rank knew about the network in the end, and with it every other one.
     pub agreed: Option<AgreedNetwork>,
     /// Whether the saboteur found something to damage.
@@ -114,6 +120,7 @@ impl World {
                 scenario.host.paths,
                 scenario.judges_paths && scenario.host.spray == Spray::Adaptive,
             ),
+            repair_watch: RepairWatch::new(scenario.host.paths),
             rng: rng.fork(11),
             ranks,
             network,
@@ -205,8 +212,7 @@ impl World {
             Event::Received { from, to, packet } => self.on_received(from, to, packet),
             Event::Wake { rank, armed } => self.on_wake(rank, armed),
             Event::Room { rank } => {
-                self.ranks[rank].waits_for_room = false;
-                self.drain(rank);
+                self.on_room(rank);
             }
             Event::Submit { rank } => {
                 self.submit(rank);

@@ -24,6 +24,16 @@ impl World {
         self.drain(rank);
     }
 
+    /// A driver looks at the clock before it sends again: what was due hid behind what could not leave.
+    pub(super) fn on_room(&mut self, rank: usize) {
+        self.ranks[rank].waits_for_room = false;
+        if self.ranks[rank].is_running() && !self.saboteur.stops_timers() {
+            let local = self.local(rank);
+            self.ranks[rank].group.handle_timeout(local);
+        }
+        self.drain(rank);
+    }
+
     /// A timer that fires again and again at the same time would hang a real network thread.
     fn count_wake(&mut self, rank: usize) {
         let (since, wakes) = &mut self.ranks[rank].idle_wakes;
@@ -109,6 +119,12 @@ impl World {
             return self.report(Violation::UnknownDone { rank });
         };
         self.saboteur.on_finished(op, self.ranks[rank].runs[op].as_mut());
+        let finished = self.ranks[rank].runs[op].as_ref().and_then(|run| run.finished.as_ref());
+        if let Some(Ok(report)) = finished.map(|finished| &finished.outcome) {
+            if let Err(violation) = self.watch.on_report((op, rank), report) {
+                self.report(violation);
+            }
+        }
         let compute = self.scenario.compute_of(rank) + self.rng.duration(self.scenario.think_max);
         self.queue.schedule(self.now + compute, Event::Submit { rank });
         self.ended[op] += 1;

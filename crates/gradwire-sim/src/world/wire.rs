@@ -2,12 +2,15 @@
 
 use super::{Event, World};
 use crate::oracle;
-use crate::plan::Fault;
+use crate::plan::{Fault, OpKind};
 use crate::rank::{Outgoing, Packet};
 use crate::record::{Arrival, Provenance};
 use crate::trace::Step;
+use crate::watch::Unsteady;
 use crate::{stray, Port};
+use gradwire_collectives::Algorithm;
 use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState};
+use gradwire_core::Timestamp;
 use std::time::Duration;
 
 impl World {
@@ -41,6 +44,8 @@ impl World {
         if !rank.crashed && room {
             rank.socket_bytes += packet.bytes.len() as u64;
             rank.socket.push_back((from, packet));
+        } else if let Ok((header, _)) = Header::decode(&packet.bytes) {
+            self.repair_watch.on_lost(self.now, (from, to), &header);
         }
     }
 
@@ -60,6 +65,9 @@ impl World {
         if packet.genuine {
             let has_begun = |op: usize| waits_in(op) && !rank.warms_up_before(&self.scenario.ops, op);
             self.path_watch.on_delivered(self.now, packet.sent_at, (from, to));
+            if let Ok((header, _)) = Header::decode(&packet.bytes) {
+                self.repair_watch.on_delivered(self.now, packet.sent_at, (from, to), &header);
+            }
             self.watch.on_delivered(self.now, packet.sent_at, (from, to), &packet.bytes, has_begun);
         }
         let local = self.local(to);
@@ -101,6 +109,9 @@ impl World {
         let Outgoing { to, bytes, payload, payload_bytes } = outgoing;
         self.trace.datagram(self.now, Step::Sent, from, to, &bytes);
         self.check_hush(from, &bytes);
+        if self.saboteur.delays(self.now, &bytes) {
+            return self.outbox.spare.push(bytes);
+        }
         let provenance = self.inspect(from, to, &bytes, payload, payload_bytes);
         if self.saboteur.swallows(from, &bytes) {
             return self.outbox.spare.push(bytes);
@@ -145,11 +156,21 @@ impl World {
             if status.state == TransferState::Closed {
                 self.record.on_closed(to, from, header.transfer.0);
             }
-            let late_max = self.timers_late_max();
-            let checked = self.watch.on_status_sent(self.now, (from, to), &header, &status, late_max);
+            let unsteady = self.unsteady(from, to);
+            let checked = self.watch.on_status_sent(self.now, (from, to), &header, &status, unsteady);
             checked.unwrap_or_else(|violation| self.report(violation));
         }
-        if header.kind != Kind::Data || header.transfer.is_point_to_point() || header.transfer.index() != 0 {
+        if header.kind == Kind::Probe {
+            self.repair_watch.on_asked(self.now, (from, to), &header);
+        }
+        if header.kind != Kind::Data {
+            return None;
+        }
+        let is_exact = self.is_exact(from, &header, payload);
+        let idle = self.idle_max(from, to);
+        let checked = self.repair_watch.on_sent(self.now, (from, to), &header, is_exact, idle);
+        checked.unwrap_or_else(|violation| self.report(violation));
+        if header.transfer.is_point_to_point() || header.transfer.index() != 0 {
             return None;
         }
         let (op, offset) = self.ranks[from].locate(&self.scenario.ops, payload)?;
@@ -169,19 +190,63 @@ impl World {
     fn note_loss(&mut self, from: usize, to: usize, bytes: &[u8]) {
         if let Ok((header, _)) = Header::decode(bytes) {
             self.path_watch.on_lost((from, to), &header);
+            self.repair_watch.on_lost(self.now, (from, to), &header);
         }
     }
 
-    /// How late a rank's word may be after it was due. Unknown where a NIC holds datagrams back, or a rank or its clock
-    /// does not go on evenly.
-    fn timers_late_max(&self) -> Option<Duration> {
-        let is_even =
-            |fault: &Fault| !matches!(fault, Fault::Pause(..) | Fault::Suspend(..) | Fault::ClockJump(..));
-        let is_known = self.scenario.host.nic_bytes.is_none()
-            && self.scenario.faults.iter().all(|(_, fault)| is_even(fault));
-        is_known.then_some(self.scenario.host.wake_late_max * 2 + Duration::from_micros(2))
+    /// What is unknown about when `rank` speaks to `peer`.
+    fn unsteady(&self, rank: usize, peer: usize) -> Unsteady {
+        let absence = self.absence_max(rank);
+        Unsteady {
+            late_max: self.scenario.host.wake_late_max * 2 + Duration::from_micros(2) + absence,
+            in_hosts: absence + self.absence_max(peer),
+        }
+    }
+
+    /// For how long a rank has stood still so far, or its clock has jumped, and how long a NIC that holds datagrams back
+    /// lets a word for one peer wait behind the bursts for the others.
+    fn absence_max(&self, rank: usize) -> Duration {
+        let host = &self.scenario.host;
+        let held_back = host.nic_bytes.map_or(Duration::ZERO, |nic| {
+            let bursts = (self.scenario.ranks() as u64 - 1) * BURST_DATAGRAMS * host.datagram_bytes as u64;
+            let rate = self.scenario.network.link(rank).up_rate;
+            Duration::from_secs_f64((bursts + nic) as f64 / rate as f64)
+        });
+        let begun = self.scenario.faults.iter().filter(|(at, _)| Timestamp::ZERO + *at <= self.now);
+        let stop = |fault: &Fault| match fault {
+            Fault::Pause(of, length) | Fault::Suspend(of, length) | Fault::ClockJump(of, length)
+                if *of == rank =>
+            {
+                *length
+            }
+            _ => Duration::ZERO,
+        };
+        held_back + begun.map(|(_, fault)| stop(fault)).sum::<Duration>()
+    }
+
+    /// Whether nothing of the transfer that a data packet belongs to may be missing. `false` also where its payload is in
+    /// none of the rank's tensors: a copy, a rotated bucket.
+    fn is_exact(&self, from: usize, header: &Header, payload: *const u8) -> bool {
+        let Some(op) = self.ranks[from].holder(payload) else { return false };
+        let plan = &self.scenario.ops[op];
+        let by_shard =
+            matches!(plan.kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::ParameterServer));
+        let is_result = by_shard && header.transfer.index() == RESULT && !header.transfer.is_point_to_point();
+        !plan.is_tolerant() || is_result && plan.policy.gather.loss_bound <= 0.0
+    }
+
+    /// By how much the hosts of both may delay a question, its answer and what follows from it.
+    fn idle_max(&self, from: usize, to: usize) -> Duration {
+        let both = [self.unsteady(from, to), self.unsteady(to, from)];
+        both.map(|one| one.late_max * 2 + one.in_hosts).iter().sum::<Duration>()
+            + self.scenario.host.ack_delay_max * 2
     }
 }
+
+/// Index of the transfers that send results back, where each shard is reduced in one place.
+const RESULT: u32 = 1;
+/// What a group gives the NIC for one peer before the next has its turn.
+const BURST_DATAGRAMS: u64 = 40;
 
 /// The path that a datagram takes, from its header.
 fn path_of(datagram: &[u8]) -> usize {

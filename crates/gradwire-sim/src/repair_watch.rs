@@ -1,0 +1,158 @@
+//! How soon what was lost of an exact transfer goes out again, judged by packets alone (`auto`, promise 3).
+//!
+//! ```text
+//!   lost --- [a later packet or a question is on its way] --- [its answer] --- sent again
+//!        at most a number of the longest round trips seen, and fixed times
+//! ```
+//!
+//! A question that is asked when the loss should have been known, and answered, leaves no excuse. Until then:
+//! the clock starts anew with each repair for the same receiver: they leave one after the other. It also does when a
+//! question or an answer is lost, and the next question waits twice as long, at most the protocol's longest pause. That
+//! pause is also one for ranks that have not met: they repeat their greeting first.
+
+use crate::Violation;
+use gradwire_core::wire::{Flags, Header, Kind};
+use gradwire_core::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Sender and receiver.
+type Pair = (usize, usize);
+/// A chunk on the wire: its way, its transfer, its place.
+type Chunk = (Pair, u32, u32);
+
+/// All exact transfers of a run.
+#[derive(Debug, Default)]
+pub(crate) struct RepairWatch {
+    exact: BTreeSet<(Pair, u32)>,
+    /// Chunks that have not arrived, and since when.
+    lost: BTreeMap<Chunk, Timestamp>,
+    arrived: BTreeSet<Chunk>,
+    pairs: BTreeMap<Pair, PairState>,
+    judged: u64,
+    has_many_paths: bool,
+}
+
+/// What is known of one way.
+#[derive(Clone, Debug, Default)]
+struct PairState {
+    /// The longest that a datagram has taken.
+    transit_max: Duration,
+    repaired_at: Timestamp,
+    /// When the receiver of this way was first answered: until then it says nothing but its greeting.
+    greeted_at: Option<Timestamp>,
+    /// When a question or an answer was lost last on this way.
+    deaf_at: Option<Timestamp>,
+    /// When each question was asked, by its stamp; when those that were answered were asked and answered.
+    asked: BTreeMap<u32, Timestamp>,
+    answered: Vec<(Timestamp, Timestamp)>,
+}
+
+impl RepairWatch {
+    /// Nothing seen yet.
+    pub(crate) fn new(paths: u8) -> Self {
+        Self { has_many_paths: paths > 1, ..Self::default() }
+    }
+
+    /// A rank sends a data packet; `is_exact`: of a transfer of which nothing may be missing. `idle`: the time that the hosts
+    /// may add.
+    pub(crate) fn on_sent(
+        &mut self,
+        now: Timestamp,
+        pair: Pair,
+        header: &Header,
+        is_exact: bool,
+        idle: Duration,
+    ) -> Result<(), Violation> {
+        if is_exact {
+            self.exact.insert((pair, header.transfer.0));
+        }
+        let since = self.lost.remove(&(pair, header.transfer.0, header.offset));
+        let repaired_at = self.pairs.get(&pair).map_or(Timestamp::ZERO, |state| state.repaired_at);
+        if header.flags.contains(Flags::RETRANSMITTED) {
+            self.pairs.entry(pair).or_default().repaired_at = now;
+        }
+        let Some(lost_at) = since else { return Ok(()) };
+        self.judged += 1;
+        let (began_at, bound) = self.terms(pair, lost_at, idle);
+        let waited = now.since(began_at.max(repaired_at));
+        if waited <= bound {
+            return Ok(());
+        }
+        let (from, to) = pair;
+        let (transfer, offset) = (header.transfer.0, header.offset);
+        Err(Violation::RepairedLate { from, to, transfer, offset, at: now, waited, bound })
+    }
+
+    /// A rank asks what has arrived.
+    pub(crate) fn on_asked(&mut self, now: Timestamp, pair: Pair, header: &Header) {
+        self.pairs.entry(pair).or_default().asked.insert(header.sent_at_us, now);
+    }
+
+    /// A datagram did not come through.
+    pub(crate) fn on_lost(&mut self, now: Timestamp, pair: Pair, header: &Header) {
+        if header.kind != Kind::Data {
+            return self.pairs.entry(pair).or_default().deaf_at = Some(now);
+        }
+        let chunk = (pair, header.transfer.0, header.offset);
+        if self.exact.contains(&(pair, header.transfer.0)) && !self.arrived.contains(&chunk) {
+            self.lost.insert(chunk, now);
+        }
+    }
+
+    /// A datagram reaches its receiver.
+    pub(crate) fn on_delivered(&mut self, now: Timestamp, sent_at: Timestamp, pair: Pair, header: &Header) {
+        let state = self.pairs.entry(pair).or_default();
+        if header.kind == Kind::Hello && header.flags.contains(Flags::REPLY) {
+            state.greeted_at.get_or_insert(now);
+        }
+        state.transit_max = state.transit_max.max(now.since(sent_at));
+        if header.kind == Kind::Ack && header.flags.contains(Flags::REPLY) {
+            let asking = self.pairs.entry((pair.1, pair.0)).or_default();
+            let asked_at = asking.asked.get(&header.offset).copied();
+            asking.answered.extend(asked_at.map(|asked_at| (asked_at, now)));
+        }
+        if header.kind == Kind::Data && self.exact.contains(&(pair, header.transfer.0)) {
+            let chunk = (pair, header.transfer.0, header.offset);
+            self.arrived.insert(chunk);
+            self.lost.remove(&chunk);
+        }
+    }
+
+    /// How many repairs were judged.
+    pub(crate) const fn judged(&self) -> u64 {
+        self.judged
+    }
+
+    /// A sender waits for three round trips, at first, before it asks, and for one for the answer; or twice as much on top where a
+    /// question goes over one path and says nothing yet about what was lost on another.
+    const fn round_trips(&self) -> u32 {
+        if self.has_many_paths {
+            ROUND_TRIPS * 2
+        } else {
+            ROUND_TRIPS
+        }
+    }
+
+    /// From when on a repair is awaited, and for how long.
+    fn terms(&self, pair: Pair, lost_at: Timestamp, idle: Duration) -> (Timestamp, Duration) {
+        let unknown = PairState::default();
+        let there = self.pairs.get(&pair).unwrap_or(&unknown);
+        let back = self.pairs.get(&(pair.1, pair.0)).unwrap_or(&unknown);
+        let bound = (there.transit_max + back.transit_max) * self.round_trips() + FIXED + idle;
+        let met_at = there.greeted_at.zip(back.greeted_at).map(|(there, back)| there.max(back));
+        let excuses = [there.deaf_at, back.deaf_at, Some(met_at.unwrap_or(lost_at))].into_iter().flatten();
+        let Some(excused_at) = excuses.filter(|at| *at >= lost_at).max() else { return (lost_at, bound) };
+        let told = there.answered.iter().find(|(asked_at, _)| *asked_at >= lost_at + bound);
+        match told {
+            Some((_, answered_at)) if *answered_at < excused_at => (*answered_at, bound),
+            _ => (excused_at, bound + PAUSE_MAX),
+        }
+    }
+}
+
+const ROUND_TRIPS: u32 = 6;
+/// The longest pause between two questions.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The shortest time that a sender waits for an answer.
+const FIXED: Duration = Duration::from_micros(500);
