@@ -186,11 +186,10 @@ fn an_incast_of_seven_loses_less_than_a_percent_in_a_buffer_of_64_packets() {
             let switch = NetworkOptions::uniform(12_500_000, 64 * 1514, MS / 5);
             let summary =
                 passes(Scenario::quiet(seed, 8, switch, vec![all_reduce(1 << 17, Policy::AUTO); ops]));
-            let (lost, sent) = (summary.network.overflowed, summary.network.sent);
-            assert!(
-                lost * 100 < sent,
-                "seed {seed}, {ops} collectives: {lost} of {sent} datagrams overflowed"
-            );
+            // Of 64 KiB from each of 8 ranks to each other: data of the reduce stage, first pass. What overflowed of all else counts too.
+            let (lost, sent) =
+                (summary.network.overflowed, ops as u64 * 8 * 7 * (64_u64 << 10).div_ceil(1_408));
+            assert!(lost * 100 < sent, "seed {seed}, {ops} collectives: {lost} overflowed, {sent} of data");
         }
     }
 }
