@@ -4,7 +4,7 @@ use crate::arrivals::Arrivals;
 use crate::recovery::{AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator};
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
-use gradwire_wire::{AckPath, PathId};
+use gradwire_wire::{AckPath, PacketNumber, PathId};
 
 /// Round-trip time assumed before the first sample.
 const RTT_INITIAL: Duration = Duration::from_millis(20);
@@ -29,6 +29,8 @@ pub(crate) struct Path {
     /// There was nothing to send though the window was open: delivery rates are lower bounds.
     app_limited: bool,
     last_sent_at: Timestamp,
+    /// When an acknowledgement last named a packet of this path for the first time.
+    pub(crate) news_at: Timestamp,
     /// Bytes sent since an acknowledgement was last asked for.
     unasked_bytes: u64,
 }
@@ -46,6 +48,7 @@ impl Path {
             chunk_bytes,
             app_limited: true,
             last_sent_at: now,
+            news_at: now,
             unasked_bytes: 0,
         }
     }
@@ -137,6 +140,9 @@ impl Path {
         if !self.ledger.on_ack(now, ack, self.rtt.loss_delay(), outcome) {
             return false;
         }
+        if !outcome.acked.is_empty() {
+            self.news_at = now;
+        }
         self.inform_controller(now, rtt, outcome);
         true
     }
@@ -155,6 +161,12 @@ impl Path {
     /// Everything sent at or before `sent_at` that is not acknowledged by now is lost.
     pub(crate) fn lose_before(&mut self, now: Timestamp, sent_at: Timestamp, outcome: &mut AckOutcome) {
         self.ledger.lose_before(sent_at, outcome);
+        self.inform_controller(now, None, outcome);
+    }
+
+    /// Everything with a number before `next` that is not acknowledged by now is lost.
+    pub(crate) fn lose_older(&mut self, now: Timestamp, next: PacketNumber, outcome: &mut AckOutcome) {
+        self.ledger.lose_older(next, outcome);
         self.inform_controller(now, None, outcome);
     }
 

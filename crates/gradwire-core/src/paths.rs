@@ -415,7 +415,33 @@ impl Paths {
             return None;
         }
         let oldest = self.members[index].path.ledger.oldest_sent_at()?;
-        (oldest <= self.overtaken_at).then(|| oldest + self.patience(index))
+        (oldest <= self.overtaken_at).then(|| (oldest + self.patience(index)).max(self.silent_at(index)))
+    }
+
+    /// When a path counts as silent. While its acknowledgements keep coming, a packet that none of them names waits in a
+    /// queue that grows; a lost one is found by those behind it. They are asked for four times in each window, so half a
+    /// round trip without any is twice the usual gap.
+    fn silent_at(&self, index: usize) -> Timestamp {
+        let path = &self.members[index].path;
+        path.news_at + path.rtt.smoothed() / 2 + self.each.ack_delay_max
+    }
+
+    /// A question that left at `asked_at` over another path was answered: what had left `timeout` before that on this
+    /// one is lost, if the path is silent.
+    pub(crate) fn lose_silent(
+        &mut self,
+        now: Timestamp,
+        index: usize,
+        (asked_at, timeout): (Timestamp, Duration),
+        outcome: &mut AckOutcome,
+    ) {
+        outcome.clear();
+        if now >= self.silent_at(index) {
+            let patience = timeout.max(self.patience(index));
+            let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+            let before = Timestamp::from_nanos(asked_at.as_nanos().saturating_sub(patience));
+            self.members[index].path.lose_before(now, before, outcome);
+        }
     }
 
     /// How long an answer takes on a path at most; of one without a sample as on the slowest path. A queue that grows

@@ -1,7 +1,7 @@
 //! Whether a bad path loses its share of new data and a healed one gets it back, judged by packets alone.
 //!
 //! ```text
-//!   path turns gray -> [EVIDENCE packets for each path, SETTLE_RTTS] -> counted: at most a part of its even share
+//!   path turns gray -> [evidence(loss) packets for each path, SETTLE_RTTS] -> counted: at most a part of its even share
 //!   path heals      -> [RETURN packets of the pair, RETURN_RTTS] -> counted: at least a part of its even share
 //! ```
 //!
@@ -35,8 +35,8 @@ pub(crate) struct PathWatch {
 enum State {
     /// Nothing, and nothing ever was, or it is not known.
     Usual,
-    /// It loses at least [`GRAY_PER_MILLE`].
-    Gray,
+    /// It loses so many of 1000, at least [`GRAY_PER_MILLE`].
+    Gray(u16),
     /// It was gray, and nothing is wrong with any path now.
     Healed,
 }
@@ -78,10 +78,10 @@ impl PathWatch {
             return Ok(());
         }
         let result = self.judge_all(now);
-        let was_gray = self.states[path] == State::Gray;
+        let was_gray = matches!(self.states[path], State::Gray(_));
         self.states[path] = match loss_per_mille {
             0 if was_gray => State::Healed,
-            loss if loss >= GRAY_PER_MILLE => State::Gray,
+            loss if loss >= GRAY_PER_MILLE => State::Gray(loss),
             _ => State::Usual,
         };
         result
@@ -95,7 +95,7 @@ impl PathWatch {
         let is_new = !header.flags.contains(Flags::RETRANSMITTED);
         let way = |pair| self.transit.get(&pair).copied().unwrap_or_default();
         let round_trip = way(pair) + way((pair.1, pair.0));
-        let is_healthy = !self.states.contains(&State::Gray);
+        let is_healthy = !self.states.iter().any(|state| matches!(state, State::Gray(_)));
         for path in 0..self.paths {
             let is_here = path == usize::from(header.path.0);
             let stretch = self.stretches.entry((pair, path)).or_default();
@@ -162,9 +162,9 @@ impl Stretch {
         tally.sent += 1;
         let rtts = match state {
             State::Usual => return,
-            State::Gray if self.here.sent + self.others.sent < EVIDENCE * paths => return,
+            State::Gray(loss) if self.here.sent + self.others.sent < evidence(loss) * paths => return,
             State::Healed if !is_healthy || self.here.sent + self.others.sent < RETURN => return,
-            State::Gray => SETTLE_RTTS,
+            State::Gray(_) => SETTLE_RTTS,
             State::Healed => RETURN_RTTS,
         };
         let enough_at = *self.enough_at.get_or_insert(now);
@@ -181,23 +181,39 @@ impl Stretch {
             return None;
         }
         match state {
-            State::Gray if self.others.lost == 0 => Some((even / GRAY_PART + GRAY_SLACK, 0)),
+            State::Gray(loss) if self.others.lost == 0 => Some((even / gray_part(loss) + GRAY_SLACK, 0)),
             State::Healed if self.here.lost == 0 => Some((u64::MAX, even / HEALED_PART)),
             _ => None,
         }
     }
 }
 
-/// From this loss on a path has to lose its share.
-const GRAY_PER_MILLE: u16 = 50;
-/// Packets on a gray path, at an even share, after which chance is no excuse: at 5 % 38 of them are lost on average,
-/// and fewer than fourteen once in a million times.
-const EVIDENCE: u64 = 768;
+/// Packets on a gray path, at an even share, after which chance is no excuse: 38 of them are lost on average, and fewer
+/// than fourteen once in a million times.
+fn evidence(loss_per_mille: u16) -> u64 {
+    (LOSSES_TELLING * 1_000).div_ceil(u64::from(loss_per_mille)).max(EVIDENCE_MIN)
+}
+
+/// Of its even share a gray path may carry one part in so many: one that loses little comes back now and then, because
+/// its trials go well.
+fn gray_part(loss_per_mille: u16) -> u64 {
+    if loss_per_mille >= CLEARLY_PER_MILLE {
+        8
+    } else {
+        2
+    }
+}
+
+/// From this loss on a path has to lose its share...
+const GRAY_PER_MILLE: u16 = 10;
+/// ... and from this one on nearly all of it.
+const CLEARLY_PER_MILLE: u16 = 50;
+const LOSSES_TELLING: u64 = 38;
+/// Beyond this a path is dead as well as gray: 768 packets are 38 losses at 5 %.
+const EVIDENCE_MIN: u64 = 768;
 /// Round trips from there until nothing new goes over it.
 const SETTLE_RTTS: u32 = 8;
-/// Of its even share a gray path may carry one part in so many...
-const GRAY_PART: u64 = 8;
-/// ... and what it costs to find out again, once, that it has not healed.
+/// What it costs to find out again, once, that it has not healed.
 const GRAY_SLACK: u64 = 512;
 /// Packets of a pair after which a healed path must be back: 256 copies, one for 16 packets.
 const RETURN: u64 = 16 * 256 + 512;

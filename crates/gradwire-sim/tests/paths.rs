@@ -2,7 +2,9 @@
 
 use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
 use gradwire_core::Spray;
-use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, PathTrouble, Scenario, Summary};
+use gradwire_sim::{
+    run, Fault, NetworkOptions, OpKind, OpPlan, PathTrouble, Sabotage, Scenario, Summary, Violation,
+};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -44,8 +46,7 @@ fn lossy(loss: f64) -> PathTrouble {
 
 #[test]
 fn paths_of_unlike_delay_lose_nothing_of_a_tolerant_sum_on_a_network_that_loses_nothing() {
-    // The adaptive spray sends copies over paths that lag, which the watch takes for repairs that nobody asked for.
-    for spray in [Spray::RoundRobin, Spray::Random] {
+    for spray in [Spray::RoundRobin, Spray::Random, Spray::Adaptive] {
         for seed in 0..4 {
             let paths = (0..4).map(later).collect();
             let summary = passes(scenario(seed, Policy::AUTO, spray, paths));
@@ -69,6 +70,25 @@ fn sums_are_exact_though_one_path_of_four_loses_30_percent_or_all_from_the_start
     for loss in [0.3, 1.0] {
         passes(scenario(1, Policy::RELIABLE, Spray::Adaptive, vec![PathTrouble::default(), lossy(loss)]));
     }
+}
+
+// test of: mlt/gray-path
+#[test]
+fn a_path_that_loses_1_or_3_percent_has_less_than_half_of_its_share_once_the_statistics_can_tell() {
+    let gray = |loss_per_mille, sabotage| {
+        let mut scenario = scenario(3, Policy::RELIABLE, Spray::Adaptive, Vec::new());
+        (scenario.world_size, scenario.judges_paths, scenario.sabotage) = (2, true, sabotage);
+        scenario.ops = vec![scenario.ops[0].clone(); 20];
+        scenario.start.truncate(2);
+        scenario.faults.insert(0, (Duration::ZERO, Fault::GrayPath(1, loss_per_mille, MS * 9_000)));
+        scenario
+    };
+    for loss_per_mille in [10, 30] {
+        let judged = passes(gray(loss_per_mille, Sabotage::Nothing)).path_shares_judged;
+        assert_eq!(judged, 2, "{loss_per_mille} of 1000");
+    }
+    let kept = run(gray(10, Sabotage::KeepGrayPaths), false);
+    assert!(matches!(kept, Err(Violation::PathShare { path: 1, .. })), "{kept:?}");
 }
 
 #[test]

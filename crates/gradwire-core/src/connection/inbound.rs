@@ -1,13 +1,12 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
-use super::{Connection, PREGRANTS_MAX};
+use super::{Connection, Probe, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
-    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, PathId, Reader, StatusBody, TransferId,
-    TransferState,
+    AckBody, AckPath, Flags, Header, HelloBody, Kind, Opening, Reader, StatusBody, TransferId, TransferState,
 };
 
 /// Late data is answered at most this often for each transfer.
@@ -319,22 +318,22 @@ impl Connection {
     }
 
     /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost. On
-    /// other paths than its own only what was sent a probe timeout before: they may be slower. But they may also be so bad
-    /// that no question goes over them, and what they lost would never be known.
+    /// other paths than its own only what was sent a probe timeout before, and where nothing comes back: they may be slower.
+    /// But they may also be so bad that no question goes over them, and what they lost would never be known.
     fn settle_probe(&mut self, now: Timestamp, header: &Header) {
-        let Some((stamp, sent_at)) = self.last_probe else { return };
+        let Some(Probe { stamp, sent_at, next }) = self.last_probe else { return };
         if stamp != header.offset || self.paths.get_mut(header.path).is_none() {
             return;
         }
         self.last_probe = None;
-        let patience = self.probe_timeout().as_nanos() as u64;
-        let long_before = Timestamp::from_nanos(sent_at.as_nanos().saturating_sub(patience));
+        let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
             let is_asked = index == usize::from(header.path.0);
             let mut outcome = core::mem::take(&mut self.outcome);
-            let before = if is_asked { sent_at } else { long_before };
-            if let Some(path) = self.paths.get_mut(PathId(index as u8)) {
-                path.lose_before(now, before, &mut outcome);
+            if is_asked {
+                self.paths.at_mut(index).lose_older(now, next, &mut outcome);
+            } else {
+                self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome);
             }
             let changed = is_asked || !outcome.lost.is_empty();
             if !outcome.lost.is_empty() {

@@ -27,7 +27,7 @@ use crate::{
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use gradwire_wire::{PathId, TransferId};
+use gradwire_wire::{PacketNumber, PathId, TransferId};
 use liveness::Liveness;
 use parting::Parting;
 pub use trials::Attempt;
@@ -66,8 +66,8 @@ pub struct Connection {
     greetings: u32,
     /// Where in the list of waiting sends the next questions begin.
     asked_before: usize,
-    /// When and with which stamp the latest probe left: its answer settles what was sent before it.
-    last_probe: Option<(u32, Timestamp)>,
+    /// The latest probe: its answer settles what was sent before it.
+    last_probe: Option<Probe>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
     /// Path on which the latest packet came.
@@ -77,6 +77,15 @@ pub struct Connection {
     events: VecDeque<Event>,
     outcome: AckOutcome,
     stats: ConnectionStats,
+}
+
+/// A question that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    stamp: u32,
+    sent_at: Timestamp,
+    /// Number of the next packet on its path: what is sent at the same time may have been sent behind it.
+    next: PacketNumber,
 }
 
 impl Connection {

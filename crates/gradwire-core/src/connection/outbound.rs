@@ -6,7 +6,7 @@
 //! next stage waits for nothing else, so new data of other transfers would only hold it up.
 
 use super::liveness::Due;
-use super::Connection;
+use super::{Connection, Probe};
 use crate::paths::COPY;
 use crate::recovery::SentPacket;
 use crate::transfer::ALL_CHUNKS;
@@ -227,7 +227,8 @@ impl Connection {
         }
         let mut out = Writer::new(scratch);
         send.opening(now).encode(&mut out);
-        self.last_probe = Some((header.sent_at_us, now));
+        let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
+        self.last_probe = Some(Probe { stamp: header.sent_at_us, sent_at: now, next });
         Some(control(header, out.finish()?))
     }
 

@@ -52,7 +52,7 @@ pub struct AckOutcome {
 }
 
 impl AckOutcome {
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.acked.clear();
         self.lost.clear();
         self.delivery_rate = None;
@@ -148,7 +148,8 @@ impl Ledger {
             self.delivered_at = now;
             self.sample(now, newest, outcome);
             self.advance_oldest();
-            self.detect_lost(now, loss_delay, outcome);
+            let described = (words > 0).then(|| top_and_bottom(ack.largest, words));
+            self.detect_lost(now, loss_delay, described, outcome);
             self.prune();
         }
         true
@@ -157,7 +158,7 @@ impl Ledger {
     /// Declares by time what counts as lost now; fills `outcome.lost`.
     pub fn on_timeout(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
         outcome.clear();
-        self.detect_lost(now, loss_delay, outcome);
+        self.detect_lost(now, loss_delay, None, outcome);
         self.prune();
     }
 
@@ -183,7 +184,14 @@ impl Ledger {
         self.prune();
     }
 
-    /// Takes everything sent at or before `sent_before` out of the flight as lost (after a probe's answer).
+    /// Takes everything with a number before `next` out of the flight as lost (after a probe's answer).
+    pub fn lose_older(&mut self, next: PacketNumber, outcome: &mut AckOutcome) {
+        outcome.clear();
+        self.lose_while(outcome, |entry| entry.packet.number.since(next) < 0);
+        self.prune();
+    }
+
+    /// Takes everything sent at or before `sent_before` out of the flight as lost (a path that fell silent).
     pub fn lose_before(&mut self, sent_before: Timestamp, outcome: &mut AckOutcome) {
         outcome.clear();
         self.lose_while(outcome, |entry| entry.packet.sent_at <= sent_before);
@@ -285,12 +293,25 @@ impl Ledger {
     }
 
     // claim: ltp/loss-by-three
-    /// Both rules hold for a packet only if they hold for every older one, so the first survivor ends the search.
-    fn detect_lost(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
+    /// An acknowledgement says nothing about packets outside its bitmap (`described`: the newest and the oldest packet
+    /// that it has room for). A short one that came over a faster path overtakes the one that names what is older.
+    ///
+    /// Nearly always both rules hold for a packet only if they hold for every older one, so the first survivor ends the
+    /// search; what is not described waits for the next acknowledgement, or its time.
+    fn detect_lost(
+        &mut self,
+        now: Timestamp,
+        loss_delay: Duration,
+        described: Option<(PacketNumber, PacketNumber)>,
+        outcome: &mut AckOutcome,
+    ) {
         let [Some(largest), _, third] = self.newest_acked else { return };
+        let is_described = |number: PacketNumber| {
+            described.is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0)
+        };
         self.lose_while(outcome, |entry| {
             let number = entry.packet.number;
-            let overtaken = third.is_some_and(|third| number.since(third) < 0);
+            let overtaken = third.is_some_and(|third| number.since(third) < 0) && is_described(number);
             let late = number.since(largest) < 0 && now.since(entry.packet.sent_at) >= loss_delay;
             overtaken || late
         });
@@ -328,6 +349,11 @@ impl Ledger {
             self.ring.pop();
         }
     }
+}
+
+/// The newest and the oldest packet that a bitmap of so many words has room for.
+fn top_and_bottom(largest: PacketNumber, words: usize) -> (PacketNumber, PacketNumber) {
+    (largest, PacketNumber(largest.0.wrapping_sub(64 * words as u32 - 1)))
 }
 
 /// Later packets that must be acknowledged before a packet is lost (LTP section IV-B; RFC 9002 section 6.1.1).

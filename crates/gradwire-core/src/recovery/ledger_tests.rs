@@ -58,6 +58,21 @@ fn three_later_packets_make_a_loss_and_two_do_not() {
 }
 
 #[test]
+fn a_short_acknowledgement_says_nothing_of_what_is_older_than_its_bitmap() {
+    let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
+    send(&mut ledger, 200, 0);
+    let brief = |numbers: &[u32]| AckPath { words: 1, ..ack(numbers) };
+    ledger.on_ack(at(300), &brief(&[197, 198, 199]), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [0; 0], "the one before it is still on its way");
+    let before: Vec<u32> = (0..120).filter(|number| *number != 50).collect();
+    ledger.on_ack(at(301), &ack(&before), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [50]);
+    let rest: Vec<u32> = (120..200).filter(|number| *number != 160).collect();
+    ledger.on_ack(at(302), &ack(&rest), DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [160]);
+}
+
+#[test]
 fn an_overtaken_packet_is_lost_when_its_time_is_over() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 3, 0);
