@@ -420,10 +420,14 @@ impl Paths {
 
     /// When a path counts as silent. While its acknowledgements keep coming, a packet that none of them names waits in a
     /// queue that grows; a lost one is found by those behind it. They are asked for four times in each window, so half a
-    /// round trip without any is twice the usual gap.
+    /// round trip without any is twice the usual gap. A path from which nothing ever came is like the slowest of the others:
+    /// its own round trip is a guess, which may be a hundred times too long.
     fn silent_at(&self, index: usize) -> Timestamp {
         let path = &self.members[index].path;
-        path.news_at + path.rtt.smoothed() / 2 + self.each.ack_delay_max
+        let known = path.rtt.has_sample();
+        let gap =
+            if known { path.rtt.smoothed() / 2 + self.each.ack_delay_max } else { self.probe_timeout().0 };
+        path.news_at + gap
     }
 
     /// A question that left at `asked_at` over another path was answered: what had left `timeout` before that on this
