@@ -32,7 +32,7 @@ def rendezvous(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, with a fast and ephemeral configuration; the engine is stopped at the end."""
     torch = pytest.importorskip("torch")
     assert torch.distributed.is_available()
-    from gradwire.torch import _rendezvous, _runtime
+    from gradwire import _rendezvous, _runtime
 
     monkeypatch.setenv("GRADWIRE_PORT", "0")
     monkeypatch.setenv("GRADWIRE_CONNECT_TIMEOUT_S", "1")
@@ -102,8 +102,7 @@ def forge_rank_1(store: Any) -> None:
 def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
     rendezvous: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradwire import Config
-    from gradwire.torch import _runtime
+    from gradwire import Config, _runtime
 
     del rendezvous
     for name in (*_runtime.LOCAL_RANK_VARIABLES, "GRADWIRE_PORT"):
@@ -118,8 +117,8 @@ def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
 
 
 def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire import _runtime
     from gradwire.errors import ConfigError
-    from gradwire.torch import _runtime
 
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert _runtime._ports(None) == [47403]

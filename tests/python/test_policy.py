@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire import Config, _native
+from gradwire._policy import algorithm_code, policy_numbers
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch._compat import require_torch
 from gradwire.torch._delay import DelayShares
-from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import name_of, reduction
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._work import _unwrap

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradwire import _completer, _policy, _rendezvous, _runtime
 from gradwire.torch import _compat
 
 _compat.require_torch()
 
+from gradwire._runtime import configure  # noqa: E402
 from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check
     _backend,
-    _completer,
     _drift,
     _group,
     _hook,
@@ -30,12 +31,9 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _monitored,
     _ops,
     _own_works,
-    _policy,
     _profile,
     _reduction,
-    _rendezvous,
     _residuals,
-    _runtime,
     _serving,
     _sharded,
     _sparse,
@@ -47,7 +45,6 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
 )
 from gradwire.torch._drift import Difference, DriftMeter, DriftReport  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
-from gradwire.torch._runtime import configure  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
 from gradwire.torch._tolerant import all_reduce, link_of, tolerant_group  # noqa: E402

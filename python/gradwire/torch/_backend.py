@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire._rendezvous import Place, form_group
 from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
-from gradwire.torch._rendezvous import Place, form_group
 from gradwire.torch._split import outside
 
 NAME = "gradwire"

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from gradwire import _native
+from gradwire._rendezvous import Place
+from gradwire._runtime import Runtime
 from gradwire.errors import EngineError
 from gradwire.torch import _memory
 from gradwire.torch._reduction import name_of
-from gradwire.torch._rendezvous import Place
-from gradwire.torch._runtime import Runtime
 from gradwire.torch._work import GradwireWork
 
 logger = logging.getLogger("gradwire")

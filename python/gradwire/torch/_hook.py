@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire._policy import algorithm_code, policy_numbers
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport
 from gradwire.torch._latest import LatestResults
-from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradwire._rendezvous import Served, first_worker, form_served_group
+from gradwire._runtime import configure
 from gradwire.config import Config
 from gradwire.errors import ConfigError, RendezvousError, SettingsMismatchError
 from gradwire.secret import job_secret
-from gradwire.torch._rendezvous import Served, first_worker, form_served_group
-from gradwire.torch._runtime import configure
 
 LEAVE_TIMEOUT_S = 2.0
 

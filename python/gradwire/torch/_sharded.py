@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
-from gradwire.torch._policy import algorithm_code, policy_numbers
-from gradwire.torch._runtime import configuration
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tolerant import all_reduce, milliseconds
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._runtime import configuration, current
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
-from gradwire.torch._policy import algorithm_code, policy_numbers
 from gradwire.torch._reduction import reduction
-from gradwire.torch._runtime import configuration, current
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
 

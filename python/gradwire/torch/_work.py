@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _native
+from gradwire._completer import Completer
 from gradwire.errors import WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
-from gradwire.torch._completer import Completer
 
 logger = logging.getLogger("gradwire")
 

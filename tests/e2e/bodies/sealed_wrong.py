@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import rank
 import torch.distributed as dist
+from gradwire import _runtime
 from gradwire.errors import ConfigError, GradwireError, SecretMismatchError
-from gradwire.torch import _runtime
 
 TIMEOUT = timedelta(seconds=15)
 SECRET = "the secret of this job"

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import rank
 import torch.distributed as dist
+from gradwire import _runtime
 from gradwire.errors import (
     ConfigError,
     GradwireError,
@@ -18,7 +19,6 @@ from gradwire.errors import (
     SettingsMismatchError,
     WorldSizeError,
 )
-from gradwire.torch import _runtime
 
 TIMEOUT = timedelta(seconds=15)
 

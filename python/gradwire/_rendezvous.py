@@ -1,7 +1,7 @@
-"""How ranks find each other: each publishes one record in the torch Store and reads all others.
+"""How ranks find each other: each publishes one record in a Store and reads all others.
 
-No port or server but the Store that torch has anyway. A rank that cannot start publishes why, so that the others do not
-wait for their timeout to learn it.
+The Store is torch's, which is there anyway, or without torch that of `_meeting.py`. A rank that cannot start publishes
+why, so that the others do not wait for their timeout to learn it.
 
 A default group with dedicated parameter servers meets below `gradwire-served` of the Store that lies under all prefixes,
 because the server processes know no prefix of torch's; they are numbered behind the workers.
@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from gradwire import _native
+from gradwire._runtime import Runtime, configuration, group_settings, runtime
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError, SettingsMismatchError, WorldSizeError
-from gradwire.torch._runtime import Runtime, configuration, group_settings, runtime
 
 logger = logging.getLogger("gradwire")
 
@@ -146,7 +144,7 @@ def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[st
 
 def root_of(store: Any) -> Any:
     """The Store under all prefixes."""
-    while isinstance(store, dist.PrefixStore):
+    while hasattr(store, "underlying_store"):  # torch's PrefixStore; this file does not know torch
         store = store.underlying_store
     return store
 

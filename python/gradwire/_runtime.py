@@ -16,10 +16,10 @@ import weakref
 from typing import Any
 
 from gradwire import _native
+from gradwire._completer import Completer
 from gradwire.config import PORT_BASE, Config, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
 from gradwire.secret import job_secret
-from gradwire.torch._completer import Completer
 
 logger = logging.getLogger("gradwire")
 
