@@ -259,6 +259,8 @@ class _Board:
         """Waits for a key, but not for long."""
         try:
             self._store.wait([key], timedelta(seconds=min(max(longest_s, POLL_MIN_S), POLL_S)))
+        except GradwireError:  # of our own Store, and already what its caller should see
+            raise
         except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
             text = str(error).lower()
             if "timeout" not in text and "timed out" not in text:

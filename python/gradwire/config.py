@@ -166,6 +166,9 @@ class Config:
         choices=SECURITY_MODES, everywhere=True)
     secret_file: str | None = _setting(None, str, "File with the job secret, at least 16 bytes, which only its owner may read. Instead of "
         "the variable GRADWIRE_SECRET, which is inherited by every child and is no setting: it is never printed.", optional=True)
+    rendezvous: str | None = _setting(None, str, "Where the ranks of a `gradwire.Communicator` meet, `host:port`: a TCP address of rank "
+        "0's host, the same on all ranks. An argument of the constructor goes first. With PyTorch ranks meet in its Store.",
+        optional=True)
     chaos: str | None = _setting(None, str, "Faults done to the datagrams that this process receives, before the protocol sees them, "
         "to test what is built on it: `loss=1%,tail=10%,delay=2ms,seed=7`, each part if wanted. `loss`: lost at random. `tail`: the "
         "data packets in the last part of each transfer that may lose something, when they come for the first time (a burst). "

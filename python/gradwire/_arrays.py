@@ -1,0 +1,123 @@
+"""NumPy arrays as memory for the engine: what `torch/_memory.py` is for tensors.
+
+The engine sees only addresses. Whatever it gets from here is contiguous, in the machine's byte order, and kept alive by the
+call that carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwire.errors import InvalidRequestError, UnsupportedError
+
+Array = NDArray[Any]
+Memory = tuple[int, int]
+EMPTY: Memory = (0, 0)
+
+BYTES = 0
+# Codes of `gradwire_collectives::Dtype`, by NumPy's names; NumPy has bfloat16 by the package ml_dtypes.
+DTYPE_CODES = {
+    "float32": 1, "float64": 2, "float16": 3, "bfloat16": 4, "uint8": 5, "int8": 6, "int16": 7, "int32": 8, "int64": 9,
+    "bool": 10, "uint16": 11, "uint32": 12, "uint64": 13,
+}  # fmt: skip
+# The parts of a complex number are reduced like two real ones where the reduction is linear.
+COMPLEX_CODES = {"complex64": 1, "complex128": 2}
+TOLERANT_DTYPES = ("float32", "bfloat16", "float16")
+# In the order of the binding's codes (crates/gradwire-py/src/call.rs).
+REDUCTIONS = ("sum", "mean", "product", "min", "max")
+LINEAR = ("sum", "mean")
+
+
+def check(array: Array) -> None:
+    """Whether this is an array that can be sent.
+
+    Raises:
+        UnsupportedError: it is no array, or one of Python objects. Fields: dtype.
+    """
+    if not isinstance(array, np.ndarray):
+        raise UnsupportedError(f"expected a NumPy array, got {type(array).__name__}: numpy.asarray() makes one")
+    if array.dtype.hasobject:
+        raise UnsupportedError("Python objects cannot be sent, only numbers", dtype=str(array.dtype))
+
+
+def address(array: Array | None) -> Memory:
+    """Address and length in bytes of a contiguous array."""
+    if array is None or array.size == 0:
+        return EMPTY
+    return array.ctypes.data, array.nbytes
+
+
+def is_direct(array: Array) -> bool:
+    """Whether the engine can use the array's own memory."""
+    return bool(array.flags.c_contiguous and array.dtype.isnative and array.flags.aligned)
+
+
+def readable(array: Array, beside: Array | None = None) -> Array:
+    """The array, or a contiguous copy: also where it shares memory with `beside`, which is written meanwhile."""
+    check(array)
+    if is_direct(array) and (beside is None or not np.may_share_memory(array, beside)):
+        return array
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C", copy=True)
+
+
+def writable(array: Array, after: list[Callable[[], None]], *, load: bool) -> Array:
+    """The array, or a copy whose contents go back to the array when the collective is done.
+
+    Args:
+        array: what the collective writes.
+        after: gets the copying back.
+        load: whether the present contents matter (in-place collectives).
+
+    Raises:
+        InvalidRequestError: the array is read-only.
+    """
+    check(array)
+    if not array.flags.writeable:
+        raise InvalidRequestError("the array that gets the result is read-only")
+    if is_direct(array):
+        return array
+    staged = np.empty(array.shape, dtype=array.dtype.newbyteorder("="))
+    if load:
+        np.copyto(staged, array)
+    after.append(lambda: np.copyto(array, staged))
+    return staged
+
+
+def out_like(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """`out`, or a new array.
+
+    Raises:
+        InvalidRequestError: `out` has another shape or dtype.
+    """
+    if out is None:
+        return np.empty(shape, dtype=dtype)
+    check(out)
+    if out.shape != shape or out.dtype != dtype:
+        raise InvalidRequestError(f"out is {out.dtype} {out.shape}, the result is {dtype} {shape}")
+    return out
+
+
+def copy_options(array: Array) -> dict[str, Any]:
+    """Options of a collective that only moves: the dtype is compared between ranks, where the engine knows it."""
+    return {"dtype": DTYPE_CODES.get(array.dtype.name, BYTES)}
+
+
+def reduce_options(array: Array, op: str) -> dict[str, Any]:
+    """Options of a reducing call: dtype, reduce, factor.
+
+    Raises:
+        InvalidRequestError: there is no such reduction.
+        UnsupportedError: it is not possible on this dtype. Fields: dtype, op.
+    """
+    check(array)
+    if op not in REDUCTIONS:
+        raise InvalidRequestError(f"op = {op!r} is not allowed: one of {', '.join(REDUCTIONS)}")
+    name = array.dtype.name
+    code = DTYPE_CODES.get(name, COMPLEX_CODES.get(name, BYTES) if op in LINEAR else BYTES)
+    if code == BYTES:
+        raise UnsupportedError(f"reduction {op} of {name} is not supported", dtype=name, op=op)
+    return {"dtype": code, "reduce": REDUCTIONS.index(op), "factor": 1.0}

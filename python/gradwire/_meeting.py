@@ -1,0 +1,386 @@
+"""Where ranks without torch meet: rank 0 serves a small board of texts over TCP, which every rank reads and writes.
+
+`MeetingStore` has those methods of a torch Store that `_rendezvous.py` uses. The board lives while a group is formed and no
+longer: the port is free again before the first collective.
+
+Whoever reaches the port can read and write the board, as with torch's own; the records on it are sealed where a job secret
+is configured (docs/security.md). A client cannot make the server run anything or hold more than the limits below: requests
+are JSON, and whatever is no request ends its connection.
+
+    frame    4 bytes of length, most significant first, then as much JSON
+    first    {"gradwire": 1, "rank": r}                                    -> {"value": null} or {"error": text}
+    then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from gradwire.errors import AddressError, ConfigError, MissingRankError, PortInUseError, RendezvousError
+
+logger = logging.getLogger("gradwire")
+
+VERSION = 1
+# A record has a few hundred bytes for each peer: enough for thousands of ranks.
+FRAME_BYTES_MAX = 1 << 20
+KEY_CHARS_MAX = 256
+# A rank writes its round, its record and the end.
+KEYS_PER_RANK = 8
+# Connections beyond one for each rank: ranks of a job of another size, which learn that they are, and strangers.
+SPARE_CLIENTS = 16
+# Within this a client says who it is.
+HELLO_TIMEOUT_S = 5.0
+# How long rank 0 answers the others after it has failed, so that each learns the reason in its own words.
+LINGER_S = 2.0
+# An answer takes this much longer than the wait that was asked for, before the server counts as gone.
+ANSWER_TIMEOUT_S = 30.0
+CONNECT_PAUSE_S = 0.05
+LENGTH = struct.Struct(">I")
+
+
+class MeetingServer:
+    """The board, on a thread of rank 0.
+
+    Args:
+        host, port: to listen at; a name is looked up here.
+        world_size: how many ranks to make room for.
+
+    Raises:
+        PortInUseError: the TCP port is taken.
+        AddressError: the host has no such address.
+    """
+
+    def __init__(self, host: str, port: int, world_size: int) -> None:
+        self._board: dict[str, str] = {}
+        self._ranks: dict[int, str] = {}
+        self._clients = 0
+        self._clients_max = world_size + SPARE_CLIENTS
+        self._keys_max = KEYS_PER_RANK * self._clients_max
+        self._ended: dict[str, Any] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Condition()
+        self._listener = _listen(host, port)
+        self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
+        self._thread.start()
+
+    def end(self, error: BaseException | None, timeout_s: float) -> None:
+        """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`."""
+        asyncio.run_coroutine_threadsafe(self._end(error, timeout_s), self._loop).result(timeout_s + ANSWER_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(ANSWER_TIMEOUT_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listener))
+        try:
+            self._loop.run_forever()
+        finally:
+            server.close()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.close()
+
+    async def _end(self, error: BaseException | None, timeout_s: float) -> None:
+        await self._wait(lambda: not self._ranks, timeout_s)
+        async with self._changed:
+            self._ended = {
+                "ended": "the meeting is over" if error is None else f"{type(error).__name__}: {error}",
+                "missing": getattr(error, "ranks", []) if isinstance(error, MissingRankError) else [],
+            }
+            self._changed.notify_all()
+        await self._wait(lambda: not self._ranks, LINGER_S if error else 0.0)
+
+    async def _wait(self, done: Any, timeout_s: float) -> bool:
+        """Whether it came true in time."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(done), timeout_s)
+            except (asyncio.TimeoutError, TimeoutError):  # one class only from Python 3.11 on
+                return False
+        return True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = str(writer.get_extra_info("peername"))
+        rank = None
+        self._clients += 1
+        try:
+            rank = await asyncio.wait_for(self._greet(reader, peer), HELLO_TIMEOUT_S)
+            await _write(writer, {"value": None})
+            while True:
+                await _write(writer, await self._answer(await _read(reader)))
+        except _NoRequest as refused:
+            logger.warning("rendezvous: refused what came from %s: %s", peer, refused)
+            with contextlib.suppress(OSError):
+                await _write(writer, {"error": str(refused)})
+        except (OSError, EOFError, asyncio.TimeoutError, TimeoutError):
+            logger.debug("rendezvous: %s has gone", peer)
+        finally:
+            self._clients -= 1
+            writer.close()
+            await self._forget(rank)
+
+    async def _greet(self, reader: asyncio.StreamReader, peer: str) -> int:
+        if self._clients > self._clients_max:
+            raise _NoRequest(f"{self._clients} connections are too many")
+        hello = await _read(reader)
+        if hello.get("gradwire") != VERSION:
+            raise _NoRequest(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
+        rank = hello.get("rank")
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+            raise _NoRequest(f"there is no rank {rank!r}")
+        if rank in self._ranks:
+            raise _NoRequest(f"rank {rank} is here already, from {self._ranks[rank]}: each rank is started once")
+        self._ranks[rank] = peer
+        return rank
+
+    async def _forget(self, rank: int | None) -> None:
+        async with self._changed:
+            if rank is not None:
+                del self._ranks[rank]
+            self._changed.notify_all()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        key, op = _text(request, "key"), request.get("op")
+        if op == "wait":
+            seconds = request.get("timeout_s")
+            if not isinstance(seconds, (int, float)) or not 0 <= seconds <= ANSWER_TIMEOUT_S:
+                raise _NoRequest(f"a wait of {seconds!r} s")
+            await self._wait(lambda: key in self._board or self._ended is not None, float(seconds))
+        if self._ended is not None:
+            return self._ended
+        if op in ("wait", "check"):
+            return {"value": key in self._board}
+        if op == "get":
+            return {"value": self._board.get(key)}
+        return {"value": await self._write_board(str(op), key, request)}
+
+    async def _write_board(self, op: str, key: str, request: dict[str, Any]) -> str | None:
+        if key not in self._board and len(self._board) >= self._keys_max:
+            raise _NoRequest(f"more than {self._keys_max} keys")
+        async with self._changed:
+            if op == "add":
+                self._board[key] = str(int(self._board.get(key, "0")) + 1)
+            elif op == "set":
+                self._board[key] = _text(request, "value")
+            elif op == "set_once":
+                self._board.setdefault(key, _text(request, "value"))
+            else:
+                raise _NoRequest(f"there is no request {op!r}")
+            self._changed.notify_all()
+        return self._board[key] if op == "add" else None
+
+
+class MeetingStore:
+    """This rank's view of the board: the methods of a torch Store that forming a group needs. For one thread.
+
+    Args:
+        host, port: where rank 0 serves it.
+        rank: of this process.
+        timeout_s: longest wait for rank 0.
+
+    Raises:
+        MissingRankError: rank 0 did not answer in time.
+        RendezvousError: what answers there is no rendezvous of gradwire's, or it refuses this rank.
+        AddressError: the host has no address.
+    """
+
+    def __init__(self, host: str, port: int, rank: int, timeout_s: float) -> None:
+        self._where = f"{host}:{port}"
+        self._socket = _connect(host, port, timeout_s)
+        try:
+            self._ask({"gradwire": VERSION, "rank": rank}, HELLO_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+        self._ask({"op": "set", "key": key, "value": value})
+
+    def get(self, key: str) -> str:
+        """Reads what is there."""
+        value = self._ask({"op": "get", "key": key})
+        if not isinstance(value, str):
+            raise RendezvousError(f"the rendezvous at {self._where} has no {key}")
+        return value
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return all(self._ask({"op": "check", "key": key}) for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Counts up by one and returns the sum."""
+        assert amount == 1, amount
+        return int(self._ask({"op": "add", "key": key}))
+
+    def compare_set(self, key: str, expected: str, value: str) -> None:
+        """Writes if nothing is there yet."""
+        assert not expected, expected
+        self._ask({"op": "set_once", "key": key, "value": value})
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Waits for one key, for as long as `timeout`.
+
+        Raises:
+            RuntimeError: "timeout"; as torch's Stores do.
+        """
+        (key,) = keys
+        seconds = timeout.total_seconds()
+        if not self._ask({"op": "wait", "key": key, "timeout_s": seconds}, seconds + ANSWER_TIMEOUT_S):
+            raise RuntimeError(f"timeout after {seconds:g} s")
+
+    def close(self) -> None:
+        """Leaves the meeting."""
+        self._socket.close()
+
+    def _ask(self, request: dict[str, Any], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(_frame(request))
+            answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
+        except (OSError, EOFError) as error:
+            text = f"the rendezvous at {self._where} is gone, or no rendezvous of gradwire's: {error}"
+            raise RendezvousError(text, rank=0) from error
+        except ValueError as error:
+            raise self._stranger() from error
+        if not isinstance(answer, dict):
+            raise self._stranger()
+        return self._value(answer)
+
+    def _value(self, answer: dict[str, Any]) -> Any:
+        if answer.get("missing"):
+            raise MissingRankError(f"rank 0 gave up: {answer['ended']}", ranks=answer["missing"])
+        if "ended" in answer:
+            raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
+        if "error" in answer:
+            raise RendezvousError(f"the rendezvous at {self._where} refuses this rank: {answer['error']}")
+        return answer.get("value")
+
+    def _receive(self, count: int) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            piece = self._socket.recv(count - len(content))
+            if not piece:
+                raise EOFError("it closed the connection")
+            content += piece
+        return bytes(content)
+
+    def _length(self, count: int) -> int:
+        if count > FRAME_BYTES_MAX:
+            raise self._stranger()
+        return count
+
+    def _stranger(self) -> RendezvousError:
+        return RendezvousError(
+            f"what answers at {self._where} is no rendezvous of gradwire's: is the port another program's?"
+        )
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`; an IPv6 address stands in brackets.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        allowed = "host:port of a TCP port on the host of rank 0"
+        raise ConfigError(
+            f"rendezvous = {address!r} is not allowed: {allowed}", field="rendezvous", value=address, allowed=allowed
+        )
+    return host, int(port)
+
+
+class _NoRequest(Exception):
+    """What a client sent is not what this server takes."""
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, address = _resolve(host, port)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"TCP port {port} of {host} is in use, rank 0 cannot serve the rendezvous", port=port
+            ) from error
+        text = f"rank 0 cannot serve the rendezvous at {host}:{port}: {error.strerror}; it must be an address of rank 0's host"
+        raise AddressError(text, asked=f"{host}:{port}") from error
+    return listener
+
+
+def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    family, address = _resolve(host, port)
+    end = time.monotonic() + timeout_s
+    while (left := end - time.monotonic()) > 0:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(min(left, 1.0))
+            connection.connect(address)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            connection.close()
+            time.sleep(CONNECT_PAUSE_S)
+        else:
+            return connection
+    raise MissingRankError(
+        f"rank(s) 0 did not appear at {host}:{port} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
+        ranks=[0],
+        waited_s=timeout_s,
+    )
+
+
+def _resolve(host: str, port: int) -> tuple[int, Any]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise AddressError(f"the rendezvous host {host!r} has no address: {error.strerror}", asked=host) from error
+    return family, address
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    content = json.dumps(message).encode()
+    return LENGTH.pack(len(content)) + content
+
+
+async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
+    (count,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    if count > FRAME_BYTES_MAX:
+        raise _NoRequest("it is no message of gradwire's")
+    try:
+        message = json.loads(await reader.readexactly(count))
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise _NoRequest("it is no message of gradwire's")
+    return message
+
+
+async def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(_frame(message))
+    await writer.drain()
+
+
+def _text(request: dict[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or (name == "key" and len(value) > KEY_CHARS_MAX):
+        raise _NoRequest(f"{name} is no text that is allowed")
+    return value

@@ -1,0 +1,516 @@
+"""The collectives on NumPy arrays, without any framework.
+
+    with gradwire.Communicator("10.0.0.1:29400", rank=0, world_size=4) as communicator:
+        communicator.all_reduce(gradients, "mean")
+
+The ranks meet over TCP (`_meeting.py`) and form a group exactly as under torch (`_rendezvous.py`); each call is prepared here
+and carried by the process's one engine. Everything is exact but an all-reduce with `tolerate_loss=True`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from gradwire import _arrays, _native
+from gradwire._arrays import Array
+from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, parse_address
+from gradwire._operation import Call, Operation
+from gradwire._policy import policy_numbers
+from gradwire._rendezvous import Place, form_group
+from gradwire._runtime import Runtime, configuration, configure, current
+from gradwire.config import Config
+from gradwire.errors import (
+    ConfigError,
+    EngineError,
+    GradwireError,
+    InvalidRequestError,
+    ShutDownError,
+    UnsupportedError,
+)
+
+__all__ = ["Communicator", "Operation"]
+
+logger = logging.getLogger("gradwire")
+
+DEFAULT_TIMEOUT = timedelta(minutes=10)
+LEAVE_TIMEOUT_S = 2.0
+POINT_TO_POINT = ("send", "receive")
+_numbers = itertools.count()
+
+
+class Communicator:
+    """A group of ranks that call collectives on NumPy arrays, each rank the same ones in the same order.
+
+    Arrays may have any shape and strides; what is not contiguous is copied and the result written back. Every dtype can be
+    moved but Python objects. Reduced are float16, float32, float64, the integers and bool, bfloat16 of the package
+    `ml_dtypes`, and by `sum` and `mean` complex numbers. Each call returns an `Operation`, which has ended unless
+    `async_op` is given; at most one thread makes calls.
+
+    Args:
+        rendezvous: `host:port`, a TCP address of rank 0's host: rank 0 listens there while the group is formed. None: the
+            configuration's, `GRADWIRE_RENDEZVOUS`.
+        rank: of this process, 0 to `world_size` - 1. None: the variable RANK.
+        world_size: number of ranks. None: the variable WORLD_SIZE.
+        timeout: longest wait for the ranks to appear, and for each call to end.
+        config: settings, if this is the first group of the process. `GRADWIRE_*` variables win.
+
+    Raises:
+        ConfigError: an argument or a setting is wrong; the engine runs already with another `config`.
+        PortInUseError, AddressError: rank 0 cannot listen there, or the engine cannot.
+        MissingRankError: ranks did not appear within `timeout`. Fields: ranks.
+        WorldSizeError, SettingsMismatchError, SecretMismatchError: a rank was started differently.
+        UnreachableError: a rank answers no packet.
+        RendezvousError: another rank could not start; a rank was started twice; the port is another program's.
+
+    # Loss
+    Nothing is lost but by `all_reduce(tolerate_loss=True)`.
+    """
+
+    def __init__(
+        self,
+        rendezvous: str | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        config: Config | None = None,
+    ) -> None:
+        if config is not None:
+            _configure(config)
+        self.world_size: int = _number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
+        self.rank: int = _number("rank", "RANK", rank, 0, self.world_size - 1)
+        self._timeout = timeout
+        self._closed = False
+        name = f"communicator {next(_numbers)}"
+        place = Place(self.rank, self.world_size, name, timeout)
+        self._owner, self._native = _meet(_address(rendezvous), place)
+
+    # Every rank to every rank.
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        async_op: bool = False,
+        tolerate_loss: bool = False,
+        preset: str | None = None,
+        loss_bound: float | None = None,
+        deadline: timedelta | None = None,
+        residual: Array | None = None,
+    ) -> Operation:
+        """Reduces `array` over all ranks, in place or into `out`.
+
+        Args:
+            array: `[...]`, the same shape and dtype on every rank.
+            op: `sum`, `mean`, `product`, `min` or `max`; the mean of integers is cut off.
+            out: like `array`, gets the result instead of it.
+            async_op: return at once.
+            tolerate_loss: a bounded share of the contributions may be left behind. Needs float32, bfloat16 or float16 and
+                `sum` or `mean`; the following arguments need it.
+            preset: the rule: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
+            loss_bound: share of each transfer that may be missing, 0 to 0.9. None: the preset's.
+            deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
+            residual: like `array`. What this rank's values that did not count still owe to the mean is written here at their
+                places, all else stays as it is: add it to the next array and clear it, and nothing is lost, only late.
+
+        Returns:
+            The operation; `report()` says what was delivered.
+
+        Raises:
+            InvalidRequestError: the arguments do not fit together. Nothing was sent.
+            UnsupportedError: the dtype, or this reduction of it.
+            GroupError: the call failed (without `async_op`).
+
+        # Loss
+        With `tolerate_loss` an element that contributions are missing for is the mean over the others (`Config.divide_by`), a
+        sum is that mean times the world size. All ranks get the same bits, unless the preset may lose results too (`dlcp`):
+        then `report().filled` says where.
+        """
+
+        def prepare() -> Call:
+            options = _arrays.reduce_options(array, op)
+            asked = {"preset": preset, "loss_bound": loss_bound, "deadline": deadline, "residual": residual}
+            _check_opted_in(array, op, asked, tolerate_loss=tolerate_loss)
+            call = Call("all_reduce", array, array if out is None else _arrays.out_like(out, array.shape, array.dtype))
+            call.options = options
+            call.load()
+            if tolerate_loss:
+                milliseconds = None if deadline is None else deadline.total_seconds() * 1e3
+                config = self._owner.config
+                numbers = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=milliseconds)
+                options["policy"] = numbers
+                if config.marks_importance():
+                    options["sample_rate"] = config.sample_rate()
+            if residual is not None:
+                call.add_residual(_arrays.out_like(residual, array.shape, array.dtype))
+            return call
+
+        return self._start("all_reduce", prepare, async_op)
+
+    def all_gather(self, array: Array, *, out: Array | None = None, async_op: bool = False) -> Operation:
+        """Every rank gets every rank's `array`.
+
+        Args:
+            array: `[...]`, the same shape and dtype on every rank.
+            out: `[world_size, ...]`; None: a new array, `Operation.result`.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            _arrays.check(array)
+            return Call("all_gather", array, _arrays.out_like(out, (self.world_size, *array.shape), array.dtype)).copy()
+
+        return self._start("all_gather", prepare, async_op)
+
+    def reduce_scatter(
+        self, array: Array, op: str = "sum", *, out: Array | None = None, async_op: bool = False
+    ) -> Operation:
+        """Rank r gets the reduction of every rank's `array[r]`.
+
+        Args:
+            array: `[world_size, ...]`, the same shape and dtype on every rank.
+            op: as in `all_reduce`.
+            out: `[...]`; None: a new array, `Operation.result`.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            options = _arrays.reduce_options(array, op)
+            call = Call("reduce_scatter", array, _arrays.out_like(out, self._row_of(array), array.dtype))
+            call.options = options
+            return call
+
+        return self._start("reduce_scatter", prepare, async_op)
+
+    def all_to_all(
+        self,
+        array: Array,
+        *,
+        out: Array | None = None,
+        send_rows: Sequence[int] = (),
+        receive_rows: Sequence[int] = (),
+        async_op: bool = False,
+    ) -> Operation:
+        """Sends each rank its rows of `array` and gets the rows that each rank has for this one, by rank.
+
+        Args:
+            array: `[rows, ...]`.
+            out: `[rows received, ...]`; None: a new array, `Operation.result`.
+            send_rows: how many rows go to each rank, in order. Empty: equal parts.
+            receive_rows: how many come from each rank. Empty: as many as this rank sends it.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            _arrays.check(array)
+            sent = self._rows(array, send_rows)
+            received = self._counts(receive_rows) if receive_rows else sent
+            call = Call(
+                "all_to_all", array, _arrays.out_like(out, (sum(received), *array.shape[1:]), array.dtype)
+            ).copy()
+            row_bytes = array.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+            call.options["splits"] = ([n * row_bytes for n in sent], [n * row_bytes for n in received])
+            return call
+
+        return self._start("all_to_all", prepare, async_op)
+
+    def barrier(self, *, async_op: bool = False) -> Operation:
+        """Nobody goes on before everybody has come.
+
+        Raises:
+            GroupError: a rank is lost, has left, or did not come within the timeout.
+        """
+        return self._start("barrier", lambda: Call("barrier", None, None), async_op)
+
+    # One rank to or from every rank.
+
+    def broadcast(self, array: Array, root: int = 0, *, async_op: bool = False) -> Operation:
+        """Every rank's `array` `[...]` becomes that of `root`, in place.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            call = Call("broadcast", array, array, peer=self._peer(root)).copy()
+            call.load()
+            return call
+
+        return self._start("broadcast", prepare, async_op)
+
+    def reduce(
+        self, array: Array, op: str = "sum", root: int = 0, *, out: Array | None = None, async_op: bool = False
+    ) -> Operation:
+        """Reduces `array` over all ranks; `root` gets the result in place or in `out`, other ranks' arrays stay as they are.
+
+        Args:
+            array: `[...]`, the same shape and dtype on every rank.
+            op: as in `all_reduce`.
+            root: who gets the result.
+            out: like `array`; counts at `root` only.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            options = _arrays.reduce_options(array, op)
+            target = None
+            if self._peer(root) == self.rank:
+                target = array if out is None else _arrays.out_like(out, array.shape, array.dtype)
+            call = Call("reduce", array, target, peer=root)
+            call.options |= options
+            call.load()
+            return call
+
+        return self._start("reduce", prepare, async_op)
+
+    def gather(self, array: Array, root: int = 0, *, out: Array | None = None, async_op: bool = False) -> Operation:
+        """`root` gets every rank's `array`.
+
+        Args:
+            array: `[...]`, the same shape and dtype on every rank.
+            root: who gets them.
+            out: `[world_size, ...]`; None: a new array, `Operation.result`. Counts at `root` only.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            _arrays.check(array)
+            target = None
+            if self._peer(root) == self.rank:
+                target = _arrays.out_like(out, (self.world_size, *array.shape), array.dtype)
+            return Call("gather", array, target, peer=root).copy()
+
+        return self._start("gather", prepare, async_op)
+
+    def scatter(self, array: Array | None, out: Array, root: int = 0, *, async_op: bool = False) -> Operation:
+        """Rank r gets `array[r]` of `root`.
+
+        Args:
+            array: `[world_size, ...]` at `root`; not looked at elsewhere.
+            out: `[...]`, gets the row; the same shape and dtype on every rank.
+            root: who has the rows.
+            async_op: return at once.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            _arrays.check(out)
+            source = None
+            if self._peer(root) == self.rank:
+                if array is None:
+                    raise InvalidRequestError("scatter needs an array at the root")
+                _arrays.check(array)
+                _arrays.out_like(out, self._row_of(array), array.dtype)
+                source = array
+            return Call("scatter", source, out, peer=root).copy()
+
+        return self._start("scatter", prepare, async_op)
+
+    # One rank to one rank.
+
+    def send(self, array: Array, to: int, *, tag: int = 0, async_op: bool = False) -> Operation:
+        """Sends `array` `[...]` to rank `to`, whose `recv` has the same tag, 0 to 4294967295.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            call = Call("send", array, None, peer=self._peer(to)).copy()
+            call.options["tag"] = _tag(tag)
+            return call
+
+        return self._start("send", prepare, async_op)
+
+    def recv(self, array: Array, source: int | None = None, *, tag: int = 0, async_op: bool = False) -> Operation:
+        """Receives into `array` `[...]` what rank `source` sends with the same tag; None: whoever sends first.
+
+        Raises:
+            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+        """
+
+        def prepare() -> Call:
+            call = Call("receive", None, array, peer=None if source is None else self._peer(source)).copy()
+            call.options["tag"] = _tag(tag)
+            return call
+
+        return self._start("receive", prepare, async_op)
+
+    # The communicator itself.
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the connection to each peer, and of the process's engine."""
+        engine = self._owner.engine
+        return {"group": self._native.stats(), "engine": engine.stats(), "features": engine.features()}
+
+    def close(self) -> None:
+        """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(EngineError):
+            self._owner.check_process()
+            if not self._native.leave(LEAVE_TIMEOUT_S):
+                logger.info("not every rank confirmed the goodbye of rank %d", self.rank)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, kind: str, prepare: Callable[[], Call], async_op: bool) -> Operation:
+        self._owner.check_process()
+        if self._closed:
+            raise ShutDownError(f"{kind}: the communicator is closed", during=kind)
+        try:
+            call = prepare()
+            op = self._submit(call)
+        except Exception as error:
+            self._stand_in(kind, error)
+            raise
+        operation = Operation(op, kind, call.result, call.after)
+        if not async_op:
+            operation.wait()
+        return operation
+
+    def _submit(self, call: Call) -> _native.Op:
+        return self._native.submit(call.request(self._timeout.total_seconds()))
+
+    def _stand_in(self, kind: str, error: Exception) -> None:
+        """Takes the place of a call that this rank could not make.
+
+        Ranks match calls by their order. If this rank went on, its next call would meet the other ranks' present one, and with
+        equal shapes nobody would notice. A barrier in its place meets the barriers of ranks that failed alike, or it is a
+        MismatchError on every rank.
+        """
+        if kind in POINT_TO_POINT or isinstance(error, EngineError):
+            return
+        try:
+            self._submit(Call("barrier", None, None))
+        except GradwireError:
+            logger.debug("no stand-in for a failed %s", kind, exc_info=True)
+
+    def _peer(self, rank: int) -> int:
+        if not 0 <= rank < self.world_size:
+            raise InvalidRequestError(f"there is no rank {rank} of {self.world_size}")
+        return rank
+
+    def _row_of(self, array: Array) -> tuple[int, ...]:
+        if array.ndim == 0 or array.shape[0] != self.world_size:
+            raise InvalidRequestError(f"the array is {array.shape}: it needs a row for each of {self.world_size} ranks")
+        return array.shape[1:]
+
+    def _rows(self, array: Array, asked: Sequence[int]) -> list[int]:
+        if array.ndim == 0:
+            raise InvalidRequestError("the array has no rows")
+        rows = array.shape[0]
+        if not asked:
+            if rows % self.world_size:
+                raise InvalidRequestError(f"{rows} rows cannot be divided equally among {self.world_size} ranks")
+            return [rows // self.world_size] * self.world_size
+        counts = self._counts(asked)
+        if sum(counts) != rows:
+            raise InvalidRequestError(f"send_rows = {counts} do not divide {rows} rows")
+        return counts
+
+    def _counts(self, asked: Sequence[int]) -> list[int]:
+        counts = [int(count) for count in asked]
+        if len(counts) != self.world_size or min(counts) < 0:
+            raise InvalidRequestError(f"{counts} are not the rows of {self.world_size} ranks")
+        return counts
+
+
+def _meet(address: tuple[str, int], place: Place) -> tuple[Runtime, _native.Group]:
+    host, port = address
+    server = MeetingServer(host, port, place.world_size) if place.rank == 0 else None
+    failure: BaseException | None = None
+    try:
+        store = MeetingStore(host, port, place.rank, place.timeout.total_seconds())
+        with contextlib.closing(store):
+            return form_group(store, place)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if server is not None:
+            server.end(failure, LINGER_S if failure is None or isinstance(failure, Exception) else 0.0)
+
+
+def _address(rendezvous: str | None) -> tuple[str, int]:
+    address = configuration().rendezvous if rendezvous is None else rendezvous
+    if address is None:
+        raise ConfigError(
+            "where do the ranks meet? Pass rendezvous='host:port' or set GRADWIRE_RENDEZVOUS, an address of rank 0's host",
+            field="rendezvous",
+        )
+    return parse_address(address)
+
+
+def _configure(config: Config) -> None:
+    """The configuration of the process; a second communicator may repeat it."""
+    owner = current()
+    if owner is None or owner.config != Config.from_env(config):
+        configure(config)
+
+
+def _number(name: str, variable: str, argument: int | None, low: int, high: int) -> int:
+    value: Any = os.environ.get(variable) if argument is None else argument
+    if value is None:
+        raise ConfigError(f"{name} is not known: pass it or set {variable}", field=name)
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"{name} = {value!r} is not allowed: {low} to {high}", field=name, value=value)
+    return number
+
+
+def _tag(tag: int) -> int:
+    if not 0 <= tag < 1 << 32:
+        raise InvalidRequestError(f"tag = {tag} is not allowed: 0 to 4294967295")
+    return tag
+
+
+def _check_opted_in(array: Array, op: str, asked: dict[str, Any], *, tolerate_loss: bool) -> None:
+    """Loss is asked for by one word, not by the way of an argument that only matters with it."""
+    if not tolerate_loss:
+        without = [name for name, value in asked.items() if value is not None]
+        if without:
+            raise InvalidRequestError(f"{', '.join(without)} without tolerate_loss=True: this all-reduce is exact")
+        return
+    if array.dtype.name not in _arrays.TOLERANT_DTYPES or op not in _arrays.LINEAR:
+        raise UnsupportedError(
+            f"a tolerant {op} of {array.dtype} is not supported: {' or '.join(_arrays.LINEAR)} of one of "
+            f"{', '.join(_arrays.TOLERANT_DTYPES)}",
+            dtype=array.dtype.name,
+            op=op,
+        )

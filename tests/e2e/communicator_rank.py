@@ -1,0 +1,311 @@
+"""One rank of `test_communicator.py`: every collective against NumPy, without torch anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.modules["torch"] = None  # type: ignore[assignment]  whoever imports it gets an ImportError
+
+import gradwire  # noqa: E402
+import numpy as np  # noqa: E402
+from gradwire.errors import (  # noqa: E402
+    GroupError,
+    InvalidRequestError,
+    MismatchError,
+    ShutDownError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+
+FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ELEMS = 1003
+DTYPES = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+)  # fmt: skip
+NUMPY = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def value(rank: int, dtype: Any = "float32", shape: tuple[int, ...] = (ELEMS,)) -> np.ndarray:
+    """Small whole numbers: sums and products are exact in every dtype, whatever the order."""
+    return (np.arange(np.prod(shape)).reshape(shape) % 3 + rank + 1).astype(dtype)
+
+
+def everybody(dtype: Any = "float32", shape: tuple[int, ...] = (ELEMS,)) -> list[np.ndarray]:
+    return [value(rank, dtype, shape) for rank in range(WORLD_SIZE)]
+
+
+def reduced(op: str, rows: list[np.ndarray]) -> np.ndarray:
+    """NumPy's result in the dtype of the rows, where it would take a larger one."""
+    return NUMPY[op].reduce(rows, dtype=rows[0].dtype)
+
+
+def same(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def raises(kind: type[BaseException], call: Callable[[], Any]) -> Any:
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def check_all_reduce_of_every_dtype(comm: gradwire.Communicator) -> None:
+    for dtype in DTYPES:
+        for op in NUMPY:
+            array = value(RANK, dtype)
+            comm.all_reduce(array, op)
+            same(array, reduced(op, everybody(dtype)))
+
+
+def check_all_reduce_of_means_complex_numbers_and_booleans(comm: gradwire.Communicator) -> None:
+    for dtype in ("float16", "float32", "float64"):
+        array = value(RANK, dtype) * WORLD_SIZE
+        comm.all_reduce(array, "mean")
+        same(array, reduced("sum", everybody(dtype)))
+    for dtype in ("complex64", "complex128"):
+        array = value(RANK, dtype) * np.array(1 + 2j, dtype)
+        comm.all_reduce(array)
+        same(array, reduced("sum", everybody(dtype)) * np.array(1 + 2j, dtype))
+    truth = value(RANK) > 2
+    comm.all_reduce(truth, "max")
+    same(truth, np.logical_or.reduce([row > 2 for row in everybody()]))
+
+
+def check_results_go_to_out_and_the_array_stays(comm: gradwire.Communicator) -> None:
+    array, out = value(RANK), np.zeros(ELEMS, "float32")
+    operation = comm.all_reduce(array, out=out)
+    assert operation.result is out
+    same(out, reduced("sum", everybody()))
+    same(array, value(RANK))
+
+
+def check_arrays_of_any_strides_and_byte_order(comm: gradwire.Communicator) -> None:
+    whole = np.zeros((40, 30), "float32")
+    part = whole[::2, ::-3].T
+    part[...] = value(RANK, shape=part.shape)
+    comm.all_reduce(part)
+    same(part, reduced("sum", everybody(shape=part.shape)))
+    assert np.count_nonzero(whole) == part.size
+    swapped = value(RANK, np.dtype("float32").newbyteorder())
+    comm.all_reduce(swapped)
+    same(swapped.astype("float32"), reduced("sum", everybody()))
+    scalar = np.array(RANK + 1, "int64")
+    comm.all_reduce(scalar)
+    assert scalar == sum(range(1, WORLD_SIZE + 1))
+    comm.all_reduce(np.zeros((0, 3), "float32"))
+
+
+def check_overlapping_input_and_output(comm: gradwire.Communicator) -> None:
+    memory = np.zeros(ELEMS + 1, "float32")
+    memory[:-1] = value(RANK)
+    comm.all_reduce(memory[:-1], out=memory[1:])
+    same(memory[1:], reduced("sum", everybody()))
+
+
+def check_reduce(comm: gradwire.Communicator) -> None:
+    for root in range(WORLD_SIZE):
+        array = value(RANK)
+        comm.reduce(array, "sum", root)
+        same(array, reduced("sum", everybody()) if root == RANK else value(RANK))
+        result = comm.reduce(value(RANK), "max", root, out=np.zeros(ELEMS, "float32")).result
+        if root == RANK:
+            same(result, reduced("max", everybody()))
+        else:
+            assert result is None
+
+
+def check_broadcast(comm: gradwire.Communicator) -> None:
+    for root in range(WORLD_SIZE):
+        array = value(RANK, shape=(4, 5))[:, ::2]
+        comm.broadcast(array, root)
+        same(array, value(root, shape=(4, 5))[:, ::2])
+    times = np.array(["2020-01-01", "2021-01-01"], "datetime64[D]") + RANK
+    comm.broadcast(times)
+    same(times, np.array(["2020-01-01", "2021-01-01"], "datetime64[D]"))
+
+
+def check_all_gather(comm: gradwire.Communicator) -> None:
+    for dtype in (*DTYPES, "bool", "complex128"):
+        same(comm.all_gather(value(RANK, dtype, (3, 2))).result, np.stack(everybody(dtype, (3, 2))))
+    out = np.zeros((ELEMS, WORLD_SIZE), "float32").T
+    comm.all_gather(value(RANK), out=out)
+    same(out, np.stack(everybody()))
+
+
+def check_gather(comm: gradwire.Communicator) -> None:
+    for root in range(WORLD_SIZE):
+        result = comm.gather(value(RANK, shape=(3, 2)), root).result
+        if root == RANK:
+            same(result, np.stack(everybody(shape=(3, 2))))
+        else:
+            assert result is None
+
+
+def check_scatter(comm: gradwire.Communicator) -> None:
+    for root in range(WORLD_SIZE):
+        rows = value(root, shape=(WORLD_SIZE, 7)) if root == RANK else None
+        out = np.zeros(7, "float32")
+        comm.scatter(rows, out, root)
+        same(out, value(root, shape=(WORLD_SIZE, 7))[RANK])
+
+
+def check_reduce_scatter(comm: gradwire.Communicator) -> None:
+    shape = (WORLD_SIZE, 11, 2)
+    for op in NUMPY:
+        same(comm.reduce_scatter(value(RANK, shape=shape), op).result, reduced(op, everybody(shape=shape))[RANK])
+
+
+def check_all_to_all(comm: gradwire.Communicator) -> None:
+    shape = (2 * WORLD_SIZE, 3)
+    expected = np.concatenate([row[2 * RANK : 2 * RANK + 2] for row in everybody(shape=shape)])
+    same(comm.all_to_all(value(RANK, shape=shape)).result, expected)
+    # Rank s sends s + r rows, all of the value 10 s + r, to rank r.
+    counts = [[s + r for r in range(WORLD_SIZE)] for s in range(WORLD_SIZE)]
+    rows = np.concatenate([np.full((n, 2), 10 * RANK + r, "int32") for r, n in enumerate(counts[RANK])])
+    received = [counts[s][RANK] for s in range(WORLD_SIZE)]
+    result = comm.all_to_all(rows, send_rows=counts[RANK], receive_rows=received).result
+    same(result, np.concatenate([np.full((n, 2), 10 * s + RANK, "int32") for s, n in enumerate(received)]))
+
+
+def check_send_and_receive(comm: gradwire.Communicator) -> None:
+    right, left = (RANK + 1) % WORLD_SIZE, (RANK - 1) % WORLD_SIZE
+    sent = comm.send(value(RANK), right, tag=5, async_op=True)
+    array = np.zeros(ELEMS, "float32")
+    comm.recv(array, left, tag=5)
+    sent.wait()
+    same(array, value(left))
+    if RANK == 0:
+        found = np.zeros(WORLD_SIZE, "int64")
+        for _ in range(WORLD_SIZE - 1):
+            number = np.zeros((), "int64")
+            comm.recv(number)
+            found[number] += 1
+        assert found.tolist() == [0] + [1] * (WORLD_SIZE - 1)
+    else:
+        comm.send(np.array(RANK, "int64"), 0)
+
+
+def check_calls_in_flight_end_in_any_order_of_waiting(comm: gradwire.Communicator) -> None:
+    arrays = [value(RANK, shape=(300, 200))[:, ::2] for _ in range(6)]
+    operations = [comm.all_reduce(array, async_op=True) for array in arrays]
+    for operation in reversed(operations):
+        operation.wait(timedelta(seconds=60))
+        assert operation.is_completed()
+        same(operation.result, reduced("sum", everybody(shape=(300, 200)))[:, ::2])
+
+
+def check_a_wait_that_gives_up_may_be_repeated(comm: gradwire.Communicator) -> None:
+    if RANK == 0:
+        array = np.zeros(3, "float32")
+        operation = comm.recv(array, 1, tag=9, async_op=True)
+        raises(WaitTimeoutError, lambda: operation.wait(timedelta(milliseconds=1)))
+        comm.barrier()
+        operation.wait()
+        same(array, value(1, shape=(3,)))
+    else:
+        comm.barrier()
+        if RANK == 1:
+            comm.send(value(1, shape=(3,)), 0, tag=9)
+
+
+def check_loss_must_be_asked_for(comm: gradwire.Communicator) -> None:
+    array = value(RANK)
+    error = raises(InvalidRequestError, lambda: comm.all_reduce(array, "mean", loss_bound=0.1))
+    assert "tolerate_loss=True" in str(error)
+    raises(UnsupportedError, lambda: comm.all_reduce(array.astype("int32"), tolerate_loss=True))
+    raises(UnsupportedError, lambda: comm.all_reduce(array, "max", tolerate_loss=True))
+
+
+def check_a_tolerant_all_reduce_reports_what_was_delivered(comm: gradwire.Communicator) -> None:
+    array = value(RANK, shape=(200_000,)) * WORLD_SIZE
+    residual = np.zeros_like(array)
+    operation = comm.all_reduce(
+        array, "mean", tolerate_loss=True, preset="mlt", loss_bound=0.2, deadline=timedelta(0), residual=residual
+    )
+    report = operation.report()
+    assert report.elems == array.size
+    assert report.elems_uncounted <= 0.2 * array.size
+    uncounted = np.zeros(array.size, bool)
+    for start, end in report.uncounted:
+        uncounted[start:end] = True
+    assert not residual[~uncounted].any()
+    comm.all_reduce(uncounted, "max")
+    # Without faults too a transfer may end before the last packet, once the bound is met.
+    assert uncounted.any() or "GRADWIRE_CHAOS" not in os.environ
+    same(array[~uncounted], reduced("sum", everybody(shape=array.shape))[~uncounted])
+
+
+def check_a_call_that_one_rank_cannot_make_is_no_other_call(comm: gradwire.Communicator) -> None:
+    raises(InvalidRequestError, lambda: comm.all_reduce(value(RANK), out=np.zeros(3)))  # on all alike: they go on
+    raises(InvalidRequestError, lambda: comm.reduce_scatter(np.zeros(WORLD_SIZE + 1)))
+    raises(InvalidRequestError, lambda: comm.broadcast(value(RANK), WORLD_SIZE))
+    raises(UnsupportedError, lambda: comm.broadcast(np.array([object()])))
+    raises(UnsupportedError, lambda: comm.all_reduce([1.0, 2.0]))  # type: ignore[arg-type]
+    frozen = value(RANK)
+    frozen.flags.writeable = False
+    raises(InvalidRequestError, lambda: comm.all_reduce(frozen))
+    comm.barrier()
+
+
+def check_a_call_that_only_one_rank_cannot_make_fails_on_all(comm: gradwire.Communicator) -> None:
+    del comm
+    with gradwire.Communicator(timeout=timedelta(seconds=30)) as second:
+        if RANK == 0:
+            raises(InvalidRequestError, lambda: second.all_reduce(value(RANK), out=np.zeros(3)))
+        # For rank 0 this is its next call: it must not pass for the one that it could not make.
+        raises(GroupError, lambda: second.all_reduce(value(RANK)))
+
+
+def check_statistics(comm: gradwire.Communicator) -> None:
+    stats = comm.stats()
+    assert {"group", "engine", "features"} <= stats.keys()
+    assert (comm.rank, comm.world_size) == (RANK, WORLD_SIZE)
+
+
+def check_a_second_communicator_at_the_same_address(comm: gradwire.Communicator) -> None:
+    with gradwire.Communicator(timeout=timedelta(seconds=30)) as second:
+        array = value(RANK)
+        second.all_reduce(array)
+        same(array, reduced("sum", everybody()))
+        comm.barrier()
+    error = raises(ShutDownError, second.barrier)
+    assert "closed" in str(error)
+    second.close()
+
+
+def check_a_mismatch_is_known_everywhere_last(comm: gradwire.Communicator) -> None:
+    elems = ELEMS if RANK else ELEMS + 1
+    raises(MismatchError, lambda: comm.all_reduce(np.zeros(elems, "float32")))
+    raises(GroupError, comm.barrier)
+
+
+def record(name: str, result: str) -> None:
+    with (FOLDER / f"results-{RANK}").open("a") as file:
+        file.write(json.dumps([name, result]) + "\n")
+
+
+def main() -> None:
+    comm = gradwire.Communicator(timeout=timedelta(seconds=60))
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            try:
+                check(comm)
+            except BaseException:
+                record(name, traceback.format_exc())
+                raise
+            record(name, "ok")
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

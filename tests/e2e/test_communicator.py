@@ -1,0 +1,240 @@
+"""`gradwire.Communicator` in real processes that cannot import torch, and rendezvous that fail."""
+
+from __future__ import annotations
+
+import ast
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from gradwire import _meeting
+from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
+from launch import _clean_environment, _results
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "communicator_rank.py"
+CHECKS = [
+    node.name
+    for node in ast.parse(SCRIPT.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")
+]
+# Prints what forming the group ended with.
+FORM = """
+import sys; sys.modules["torch"] = None
+import gradwire, datetime
+try:
+    gradwire.Communicator(timeout=datetime.timedelta(seconds=float(sys.argv[1]))).close()
+except BaseException as error:
+    print(type(error).__name__, error)
+else:
+    print("formed")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start(command: list[str], rank: int, world_size: int, port: int, **more: str) -> subprocess.Popen[str]:
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "GRADWIRE_PORT": "0",
+        "GRADWIRE_RENDEZVOUS": f"127.0.0.1:{port}",
+    }
+    environment = {**_clean_environment(), **variables, **more}
+    return subprocess.Popen(
+        [sys.executable, *command], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def form(rank: int, world_size: int, port: int, timeout_s: float = 60.0, **more: str) -> subprocess.Popen[str]:
+    return start(["-c", FORM, str(timeout_s)], rank, world_size, port, **more)
+
+
+def printed(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=120)[0]
+
+
+@pytest.fixture(
+    scope="module", params=[(2, ""), (3, ""), (2, "tail=10%,seed=7")], ids=["2-ranks", "3-ranks", "2-ranks-with-loss"]
+)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, str], str]]:
+    """What each rank's checks ended with, and what it printed."""
+    world_size, chaos = request.param
+    folder, port = tmp_path_factory.mktemp("communicator"), free_port()
+    more = {"GRADWIRE_TEST_FOLDER": str(folder), **({"GRADWIRE_CHAOS": chaos} if chaos else {})}
+    processes = [start([str(SCRIPT)], rank, world_size, port, **more) for rank in range(world_size)]
+    outputs = [printed(process) for process in processes]
+    return [(_results(folder, rank), output) for rank, output in enumerate(outputs)]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_collectives(ranks: list[tuple[dict[str, str], str]], check: str) -> None:
+    for results, output in ranks:
+        assert results.get(check) == "ok", results.get(check, output)
+
+
+def test_a_world_size_that_differs_is_named_on_both_ranks() -> None:
+    port = free_port()
+    processes = [form(0, 2, port), form(1, 3, port)]
+    for process in processes:
+        assert "WorldSizeError" in printed(process)
+
+
+def test_missing_ranks_are_named_within_the_timeout() -> None:
+    port = free_port()
+    processes = [form(0, 3, port, 2.0), form(1, 3, port, 60.0)]
+    assert "MissingRankError rank(s) 2 of 3 did not appear within 2 s" in printed(processes[0])
+    told = printed(processes[1])
+    assert "MissingRankError rank 0 gave up" in told
+    assert "rank(s) 2 of 3" in told
+
+
+def test_rank_0_that_never_comes_is_named() -> None:
+    with pytest.raises(MissingRankError, match=r"rank\(s\) 0 did not appear") as caught:
+        _meeting.MeetingStore("127.0.0.1", free_port(), 1, 0.3)
+    assert caught.value.ranks == [0]
+
+
+def test_a_secret_that_differs_is_named() -> None:
+    port = free_port()
+    secrets = ["first secret of this job", "other secret of that job"]
+    processes = [form(r, 2, port, GRADWIRE_SECRET=s, GRADWIRE_SECURITY="on") for r, s in enumerate(secrets)]
+    assert all("SecretMismatchError" in printed(process) for process in processes)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=str(port)):
+            _meeting.MeetingServer("127.0.0.1", port, 2)
+
+
+def test_an_interrupt_ends_the_wait() -> None:
+    port = free_port()
+    process = form(0, 2, port)
+    _meeting.MeetingStore("127.0.0.1", port, 1, 60.0).wait(["gradwire/1/0"], timedelta(seconds=30))
+    process.send_signal(signal.SIGINT)  # rank 0 has published its record and waits for rank 1's
+    assert "KeyboardInterrupt" in printed(process)
+
+
+@pytest.fixture
+def server():
+    port = free_port()
+    server = _meeting.MeetingServer("127.0.0.1", port, 2)
+    yield server, port
+    server.end(None, 0.0)
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "too-long": struct.pack(">I", _meeting.FRAME_BYTES_MAX + 1),
+    "no-json": struct.pack(">I", 4) + b"\xff\xfe\x00\x01",
+    "deep-json": struct.pack(">I", 200_000) + b"[" * 200_000,
+    "no-object": struct.pack(">I", 2) + b"[]",
+    "other-version": _meeting._frame({"gradwire": 2, "rank": 1}),
+    "no-rank": _meeting._frame({"gradwire": 1, "rank": "x"}),
+    "no-request": _meeting._frame({"gradwire": 1, "rank": 1}) + _meeting._frame({"op": "eval", "key": "k"}),
+    "no-key": _meeting._frame({"gradwire": 1, "rank": 1}) + _meeting._frame({"op": "set", "key": 3}),
+    "long-key": _meeting._frame({"gradwire": 1, "rank": 1})
+    + _meeting._frame({"op": "set", "key": "k" * 300, "value": ""}),
+    "endless-wait": _meeting._frame({"gradwire": 1, "rank": 1})
+    + _meeting._frame({"op": "wait", "key": "k", "timeout_s": 1e9}),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_refused_and_the_meeting_goes_on(server, garbage: bytes) -> None:
+    _, port = server
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as stranger:
+        stranger.sendall(garbage)
+        answer = b""
+        while piece := stranger.recv(4096):  # until the server closes
+            answer += piece
+    assert b'{"error": ' in answer
+    store = _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+    store.set("key", "value")
+    assert store.get("key") == "value"
+    store.close()
+
+
+def test_the_board_is_bounded(server) -> None:
+    _, port = server
+    store = _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+
+    def fill() -> None:
+        for number in range(10_000):
+            store.set(str(number), "")
+
+    with pytest.raises(RendezvousError, match="keys"):
+        fill()
+
+
+def test_more_connections_than_ranks_and_spare_ones_are_refused(server) -> None:
+    _, port = server
+    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(2 + _meeting.SPARE_CLIENTS)]
+    with pytest.raises(RendezvousError, match="too many"):
+        _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+    for connection in crowd:
+        connection.close()
+
+
+def test_a_rank_that_is_started_twice_is_refused(server) -> None:
+    _, port = server
+    first = _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+    with pytest.raises(RendezvousError, match="rank 1 is here already"):
+        _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+    first.close()
+
+
+def test_another_program_at_the_port_is_no_rendezvous() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def greet() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"220 mail.example.org ESMTP\r\n")
+                connection.recv(1000)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(RendezvousError, match="no rendezvous of gradwire's"):
+            _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
+        thread.join()
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", ":29400", "host:0", "host:65536", "host:http", "host:-1"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        _meeting.parse_address(address)
+
+
+def test_addresses() -> None:
+    assert _meeting.parse_address("10.0.0.1:29400") == ("10.0.0.1", 29400)
+    assert _meeting.parse_address("[fe80::1]:1") == ("fe80::1", 1)
+
+
+def test_the_package_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, gradwire; print(sorted({'torch', 'numpy'} & sys.modules.keys()))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_documents_example_runs(tmp_path: Path) -> None:
+    text = (HERE.parent.parent / "docs" / "communicator.md").read_text()
+    example = tmp_path / "example.py"
+    example.write_text(text.split("```python\n")[1].split("```")[0])
+    port = free_port()
+    outputs = [printed(process) for process in [start([str(example)], rank, 2, port) for rank in range(2)]]
+    assert all("the mean of 2 ranks: 1.5" in output for output in outputs), outputs
