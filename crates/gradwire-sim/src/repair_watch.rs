@@ -8,7 +8,8 @@
 //! A question that is asked when the loss should have been known, and answered, leaves no excuse. Until then:
 //! the clock starts anew with each repair for the same receiver: they leave one after the other. It also does when a
 //! question or an answer is lost, and the next question waits twice as long, at most the protocol's longest pause. That
-//! pause is also one for ranks that have not met: they repeat their greeting first.
+//! pause is also one for ranks that have not met: they repeat their greeting first. A sender that is paced waits for its turn as
+//! well: as long as it last waited before the loss.
 
 use crate::Violation;
 use gradwire_core::wire::{Flags, Header, Kind};
@@ -25,8 +26,8 @@ type Chunk = (Pair, u32, u32);
 #[derive(Debug, Default)]
 pub(crate) struct RepairWatch {
     exact: BTreeSet<(Pair, u32)>,
-    /// Chunks that have not arrived, and since when.
-    lost: BTreeMap<Chunk, Timestamp>,
+    /// Chunks that have not arrived, since when, and how long their sender had last waited for its turn.
+    lost: BTreeMap<Chunk, (Timestamp, Duration)>,
     arrived: BTreeSet<Chunk>,
     pairs: BTreeMap<Pair, PairState>,
     judged: u64,
@@ -39,6 +40,9 @@ struct PairState {
     /// The longest that a datagram has taken.
     transit_max: Duration,
     repaired_at: Timestamp,
+    /// When data left last, and how long after what had left before.
+    data_at: Timestamp,
+    turn: Duration,
     /// When the receiver of this way was first answered: until then it says nothing but its greeting.
     greeted_at: Option<Timestamp>,
     /// When a question or an answer was lost last on this way.
@@ -46,6 +50,16 @@ struct PairState {
     /// When each question was asked, by its stamp; when those that were answered were asked and answered.
     asked: BTreeMap<u32, Timestamp>,
     answered: Vec<(Timestamp, Timestamp)>,
+}
+
+impl PairState {
+    /// Data leaves.
+    fn takes_its_turn(&mut self, now: Timestamp) {
+        if now > self.data_at {
+            self.turn = now.since(self.data_at);
+            self.data_at = now;
+        }
+    }
 }
 
 impl RepairWatch {
@@ -68,13 +82,15 @@ impl RepairWatch {
             self.exact.insert((pair, header.transfer.0));
         }
         let since = self.lost.remove(&(pair, header.transfer.0, header.offset));
-        let repaired_at = self.pairs.get(&pair).map_or(Timestamp::ZERO, |state| state.repaired_at);
+        let state = self.pairs.entry(pair).or_default();
+        let repaired_at = state.repaired_at;
         if header.flags.contains(Flags::RETRANSMITTED) {
-            self.pairs.entry(pair).or_default().repaired_at = now;
+            state.repaired_at = now;
         }
-        let Some(lost_at) = since else { return Ok(()) };
+        state.takes_its_turn(now);
+        let Some((lost_at, turn)) = since else { return Ok(()) };
         self.judged += 1;
-        let (began_at, bound) = self.terms(pair, lost_at, idle);
+        let (began_at, bound) = self.terms(pair, lost_at, idle + turn);
         let waited = now.since(began_at.max(repaired_at));
         if waited <= bound {
             return Ok(());
@@ -96,7 +112,8 @@ impl RepairWatch {
         }
         let chunk = (pair, header.transfer.0, header.offset);
         if self.exact.contains(&(pair, header.transfer.0)) && !self.arrived.contains(&chunk) {
-            self.lost.insert(chunk, now);
+            let turn = self.pairs.get(&pair).map_or(Duration::ZERO, |state| state.turn.min(TURN_MAX));
+            self.lost.insert(chunk, (now, turn));
         }
     }
 
@@ -154,5 +171,7 @@ impl RepairWatch {
 const ROUND_TRIPS: u32 = 6;
 /// The longest pause between two questions.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// The longest that a pacer lets a sender wait; more is a sender that had nothing to send.
+const TURN_MAX: Duration = Duration::from_millis(10);
 /// The shortest time that a sender waits for an answer.
 const FIXED: Duration = Duration::from_micros(500);
