@@ -141,8 +141,9 @@ impl RepairWatch {
         self.judged
     }
 
-    /// A sender waits for three round trips, at first, before it asks, and for one for the answer; or twice as much on top where a
-    /// question goes over one path and says nothing yet about what was lost on another.
+    /// A sender asks after the smoothed round trip and four variations, at most five of the longest; an answer to what it sent
+    /// before the loss starts that anew, after at most one; and the answer takes one. Twice as much where a question goes over
+    /// one path and says nothing yet about what was lost on another.
     const fn round_trips(&self) -> u32 {
         if self.has_many_paths {
             ROUND_TRIPS * 2
@@ -168,7 +169,7 @@ impl RepairWatch {
     }
 }
 
-const ROUND_TRIPS: u32 = 6;
+const ROUND_TRIPS: u32 = 7;
 /// The longest pause between two questions.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The longest that a pacer lets a sender wait; more is a sender that had nothing to send.
