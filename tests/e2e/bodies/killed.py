@@ -30,7 +30,11 @@ def check_survivors_name_the_killed_rank_within_ten_seconds() -> None:
     model = DistributedDataParallel(nn.Linear(200, 200))
     gradwire.torch.tolerate_loss(model)
     train(model)
+    # The others may still need what the victim has yet to send, although its own step is done.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"trained-{RANK}", "")
     if RANK == VICTIM:
+        store.wait([f"trained-{rank}" for rank in range(WORLD_SIZE)])
         os.kill(os.getpid(), signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=f"rank {VICTIM}"):
