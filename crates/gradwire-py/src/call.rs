@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Address and length in bytes.
 type Memory = (usize, usize);
 
-/// The dictionary that `python/gradwire/torch/_call.py` builds. Codes of dtype, reduction and algorithm are the
+/// The dictionary that `python/gradwire/torch/_group.py` builds. Codes of dtype, reduction and algorithm are the
 /// discriminants of the Rust enums; reductions count from 0 in the order of [`ReduceOp`].
 #[derive(FromPyObject)]
 pub(crate) struct Call {

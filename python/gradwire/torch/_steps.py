@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
 
@@ -57,13 +58,13 @@ class StepRecord:
         )
 
 
-class Delivered:
+class Delivered(ABC):
     """What the states of loss tolerance say about all steps so far."""
 
     @property
+    @abstractmethod
     def total(self) -> StepRecord:
         """Sum over all steps."""
-        raise NotImplementedError
 
     @property
     def bytes_expected(self) -> int:

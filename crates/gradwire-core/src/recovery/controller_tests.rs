@@ -55,7 +55,7 @@ fn an_incast_of_seven_loses_less_than_a_percent_in_a_small_switch_buffer() {
 
 /// The figures that docs/papers.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints"]
+#[ignore = "prints figures for docs/papers.md and asserts nothing"]
 fn figures_of_an_incast_of_seven() {
     for kind in ControllerKind::ALL {
         for (mbit, us) in

@@ -277,7 +277,7 @@ fn a_flow_keeps_its_place_beside_a_rival_that_keeps_a_longer_queue() {
 
 /// The figures that docs/papers.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints, and takes minutes"]
+#[ignore = "prints figures for docs/papers.md for minutes and asserts nothing"]
 fn figures_of_flows_that_start_one_after_the_other() {
     for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
         for flows in 2..=8 {
