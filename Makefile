@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-topology bench-overhead bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -78,6 +78,9 @@ bench-training: build ## Quality of training under gradient loss, by method, 20 
 
 bench-security: build ## What sealing every datagram costs, over loopback
 	$(PY) bench/collective/security.py --json bench-out/security.json $(ARGS)
+
+bench-flood: build ## What a stranger's flood costs a job, over a lab network
+	$(PY) bench/collective/flood.py --json bench-out/flood.json $(ARGS)
 
 bench-incast: build ## A small all-reduce by incast factor, in the simulator and over a lab network
 	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture

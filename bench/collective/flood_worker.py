@@ -1,0 +1,83 @@
+"""One rank of the flood benchmark: a step computes for a while and then all-reduces, as ordered.
+
+Orders and their answers (see `gradwire.lab.crew`):
+
+    {"do": "step", "compute_ms": c, "elems": n, "at": t}  ->  {"begun", "ended", "right"}
+    {"do": "look"}                                        ->  {"resident_kb", "refused"}
+
+`at` is a time of the machine's monotonic clock, which all ranks share. `refused` counts the datagrams that were nobody's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gradwire import Communicator
+from gradwire.lab import crew
+
+REFUSED = ("datagrams_unknown", "datagrams_not_authentic", "datagrams_replayed", "datagrams_invalid")
+
+
+class Worker:
+    """The communicator of this rank."""
+
+    def __init__(self, say: Any) -> None:
+        self._say = say
+        self._communicator = Communicator()
+
+    def obey(self, order: crew.Answer) -> None:
+        """Carries one order out and answers it."""
+        {"step": self._step, "look": self._look}[order["do"]](order)
+
+    def _step(self, order: crew.Answer) -> None:
+        ranks = self._communicator.world_size
+        gradient = np.full(order["elems"], self._communicator.rank + 1, dtype=np.float32)
+        time.sleep(max(0.0, order["at"] - time.monotonic()))
+        begun = time.monotonic()
+        _compute(order["compute_ms"] / 1e3)
+        self._communicator.all_reduce(gradient)
+        ended = time.monotonic()
+        self._say({"begun": begun, "ended": ended, "right": bool((gradient == ranks * (ranks + 1) / 2).all())})
+
+    def _look(self, _: crew.Answer) -> None:
+        counters = self._communicator.stats()["engine"]
+        refused = {name: counters[name] for name in REFUSED if name in counters}
+        self._say({"resident_kb": _resident_kb(), "refused": refused})
+
+    def close(self) -> None:
+        """Leaves the group."""
+        self._communicator.close()
+
+
+def _compute(seconds: float) -> None:
+    """Keeps a core busy, as a model does."""
+    end = time.monotonic() + seconds
+    matrix = np.eye(64, dtype=np.float32)
+    while time.monotonic() < end:
+        matrix = matrix @ matrix
+
+
+def _resident_kb() -> int:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    workers: list[Worker] = []
+
+    def make(say: Any) -> Any:
+        workers.append(Worker(say))
+        return workers[0].obey
+
+    crew.serve(make)
+    workers[0].close()
+
+
+if __name__ == "__main__":
+    main()
