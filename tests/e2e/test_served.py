@@ -19,9 +19,10 @@ WORKERS = 2
 
 
 @contextmanager
-def servers(folder: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def servers(folder: Path, count: int, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
     """`gradwire serve` for each of `count` servers; whoever has not ended by itself is killed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "MASTER_"))}
+    clean |= variables
     commands = [
         [
             *COMMAND,
@@ -83,6 +84,36 @@ def test_servers_end_by_themselves_when_the_last_worker_has_left(
         assert stats["index"] == index
         assert stats["served"]["calls"] > 10
         assert stats["served"]["elems_received"] > 0
+
+
+@pytest.mark.parametrize("configured", [True, False], ids=["configured", "generated"])
+def test_traffic_with_servers_is_sealed(tmp_path: Path, configured: bool) -> None:
+    secret = {"GRADWIRE_SECRET": "the secret of this job"} if configured else {}
+    with servers(tmp_path, 2, **secret) as running:  # a server takes the setting from the workers
+        env = {**settings(2), "GRADWIRE_PEER_TIMEOUT_S": "20", "GRADWIRE_SECURITY": "on", **secret}
+        outcome = launch("served_sealed", WORKERS, tmp_path, env=env)
+        ends = [process.communicate(timeout=60)[1] for process in running]
+    for check in checks_of("served_sealed"):
+        outcome.require(check)
+    outcome.require_clean_exit()
+    assert [process.returncode for process in running] == [0, 0], ends
+    for index in range(2):
+        stats = json.loads((tmp_path / f"server-{index}").read_text())
+        assert stats["served"]["elems_received"] > 0
+        assert stats["security"]["cipher"] is not None
+    assert not any(value in text for value in secret.values() for text in (*ends, outcome.transcript()))
+
+
+@pytest.mark.parametrize("theirs", ["something else altogether", None], ids=["another", "none"])
+def test_a_server_without_the_workers_secret_is_named_on_all(tmp_path: Path, theirs: str | None) -> None:
+    with servers(tmp_path, 1, **({"GRADWIRE_SECRET": theirs} if theirs else {})) as (server,):
+        env = {**settings(1), "GRADWIRE_SECURITY": "on", "GRADWIRE_SECRET": "the secret of this job"}
+        outcome = launch("served_wrong_secret", WORKERS, tmp_path, env=env, backend="")
+        words = server.communicate(timeout=60)[1]
+    outcome.require("check_the_server_is_named")
+    assert server.returncode == 3, words
+    assert "secret" in words
+    assert "Traceback" not in words
 
 
 # test of: ltp/dedicated-servers

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import time
-from datetime import timedelta
 
 import pytest
 import rank
-import torch.distributed as dist
-from gradwire import _runtime
 from gradwire.errors import (
     ConfigError,
     GradwireError,
@@ -20,21 +16,7 @@ from gradwire.errors import (
     WorldSizeError,
 )
 
-TIMEOUT = timedelta(seconds=15)
-
-
-def form(name: str, world_size: int = rank.WORLD_SIZE) -> None:
-    """Tries to form the default group with a Store of its own; whatever happens, the next try starts afresh."""
-    started = time.monotonic()
-    try:
-        rank.init(world_size=world_size, timeout=TIMEOUT, store=name)
-    finally:
-        runtime = _runtime.current()
-        if runtime is not None:
-            runtime.stop()
-        _runtime._process.runtime = None
-        assert not dist.is_initialized()
-        assert time.monotonic() - started < TIMEOUT.total_seconds() + 5
+from bodies.forming import form
 
 
 def check_a_world_size_that_differs_is_named_on_both_ranks() -> None:

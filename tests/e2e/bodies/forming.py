@@ -1,0 +1,26 @@
+"""How a body tries to form the default group again and again, as often as it has ways in which that fails."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import rank
+import torch.distributed as dist
+from gradwire import _runtime
+
+TIMEOUT = timedelta(seconds=15)
+
+
+def form(name: str, world_size: int = rank.WORLD_SIZE) -> None:
+    """Tries to form it with a Store of its own, `name`; whatever happens, the next try starts afresh."""
+    started = time.monotonic()
+    try:
+        rank.init(world_size=world_size, timeout=TIMEOUT, store=name)
+    finally:
+        runtime = _runtime.current()
+        if runtime is not None:
+            runtime.stop()
+        _runtime._process.runtime = None
+        assert not dist.is_initialized()
+        assert time.monotonic() - started < TIMEOUT.total_seconds() + 5
