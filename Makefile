@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -17,6 +17,8 @@ PIP_FLAGS ?=
 ARGS ?=
 
 VENV := .venv
+# Has everything of .venv, and the training frameworks beside it.
+FRAMEWORKS := .venv-frameworks
 PY := $(VENV)/bin/python
 RUST_SOURCES := $(shell find crates -path '*/src/*.rs' -o -name Cargo.toml)
 LOCKED := --locked --offline
@@ -47,6 +49,9 @@ test-torch: build ## PyTorch's own tests of torch.distributed at world size 2 an
 	@mkdir -p bench-out
 	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_equality.py
 	$(PY) tests/torch_suite/suite.py --json bench-out/torch_suite.json $(ARGS)
+
+test-frameworks: build $(FRAMEWORKS)/.requirements ## The examples with Lightning, Accelerate and Ray Train, installed beside .venv
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)
 
 check: env ## Formatting, lints, types, and the repository's own rules
 	@scripts/require_tools.sh $(PYTHON) lint
@@ -106,7 +111,7 @@ clean: ## Remove what the build made; keeps .venv's packages
 	rm -f python/gradwire/_native*.so
 
 distclean: clean ## Remove .venv as well
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(FRAMEWORKS)
 
 $(PY):
 	@scripts/require_tools.sh $(PYTHON)
@@ -114,6 +119,13 @@ $(PY):
 
 $(VENV)/.requirements: requirements-dev.txt | $(PY)
 	$(PY) -m pip install $(PIP_FLAGS) --requirement requirements-dev.txt
+	@touch $@
+
+$(FRAMEWORKS)/.requirements: requirements-frameworks.txt $(VENV)/.requirements
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	$(FRAMEWORKS)/bin/python -m pip install $(PIP_FLAGS) --requirement requirements-frameworks.txt
 	@touch $@
 
 # Crates that are already on this machine are not asked for again, so that a machine without network can build.

@@ -175,7 +175,7 @@ class Config:
         "`delay`: held back. The seed decides which packets. Never in production: every process warns that it is on.",
         optional=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
-        "caller in issue order. For hooks that start collectives in callbacks (PowerSGD).")
+        "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)
     # fmt: on
 

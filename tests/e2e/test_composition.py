@@ -8,8 +8,7 @@ from launch import Outcome, checks_of, launch
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    # PowerSGD nests collectives
-    return launch("composition", 2, tmp_path_factory.mktemp("composition"), env={"GRADWIRE_SYNC_FUTURES": "1"})
+    return launch("composition", 2, tmp_path_factory.mktemp("composition"))
 
 
 @pytest.mark.parametrize("check", checks_of("composition"))

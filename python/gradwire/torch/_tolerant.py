@@ -153,8 +153,7 @@ def tolerant_group(
     torch's PowerSGD and compression hooks take a process group: with this one what they send tolerates loss, so that
     compression and loss tolerance compose (LTP section VI-A). In it every all-reduce of float32, bfloat16 and float16 by SUM
     or AVG may leave a bounded share of the contributions behind; everything else on it stays exact. A SUM is the mean of
-    what arrived times the world size. PowerSGD calls one collective in the callback of another, which needs
-    `GRADWIRE_SYNC_FUTURES=1`. Nothing is fed back to the next step but what the hook itself feeds back.
+    what arrived times the world size. Nothing is fed back to the next step but what the hook itself feeds back.
 
     Args:
         ranks: as for `torch.distributed.new_group`, which this calls: on all ranks, in the same order.

@@ -8,6 +8,7 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,11 @@ from gradwire.torch import _memory
 logger = logging.getLogger("gradwire")
 
 NO_TIMEOUT = timedelta(0)
+# torch's hooks that start collectives in the callbacks of others. Ranks match calls by their order, which is theirs alone while
+# callbacks run on the caller's thread: on another one they would race with the calls for the next bucket.
+NESTING_HOOKS = tuple(
+    f"torch.distributed.algorithms.ddp_comm_hooks.{name}" for name in ("powerSGD_hook", "quantization_hooks")
+)
 
 
 class GradwireWork(dist.Work):
@@ -85,17 +91,24 @@ class GradwireWork(dist.Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the list of result tensors."""
-        return self.future_of(self._result)
+        """A future of the list of result tensors. For a hook that nests collectives it has ended: see `NESTING_HOOKS`."""
+        caller = sys._getframe(1)  # C++ in between makes no frames
+        return self.future_of(self._result, ended=caller.f_globals.get("__name__") in NESTING_HOOKS)
 
-    def future_of(self, value: Any) -> torch.futures.Future[Any]:
-        """A future of `value`, which holds the result tensors in the caller's form. The first call decides."""
+    def future_of(self, value: Any, *, ended: bool = False) -> torch.futures.Future[Any]:
+        """A future of `value`, which holds the result tensors in the caller's form. The first call decides.
+
+        Args:
+            value: what the future will hold.
+            ended: wait for the operations first, so that callbacks run on the caller's thread.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
             self._future = base.then(_unwrap)
-        if self._completer.sync_futures:
+        # On the completer's thread nobody else could complete it, should the callback that asks wait for it.
+        if ended or self._completer.sync_futures or self._completer.is_current_thread():
             for op in self._ops:
                 op.wait()
         if self.is_completed():

@@ -74,6 +74,26 @@ def check_power_sgd_on_a_tolerant_group() -> None:
     torch.testing.assert_close(*results)
 
 
+def check_power_sgd_with_several_buckets_on_the_group_of_the_model() -> None:
+    """Of the first bucket's callbacks and the second bucket's calls no rank may change the order."""
+    torch.manual_seed(3)
+    layers = [nn.Linear(200, 300), nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(300, 200)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    identical_everywhere(gradients(model, 4))
+
+
+def check_a_callback_may_wait_for_a_collective_that_it_started() -> None:
+    def again(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        nested = dist.all_reduce(future.value()[0].clone(), async_op=True)
+        return nested.get_future().wait()[0]
+
+    tensor = torch.ones(1000)
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(again)
+    assert torch.equal(future.wait(), torch.full((1000,), float(WORLD_SIZE**2)))
+
+
 def check_only_sums_of_gradients_are_tolerant() -> None:
     link = gradwire.torch._tolerant.link_of(TOLERANT)
     op = dist.ReduceOp

@@ -1,0 +1,136 @@
+"""What training scripts build on DDP, while gradients are lost: Join, ZeRO and what SyncBatchNorm calls. Two ranks, losing packets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+GLOO = dist.new_group(backend="gloo")
+WORLD = dist.group.WORLD
+WIDTH = 400
+LOSING: dict[str, Any] = {"preset": "mlt", "loss_bound": 0.3}
+
+
+class StatisticsOfAllRanks(torch.autograd.Function):
+    """Calls what SyncBatchNorm calls (it refuses CPU tensors): a gather going forward, an all-reduce going back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        own = torch.cat([x.mean(0), x.var(0, unbiased=False)])
+        rows = torch.empty(WORLD_SIZE, own.numel())
+        dist.all_gather_into_tensor(rows, own.view(1, -1), group=group)
+        GATHERED.append(rows.clone())
+        mean, variance = rows.mean(0).chunk(2)
+        return (x - mean) / (variance + 1).sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.sum(0)
+        dist.all_reduce(total, group=ctx.group)
+        REDUCED.append(total.clone())
+        return gradient + total / WORLD_SIZE, None
+
+
+GATHERED: list[torch.Tensor] = []
+REDUCED: list[torch.Tensor] = []
+
+
+class Net(nn.Module):
+    """Two layers, with statistics of all ranks between them if there is a group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last, self.group = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.last(hidden if self.group is None else StatisticsOfAllRanks.apply(hidden, self.group))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step * 10 + RANK))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
+
+
+def everybody(own: torch.Tensor) -> list[torch.Tensor]:
+    rows = [torch.zeros_like(own) for _ in range(WORLD_SIZE)]
+    dist.all_gather(rows, own, group=GLOO)
+    return rows
+
+
+Train = Callable[[DistributedDataParallel], None]
+
+
+def exact_as_with_gloo_and_lossy_with_equal_replicas(train: Train, *, statistics: bool = False) -> None:
+    """Exact by a hook that may not lose, while packets are lost; then with loss, which must have happened."""
+
+    def run(group: dist.ProcessGroup, tolerance: dict[str, Any] | None) -> tuple[torch.Tensor, Any]:
+        net = Net(group if statistics else None)
+        model = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.5)
+        state = None if tolerance is None else gradwire.torch.tolerate_loss(model, **tolerance)
+        train(model)
+        return flat(model), state
+
+    reference, _ = run(GLOO, None)
+    reliable, _ = run(WORLD, {"preset": "reliable"})
+    assert torch.equal(reliable, reference), "two ranks add to the same bits in either order"
+    GATHERED.clear()
+    REDUCED.clear()
+    lossy, state = run(WORLD, LOSING)
+    assert state.total.lost_share > 0, "this run says nothing"
+    assert all(torch.equal(lossy, row) for row in everybody(lossy)), "replicas differ"
+    assert not torch.equal(lossy, reference)
+
+
+def check_ranks_with_more_batches_than_others_join() -> None:
+    def train(model: DistributedDataParallel) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Join([model]):
+            for step in range(2 + 2 * RANK):
+                optimizer.zero_grad()
+                model(batch(step)).square().mean().backward()
+                optimizer.step()
+
+    exact_as_with_gloo_and_lossy_with_equal_replicas(train)
+
+
+def check_optimizer_states_are_sharded() -> None:
+    def train(model: DistributedDataParallel) -> None:
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01, process_group=model.process_group
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+        optimizer.consolidate_state_dict(to=0)
+
+    exact_as_with_gloo_and_lossy_with_equal_replicas(train)
+
+
+def check_statistics_between_layers_stay_exact() -> None:
+    def train(model: DistributedDataParallel) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+
+    exact_as_with_gloo_and_lossy_with_equal_replicas(train, statistics=True)
+    for what in (*GATHERED, *REDUCED):
+        assert all(torch.equal(what, row) for row in everybody(what)), "what crosses ranks in a layer is no gradient"
+    assert len(GATHERED) == len(REDUCED) == 4
