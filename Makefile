@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -100,6 +100,9 @@ bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, abo
 
 bench-overhead: build ## What a call and a step cost beside gloo, on this machine
 	$(PY) bench/torch/overhead.py --json bench-out/overhead.json $(ARGS)
+
+bench-overlap: build ## How much of a DDP step's communication is hidden, from a profile, with a picture
+	$(PY) bench/torch/overlap.py --json bench-out/overlap.json $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json
