@@ -28,8 +28,9 @@ DTYPE_CODES = {
 COMPLEX_CODES = {"complex64": 1, "complex128": 2}
 TOLERANT_DTYPES = ("float32", "bfloat16", "float16")
 # In the order of the binding's codes (crates/gradwire-py/src/call.rs).
-REDUCTIONS = ("sum", "mean", "product", "min", "max")
+REDUCTIONS = ("sum", "mean", "product", "min", "max", "band", "bor", "bxor")
 LINEAR = ("sum", "mean")
+BITWISE = ("band", "bor", "bxor")
 
 
 def check(array: Array) -> None:
@@ -118,6 +119,6 @@ def reduce_options(array: Array, op: str) -> dict[str, Any]:
         raise InvalidRequestError(f"op = {op!r} is not allowed: one of {', '.join(REDUCTIONS)}")
     name = array.dtype.name
     code = DTYPE_CODES.get(name, COMPLEX_CODES.get(name, BYTES) if op in LINEAR else BYTES)
-    if code == BYTES:
+    if code == BYTES or (op in BITWISE and array.dtype.kind not in "biu"):
         raise UnsupportedError(f"reduction {op} of {name} is not supported", dtype=name, op=op)
     return {"dtype": code, "reduce": REDUCTIONS.index(op), "factor": 1.0}

@@ -289,6 +289,38 @@ class MeetingStore:
         )
 
 
+class PartOfStore:
+    """A Store whose keys lie below a prefix: for groups that meet on one board at the same time."""
+
+    def __init__(self, store: MeetingStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> str:
+        """Reads what is there."""
+        return self._store.get(self._prefix + key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return self._store.check([self._prefix + key for key in keys])
+
+    def add(self, key: str, amount: int) -> int:
+        """Counts up by one and returns the sum."""
+        return self._store.add(self._prefix + key, amount)
+
+    def compare_set(self, key: str, expected: str, value: str) -> None:
+        """Writes if nothing is there yet."""
+        self._store.compare_set(self._prefix + key, expected, value)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Waits as `MeetingStore.wait` does."""
+        self._store.wait([self._prefix + key for key in keys], timeout)
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; an IPv6 address stands in brackets.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from gradwire import _arrays, _native
 from gradwire._arrays import Array
-from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, parse_address
+from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
 from gradwire._operation import Call, Operation
 from gradwire._policy import policy_numbers
 from gradwire._rendezvous import Place, form_group
@@ -32,6 +32,7 @@ from gradwire.errors import (
     EngineError,
     GradwireError,
     InvalidRequestError,
+    RendezvousError,
     ShutDownError,
     UnsupportedError,
 )
@@ -89,9 +90,12 @@ class Communicator:
         self.rank: int = _number("rank", "RANK", rank, 0, self.world_size - 1)
         self._timeout = timeout
         self._closed = False
-        name = f"communicator {next(_numbers)}"
-        place = Place(self.rank, self.world_size, name, timeout)
-        self._owner, self._native = _meet(_address(rendezvous), place)
+        self._splits = 0
+        self._is_part = False
+        self._address = _address(rendezvous)
+        self._name = f"communicator {next(_numbers)}"
+        place = Place(self.rank, self.world_size, self._name, timeout)
+        self._owner, self._native = _meet(self._address, place)
 
     # Every rank to every rank.
 
@@ -112,7 +116,8 @@ class Communicator:
 
         Args:
             array: `[...]`, the same shape and dtype on every rank.
-            op: `sum`, `mean`, `product`, `min` or `max`; the mean of integers is cut off.
+            op: `sum`, `mean`, `product`, `min` or `max`; the mean of integers is cut off. Integers and booleans also `band`,
+                `bor` and `bxor`, bit by bit.
             out: like `array`, gets the result instead of it.
             async_op: return at once.
             tolerate_loss: a bounded share of the contributions may be left behind. Needs float32, bfloat16 or float16 and
@@ -370,6 +375,83 @@ class Communicator:
         engine = self._owner.engine
         return {"group": self._native.stats(), "engine": engine.stats(), "features": engine.features()}
 
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks with the same `color`; every rank of this one calls it.
+
+        The ranks meet again where they met for this communicator. It and the new one are closed each for itself, in any order.
+
+        Args:
+            color: which part this rank is of, 0 or more; None: of none.
+            key: orders the ranks of a part, the smallest first; equal ones keep the order that they have here.
+
+        Returns:
+            This rank's part, or None.
+
+        Raises:
+            InvalidRequestError: `color` or `key` is no number of 64 bits, or `color` is negative.
+            UnsupportedError: this is a part itself. Its ranks have no place to meet: split the whole once more.
+            PortInUseError, AddressError: rank 0 cannot listen again; a RendezvousError on the others.
+            GroupError: a rank is lost, or calls something else.
+            UnreachableError, RendezvousError: a part could not be formed.
+        """
+
+        def prepare() -> Call:
+            if self._is_part:
+                raise UnsupportedError(
+                    "a part cannot be split: its ranks have no place to meet; split the whole once more"
+                )
+            asked = _color_and_key(color, key)
+            return Call("all_gather", asked, np.empty((self.world_size, 2), asked.dtype)).copy()
+
+        asked = self._start("all_gather", prepare, async_op=False).result
+        assert asked is not None, "every rank gets the result of an all-gather"
+        self._splits += 1
+        name = f"{self._name}/{self._splits}/{color}"
+        members = [rank for rank in range(self.world_size) if asked[rank, 0] == asked[self.rank, 0]]
+        members.sort(key=lambda rank: int(asked[rank, 1]))
+        place = Place(members.index(self.rank), len(members), name, self._timeout)
+        formed = self._meet_again(None if color is None else place)
+        return None if formed is None else self._part(place, *formed)
+
+    def _part(self, place: Place, owner: Runtime, native: _native.Group) -> Communicator:
+        part = Communicator.__new__(Communicator)
+        part.rank, part.world_size = place.rank, place.world_size
+        part._timeout, part._closed, part._splits = self._timeout, False, 0
+        part._address, part._name, part._is_part = self._address, place.name, True
+        part._owner, part._native = owner, native
+        return part
+
+    def _meet_again(self, place: Place | None) -> tuple[Runtime, _native.Group] | None:
+        """Forms the parts while rank 0 listens; a rank without a place only waits until the others have met."""
+        server, failure = self._listen_again()
+        try:
+            listens = np.array([failure is None])
+            self.broadcast(listens)
+            if failure is not None:
+                raise failure
+            if not listens[0]:
+                raise RendezvousError("rank 0 cannot listen again for split: its own error says why", rank=0)
+            try:
+                return None if place is None else self._meet_below(f"{place.name}/", place)
+            finally:
+                self.barrier()  # whatever became of this rank's part, the others still need the server
+        finally:
+            if server is not None:
+                server.end(None, 0.0)
+
+    def _listen_again(self) -> tuple[MeetingServer | None, GradwireError | None]:
+        if self.rank:
+            return None, None
+        try:
+            return MeetingServer(*self._address, self.world_size), None
+        except GradwireError as error:
+            return None, error
+
+    def _meet_below(self, prefix: str, place: Place) -> tuple[Runtime, _native.Group]:
+        store = MeetingStore(*self._address, self.rank, place.timeout.total_seconds())
+        with contextlib.closing(store):
+            return form_group(PartOfStore(store, prefix), place)
+
     def close(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
         if self._closed:
@@ -492,6 +574,15 @@ def _number(name: str, variable: str, argument: int | None, low: int, high: int)
     if not low <= number <= high:
         raise ConfigError(f"{name} = {value!r} is not allowed: {low} to {high}", field=name, value=value)
     return number
+
+
+def _color_and_key(color: int | None, key: int) -> np.ndarray[Any, Any]:
+    if color is not None and color < 0:
+        raise InvalidRequestError(f"color = {color} is not allowed: 0 or more, or None")
+    try:
+        return np.array([-1 if color is None else color, key], np.int64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidRequestError(f"color = {color!r}, key = {key!r}: whole numbers of 64 bits") from error
 
 
 def _tag(tag: int) -> int:

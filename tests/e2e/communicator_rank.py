@@ -266,6 +266,48 @@ def check_a_call_that_only_one_rank_cannot_make_fails_on_all(comm: gradwire.Comm
         raises(GroupError, lambda: second.all_reduce(value(RANK)))
 
 
+def check_bits_are_reduced(comm: gradwire.Communicator) -> None:
+    bitwise = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
+    for op, expected in bitwise.items():
+        for dtype in ("uint8", "int16", "int32", "uint64", "bool"):
+            rows = [
+                (np.arange(ELEMS) * (rank + 3) % 7 > 2 if dtype == "bool" else value(rank, dtype))
+                for rank in range(WORLD_SIZE)
+            ]
+            array = rows[RANK].copy()
+            comm.all_reduce(array, op)
+            same(array, expected.reduce(rows))
+        raises(UnsupportedError, lambda op=op: comm.all_reduce(np.ones(3, "float32"), op))
+
+
+def check_parts_of_a_communicator(comm: gradwire.Communicator) -> None:
+    """Ranks 0 and up in reverse order, the last one in a part of its own; then a part without rank 0."""
+    last = WORLD_SIZE - 1
+    part = comm.split(1 if last == RANK else 0, key=-RANK)
+    assert (part.rank, part.world_size) == ((0, 1) if last == RANK else (last - 1 - RANK, last))
+    members = [last] if last == RANK else list(range(last - 1, -1, -1))
+    same(part.all_gather(np.array([RANK])).result[:, 0], np.array(members))
+    without = comm.split(None if RANK == 0 else 7)
+    assert (without is None) == (RANK == 0)
+    if without is not None:
+        array = value(RANK)
+        without.all_reduce(array)
+        same(array, reduced("sum", everybody()[1:]))
+        raises(UnsupportedError, lambda: without.split(0))
+        without.barrier()  # all have refused: the part goes on
+        without.close()
+    comm.barrier()
+    part.close()
+    array = value(RANK)
+    comm.all_reduce(array)
+    same(array, reduced("sum", everybody()))
+
+
+def check_a_color_that_is_none_is_refused(comm: gradwire.Communicator) -> None:
+    for color, key in ((-1, 0), (1 << 70, 0), (0, "first")):
+        raises(InvalidRequestError, lambda color=color, key=key: comm.split(color, key))
+
+
 def check_statistics(comm: gradwire.Communicator) -> None:
     stats = comm.stats()
     assert {"group", "engine", "features"} <= stats.keys()
