@@ -1,0 +1,82 @@
+"""What a typed program sees of gradwire: the stub of the binding is the binding, and mistakes are found without running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# Types of arguments, which exist for checkers alone.
+ONLY_IN_THE_STUB = r"""
+gradwire\._native\.(Call|Memory|PolicyNumbers|__all__)
+"""
+PROGRAM = """
+from datetime import timedelta
+import numpy as np
+from numpy.typing import NDArray
+import gradwire
+from typing_extensions import assert_type
+
+def train(gradients: NDArray[np.float32]) -> float:
+    with gradwire.Communicator("10.0.0.1:29400", rank=0, world_size=2, timeout=timedelta(seconds=9)) as whole:
+        operation = whole.all_reduce(gradients, "mean", tolerate_loss=True, async_op=True)
+        assert_type(operation, gradwire.Operation)
+        assert_type(operation.is_completed(), bool)
+        operation.wait(timedelta(seconds=1))
+        part = whole.split(0 if whole.rank else None)
+        if part is not None:
+            assert_type(part, gradwire.Communicator)
+            part.barrier()
+        return operation.report().lost_share
+"""
+MISTAKES = {
+    "a list is no array": ("whole.all_reduce([1.0])", "arg-type"),
+    "a timeout is no number": ("whole.all_reduce(array).wait(3)", "arg-type"),
+    "an unknown argument": ("whole.all_reduce(array, loss=0.1)", "call-arg"),
+    "a part may be none": ("whole.split(0).barrier()", "union-attr"),
+    "a configuration has no such field": ("gradwire.Config(presets='mlt')", "call-arg"),
+}
+
+
+def mypy(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--cache-dir",
+        str(ROOT / ".mypy_cache"),
+        str(folder / "program.py"),
+    ]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_typed_program_passes(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    ran = mypy(tmp_path, PROGRAM)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_mistakes_are_found(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    lines = [f"    {text}" for text, _ in MISTAKES.values()]
+    array = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+    head = f"import gradwire\nimport numpy as np\ndef run(whole: gradwire.Communicator, array: {array}) -> None:"
+    ran = mypy(tmp_path, "\n".join([head, *lines]))
+    for number, (name, (_, code)) in enumerate(MISTAKES.items(), start=4):
+        assert any(f"program.py:{number}:" in line and f"[{code}]" in line for line in ran.stdout.splitlines()), (
+            f"{name}: {ran.stdout}"
+        )
+
+
+def test_the_stub_of_the_binding_is_the_binding(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    allowed = tmp_path / "allowed"
+    allowed.write_text(ONLY_IN_THE_STUB)
+    command = [sys.executable, "-m", "mypy.stubtest", "gradwire._native", "--concise", "--allowlist", str(allowed)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
