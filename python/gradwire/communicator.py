@@ -3,7 +3,7 @@
     with gradwire.Communicator("10.0.0.1:29400", rank=0, world_size=4) as communicator:
         communicator.all_reduce(gradients, "mean")
 
-The ranks meet over TCP (`_meeting.py`) and form a group exactly as under torch (`_rendezvous.py`); each call is prepared here
+The ranks meet over TCP (`_joining.py`) and form a group exactly as under torch (`_rendezvous.py`); each call is prepared here
 and carried by the process's one engine. Everything is exact but an all-reduce with `tolerate_loss=True`.
 """
 
@@ -12,23 +12,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from gradwire import _arrays, _native
+from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
-from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
+from gradwire._meeting import MeetingServer
 from gradwire._operation import Call, Operation
 from gradwire._policy import policy_numbers
-from gradwire._rendezvous import Place, form_group
-from gradwire._runtime import Runtime, configuration, configure, current
+from gradwire._rendezvous import Place
+from gradwire._runtime import Runtime
 from gradwire.config import Config
 from gradwire.errors import (
-    ConfigError,
     EngineError,
     GradwireError,
     InvalidRequestError,
@@ -85,17 +83,17 @@ class Communicator:
         config: Config | None = None,
     ) -> None:
         if config is not None:
-            _configure(config)
-        self.world_size: int = _number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
-        self.rank: int = _number("rank", "RANK", rank, 0, self.world_size - 1)
+            _joining.apply(config)
+        self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
+        self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
         self._timeout = timeout
         self._closed = False
         self._splits = 0
         self._is_part = False
-        self._address = _address(rendezvous)
+        self._address = _joining.address(rendezvous)
         self._name = f"communicator {next(_numbers)}"
         place = Place(self.rank, self.world_size, self._name, timeout)
-        self._owner, self._native = _meet(self._address, place)
+        self._owner, self._native = _joining.meet(self._address, place)
 
     # Every rank to every rank.
 
@@ -281,7 +279,7 @@ class Communicator:
         def prepare() -> Call:
             options = _arrays.reduce_options(array, op)
             target = None
-            if self._peer(root) == self.rank:
+            if self._is_root(root):
                 target = array if out is None else _arrays.out_like(out, array.shape, array.dtype)
             call = Call("reduce", array, target, peer=root)
             call.options |= options
@@ -305,9 +303,8 @@ class Communicator:
 
         def prepare() -> Call:
             _arrays.check(array)
-            target = None
-            if self._peer(root) == self.rank:
-                target = _arrays.out_like(out, (self.world_size, *array.shape), array.dtype)
+            shape = (self.world_size, *array.shape)
+            target = _arrays.out_like(out, shape, array.dtype) if self._is_root(root) else None
             return Call("gather", array, target, peer=root).copy()
 
         return self._start("gather", prepare, async_op)
@@ -327,13 +324,12 @@ class Communicator:
 
         def prepare() -> Call:
             _arrays.check(out)
-            source = None
-            if self._peer(root) == self.rank:
-                if array is None:
-                    raise InvalidRequestError("scatter needs an array at the root")
-                _arrays.check(array)
-                _arrays.out_like(out, self._row_of(array), array.dtype)
-                source = array
+            source = array if self._is_root(root) else None
+            if source is not None:
+                _arrays.check(source)
+                _arrays.out_like(out, self._row_of(source), source.dtype)
+            elif root == self.rank:
+                raise InvalidRequestError("scatter needs an array at the root")
             return Call("scatter", source, out, peer=root).copy()
 
         return self._start("scatter", prepare, async_op)
@@ -432,7 +428,7 @@ class Communicator:
             if not listens[0]:
                 raise RendezvousError("rank 0 cannot listen again for split: its own error says why", rank=0)
             try:
-                return None if place is None else self._meet_below(f"{place.name}/", place)
+                return None if place is None else _joining.meet_below(f"{place.name}/", self._address, self.rank, place)
             finally:
                 self.barrier()  # whatever became of this rank's part, the others still need the server
         finally:
@@ -446,11 +442,6 @@ class Communicator:
             return MeetingServer(*self._address, self.world_size), None
         except GradwireError as error:
             return None, error
-
-    def _meet_below(self, prefix: str, place: Place) -> tuple[Runtime, _native.Group]:
-        store = MeetingStore(*self._address, self.rank, place.timeout.total_seconds())
-        with contextlib.closing(store):
-            return form_group(PartOfStore(store, prefix), place)
 
     def close(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
@@ -505,6 +496,9 @@ class Communicator:
             raise InvalidRequestError(f"there is no rank {rank} of {self.world_size}")
         return rank
 
+    def _is_root(self, rank: int) -> bool:
+        return self._peer(rank) == self.rank
+
     def _row_of(self, array: Array) -> tuple[int, ...]:
         if array.ndim == 0 or array.shape[0] != self.world_size:
             raise InvalidRequestError(f"the array is {array.shape}: it needs a row for each of {self.world_size} ranks")
@@ -528,52 +522,6 @@ class Communicator:
         if len(counts) != self.world_size or min(counts) < 0:
             raise InvalidRequestError(f"{counts} are not the rows of {self.world_size} ranks")
         return counts
-
-
-def _meet(address: tuple[str, int], place: Place) -> tuple[Runtime, _native.Group]:
-    host, port = address
-    server = MeetingServer(host, port, place.world_size) if place.rank == 0 else None
-    failure: BaseException | None = None
-    try:
-        store = MeetingStore(host, port, place.rank, place.timeout.total_seconds())
-        with contextlib.closing(store):
-            return form_group(store, place)
-    except BaseException as error:
-        failure = error
-        raise
-    finally:
-        if server is not None:
-            server.end(failure, LINGER_S if failure is None or isinstance(failure, Exception) else 0.0)
-
-
-def _address(rendezvous: str | None) -> tuple[str, int]:
-    address = configuration().rendezvous if rendezvous is None else rendezvous
-    if address is None:
-        raise ConfigError(
-            "where do the ranks meet? Pass rendezvous='host:port' or set GRADWIRE_RENDEZVOUS, an address of rank 0's host",
-            field="rendezvous",
-        )
-    return parse_address(address)
-
-
-def _configure(config: Config) -> None:
-    """The configuration of the process; a second communicator may repeat it."""
-    owner = current()
-    if owner is None or owner.config != Config.from_env(config):
-        configure(config)
-
-
-def _number(name: str, variable: str, argument: int | None, low: int, high: int) -> int:
-    value: Any = os.environ.get(variable) if argument is None else argument
-    if value is None:
-        raise ConfigError(f"{name} is not known: pass it or set {variable}", field=name)
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = low - 1
-    if not low <= number <= high:
-        raise ConfigError(f"{name} = {value!r} is not allowed: {low} to {high}", field=name, value=value)
-    return number
 
 
 def _color_and_key(color: int | None, key: int) -> np.ndarray[Any, Any]:

@@ -1,0 +1,72 @@
+"""How the ranks of a communicator come together: who this process is, where the ranks meet, and that they do.
+
+Used by `communicator.py` alone, which makes the calls once the group is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from gradwire import _native
+from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
+from gradwire._rendezvous import Place, form_group
+from gradwire._runtime import Runtime, configuration, configure, current
+from gradwire.config import Config
+from gradwire.errors import ConfigError
+
+
+def meet(address: tuple[str, int], place: Place) -> tuple[Runtime, _native.Group]:
+    """Forms the group of all ranks; rank 0 listens meanwhile."""
+    host, port = address
+    server = MeetingServer(host, port, place.world_size) if place.rank == 0 else None
+    failure: BaseException | None = None
+    try:
+        store = MeetingStore(host, port, place.rank, place.timeout.total_seconds())
+        with contextlib.closing(store):
+            return form_group(store, place)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if server is not None:
+            server.end(failure, LINGER_S if failure is None or isinstance(failure, Exception) else 0.0)
+
+
+def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> tuple[Runtime, _native.Group]:
+    """Forms a part, whose `place` this is, while `rank` 0 of the whole listens."""
+    with contextlib.closing(MeetingStore(*address, rank, place.timeout.total_seconds())) as store:
+        return form_group(PartOfStore(store, prefix), place)
+
+
+def address(rendezvous: str | None) -> tuple[str, int]:
+    """Host and port of the argument, or of the configuration."""
+    address = configuration().rendezvous if rendezvous is None else rendezvous
+    if address is None:
+        raise ConfigError(
+            "where do the ranks meet? Pass rendezvous='host:port' or set GRADWIRE_RENDEZVOUS, an address of rank 0's host",
+            field="rendezvous",
+        )
+    return parse_address(address)
+
+
+def apply(config: Config) -> None:
+    """The configuration of the process; a second communicator may repeat it."""
+    owner = current()
+    if owner is None or owner.config != Config.from_env(config):
+        configure(config)
+
+
+def number(name: str, variable: str, argument: int | None, low: int, high: int) -> int:
+    """The argument, or the variable of a launcher."""
+    value: Any = os.environ.get(variable) if argument is None else argument
+    if value is None:
+        raise ConfigError(f"{name} is not known: pass it or set {variable}", field=name)
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = low - 1
+    if not low <= number <= high:
+        raise ConfigError(f"{name} = {value!r} is not allowed: {low} to {high}", field=name, value=value)
+    return number
