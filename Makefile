@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -68,9 +68,17 @@ sim: env ## Simulate seeds and print each failing one: make sim FROM=0 SEEDS=200
 fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 	scripts/fuzz.sh $(FUZZ_SECONDS)
 
-bench: build ## The cost of a packet, and all-reduce against gloo over shaped links and over loopback
+bench: build ## The cost of a packet, and all-reduce beside gloo over shaped links
 	cargo bench --package gradwire-core --package gradwire-collectives --package gradwire-engine $(LOCKED) -- --quick
-	$(PY) bench/collective/allreduce.py $(ARGS)
+	$(VENV)/bin/gradwire bench --loss 0 --loss 0.01 --json bench-out/bench.json $(ARGS)
+
+bench-accuracy: build ## Time to accuracy of the example beside gloo, at five rates of loss, up to an hour
+	$(VENV)/bin/gradwire bench --training --json bench-out/training.json $(ARGS)
+
+bench-scenarios: build ## One gray rail of four, a slow host, an incast: p99 beside the healthy network, half an hour
+	$(VENV)/bin/gradwire bench --scenario gray --json bench-out/gray.json --html bench-out/gray.html $(ARGS)
+	$(VENV)/bin/gradwire bench --scenario slow-host --json bench-out/slow-host.json --html bench-out/slow-host.html $(ARGS)
+	$(VENV)/bin/gradwire bench --scenario incast --json bench-out/incast-buffer.json --html bench-out/incast-buffer.html $(ARGS)
 
 bench-goodput: build ## Goodput under loss beside the kernel's TCP, over a lab link
 	$(PY) bench/transport/goodput.py --json bench-out/goodput.json $(ARGS)

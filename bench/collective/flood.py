@@ -12,7 +12,6 @@ grew by less than 16 MB; 1 not so; 2 it could not run.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -20,17 +19,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import allreduce
 import click
+import frame
+from gradwire.bench.plan import MB
 from gradwire.demo.results import percentile
-from gradwire.lab import LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
+from gradwire.lab import Link
 from gradwire.lab.cluster import DEVICE
 from gradwire.lab.crew import Crew, WorkerFailed, rendezvous_environment
 from gradwire.lab.soft_cluster import SoftCluster
 from rich.console import Console
-from rich.table import Table
 
-REACHED, MISSED, NOT_RUN = 0, 1, 2
 RANKS, STRANGER = 2, 2  # the stranger's host comes after the ranks'
 PORT = 47400
 DATAGRAM_BYTES = 1472
@@ -38,8 +36,6 @@ FRAME_BYTES = DATAGRAM_BYTES + 8 + 20 + 14
 SETTLE_STEPS = 5
 START_AHEAD_S = 0.005
 SLOWER_MOST, GROWN_MOST_KB = 2.0, 16 << 10
-
-Tell = Callable[[str], None]
 
 
 def step_ms(crew: Crew, compute_ms: float, elems: int) -> float:
@@ -64,7 +60,7 @@ def steps_for(seconds: float, step: Callable[[], float]) -> list[float]:
 
 
 def measure(
-    link: Link, *, share: float, compute_ms: float, elems: int, seconds: float, out: Path, tell: Tell
+    link: Link, *, share: float, compute_ms: float, elems: int, seconds: float, out: Path, tell: frame.Tell
 ) -> dict[str, Any]:
     """The three phases.
 
@@ -141,13 +137,11 @@ def row_of(phase: str, times_ms: list[float]) -> dict[str, Any]:
 
 def print_table(console: Console, measured: dict[str, Any]) -> None:
     """One line for each phase."""
-    table = Table(title="steps and a stranger's flood", title_justify="left")
-    for head in ("phase", "steps", "mean ms", "p50 ms", "p99 ms"):
-        table.add_column(head, justify="right")
+    lines = []
     for row in measured["rows"]:
         times = [f"{row[name]:.1f}" for name in ("mean_ms", "p50_ms", "p99_ms")]
-        table.add_row(row["phase"], str(row["steps"]), *times)
-    console.print(table)
+        lines.append([row["phase"], str(row["steps"]), *times])
+    console.print(frame.table("steps and a stranger's flood", ("phase", "steps", "mean ms", "p50 ms", "p99 ms"), lines))
     refused = ", ".join(f"{name} {count}" for name, count in measured["refused"].items())
     console.print(f"{measured['datagrams_sent']} datagrams sent by the stranger; rank 0: {refused}", highlight=False)
 
@@ -164,9 +158,7 @@ def reached(measured: dict[str, Any]) -> bool:
 @click.option("--size", default=1.0, type=click.FloatRange(0.001), help="MB that a step reduces.")
 @click.option("--share", default=1.0, type=click.FloatRange(0.01), help="Rate of the flood, as a share of the link's.")
 @click.option("--seconds", default=10.0, type=click.FloatRange(0.5), help="Of flood.")
-@click.option("--quick", is_flag=True, help="A second. No verdict.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
-@click.option("--out", default=Path("bench-out"), type=click.Path(path_type=Path), help="Folder for logs.")
+@frame.common_options("A second.")
 def main(
     *,
     rate: float,
@@ -181,48 +173,21 @@ def main(
 ) -> None:
     """Reads the options and measures in the lab's sandbox."""
     seconds = 1.0 if quick else seconds
-    out.mkdir(parents=True, exist_ok=True)
-    console = Console(width=130)
     link = Link(rate, delay_ms=rtt / 2)
 
-    def tell(text: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False)
+    def take(tell: frame.Tell) -> dict[str, Any]:
+        elems = int(size * MB / 4)
+        return measure(link, share=share, compute_ms=compute_ms, elems=elems, seconds=seconds, out=out, tell=tell)
 
-    def work() -> int:
-        try:
-            measured = measure(
-                link,
-                share=share,
-                compute_ms=compute_ms,
-                elems=int(size * allreduce.MB / 4),
-                seconds=seconds,
-                out=out,
-                tell=tell,
-            )
-        except (WorkerFailed, LabError) as error:
-            console.print(f"error: {error}", markup=False)
-            return NOT_RUN
-        settings = {"rate_mbit": rate, "rtt_ms": rtt, "compute_ms": compute_ms, "size_mb": size, "quick": quick}
-        results = {"benchmark": "flood", "machine": allreduce.machine(), "settings": settings, **measured}
-        if json_file is not None:
-            json_file.write_text(json.dumps(results, indent=1) + "\n")
-        print_table(console, measured)
-        verdict = (
-            ""
-            if quick
-            else f" (target: at most {SLOWER_MOST:g} and 16 MB: {'reached' if reached(measured) else 'MISSED'})"
-        )
-        grown = measured["grown_kb"] / 1024
-        console.print(
-            f"steps take {measured['slower']:.2f} times as long, memory {grown:+.1f} MB{verdict}", highlight=False
-        )
-        return REACHED if quick or reached(measured) else MISSED
+    def conclude(console: Console, results: dict[str, Any]) -> bool:
+        print_table(console, results)
+        grown = f"steps take {results['slower']:.2f} times as long, memory {results['grown_kb'] / 1024:+.1f} MB"
+        verdict = "reached" if reached(results) else "MISSED"
+        console.print(f"{grown} (target: at most {SLOWER_MOST:g} and 16 MB: {verdict})", highlight=False)
+        return reached(results)
 
-    try:
-        sys.exit(sandbox.run(work))
-    except (ToolMissing, NamespacesUnavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(NOT_RUN)
+    chosen = {"rate_mbit": rate, "rtt_ms": rtt, "compute_ms": compute_ms, "size_mb": size}
+    frame.run("flood", frame.Settings(quick, json_file, out), chosen, take, conclude)
 
 
 if __name__ == "__main__":

@@ -11,105 +11,27 @@ and the paper's training times, as multiples of I = 1. Exit status: 0 the time f
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import allreduce
 import click
+import frame
+from gradwire.bench.plan import NetworkPlan
 from gradwire.demo.results import percentile
-from gradwire.lab import LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
-from gradwire.lab.crew import Crew, WorkerFailed, rendezvous_environment
-from gradwire.lab.probe import probe_round_trip_ms
+from gradwire.lab import netem
 from rich.console import Console
-from rich.table import Table
 
-REACHED, MISSED, NOT_RUN = 0, 1, 2
 SWITCH_RTT_MS = 0.4  # what the user-mode-linux switch adds by itself
 PAPER_S = {1: 913.71, 3: 430.88, 5: 284.56}  # training of Lenet-5, ULTIMA section 5.3
 SIMULATED_MS = {1: 13.3, 2: 7.2, 3: 5.1, 5: 3.1}  # eight ranks, 8 KB, 1 ms (`make bench-incast`)
 SETTLE = 2  # calls of each factor that are not counted: the connections measure their round trips
-START_AHEAD_S = 0.05
-
-Tell = Callable[[str], None]
+TRANSPOSE = 2  # code of gradwire_collectives
 
 
 def rounds(ranks: int, incast: int) -> int:
     """Rounds of both stages."""
     return 2 * -(-(ranks - 1) // incast)
-
-
-def form_groups(crew: Crew, ranks: int, incasts: tuple[int, ...]) -> None:
-    """A group for each factor."""
-    for incast in incasts:
-        order = {"do": "engine", "incast": incast, "ranks": ranks}
-        records = [answer[-1]["record"] for answer in crew.order(order, "record")]
-        crew.order({"do": "join", "incast": incast, "records": records}, "joined")
-
-
-def sample_ms(crew: Crew, ranks: int, incast: int, elems: int) -> float:
-    """Milliseconds of one all-reduce.
-
-    Raises:
-        WorkerFailed: a rank ended, or its result was wrong.
-    """
-    at = time.monotonic() + START_AHEAD_S
-    order = {"do": "reduce", "incast": incast, "ranks": ranks, "elems": elems, "at": at}
-    answers = [answer[-1] for answer in crew.order(order, "ended")]
-    if wrong := sum(answer["wrong"] for answer in answers):
-        raise WorkerFailed(f"{wrong} elements are wrong at I = {incast}")
-    return (max(answer["ended"] for answer in answers) - min(answer["begun"] for answer in answers)) * 1e3
-
-
-def measure(
-    *,
-    network: str,
-    ranks: int,
-    link: Link,
-    incasts: tuple[int, ...],
-    elems: int,
-    samples: int,
-    out: Path,
-    tell: Tell,
-) -> dict[str, Any]:
-    """All samples by turns.
-
-    Raises:
-        WorkerFailed: as `sample_ms`.
-        LabError: the network cannot be built.
-    """
-    bench = allreduce.Bench(network, ranks, link, (), (), (), samples, 1, 0.0)
-    ground = allreduce.Field(bench)
-    try:
-        rtt_ms = probe_round_trip_ms(ground.cluster) if ground.cluster else None
-        tell("loopback" if rtt_ms is None else f"round trip {rtt_ms:.2f} ms")
-        local = [0 if ground.cluster else rank for rank in range(ranks)]
-        environments = [
-            rendezvous_environment(rank, ranks, ground.address, ground.device, local[rank]) for rank in range(ranks)
-        ]
-        command = [sys.executable, str(Path(__file__).with_name("incast_worker.py"))]
-        crew = Crew(ground.spawn, command, environments, out)
-        try:
-            crew.collect("ready")
-            form_groups(crew, ranks, incasts)
-            times: dict[int, list[float]] = {incast: [] for incast in incasts}
-            for turn in range(SETTLE + samples):
-                for incast in incasts:
-                    took = sample_ms(crew, ranks, incast, elems)
-                    if turn >= SETTLE:
-                        times[incast].append(took)
-                if turn % 10 == 9:
-                    tell(f"{turn + 1} of {SETTLE + samples} turns")
-        finally:
-            crew.close()
-    finally:
-        ground.close()
-    rows = [row_of(ranks, incast, times[incast]) for incast in incasts]
-    return {"rtt_ms": rtt_ms, "rows": rows}
 
 
 def row_of(ranks: int, incast: int, times_ms: list[float]) -> dict[str, Any]:
@@ -131,13 +53,12 @@ def falls(rows: list[dict[str, Any]]) -> bool:
 
 def print_table(console: Console, rows: list[dict[str, Any]]) -> None:
     """One line for each factor."""
-    table = Table(title="all-reduce by transpose, ms", title_justify="left")
-    for head in ("I", "rounds", "min", "p50", "p99", "p50 of I = 1"):
-        table.add_column(head, justify="right")
+    lines = []
     for row in rows:
         times = [f"{row[name]:.2f}" for name in ("min_ms", "p50_ms", "p99_ms")]
-        table.add_row(str(row["incast"]), str(row["rounds"]), *times, f"{row['p50_ms'] / rows[0]['p50_ms']:.2f}")
-    console.print(table)
+        lines.append([str(row["incast"]), str(row["rounds"]), *times, f"{row['p50_ms'] / rows[0]['p50_ms']:.2f}"])
+    heads = ("I", "rounds", "min", "p50", "p99", "p50 of I = 1")
+    console.print(frame.table("all-reduce by transpose, ms", heads, lines))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
@@ -172,64 +93,42 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 @click.option("--rtt", default=1.0, type=click.FloatRange(SWITCH_RTT_MS), help="Round trip in ms, with uml.")
 @click.option("--elems", default=2000, type=click.IntRange(1), help="float32 elements.")
 @click.option("--samples", default=40, type=click.IntRange(1), help="Of each incast factor.")
-@click.option("--quick", is_flag=True, help="Four ranks over loopback, three samples of I = 1 and 3. No verdict.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
-@click.option("--out", default=Path("bench-out"), type=click.Path(path_type=Path), help="Folder for picture and logs.")
+@frame.common_options("Four ranks over loopback, three samples of I = 1 and 3.")
 def main(
-    *,
-    network: str,
-    ranks: int,
-    rate: float,
-    rtt: float,
-    elems: int,
-    samples: int,
-    quick: bool,
-    json_file: Path | None,
+    *, network: str, ranks: int, rate: float, rtt: float, elems: int, samples: int, quick: bool, json_file: Path | None,
     out: Path,
-) -> None:
+) -> None:  # fmt: skip
     """Reads the options and measures in the lab's sandbox."""
     incasts: tuple[int, ...] = (1, 2, 3, 5)
     if quick:
         network, ranks, samples, incasts = "loopback", 4, 3, (1, 3)
-    out.mkdir(parents=True, exist_ok=True)
-    console = Console(width=130)
-    link = Link(rate, 256 * 1024, (rtt - SWITCH_RTT_MS) / 2 if network == "uml" else 0.0)
+    kind = {"kernel": "netem" if netem.available() else "nft"}.get(network, network)
+    engines = frame.Engines(
+        NetworkPlan(kind, rate),
+        ranks,
+        {str(incast): {"incast": incast} for incast in incasts},
+        elems,
+        samples,
+        SETTLE,
+        rtt - SWITCH_RTT_MS if network == "uml" else 0.0,
+        TRANSPOSE,
+    )
 
-    def tell(text: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False)
+    def measure(tell: frame.Tell) -> dict[str, Any]:
+        facts, times = engines.measure(out, tell)
+        rows = [row_of(ranks, incast, times[str(incast)]) for incast in incasts]
+        return {"rtt_ms": facts.get("rtt_ms"), "rows": rows}
 
-    def work() -> int:
-        try:
-            measured = measure(
-                network=network,
-                ranks=ranks,
-                link=link,
-                incasts=incasts,
-                elems=elems,
-                samples=samples,
-                out=out,
-                tell=tell,
-            )
-        except (WorkerFailed, LabError) as error:
-            console.print(f"error: {error}", markup=False)
-            return NOT_RUN
-        settings = {"network": network, "ranks": ranks, "rate_mbit": rate, "elems": elems, "quick": quick}
-        results = {"benchmark": "incast", "machine": allreduce.machine(), "settings": settings, **measured}
-        if json_file is not None:
-            json_file.write_text(json.dumps(results, indent=1) + "\n")
-        print_table(console, measured["rows"])
-        draw(measured["rows"], out / "incast.png")
+    def conclude(console: Console, results: dict[str, Any]) -> bool:
+        print_table(console, results["rows"])
+        draw(results["rows"], out / "incast.png")
+        reached = falls(results["rows"])
         console.print(f"drawn: {out / 'incast.png'}")
-        if quick:
-            return REACHED
-        console.print(f"falls with I: {'reached' if falls(measured['rows']) else 'MISSED'}", highlight=False)
-        return REACHED if falls(measured["rows"]) else MISSED
+        console.print(f"falls with I: {'reached' if reached else 'MISSED'}", highlight=False)
+        return reached
 
-    try:
-        sys.exit(sandbox.run(work))
-    except (ToolMissing, NamespacesUnavailable) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(NOT_RUN)
+    chosen = {"network": network, "ranks": ranks, "rate_mbit": rate, "elems": elems}
+    frame.run("incast", frame.Settings(quick, json_file, out), chosen, measure, conclude)
 
 
 if __name__ == "__main__":

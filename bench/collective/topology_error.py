@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import allreduce
 import click
+import frame
 from rich.console import Console
-from rich.table import Table
 
-REACHED, MISSED, NOT_RUN = 0, 1, 2
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = {"ring": 14.55, "parameter server": 9.90, "transpose": 2.47}
 
@@ -32,13 +29,14 @@ def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """What `gradwire-sim` counted, one row for each schedule.
 
     Raises:
-        subprocess.CalledProcessError: it could not be built, or a run broke a promise.
-        OSError: there is no Rust.
+        OSError: there is no Rust, it could not be built, or a run broke a promise.
     """
     command = ["cargo", "run", "--quiet", "--profile", "test", "--locked", "--offline", "--package", "gradwire-sim"]
     options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     command += ["--bin", "gradwire-sim", "--", "topology-error", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
     return [error_of(json.loads(line)) for line in done.stdout.splitlines()]
 
 
@@ -64,23 +62,24 @@ def reached(rows: list[dict[str, Any]]) -> bool:
 
 def print_table(console: Console, rows: list[dict[str, Any]]) -> None:
     """One line for each schedule."""
-    table = Table(title="squared error / squared mean gradient, times 1000", title_justify="left")
-    for head in ("schedule", "error", "to transpose", "equal gradients", "paper", "to transpose", "lost", "overflowed"):
-        table.add_column(head, justify="right")
+    heads = ("schedule", "error", "to transpose", "equal gradients", "paper", "to transpose", "lost", "overflowed")
+    lines = []
     least = rows[-1]["relative_error"] or float("nan")
     for row in rows:
         paper = PAPER[row["schedule"]]
-        table.add_row(
-            row["schedule"],
-            f"{row['relative_error'] * 1e3:.3f}",
-            f"{row['relative_error'] / least:.2f}",
-            f"{row['relative_error_equal'] * 1e3:.3f}",
-            f"{paper:.2f}",
-            f"{paper / PAPER['transpose']:.2f}",
-            f"{row['lost'] / row['packets']:.3%}",
-            f"{row['overflowed'] / row['packets']:.3%}",
+        lines.append(
+            [
+                row["schedule"],
+                f"{row['relative_error'] * 1e3:.3f}",
+                f"{row['relative_error'] / least:.2f}",
+                f"{row['relative_error_equal'] * 1e3:.3f}",
+                f"{paper:.2f}",
+                f"{paper / PAPER['transpose']:.2f}",
+                f"{row['lost'] / row['packets']:.3%}",
+                f"{row['overflowed'] / row['packets']:.3%}",
+            ]
         )
-    console.print(table)
+    console.print(frame.table("squared error / squared mean gradient, times 1000", heads, lines))
 
 
 def draw(rows: list[dict[str, Any]], file: Path) -> None:
@@ -115,26 +114,15 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
 @click.option("--buffer", default=256, help="KB that a port of the switch holds.")
 @click.option("--calls", default=40, type=click.IntRange(1), help="All-reduces of each run that are counted.")
 @click.option("--runs", default=16, type=click.IntRange(1), help="Runs of each schedule, each with its own chance.")
-@click.option("--quick", is_flag=True, help="One run of five small all-reduces: only to see that it works. No verdict.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
-@click.option("--out", default=Path("bench-out"), type=click.Path(path_type=Path), help="Folder for the picture.")
+@frame.common_options("One run of five small all-reduces: only to see that it works.")
 def main(
-    *,
-    ranks: int,
-    elems: int,
-    loss: float,
-    buffer: int,
-    calls: int,
-    runs: int,
-    quick: bool,
-    json_file: Path | None,
+    *, ranks: int, elems: int, loss: float, buffer: int, calls: int, runs: int, quick: bool, json_file: Path | None,
     out: Path,
-) -> None:
+) -> None:  # fmt: skip
     """Reads the options and measures."""
     if quick:
         elems, calls, runs = 1 << 14, 5, 1
-    out.mkdir(parents=True, exist_ok=True)
-    settings = {
+    chosen = {
         "ranks": ranks,
         "elems": elems,
         "loss": loss,
@@ -142,21 +130,22 @@ def main(
         "calls": calls,
         "runs": runs,
     }
-    console = Console(width=130)
-    console.print(f"{runs} runs of {calls} all-reduces by each of three schedules", highlight=False)
-    try:
-        rows = measure(settings)
-    except (subprocess.CalledProcessError, OSError) as error:
-        console.print(f"error: {error}\n{getattr(error, 'stderr', '')}", markup=False)
-        sys.exit(NOT_RUN)
-    print_table(console, rows)
-    draw(rows, out / "topology_error.png")
-    console.print(f"drawn: {out / 'topology_error.png'}")
-    if json_file is not None:
-        results = {"benchmark": "topology_error", "machine": allreduce.machine(), "settings": settings, "rows": rows}
-        json_file.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"ring > parameter server > transpose: {'reached' if reached(rows) else 'MISSED'}", highlight=False)
-    sys.exit(REACHED if quick or reached(rows) else MISSED)
+
+    def take(tell: frame.Tell) -> dict[str, Any]:
+        tell(f"{runs} runs of {calls} all-reduces by each of three schedules")
+        return {"rows": measure(chosen)}
+
+    def conclude(console: Console, results: dict[str, Any]) -> bool:
+        rows = results["rows"]
+        print_table(console, rows)
+        draw(rows, out / "topology_error.png")
+        console.print(f"drawn: {out / 'topology_error.png'}")
+        console.print(
+            f"ring > parameter server > transpose: {'reached' if reached(rows) else 'MISSED'}", highlight=False
+        )
+        return reached(rows)
+
+    frame.run("topology_error", frame.Settings(quick, json_file, out), chosen, take, conclude, in_lab=False)
 
 
 if __name__ == "__main__":

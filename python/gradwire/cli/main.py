@@ -9,6 +9,7 @@ import click
 from gradwire import __version__
 
 _COMMANDS = {
+    "bench": "gradwire.cli.bench",
     "demo": "gradwire.cli.demo",
     "doctor": "gradwire.cli.doctor",
     "lab": "gradwire.cli.lab",

@@ -2,7 +2,9 @@
 
 Orders and their answers (see `lab.crew`):
 
-    {"do": "make", "run": 0, "settings": {..}}  ->  {"made": 0}: a replica of the example's model
+    {"do": "group", "name": g, "backend": b, ..}  ->  {"made": g}: one more process group, for trainers that name it
+    {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
+    {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
     {"do": "train", "run": 0, "steps": 8}  ->  {"run": 0, "record": {..}, "parameters": hash} for each step, {"trained": 0}
     {"do": "validate", "run": 0}  ->  {"run": 0, "val_loss": 2.5}
 
@@ -33,9 +35,9 @@ class Worker:
         import train_gpt
 
         torch.set_num_threads(1)
-        self._example, self._say = train_gpt, say
+        self._example, self._torch, self._dist, self._say = train_gpt, torch, dist, say
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
-        self._groups = {"gloo": dist.group.WORLD}
+        self._groups: dict[str, Any] = {"gloo": dist.group.WORLD}
         if "gradwire" in backends:
             import gradwire.torch  # noqa: F401  registers the backend
 
@@ -45,11 +47,30 @@ class Worker:
 
     def obey(self, order: crew.Answer) -> None:
         """Carries one order out and answers it."""
-        {"make": self._make, "train": self._train, "validate": self._validate}[order["do"]](order)
+        {
+            "group": self._group,
+            "make": self._make,
+            "warm": self._warm,
+            "train": self._train,
+            "validate": self._validate,
+        }[order["do"]](order)
+
+    def _group(self, order: crew.Answer) -> None:
+        if order["backend"] == "gradwire":
+            import gradwire.torch  # noqa: F401  registers the backend
+        group = self._dist.new_group(backend=order["backend"], timeout=GROUP_TIMEOUT)
+        self._dist.all_reduce(self._torch.zeros(1), group=group)  # connections are made now, with today's settings
+        self._groups[order["name"]] = group
+        self._say({"made": order["name"]})
+
+    def _warm(self, order: crew.Answer) -> None:
+        self._dist.all_reduce(self._torch.zeros(order["elems"]), group=self._groups[order["group"]])
+        self._say({"warm": order["group"]})
 
     def _make(self, order: crew.Answer) -> None:
         settings = self._example.Settings(**order["settings"])
-        self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, self._groups[settings.backend])
+        group = self._groups[order.get("group", settings.backend)]
+        self._trainers[order["run"]] = self._example.Trainer(settings, self._corpus, group)
         self._say({"made": order["run"]})
 
     def _train(self, order: crew.Answer) -> None:

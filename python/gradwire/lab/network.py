@@ -102,6 +102,27 @@ class Network:
             self._switches[rail].set(host, settings)
             self._ports[host, rail] = settings
 
+    def set_host_rate(self, host: int, rate_mbit: float) -> None:
+        """Has a host's own devices send at this rate from now on; `set` is about what comes to it."""
+        with self.on_host(host):
+            iproute.tc(*(self._host_queue("change", rail, rate_mbit) for rail in range(self.layout.rails)))
+
+    def set_congestion_control(self, algorithm: str) -> None:
+        """Has TCP connections made on the hosts from now on use `cubic`, `bbr` or another one that the kernel has.
+
+        It is set on the routes, as only the machine's first network namespace may choose freely by sysctl.
+
+        Raises:
+            LabError: the kernel does not have it.
+        """
+        for host, rail in self._chosen([], []):
+            device, address = f"eth{rail}", self.address(host, rail)
+            routes = [f"10.77.{rail}.0/24 dev {device} proto kernel scope link src {address}"]
+            if self.layout.rails > 1:
+                routes.append(f"10.77.0.0/16 dev {device} src {address} table {_RULE_TABLE + rail}")
+            with self.on_host(host):
+                iproute.ip(*(f"route replace {route} congctl {algorithm}" for route in routes))
+
     def statistics(self) -> list[dict[str, Any]]:
         """For each port its settings, what the switch counted towards the host, and what the host's device counted."""
         rows = []
@@ -227,16 +248,20 @@ class Network:
         ]
         rate = layout.host_rate_mbit or layout.port.rate_mbit
         iproute.ip(f"addr add {address}/24 dev {device}", f"link set {device} up", *neighbours)
-        iproute.tc(
-            f"qdisc add dev {device} root handle 1: tbf rate {rate}mbit burst {4 * (layout.mtu_bytes + 14)}"
-            f" limit {_HOST_QUEUE_PACKETS * layout.mtu_bytes}"
-        )
+        iproute.tc(self._host_queue("add", rail, rate))
         if layout.rails > 1:
             table = _RULE_TABLE + rail
             iproute.ip(
                 f"route add 10.77.0.0/16 dev {device} src {address} table {table}",
                 f"rule add from {address} lookup {table}",
             )
+
+    def _host_queue(self, verb: str, rail: int, rate_mbit: float) -> str:
+        mtu = self.layout.mtu_bytes
+        return (
+            f"qdisc {verb} dev eth{rail} root handle 1: tbf rate {rate_mbit}mbit burst {4 * (mtu + 14)}"
+            f" limit {_HOST_QUEUE_PACKETS * mtu}"
+        )
 
     def _device_counters(self, host: int, rail: int) -> dict[str, int]:
         with self.on_host(host):

@@ -11,10 +11,11 @@ import select
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 
-from gradwire.lab.cluster import Cluster
+from gradwire.lab.cluster import Link
 
 _UDP_SEGMENT = 103  # linux/udp.h
 _RECEIVE_BUFFER_FORCE = 33  # SO_RCVBUFFORCE: room for all packets, so that a busy machine is not taken for a lossy link
@@ -22,6 +23,20 @@ _PAYLOAD_BYTES = 400  # short, so that thousands of packets take a second and no
 _BATCH_PACKETS = 40
 _QUIET_S = 1.0  # what comes later than this after all others is lost; a busy machine may hold packets for a while
 _PACE = 0.5  # share of the link's rate: half, so that no packet is lost to a full buffer
+
+
+class Probed(Protocol):
+    """A network that can be probed, such as a `Cluster`; `link` is what its links do now."""
+
+    link: Link
+
+    def address(self, host: int, /) -> str:
+        """IPv4 address of a host."""
+        ...
+
+    def on_host(self, host: int, /) -> AbstractContextManager[None]:
+        """Within it, new sockets belong to the host."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,7 @@ class LossProbe:
         return f"{self.lost} of {self.sent} single packets lost ({self.share:.2%}), at most {self.longest_run} in a row"
 
 
-def probe_loss(cluster: Cluster, packets: int = 8_000, sender: int = 0, receiver: int = 1) -> LossProbe:
+def probe_loss(cluster: Probed, packets: int = 8_000, sender: int = 0, receiver: int = 1) -> LossProbe:
     """Sends numbered packets at half the link's rate and counts those that arrive."""
     with cluster.on_host(receiver):
         inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -120,7 +135,7 @@ def _receive_one(inbox: socket.socket, arrived: bytearray, timeout_s: float) -> 
     return True
 
 
-def probe_round_trip_ms(cluster: Cluster, times: int = 50) -> float:
+def probe_round_trip_ms(cluster: Probed, times: int = 50) -> float:
     """Median time of a small packet from host 0 to host 1 and back, in milliseconds, with losses switched off."""
     with cluster.on_host(0):
         near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -1,0 +1,127 @@
+"""Leads the benchmark: starts crews of workers on the ground, and has the cells take turns in short blocks of samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gradwire.bench.ground import Ground
+from gradwire.bench.plan import Plan, Variant
+from gradwire.bench.results import Series
+from gradwire.lab.crew import Crew
+
+START_AHEAD_S = 0.02  # ranks get the order well before it is time
+_SMALL_BYTES = 64 * 1024
+_SMALL_REPEAT = 20  # calls in one sample of a size that takes less than a wake-up; as many buffers are made before
+
+Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
+
+
+class Crews:
+    """The workers, in one crew for each set of variants that may share processes. A context manager; closing does not wait.
+
+    Args:
+        variants: that will be ordered.
+        ground: where each rank lives.
+        command: what each worker runs (`gradwire.lab.crew`).
+        logs: folder.
+        patience_s: how long a worker may owe an answer.
+    """
+
+    def __init__(
+        self, variants: Sequence[Variant], ground: Ground, command: Sequence[str], logs: Path, patience_s: float
+    ) -> None:
+        """Starts them.
+
+        Raises:
+            WorkerFailed: a worker ended or fell silent.
+        """
+        self._ground, self._command, self._logs, self._patience_s = ground, command, logs, patience_s
+        self._of: dict[str, Crew] = {}
+        try:
+            for number, kind in enumerate(dict.fromkeys(variant.crew for variant in variants)):
+                self._of[kind] = self._start(kind, number)
+            for crew in self._of.values():
+                crew.collect("ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the workers' input, which has them leave."""
+        for crew in self._of.values():
+            crew.close()
+
+    def __enter__(self) -> Crews:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def order(self, variant: Variant, order: dict[str, Any], last: str) -> list[list[dict[str, Any]]]:
+        """Gives an order to the crew of a variant; see `Crew.order`."""
+        return self._of[variant.crew].order(order, last)
+
+    def form(self, variant: Variant, ranks: int) -> None:
+        """Makes the variant's group of the first so many ranks; a connection keeps the congestion control of its start."""
+        self._ground.use_tcp(variant.tcp or "cubic")
+        order = {"do": "group", "name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
+        self.order(variant, order, "made")
+
+    def _start(self, kind: str, number: int) -> Crew:
+        ground = self._ground
+        folder = self._logs / (kind or "logs")
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {"GRADWIRE_PRESET": kind} if kind else {}
+        environments = [{**settings, **ground.environment(rank, number)} for rank in range(ground.hosts)]
+        return Crew(ground.spawn, self._command, environments, folder, self._patience_s)
+
+
+def measure(
+    plan: Plan, crews: Crews, ground: Ground, told: Told, clock: Callable[[], float] = time.monotonic
+) -> list[Series]:
+    """Takes all samples, by turns; ends early, with equally many for all, when the time is up.
+
+    Raises:
+        WorkerFailed: a worker ended or fell silent.
+    """
+    for variant in plan.variants:
+        for ranks in plan.ranks:
+            crews.form(variant, ranks)
+    cells = plan.cells()
+    found = [Series(cell) for cell in cells]
+    begun, turns = clock(), list(plan.turns())
+    for turn, order in enumerate(turns):
+        if turn > 0 and clock() - begun > 60 * plan.minutes:
+            break
+        for place, at in enumerate(order):
+            ground.set(cells[at].condition)
+            for index in range(plan.block + 1):
+                _sample(crews, found[at], counted=index > 0)
+            told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
+    return found
+
+
+def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
+    """One sample: from a common start to the end on the slowest rank."""
+    cell = series.cell
+    repeat = _SMALL_REPEAT if cell.bytes < _SMALL_BYTES else 1
+    order = {
+        "do": "sample",
+        "group": group_of(cell.variant, cell.ranks),
+        "collective": cell.collective,
+        "elems": cell.bytes // 4,
+        "variant": asdict(cell.variant),
+        "at": time.monotonic() + START_AHEAD_S + cell.bytes * 2e-9,  # the input is copied before
+        "repeat": repeat,
+    }
+    answers = [answer[-1] for answer in crews.order(cell.variant, order, "sampled")]
+    series.add([answer for answer in answers if answer["sampled"]], repeat, counted=counted)
+
+
+def group_of(variant: Variant, ranks: int) -> str:
+    """Name of a variant's group of so many ranks."""
+    return f"{variant.name} of {ranks}"

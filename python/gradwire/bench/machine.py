@@ -1,0 +1,71 @@
+"""What the numbers of a benchmark belong to, and everything that repeating it needs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import gradwire
+
+_HERE = Path(__file__).resolve().parent
+
+
+def machine() -> dict[str, Any]:
+    """Commit, versions, kernel, processor, memory and load."""
+    return {
+        "commit": _commit(),
+        "gradwire": gradwire.__version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in ("torch", "numpy", "matplotlib")},
+        "kernel": platform.release(),
+        "processor": _field("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count(),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "load": round(os.getloadavg()[0], 2),
+        "at": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def command() -> dict[str, Any]:
+    """How this was started: the command line, and the variables that change what gradwire, gloo or torch do."""
+    line = shlex.join(["gradwire", *sys.argv[1:]]) if "gradwire" in Path(sys.argv[0]).name else shlex.join(sys.argv)
+    chosen = ("GRADWIRE_", "GLOO_", "TORCH_", "OMP_")
+    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(chosen)}
+    return {
+        "command": line,
+        "environment": {name: "..." if "SECRET" in name else value for name, value in settings.items()},
+    }
+
+
+def _commit() -> str:
+    """Of the source tree, with `+` if it has changes; empty where it is none."""
+    git = ["git", "-C", str(_HERE)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return found.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _field(file: str, name: str) -> str:
+    """The first value of this name, or nothing."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

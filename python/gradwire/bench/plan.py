@@ -1,0 +1,193 @@
+"""What `gradwire bench` measures, over which network and in which order. Plain values; checked when made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gradwire.bench.collectives import COLLECTIVES
+
+PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
+EXACT = "exact"  # the backend's own collective, which is exact, instead of an opted-in reduction
+ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server")
+TCP = ("cubic", "reno", "bbr")
+NETWORKS = ("loopback", "bridge", "lab", "netem", "uml", "nft", "soft")
+SCENARIOS = ("gray", "slow-host", "incast")
+HEALTHY = "healthy"
+GRAY_RAILS, GRAY_LOSS = 4, 0.1
+SLOW_SHARE = 0.5  # of the rate that a slow host has left
+INCAST_BUFFER_PACKETS = 64
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to call a collective.
+
+    Attributes:
+        name: what tables call it.
+        backend: `gloo` or `gradwire`.
+        tcp: congestion control of gloo's connections.
+        preset: gradwire's rule for an opted-in all-reduce; None: the exact collective of the group's backend.
+        algorithm: schedule of an opted-in all-reduce.
+        hadamard: whether it is sent rotated, `on` or `off`.
+    """
+
+    name: str
+    backend: str
+    tcp: str = ""
+    preset: str | None = None
+    algorithm: str = "auto"
+    hadamard: str = "off"
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is what gradwire is compared with."""
+        return self.backend == "gloo"
+
+    @property
+    def crew(self) -> str:
+        """Variants of one crew share processes. A preset brings its own rate control only to processes that are configured so."""
+        return "" if self.preset in (None, "auto", "reliable") else str(self.preset)
+
+    def can(self, collective: str) -> bool:
+        """Only an all-reduce can be opted in to loss."""
+        return self.preset is None or collective == "all_reduce"
+
+
+def gloo(tcp: str) -> Variant:
+    """Gloo over TCP with this congestion control."""
+    return Variant(f"gloo-{tcp}", "gloo", tcp=tcp)
+
+
+def gradwire(preset: str, algorithm: str = "auto", hadamard: str = "off") -> Variant:
+    """A preset, or `EXACT`, which leaves the schedule to the configuration."""
+    if preset == EXACT:
+        return Variant("gradwire-exact", "gradwire")
+    ends = ("" if algorithm == "auto" else f"/{algorithm}") + ("/rotated" if hadamard == "on" else "")
+    return Variant(f"gradwire-{preset}{ends}", "gradwire", preset=preset, algorithm=algorithm, hadamard=hadamard)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the network does while a sample is taken.
+
+    Attributes:
+        loss: share of the packets that every port loses.
+        rtt_ms: round trip that the links add.
+        scenario: what is wrong besides: one of `SCENARIOS`, or `HEALTHY`.
+    """
+
+    loss: float = 0.0
+    rtt_ms: float = 0.0
+    scenario: str = HEALTHY
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one series of samples is of; `bytes` as the NCCL tests count them (`collectives`)."""
+
+    collective: str
+    ranks: int
+    bytes: int
+    condition: Condition
+    variant: Variant
+
+    def __str__(self) -> str:
+        parts = [self.variant.name, self.collective, f"{self.ranks} ranks", size_text(self.bytes)]
+        if self.condition.loss:
+            parts.append(f"{self.condition.loss:.3g} lost")
+        if self.condition.rtt_ms:
+            parts.append(f"{self.condition.rtt_ms:g} ms")
+        if self.condition.scenario != HEALTHY:
+            parts.append(self.condition.scenario)
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class NetworkPlan:
+    """The network; links as in `gradwire.lab`. Loopback and bridge are not shaped.
+
+    Attributes:
+        kind: one of `NETWORKS`.
+        rate_mbit, buffer_bytes, mtu_bytes: of each link.
+        rails: links of each host.
+    """
+
+    kind: str = "lab"
+    rate_mbit: float = 100.0
+    buffer_bytes: int = 256 * 1024
+    mtu_bytes: int = 1500
+    rails: int = 1
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether it can lose and delay packets."""
+        return self.kind not in ("loopback", "bridge")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole benchmark.
+
+    Attributes:
+        sizes: bytes.
+        samples: of each cell.
+        block: samples of one variant in a row. One more comes before, which is not counted: TCP forgets its window when idle,
+            and gradwire its estimates grow old.
+        minutes: after about so long no new turn is begun.
+    """
+
+    network: NetworkPlan
+    variants: tuple[Variant, ...]
+    collectives: tuple[str, ...] = ("all_reduce",)
+    ranks: tuple[int, ...] = (4,)
+    sizes: tuple[int, ...] = (MB,)
+    conditions: tuple[Condition, ...] = (Condition(),)
+    samples: int = 100
+    block: int = 10
+    minutes: float = 9.0
+
+    def __post_init__(self) -> None:
+        unknown = set(self.collectives) - set(COLLECTIVES)
+        if unknown:
+            raise ValueError(f"no such collective: {', '.join(sorted(unknown))}; there are {', '.join(COLLECTIVES)}")
+        if min(self.ranks) < 2 or max(self.ranks) > 8:
+            raise ValueError(f"2 to 8 ranks fit on one machine, not {self.ranks}")
+        if self.samples < 1 or self.block < 1 or min(self.sizes) < 4:
+            raise ValueError("at least one sample, in blocks of at least one, of at least four bytes")
+        harmful = [condition for condition in self.conditions if condition != Condition()]
+        if harmful and not self.network.is_shaped:
+            raise ValueError(f"--network {self.network.kind} loses and delays nothing: take --network lab")
+        if not self.cells():
+            raise ValueError("no variant can do these collectives: only an all-reduce has presets, others take `exact`")
+
+    def cells(self) -> list[Cell]:
+        """All that is measured. Variants that are compared stand side by side, as the network changes between the others."""
+        return [
+            Cell(collective, ranks, size, condition, variant)
+            for collective in self.collectives
+            for ranks in self.ranks
+            for size in self.sizes
+            for condition in self.conditions
+            for variant in self.variants
+            if variant.can(collective)
+        ]
+
+    def turns(self) -> Iterator[list[int]]:
+        """Indices into `cells` for each turn; the first moves on, so that no cell always follows the same one."""
+        count = len(self.cells())
+        for turn in range(-(-self.samples // self.block)):
+            yield [(at + turn) % count for at in range(count)]
+
+    @property
+    def hosts(self) -> int:
+        """As many as the largest group needs; smaller groups are the first of them."""
+        return max(self.ranks)
+
+
+def size_text(size: int) -> str:
+    """Bytes as people read them."""
+    if size >= MB:
+        return f"{size / MB:.4g} MB"
+    return f"{size / 1024:.4g} KB" if size >= 1024 else f"{size} B"

@@ -1,0 +1,181 @@
+"""Shows results: the table on the terminal, and one HTML file that needs nothing beside it. Both from what the JSON file holds."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gradwire.bench import figures
+from gradwire.bench.plan import size_text
+from gradwire.bench.results import Row, comparisons
+
+_HEADS = (
+    "variant", "collective", "ranks", "size", "condition", "samples", "p50 ms", "p95", "p99", "p99.9", "algbw GB/s",
+    "busbw GB/s", "lost", "CPU s/GB", "wrong",
+)  # fmt: skip
+_STYLE = """
+body{font:15px/1.45 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem;color:#1d2733}
+h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2.2rem}
+table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #e3e6ea;white-space:nowrap}
+th{background:#f5f7f9;position:sticky;top:0}th:first-child,td:first-child,td.text{text-align:left}
+tr.own td:first-child{color:#0b7a75;font-weight:600}td.bad,li.bad{color:#b3261e;font-weight:600}
+.wide{overflow-x:auto}svg{max-width:100%;height:auto}pre{background:#f5f7f9;padding:.8rem;overflow-x:auto;font-size:13px}
+.quiet{color:#5b6672}
+"""
+
+
+def cells_of(row: Row) -> list[str]:
+    """One line of the table; what a percentile has too few samples for is a dash."""
+    times = [_number(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms", "p999_ms")]
+    bandwidths = [f"{row[name]:.3g}" for name in ("algbw_gb_s", "busbw_gb_s")]
+    return [
+        row["variant"], row["collective"], str(row["ranks"]), size_text(row["bytes"]), figures.condition_text(row),
+        str(row["samples"]), *times, *bandwidths, f"{row['lost_share']:.3%}", f"{row['cpu_s_per_gb']:.3g}", str(row["wrong"]),
+    ]  # fmt: skip
+
+
+def print_table(console: Console, rows: list[Row]) -> None:
+    """One line for each cell, then how many times as long each peer takes."""
+    console.print(_table("time of one call on its slowest rank", _HEADS, map(cells_of, rows)))
+    compared = comparisons(rows)
+    if compared:
+        heads = (
+            "gradwire",
+            "beside",
+            "collective",
+            "ranks",
+            "size",
+            "condition",
+            "p50 times",
+            "p99 times",
+            "CPU times",
+        )
+        console.print(_table("how many times as much as gradwire the peer takes", heads, map(_compared, compared)))
+
+
+def write_html(results: dict[str, Any], file: Path) -> None:
+    """Writes the report. Raises OSError where the file cannot be written."""
+    rows = results["rows"]
+    network = results["network"]
+    text = f"{network['switch']}, {results['settings']['hosts']} hosts"
+    if network["rate_mbit"]:
+        text += f", {network['rails']} x {network['rate_mbit']:g} Mbit/s each, buffers of {network['buffer_bytes'] / 1024:g} KB"
+    parts = [targets_html(results["targets"])]
+    parts += pictures(figures.charts(rows), file)
+    parts.append("<h2>How many times as much as gradwire the peer takes</h2>" if comparisons(rows) else "")
+    if comparisons(rows):
+        heads = (
+            "gradwire",
+            "beside",
+            "collective",
+            "ranks",
+            "size",
+            "condition",
+            "p50 times",
+            "p99 times",
+            "CPU times",
+        )
+        parts.append(html_table(heads, [_compared(each) for each in comparisons(rows)]))
+    parts.append("<h2>All cells</h2>" + html_table(_HEADS, [cells_of(row) for row in rows]))
+    page = html_page("gradwire bench", f"{text}. {network_text(network)}", "\n".join(parts), results)
+    file.write_text(page)
+
+
+def pictures(charts: Iterable[tuple[str, Any]], page: Path) -> list[str]:
+    """The charts as parts of a page, and each as `PAGE-NUMBER.png` beside it."""
+    found = []
+    for number, (title, figure) in enumerate(charts, 1):
+        drawn = figures.render(figure, page.with_name(f"{page.stem}-{number}.png"))
+        found.append(f"<h2>{html.escape(title)}</h2>\n{drawn}")
+    return found
+
+
+def html_page(title: str, subtitle: str, body: str, results: dict[str, Any]) -> str:
+    """A whole page: what was found, then what it was measured on and how to repeat it."""
+    facts = {key: value for key, value in results.items() if key not in ("rows", "runs")}
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
+        f"<h1>{html.escape(title)}</h1><p>{html.escape(subtitle)}</p><p class='quiet'>{html.escape(machine_text(results['machine']))}</p>"
+        f"{body}<h2>Repeat it</h2><pre>{html.escape(repeat_text(results))}</pre>"
+        f"<details><summary>All settings and versions</summary><pre>{html.escape(json.dumps(facts, indent=1))}</pre></details></html>\n"
+    )
+
+
+def html_table(heads: Sequence[str], lines: list[list[str]]) -> str:
+    """A table whose first column is the variant's name; `wrong` stands out where it is not 0."""
+    wrong = heads.index("wrong") if "wrong" in heads else -1
+    rows = []
+    for line in lines:
+        cells = [f"<td{_class(at == wrong and cell != '0')}>{html.escape(cell)}</td>" for at, cell in enumerate(line)]
+        rows.append(f"<tr{' class=own' if line[0].startswith('gradwire') else ''}>{''.join(cells)}</tr>")
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    return f"<div class='wide'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
+
+
+def machine_text(machine: dict[str, Any]) -> str:
+    """The machine in a line."""
+    return (
+        f"{machine['at']}; commit {machine['commit'] or 'unknown'}, {machine['cores']} cores ({machine['processor']}),"
+        f" Linux {machine['kernel']}, torch {machine['packages']['torch']}, load before the run {machine['load']:.2f}"
+    )
+
+
+def network_text(network: dict[str, Any]) -> str:
+    """What was counted before the measurement, in a line."""
+    parts = [f"round trip {network['rtt_ms']:.2f} ms"] if "rtt_ms" in network else []
+    asked = {
+        name.removeprefix("counted_loss_at_"): share
+        for name, share in network.items()
+        if name.startswith("counted_loss")
+    }
+    parts += [f"set to lose {100 * float(loss):g} %, counted {100 * share:.2g} %" for loss, share in asked.items()]
+    return ("Before the run: " + "; ".join(parts) + ".") if parts else ""
+
+
+def repeat_text(results: dict[str, Any]) -> str:
+    """The command with its variables."""
+    return "\n".join([*(f"{name}={value} \\" for name, value in results["environment"].items()), results["command"]])
+
+
+def _table(title: str, heads: Sequence[str], lines: Any) -> Table:
+    table = Table(title=title, title_justify="left")
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at == 0 else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _compared(each: Row) -> list[str]:
+    front = [each["variant"], each["against"], each["collective"], str(each["ranks"]), size_text(each["bytes"])]
+    return [
+        *front,
+        figures.condition_text(each),
+        *(_number(each[name], 3) for name in ("p50_times", "p99_times", "cpu_times")),
+    ]
+
+
+def targets_html(targets: list[dict[str, Any]]) -> str:
+    """What was required, as part of a page."""
+    if not targets:
+        return ""
+    lines = []
+    for each in targets:
+        word = "reached" if each["reached"] else "MISSED"
+        lines.append(f"<li{_class(not each['reached'])}>{word}: {html.escape(each['text'])}</li>")
+    return f"<h2>Required</h2><ul>{''.join(lines)}</ul>"
+
+
+def _class(bad: bool) -> str:
+    return " class=bad" if bad else ""
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

@@ -1,0 +1,204 @@
+"""From samples to rows, and from rows to verdicts. Pure functions of plain values, so that a file gives the same as a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradwire.bench.collectives import COLLECTIVES
+from gradwire.bench.plan import HEALTHY, Cell, size_text
+from gradwire.demo.results import percentile
+
+GB = 1e9  # as in the NCCL tests
+# Samples that a percentile needs: one of them at least lies above it.
+SAMPLES_OF = {"p95_ms": 20, "p99_ms": 100, "p999_ms": 1000}
+_PERCENTS = {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
+# What `--require NAME=FACTOR` asks of every gradwire variant, everywhere it was measured.
+REQUIREMENTS = {
+    "busbw": "bus bandwidth at least FACTOR times that of each peer beside it, by the medians",
+    "cpu": "CPU seconds for each GB at most FACTOR times those of each peer beside it",
+    "speedup": "under loss, median time of each peer at least FACTOR times its own",
+    "tail": "p99 at most FACTOR times the median of the same cell",
+    "calm": "p99 under loss at most FACTOR times the variant's own median without loss",
+    "healthy": "p99 in a scenario at most FACTOR times the variant's own p99 in the healthy network",
+}
+_NEEDS_P99 = ("tail", "calm", "healthy")
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Series:
+    """All samples of one cell.
+
+    Attributes:
+        samples_ms: time of one call, on the slowest rank.
+        lost: share of the elements that did not count, mean of the ranks.
+        resent: share of the payload bytes that were sent again.
+        cpu_s, calls: processor time of all ranks in all counted calls, and how many those were.
+        wrong: wrong elements in any result, counted or not.
+    """
+
+    cell: Cell
+    samples_ms: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    resent: list[float] = field(default_factory=list)
+    cpu_s: float = 0.0
+    calls: int = 0
+    wrong: int = 0
+
+    def add(self, answers: list[Row], repeat: int, *, counted: bool) -> None:
+        """Adds a sample of `repeat` calls; one answer for each rank."""
+        self.wrong += sum(answer["wrong"] for answer in answers)
+        if not counted:
+            return
+        took = max(answer["ended"] for answer in answers) - min(answer["begun"] for answer in answers)
+        self.samples_ms.append(took * 1e3 / repeat)
+        self.lost.append(sum(answer["lost"] for answer in answers) / len(answers))
+        self.resent.append(sum(answer["resent"] for answer in answers) / len(answers))
+        self.cpu_s += sum(answer["cpu_s"] for answer in answers)
+        self.calls += repeat
+
+    def row(self) -> Row:
+        """The numbers that are printed and written."""
+        cell, condition = self.cell, self.cell.condition
+        p50 = percentile(self.samples_ms, 50)
+        algbw = cell.bytes / GB / (p50 / 1e3)
+        return {
+            "variant": cell.variant.name,
+            "peer": cell.variant.is_peer,
+            "collective": cell.collective,
+            "ranks": cell.ranks,
+            "bytes": cell.bytes,
+            "rtt_ms": condition.rtt_ms,
+            "loss": condition.loss,
+            "scenario": condition.scenario,
+            "samples": len(self.samples_ms),
+            "min_ms": min(self.samples_ms),
+            **{name: percent_of(self.samples_ms, name) for name in _PERCENTS},
+            "max_ms": max(self.samples_ms),
+            "algbw_gb_s": algbw,
+            "busbw_gb_s": algbw * COLLECTIVES[cell.collective].bus_factor(cell.ranks),
+            "lost_share": sum(self.lost) / len(self.lost),
+            "resent_share": sum(self.resent) / len(self.resent),
+            "cpu_s_per_gb": self.cpu_s / (self.calls * cell.bytes / GB),
+            "wrong": self.wrong,
+            "samples_ms": [round(sample, 4) for sample in self.samples_ms],
+        }
+
+
+def percent_of(samples_ms: list[float], name: str) -> float | None:
+    """A percentile that occurred (nearest rank), or None where there are too few samples to have one above it."""
+    if len(samples_ms) < SAMPLES_OF.get(name, 1):
+        return None
+    return percentile(samples_ms, _PERCENTS[name])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one requirement is met in one place."""
+
+    text: str
+    reached: bool
+
+    def line(self) -> str:
+        """For people."""
+        return f"{'reached' if self.reached else 'MISSED'}: {self.text}"
+
+
+def parse_requirements(words: Iterable[str]) -> dict[str, float]:
+    """`NAME=FACTOR` each. Raises ValueError, saying what there is."""
+    found = {}
+    for word in words:
+        name, _, factor = word.partition("=")
+        try:
+            found[name] = float(factor)
+        except ValueError:
+            raise ValueError(f"--require takes NAME=FACTOR, not {word}") from None
+        if name not in REQUIREMENTS or found[name] <= 0:
+            raise ValueError(f"nothing can be required as {word}: {', '.join(REQUIREMENTS)}, with a factor above 0")
+    return found
+
+
+def check_samples(requirements: Iterable[str], samples: int) -> None:
+    """Raises ValueError where a requirement is about percentiles that so few samples do not have."""
+    if samples < SAMPLES_OF["p99_ms"] and (wanting := [name for name in requirements if name in _NEEDS_P99]):
+        raise ValueError(f"--require {wanting[0]} is about p99, which needs {SAMPLES_OF['p99_ms']} samples: --samples")
+
+
+def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:
+    """A verdict for each requirement and place; a requirement that was measured nowhere is missed."""
+    found = []
+    for name, factor in requirements.items():
+        verdicts = [verdict for row in rows if not row["peer"] for verdict in _verdicts(name, factor, row, rows)]
+        found += verdicts or [Verdict(f"{name}: nothing was measured that it could be judged by", reached=False)]
+    return found
+
+
+def _verdicts(name: str, factor: float, row: Row, rows: list[Row]) -> list[Verdict]:
+    if name in ("busbw", "cpu") or (name == "speedup" and row["loss"]):
+        return [_against(name, factor, row, peer) for peer in beside(row, rows)]
+    references: list[tuple[float | None, str]] = []
+    if name == "tail":
+        references = [(row["p50_ms"], "its median")]
+    elif name == "calm" and row["loss"]:
+        references = [(calm["p50_ms"], "its median without loss") for calm in _same(row, rows, loss=0.0)]
+    elif name == "healthy" and row["scenario"] != HEALTHY:
+        well = _same(row, rows, scenario=HEALTHY)
+        references = [(each["p99_ms"], "its p99 in the healthy network") for each in well]
+    return [_tail(f"{name}: {place(row)}", factor, row["p99_ms"], reference) for reference in references]
+
+
+def _against(name: str, factor: float, row: Row, peer: Row) -> Verdict:
+    if name == "cpu":
+        ratio = row["cpu_s_per_gb"] / peer["cpu_s_per_gb"]
+        words = f"{ratio:.2f} times that of {peer['variant']} (at most {factor:g})"
+        return Verdict(f"cpu: {place(row)}: {words}", ratio <= factor)
+    ratio = peer["p50_ms"] / row["p50_ms"]
+    what = "the bus bandwidth of" if name == "busbw" else "as fast as"
+    return Verdict(
+        f"{name}: {place(row)}: {ratio:.2f} times {what} {peer['variant']} (at least {factor:g})", ratio >= factor
+    )
+
+
+def _tail(front: str, factor: float, p99_ms: float | None, reference: tuple[float | None, str]) -> Verdict:
+    value, words = reference
+    if p99_ms is None or value is None:
+        return Verdict(f"{front}: too few samples for a p99", reached=False)
+    return Verdict(f"{front}: p99 is {p99_ms / value:.2f} times {words} (at most {factor:g})", p99_ms <= factor * value)
+
+
+def beside(row: Row, rows: list[Row]) -> list[Row]:
+    """The peers' rows of the same cell."""
+    return [other for other in rows if other["peer"] and all(other[key] == row[key] for key in _PLACE)]
+
+
+def _same(row: Row, rows: list[Row], **changed: Any) -> list[Row]:
+    """The variant's own row in another condition."""
+    wanted = {**{key: row[key] for key in ("variant", *_PLACE)}, **changed}
+    return [other for other in rows if all(other[key] == value for key, value in wanted.items())]
+
+
+_PLACE = ("collective", "ranks", "bytes", "rtt_ms", "loss", "scenario")
+
+
+def place(row: Row) -> str:
+    """Which row, for people."""
+    parts = [row["variant"], row["collective"], f"{row['ranks']} ranks", size_text(row["bytes"])]
+    parts += [f"{row['rtt_ms']:g} ms"] if row["rtt_ms"] else []
+    parts += [f"{row['loss']:.3%}".rstrip("0%").rstrip(".") + " % lost"] if row["loss"] else []
+    parts += [row["scenario"]] if row["scenario"] != HEALTHY else []
+    return ", ".join(parts)
+
+
+def comparisons(rows: list[Row]) -> list[Row]:
+    """For each gradwire row and peer beside it: how many times as long the peer takes, at the median and at p99."""
+    found = []
+    for row in rows:
+        for peer in [] if row["peer"] else beside(row, rows):
+            tail = peer["p99_ms"] / row["p99_ms"] if row["p99_ms"] and peer["p99_ms"] else None
+            found.append({**{key: row[key] for key in ("variant", *_PLACE)}, "against": peer["variant"],
+                          "p50_times": peer["p50_ms"] / row["p50_ms"], "p99_times": tail,
+                          "cpu_times": peer["cpu_s_per_gb"] / row["cpu_s_per_gb"] if row["cpu_s_per_gb"] else None})  # fmt: skip
+    return found

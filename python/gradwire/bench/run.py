@@ -1,0 +1,170 @@
+"""Runs a plan inside the lab's sandbox, and prints, writes and judges what came out. What the command line and bench/ call."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gradwire.bench import display, report, results, training, training_report
+from gradwire.bench.conductor import Crews, measure
+from gradwire.bench.ground import Ground, time_limit_s
+from gradwire.bench.machine import command, machine
+from gradwire.bench.plan import Condition, Plan
+from gradwire.bench.training import TrainingPlan
+from gradwire.lab import LabError, sandbox
+from gradwire.lab.crew import WorkerFailed
+
+REACHED, MISSED, NOT_RUN = 0, 1, 2  # exit statuses; click exits with 2 for a wrong option, too
+_QUIET_LOAD = 0.5  # for each core; above it the machine did other things before the run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where results go and what they are judged by.
+
+    Attributes:
+        out: folder for the report, its pictures and the workers' logs.
+        json_file, html_file: None: no numbers; the report in `out`.
+        required: factors by name (`results.REQUIREMENTS`).
+        quick: noted in the numbers: they show no performance.
+    """
+
+    out: Path
+    json_file: Path | None = None
+    html_file: Path | None = None
+    required: dict[str, float] = field(default_factory=dict)
+    quick: bool = False
+
+    def make_folders(self) -> None:
+        """Before the minutes of measuring: a folder that cannot be written is said at once. Raises OSError."""
+        for folder in (self.out, *(file.parent for file in (self.json_file, self.html_file) if file is not None)):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+Measured = dict[str, Any]
+
+
+def run_collectives(plan: Plan, outcome: Outcome) -> int:
+    """Measures a plan; returns the exit status.
+
+    Raises:
+        LabError: no network can be built here.
+    """
+    return sandbox.run(lambda: _inside(lambda: _collectives(plan, outcome), outcome))
+
+
+def run_training(plan: TrainingPlan, outcome: Outcome) -> int:
+    """The same with the example's training."""
+    return sandbox.run(lambda: _inside(lambda: _training(plan, outcome), outcome))
+
+
+def _inside(work: Callable[[], int], outcome: Outcome) -> int:
+    console = display.make_console()
+    try:
+        outcome.make_folders()
+        return work()
+    except (LabError, WorkerFailed, OSError) as error:
+        console.print(f"error: {error}", markup=False)
+        return NOT_RUN
+    except KeyboardInterrupt:
+        console.print("interrupted; the workers and the network are gone")
+        return sandbox.EXIT_INTERRUPTED
+
+
+def _collectives(plan: Plan, outcome: Outcome) -> int:
+    facts = {"benchmark": "collectives", "machine": machine(), **command(), "quick": outcome.quick}
+    worker = [sys.executable, "-m", "gradwire.bench.worker"]
+    patience_s = time_limit_s(max(plan.sizes), plan.network)
+    console = display.make_console()
+    with display.Display(console, plan.minutes) as shown, Ground(plan.hosts, plan.network) as ground:
+        counted = _look_around(shown, ground, plan.conditions, facts["machine"])
+        with Crews(plan.variants, ground, worker, outcome.out, patience_s) as crews:
+
+            def told(done: int, total: int, series: results.Series) -> None:
+                shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
+
+            rows = [series.row() for series in measure(plan, crews, ground, told)]
+    verdicts = results.judge(rows, outcome.required)
+    whole = {
+        **facts,
+        "settings": _settings(plan),
+        "network": {**asdict(plan.network), **counted},
+        "targets": [asdict(verdict) for verdict in verdicts],
+        "rows": rows,
+    }
+    report.print_table(console, rows)
+    _write(console, whole, outcome, report.write_html, "bench.html")
+    wrong = sum(row["wrong"] for row in rows)
+    if wrong:
+        console.print(f"{wrong} elements of results are WRONG", highlight=False)
+    return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
+
+
+def _training(plan: TrainingPlan, outcome: Outcome) -> int:
+    facts = {"benchmark": "training", "machine": machine(), **command(), "quick": outcome.quick}
+    worker = [sys.executable, "-m", "gradwire.demo.worker", str(plan.example), "gloo"]
+    conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
+    console = display.make_console()
+    with display.Display(console, plan.minutes) as shown, Ground(plan.ranks, plan.network) as ground:
+        counted = _look_around(shown, ground, conditions, facts["machine"])
+        with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S) as crews:
+            rows = [run.row() for run in training.train(plan, crews, ground, shown.advance)]
+    target = training.target_of(plan, rows)
+    rows = training.with_target(rows, target)
+    verdicts = training.judge(rows, outcome.required)
+    settings = {**asdict(plan), "example": plan.example.name}
+    settings.pop("network")
+    whole = {
+        **facts,
+        "settings": settings,
+        "network": {**asdict(plan.network), **counted},
+        "target": target,
+        "targets": [asdict(verdict) for verdict in verdicts],
+        "rows": rows,
+    }
+    training_report.print_table(console, rows, target)
+    _write(console, whole, outcome, training_report.write_html, "training.html")
+    return REACHED if all(verdict.reached for verdict in verdicts) else MISSED
+
+
+def _look_around(
+    shown: display.Display, ground: Ground, conditions: tuple[Condition, ...], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Says how busy the machine is, and counts what the network does before anything is measured."""
+    if facts["load"] > _QUIET_LOAD * facts["cores"]:
+        shown.say(f"the machine is busy (load {facts['load']:.2f}): good for a look, not for conclusions")
+    shown.say(f"counting what the network does ({ground.kind})")
+    counted = ground.count(conditions)
+    shown.say(report.network_text(counted) or "it is not shaped: it loses and delays nothing")
+    shown.say(f"starting {ground.hosts} ranks")
+    return counted
+
+
+def _write(
+    console: Console, whole: Measured, outcome: Outcome, write_html: Callable[[Measured, Path], None], name: str
+) -> None:
+    """Says the verdicts, and writes numbers and report."""
+    for verdict in whole["targets"]:
+        console.print(results.Verdict(**verdict).line(), highlight=False, markup=False)
+    if outcome.json_file is not None:
+        outcome.json_file.write_text(json.dumps(whole, indent=1) + "\n")
+        console.print(f"numbers: {outcome.json_file}", highlight=False)
+    page = outcome.html_file or outcome.out / name
+    try:
+        write_html(whole, page)
+        console.print(f"report: {page}", highlight=False)
+    except ModuleNotFoundError as error:
+        console.print(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')", markup=False)
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """What repeating it needs besides the network. There are no seeds: inputs are fixed, and losses are the switch's own chance."""
+    kept = asdict(plan)
+    kept.pop("network")
+    return {"hosts": plan.hosts, **kept, "seeds": None}

@@ -1,0 +1,205 @@
+"""`gradwire bench --training`: time to accuracy of the example transformer, by loss, for presets and peers.
+
+The main figure of ULTIMA (11 to 13) and LTP (11). All runs start from the same weights and see the same batches; they take turns in
+blocks of steps within the same processes. Before each block an all-reduce of a gradient's size wakes the connections up,
+which TCP's window and gradwire's estimates need after a pause; then every step counts. Time to accuracy is the sum of the steps'
+times on their slowest rank until the validation loss first is at the target, interpolated between two validations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from gradwire.bench.conductor import Crews, group_of
+from gradwire.bench.ground import Ground
+from gradwire.bench.plan import Condition, NetworkPlan, Variant
+from gradwire.bench.results import Verdict
+from gradwire.demo.results import percentile
+from gradwire.lab.crew import WorkerFailed
+
+LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
+PATIENCE_S = 300.0
+_TARGET_AT = 0.8  # of the steps of the first run without loss: all others have some more to get there
+_WARM_ELEMS = 1 << 18  # 1 MB, of the order of the example's buckets
+_MAY_DIFFER = ("dlcp", "ultima")  # results may be lost on their way back: ranks may end with different bits
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """What is trained, over what.
+
+    Attributes:
+        steps: of each run.
+        block: steps of one run in a row; its validation loss is taken after them.
+        target: validation loss in nats for each byte; None: what the first run without loss has at four fifths of its steps.
+    """
+
+    example: Path
+    network: NetworkPlan
+    variants: tuple[Variant, ...]
+    losses: tuple[float, ...] = LOSSES
+    rtt_ms: float = 0.0
+    ranks: int = 4
+    steps: int = 120
+    block: int = 10
+    batch: int = 8
+    seed: int = 1
+    target: float | None = None
+    minutes: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.steps < self.block or self.steps % self.block or self.block < 1:
+            raise ValueError(f"--steps must be a multiple of the block of {self.block}, not {self.steps}")
+        if not (self.example / "train_gpt.py").is_file():
+            raise ValueError(f"no train_gpt.py in {self.example}: name the folder of the examples with --examples")
+        if not self.variants:
+            raise ValueError("nothing to train with: name a --preset or a --tcp")
+        if not self.network.is_shaped and any((*self.losses, self.rtt_ms)):
+            raise ValueError(f"--network {self.network.kind} loses and delays nothing: take --network lab")
+
+
+@dataclass
+class Run:
+    """One training: a variant at a loss. Times of each step are those of its slowest rank."""
+
+    variant: Variant
+    loss: float
+    step_ms: list[float] = field(default_factory=list)
+    comm_ms: list[float] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+    steps_apart: int = 0
+
+    def add(self, records: list[Row], parameters: set[str]) -> None:
+        """One step of all ranks.
+
+        Raises:
+            WorkerFailed: replicas differ although the variant promises that they do not.
+        """
+        self.step_ms.append(max(record["step_ms"] for record in records))
+        self.comm_ms.append(max(record["comm_ms"] for record in records))
+        self.lost.append(sum(record["bytes_lost_share"] for record in records) / len(records))
+        if len(parameters) > 1:
+            self.steps_apart += 1
+            if self.variant.preset not in _MAY_DIFFER:
+                raise WorkerFailed(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
+
+    def row(self) -> Row:
+        """The numbers that are printed and written."""
+        seconds = [0.0, *accumulate(each / 1e3 for each in self.step_ms)]
+        return {
+            "variant": self.variant.name,
+            "peer": self.variant.is_peer,
+            "loss": self.loss,
+            "steps": len(self.step_ms),
+            "step_ms_p50": percentile(self.step_ms, 50),
+            "step_ms_max": max(self.step_ms),
+            "comm_share": sum(self.comm_ms) / sum(self.step_ms),
+            "lost_share": sum(self.lost) / len(self.lost),
+            "steps_apart": self.steps_apart,
+            "curve": [(step, round(seconds[step], 4), loss) for step, loss in self.validation],
+            "step_ms": [round(each, 2) for each in self.step_ms],
+        }
+
+
+def train(plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int, int, str], None]) -> list[Run]:
+    """Trains all runs by turns; ends early, with equally many steps for all, when the time is up.
+
+    Raises:
+        WorkerFailed: a worker failed, or replicas differ that must not.
+    """
+    runs = [Run(variant, loss) for loss in plan.losses for variant in plan.variants]
+    for variant in plan.variants:
+        crews.form(variant, plan.ranks)
+    for index, run in enumerate(runs):
+        chosen = {"steps": plan.steps, "batch": plan.batch, "seed": plan.seed, "preset": run.variant.preset or "auto"}
+        order = {"settings": {"backend": run.variant.backend, **chosen}, "group": group_of(run.variant, plan.ranks)}
+        crews.order(run.variant, {"do": "make", "run": index, **order}, "made")
+    begun, turns = time.monotonic(), plan.steps // plan.block
+    for turn in range(turns):
+        if turn > 0 and time.monotonic() - begun > 60 * plan.minutes:
+            break
+        for place in range(len(runs)):
+            at = (place + turn) % len(runs)
+            _train_block(plan, crews, ground, at, runs[at])
+            text = f"{runs[at].variant.name}, {runs[at].loss:.2%} lost: {runs[at].step_ms[-1]:.0f} ms a step"
+            told(turn * len(runs) + place + 1, turns * len(runs), text)
+    return runs
+
+
+def _train_block(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:
+    """One block, and what the model is worth after it; the network loses nothing meanwhile, as that is not compared."""
+    named = {"run": index, "group": group_of(run.variant, plan.ranks), "elems": _WARM_ELEMS, "steps": plan.block}
+    if not run.validation:
+        _validate(plan, crews, ground, index, run)
+    ground.set(Condition(run.loss, plan.rtt_ms))
+    crews.order(run.variant, {"do": "warm", **named}, "warm")
+    answers = crews.order(run.variant, {"do": "train", **named}, "trained")
+    for step in range(plan.block):
+        run.add([each[step]["record"] for each in answers], {each[step]["parameters"] for each in answers})
+    _validate(plan, crews, ground, index, run)
+
+
+def _validate(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:
+    ground.set(Condition(0.0, plan.rtt_ms))
+    answers = crews.order(run.variant, {"do": "validate", "run": index}, "val_loss")
+    run.validation.append((len(run.step_ms), answers[0][-1]["val_loss"]))
+
+
+def target_of(plan: TrainingPlan, rows: list[Row]) -> float:
+    """The validation loss to reach."""
+    if plan.target is not None:
+        return plan.target
+    calm = min(rows, key=lambda row: row["loss"])
+    return float(next(loss for step, _, loss in calm["curve"] if step >= _TARGET_AT * calm["steps"]))
+
+
+def seconds_to(target: float, curve: list[tuple[int, float, float]]) -> float | None:
+    """When the loss is first at the target, between two validations linear; None if it never is."""
+    for (_, before_s, before), (_, after_s, after) in pairwise(curve):
+        if after <= target:
+            share = (before - target) / (before - after) if before > target else 0.0
+            return before_s + share * (after_s - before_s)
+    return None
+
+
+def with_target(rows: list[Row], target: float) -> list[Row]:
+    """The rows with `seconds`, the time to accuracy, or None."""
+    return [{**row, "seconds": seconds_to(target, row["curve"])} for row in rows]
+
+
+def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:
+    """`calm`: time to accuracy under loss at most so many times that without; `speedup`: so many times less than each peer's."""
+    found = []
+    for name, factor in requirements.items():
+        verdicts = []
+        for row in rows:
+            if row["peer"] or not row["loss"]:
+                continue
+            for other in rows:
+                words = f"{name}: {row['variant']} at {100 * row['loss']:g} % lost"
+                if name == "calm" and other["variant"] == row["variant"] and not other["loss"]:
+                    ratio = _ratio(row, other)
+                    told = f"{words}: {_times(ratio)} its time without loss (at most {factor:g})"
+                    verdicts.append(Verdict(told, ratio is not None and ratio <= factor))
+                if name == "speedup" and other["peer"] and other["loss"] == row["loss"]:
+                    ratio = _ratio(other, row)
+                    told = f"{words}: {other['variant']} takes {_times(ratio)} as long (at least {factor:g})"
+                    verdicts.append(Verdict(told, ratio is not None and ratio >= factor))
+        found += verdicts or [Verdict(f"{name}: nothing was measured that it could be judged by", reached=False)]
+    return found
+
+
+def _ratio(row: Row, other: Row) -> float | None:
+    return row["seconds"] / other["seconds"] if row["seconds"] and other["seconds"] else None
+
+
+def _times(ratio: float | None) -> str:
+    return "the target was never reached by one, so no number of times" if ratio is None else f"{ratio:.2f} times"

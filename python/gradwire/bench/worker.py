@@ -1,0 +1,132 @@
+"""One rank of the benchmark: makes process groups and times single collectives in them, as ordered.
+
+Orders and their answers (see `gradwire.lab.crew`):
+
+    {"do": "group", "name": g, "backend": b, "ranks": n}  ->  {"made": g}
+    {"do": "sample", "group": g, "collective": c, "elems": n, "variant": {..}, "at": t, "repeat": k}
+                                                          ->  {"sampled": true, "begun", "ended", "cpu_s", "wrong", "lost", "resent"}
+
+A group holds the first `n` ranks; the others answer a sample with `{"sampled": false}`. `at` is a time of the machine's
+monotonic clock, which all ranks share: they start together without a barrier on the network that is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from gradwire.bench.collectives import Task
+from gradwire.lab import crew
+
+GROUP_TIMEOUT = timedelta(seconds=120)
+_KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
+
+
+class Worker:
+    """Process groups and inputs of this rank."""
+
+    def __init__(self, say: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self._torch, self._dist, self._say = torch, dist, say
+        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        self._groups: dict[str, Any] = {}
+        self._tasks: dict[tuple[str, int, int], Task] = {}
+
+    def obey(self, order: crew.Answer) -> None:
+        """Carries one order out and answers it."""
+        {"group": self._group, "sample": self._sample}[order["do"]](order)
+
+    def _group(self, order: crew.Answer) -> None:
+        if order["backend"] == "gradwire":
+            import gradwire.torch  # noqa: F401  registers the backend
+        ranks = list(range(order["ranks"]))
+        group = self._dist.new_group(ranks, backend=order["backend"], timeout=GROUP_TIMEOUT)
+        if self._dist.get_rank() in ranks:
+            self._dist.all_reduce(self._torch.zeros(1), group=group)  # connections are made now, with today's settings
+            self._groups[order["name"]] = group
+        self._say({"made": order["name"]})
+
+    def _sample(self, order: crew.Answer) -> None:
+        group = self._groups.get(order["group"])
+        if group is None:
+            self._say({"sampled": False})
+            return
+        variant = order["variant"]
+        task = self._task(order["collective"], order["elems"], self._dist.get_world_size(group))
+        buffers = [task.fresh() for _ in range(order["repeat"])]
+        time.sleep(max(0.0, order["at"] - time.monotonic()))
+        used, begun = time.process_time(), time.monotonic()
+        works = [self._call(task, each, variant, group) for each in buffers]
+        ended, used = time.monotonic(), time.process_time() - used
+        found = [self._judge(task, each[1], work) for each, work in zip(buffers, works, strict=True)]
+        wrong, lost, sent, resent = (sum(column) for column in zip(*found, strict=True))
+        shares = {"lost": lost / (task.elems * len(works)), "resent": resent / max(1, sent)}
+        self._say({"sampled": True, "begun": begun, "ended": ended, "cpu_s": used, "wrong": wrong, **shares})
+
+    def _task(self, name: str, elems: int, ranks: int) -> Task:
+        key = (name, elems, ranks)
+        task = self._tasks.get(key)
+        if task is None:
+            if sum(size for _, size, _ in self._tasks) * 8 > _KEPT_BYTES:
+                self._tasks.clear()
+            task = self._tasks[key] = Task(name, elems, self._dist.get_rank(), ranks)
+        return task
+
+    def _call(self, task: Task, buffers: tuple[Any, Any], variant: dict[str, Any], group: Any) -> Any:
+        """One call; returns the work of one that tolerates loss."""
+        if variant["preset"] is None:
+            task.call(buffers, group)
+            return None
+        import gradwire.torch
+
+        return gradwire.torch.all_reduce(
+            buffers[1],
+            preset=variant["preset"],
+            algorithm=variant["algorithm"],
+            hadamard=variant["hadamard"],
+            gather_fill="zero",
+            divide_by="contributions",
+            contributions=True,
+            group=group,
+        )
+
+    def _judge(self, task: Task, output: Any, work: Any) -> tuple[int, int, int, int]:
+        """Wrong elements, elements of this rank that did not count, bytes sent and bytes sent again."""
+        if work is None:
+            return task.wrong_bits(output), 0, 0, 0
+        report = work.report()
+        if report.rotated_elems:
+            wrong = task.wrong_rotated(output) if self._is_whole(report, task.ranks) else 0
+        else:
+            wrong = task.wrong_means(output, self._counts(task, report.contributions))
+        return wrong, int(report.elems_uncounted), int(report.bytes_sent), int(report.bytes_retransmitted)
+
+    def _is_whole(self, report: Any, ranks: int) -> bool:
+        """Whether nobody's values are missing; else each rotated element has a little of every loss, and none can be judged."""
+        counts = self._torch.frombuffer(bytearray(report.contributions.counts), dtype=self._torch.uint16)
+        return not report.uncounted and bool(((counts == ranks) | (counts == 0)).all())
+
+    def _counts(self, task: Task, announced: Any) -> Any:
+        """`[elems]`: how many ranks' values the report says are in each element. It counts nothing where all are: all ranks."""
+        torch = self._torch
+        if announced is None:
+            return torch.full((task.elems,), task.ranks)
+        blocks = torch.frombuffer(bytearray(announced.counts), dtype=torch.uint16).view(announced.counts.shape).int()
+        each = blocks.repeat_interleave(announced.block_elems, dim=1)[:, : announced.shard_elems]
+        return each.reshape(-1)[: task.elems]
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    crew.serve(lambda say: Worker(say).obey)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""`gradwire bench`: what is verified, counted and concluded. Plain values; no network, no timing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from gradwire.bench import plan, report, results, training
+from gradwire.bench.collectives import COLLECTIVES, Task
+from gradwire.bench.display import Display, make_console
+from gradwire.bench.plan import Condition, NetworkPlan, Plan
+from gradwire.cli import main
+from gradwire.cli.bench import variants_of
+
+RANKS = 3
+
+
+def exact_result(name: str, inputs: list[torch.Tensor], rank: int) -> torch.Tensor:
+    """What a collective gives by its definition, from what every rank holds."""
+    if name in ("all_reduce", "reduce"):
+        return torch.stack(inputs).sum(0)
+    if name in ("all_gather", "gather"):
+        return torch.cat(inputs) if name == "all_gather" or rank == 0 else torch.zeros(0)
+    if name == "broadcast":
+        return inputs[0]
+    if name == "scatter":
+        return inputs[0].chunk(RANKS)[rank]
+    parts = [each.chunk(RANKS)[rank] for each in inputs]
+    return torch.cat(parts) if name == "all_to_all" else torch.stack(parts).sum(0)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_each_collective_is_verified_against_its_definition(name):
+    tasks = [Task(name, 500, rank, RANKS) for rank in range(RANKS)]
+    inputs = [task.fresh()[0] for task in tasks]
+    for rank, task in enumerate(tasks):
+        right = exact_result(name, inputs, rank)
+        assert torch.equal(task.expected, right)
+        assert task.wrong_bits(right) == 0
+        if len(right) and (name != "reduce" or rank == 0):
+            nearly = right.clone()
+            nearly[7] = torch.nextafter(nearly[7], torch.tensor(float("inf")))
+            assert task.wrong_bits(nearly) == 1
+            moved = right.roll(1)
+            assert task.wrong_bits(moved) > len(right) / 2
+
+
+def test_a_tolerant_result_must_be_the_mean_of_as_many_ranks_as_were_announced():
+    task = Task("all_reduce", 100, 0, RANKS)
+    values = [Task("all_reduce", 100, rank, RANKS).fresh()[0] for rank in range(RANKS)]
+    counts = torch.full((100,), RANKS)
+    output = torch.stack(values).sum(0) / RANKS
+    output[10:20] = (values[0] + values[2])[10:20] / 2
+    counts[10:20] = 2
+    output[30:35] = 0
+    counts[30:35] = 0
+    assert task.wrong_means(output, counts) == 0
+    for place, value, count in (
+        (0, 0.0, RANKS),
+        (10, float(output[10]), 3),
+        (11, float(values[1][11]), 2),
+        (30, 1.0, 0),
+    ):
+        broken, announced = output.clone(), counts.clone()
+        broken[place], announced[place] = value, count
+        assert task.wrong_means(broken, announced) == 1, place
+    assert task.wrong_means(output * (1 + 1e-5), counts) == 95
+
+
+def test_bandwidths_are_those_of_the_nccl_tests():
+    factors = {name: found.bus_factor(4) for name, found in COLLECTIVES.items()}
+    assert factors["all_reduce"] == 1.5
+    assert {factors[name] for name in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")} == {0.75}
+    assert {factors["broadcast"], factors["reduce"]} == {1.0}
+    series = results.Series(plan.Cell("all_reduce", 4, 1_000_000, Condition(), plan.gloo("cubic")))
+    for ended, counted in ((9.0, False), (0.002, True), (0.004, True)):
+        ranks = [{"begun": 0.0, "ended": ended / 2}, {"begun": 0.0, "ended": ended}]
+        answers = [{**each, "cpu_s": 0.5, "wrong": 1, "lost": 0.25, "resent": 0.0} for each in ranks]
+        series.add(answers, 2, counted=counted)
+    row = series.row()
+    assert (row["samples_ms"], row["algbw_gb_s"], row["busbw_gb_s"]) == ([1.0, 2.0], 1.0, 1.5)
+    assert row["cpu_s_per_gb"] == 2.0 / (4 * 0.001)  # two counted samples of two calls, one second of all ranks in each
+    assert (row["wrong"], row["lost_share"]) == (6, 0.25)  # a wrong result counts wherever it is
+
+
+def test_a_percentile_needs_a_sample_above_it():
+    for count, there in ((19, []), (20, ["p95_ms"]), (100, ["p95_ms", "p99_ms"]), (1000, list(results.SAMPLES_OF))):
+        times = [float(value) for value in range(1, count + 1)]
+        assert [name for name in results.SAMPLES_OF if results.percent_of(times, name) is not None] == there
+    assert results.percent_of([float(value) for value in range(1, 1001)], "p999_ms") == 999.0
+
+
+def row_of(variant: str, p50: float, p99: float | None = None, **more) -> dict:
+    return {
+        "variant": variant, "peer": variant.startswith("gloo"), "collective": "all_reduce", "ranks": 4, "bytes": 1 << 20,
+        "rtt_ms": 0.0, "loss": 0.0, "scenario": plan.HEALTHY, "samples": 10, "p50_ms": p50, "p95_ms": p50, "p99_ms": p99,
+        "p999_ms": None, "max_ms": 3 * p50, "algbw_gb_s": 1 / p50, "busbw_gb_s": 1.5 / p50, "lost_share": 0.0, "wrong": 0,
+        "cpu_s_per_gb": 2 * p50, "samples_ms": [p50] * 10, **more,
+    }  # fmt: skip
+
+
+def test_requirements_are_judged_in_every_place():
+    rows = [
+        row_of("gloo-cubic", 10.0), row_of("gradwire-auto", 8.0, 9.0), row_of("gloo-cubic", 30.0, loss=0.01),
+        row_of("gradwire-auto", 10.0, 12.0, loss=0.01), row_of("gradwire-auto", 9.0, 18.0, scenario="gray"),
+    ]  # fmt: skip
+    for name, factor, expected in (
+        ("busbw", 1.2, [True, True]), ("busbw", 2.0, [False, True]), ("cpu", 0.5, [False, True]),
+        ("speedup", 3.0, [True]), ("speedup", 3.1, [False]), ("tail", 1.2, [True, True, False]),
+        ("calm", 1.5, [True]), ("calm", 1.4, [False]), ("healthy", 2.0, [True]), ("healthy", 1.9, [False]),
+    ):  # fmt: skip
+        assert [verdict.reached for verdict in results.judge(rows, {name: factor})] == expected, (name, factor)
+    few = [row_of("gradwire-auto", 8.0), row_of("gradwire-auto", 8.0, loss=0.01)]
+    assert not any(verdict.reached for verdict in results.judge(few, {"tail": 9.0, "busbw": 0.1, "calm": 9.0}))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--network", "loopback", "--loss", "0.01"], ["--require", "fast=1"], ["--require", "busbw"], ["--require", "cpu=0"],
+        ["--require", "tail=1.2", "--samples", "20"], ["--collective", "broadcast", "--preset", "auto", "--tcp", "none"],
+        ["--ranks", "9"], ["--scenario", "incast", "--buffer", "64"], ["--network", "bridge", "--scenario", "gray"],
+        ["--training", "--steps", "25"], ["--training", "--rtt", "1", "--rtt", "2"], ["--training", "--require", "busbw=1"],
+        ["--training", "--examples", "/nonexistent"], ["--training", "--network", "loopback"],
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused_before_anything_is_measured(arguments, tmp_path):
+    found = CliRunner().invoke(main, ["bench", "--out", str(tmp_path), *arguments])
+    assert found.exit_code == 2, found.output
+    assert "Error" in found.output
+
+
+def test_help_teaches_with_examples_and_exit_statuses():
+    found = CliRunner().invoke(main, ["bench", "--help"])
+    assert all(word in found.output for word in ("gradwire bench --quick", "Exit status", *results.REQUIREMENTS))
+
+
+def test_variants_are_every_preset_with_every_schedule_beside_the_peers():
+    chosen = {"peers": ("cubic", "none"), "presets": ("auto", "exact"), "algorithms": ("auto", "ring"), "rotated": True}
+    assert [variant.name for variant in variants_of(chosen)] == [
+        "gloo-cubic", "gradwire-auto", "gradwire-auto/rotated", "gradwire-auto/ring", "gradwire-auto/ring/rotated",
+        "gradwire-exact",
+    ]  # fmt: skip
+
+
+def test_cells_take_turns_and_only_an_all_reduce_has_presets():
+    variants = (plan.gloo("cubic"), plan.gradwire("auto"), plan.gradwire("exact"))
+    whole = Plan(NetworkPlan("nft"), variants, ("all_reduce", "broadcast"), samples=5, block=2)
+    cells = whole.cells()
+    assert [(cell.collective, cell.variant.name) for cell in cells] == [
+        ("all_reduce", "gloo-cubic"), ("all_reduce", "gradwire-auto"), ("all_reduce", "gradwire-exact"),
+        ("broadcast", "gloo-cubic"), ("broadcast", "gradwire-exact"),
+    ]  # fmt: skip
+    turns = list(whole.turns())
+    assert len(turns) == 3
+    assert [turn[0] for turn in turns] == [0, 1, 2]
+    assert all(sorted(turn) == list(range(len(cells))) for turn in turns)
+
+
+def test_the_time_left_never_exceeds_what_was_allowed():
+    shown = Display(make_console(), minutes=2.0, clock=lambda: 0.0)
+    assert shown.whole_s(1, 10, 6.0) == 60.0
+    assert shown.whole_s(1, 100, 6.0) == 120.0
+    assert shown.whole_s(90, 100, 125.0) == 125.0
+
+
+def test_time_to_accuracy_is_between_two_validations():
+    curve = [(0, 0.0, 5.0), (10, 4.0, 3.0), (20, 8.0, 2.0)]
+    assert training.seconds_to(4.0, curve) == 2.0
+    assert training.seconds_to(3.0, curve) == 4.0
+    assert training.seconds_to(2.5, curve) == 6.0
+    assert training.seconds_to(1.9, curve) is None
+
+
+def test_training_is_judged_by_time_to_accuracy_under_loss():
+    times = (
+        ("gloo-cubic", 0.0, 10.0),
+        ("gradwire-auto", 0.0, 10.0),
+        ("gloo-cubic", 0.01, 20.0),
+        ("gradwire-auto", 0.01, 11.0),
+    )
+    rows = [
+        {"variant": name, "peer": "gloo" in name, "loss": loss, "seconds": seconds} for name, loss, seconds in times
+    ]
+    for name, factor, reached in (
+        ("calm", 1.1, True),
+        ("calm", 1.09, False),
+        ("speedup", 1.8, True),
+        ("speedup", 1.9, False),
+    ):
+        (verdict,) = training.judge(rows, {name: factor})
+        assert verdict.reached is reached, verdict
+    rows[3]["seconds"] = None
+    assert not any(verdict.reached for verdict in training.judge(rows, {"calm": 9.0, "speedup": 0.1}))
+
+
+def test_the_report_is_one_file_that_needs_nothing_beside_it(tmp_path: Path):
+    rows = [row_of(name, at + 1.0, loss=loss, bytes=size, scenario=scene) for at, name in enumerate(("gloo-cubic", "gradwire-auto"))
+            for loss in (0.0, 0.01) for size in (1024, 1 << 20) for scene in (plan.HEALTHY, "gray")]  # fmt: skip
+    rows[-1]["wrong"] = 3
+    machine = {
+        "at": "now",
+        "commit": "c",
+        "cores": 2,
+        "processor": "p <x>",
+        "kernel": "k",
+        "packages": {"torch": "t"},
+        "load": 0.1,
+    }
+    network = {"switch": "nft", "rate_mbit": 100.0, "rails": 1, "buffer_bytes": 1 << 18, "rtt_ms": 0.1}
+    found = {"machine": machine, "network": network, "settings": {"hosts": 4}, "rows": rows, "environment": {"GRADWIRE_PATHS": "4"},
+             "command": "gradwire bench --loss 0.01", "targets": [{"text": "a < b", "reached": False}]}  # fmt: skip
+    report.write_html(json.loads(json.dumps(found)), tmp_path / "bench.html")
+    page = (tmp_path / "bench.html").read_text()
+    assert page.count("<svg") == 5
+    assert not any(word in page for word in ("<script", "<link", "src=", "url(http"))
+    assert "MISSED: a &lt; b" in page
+    assert "GRADWIRE_PATHS=4 \\\ngradwire bench --loss 0.01" in page
+    assert page.count("<td class=bad>3</td>") == 1
+    assert all((tmp_path / f"bench-{number}.png").stat().st_size > 5_000 for number in range(1, 6))

@@ -1,0 +1,45 @@
+"""The benchmarks that no other file runs, in their quick modes: none of them rots. They show no performance."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.lab import NamespacesUnavailable, sandbox
+
+FOLDER = Path(__file__).resolve().parents[2] / "bench"
+
+
+def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tmp_path):
+    found = run_quick("hadamard.py")
+    assert {(row["transform"], row["kind"]) for row in found["errors"]} == {
+        (transform, kind) for transform in ("plain", "hadamard") for kind in ("burst", "scattered")
+    }
+    assert (tmp_path / "hadamard.png").stat().st_size > 10_000
+
+
+def test_memory_is_counted_above_the_tensor():
+    script = FOLDER / "collective" / "memory.py"
+    ran = subprocess.run([sys.executable, script, "--quick"], capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ", 0 wrong" in ran.stdout
+
+
+def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path):
+    try:
+        assert sandbox.run(lambda: 0) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    few = ["--samples", "1", "--size", "0.01", "--variant", "gradwire-rotated", "--ranks", "2", "--out", tmp_path]
+    command = [sys.executable, FOLDER / "collective" / "allreduce.py", "--network", "loopback", *few]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "gradwire-auto/rotated" in ran.stdout
+
+
+def test_the_model_of_feedback_prints_its_table():
+    script = FOLDER / "training" / "feedback_variance.py"
+    command = [sys.executable, script, "--loss", "1.0"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "100%" in ran.stdout
