@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from gradwire.bench import report
 from gradwire.bench.ground import Ground
 from gradwire.bench.machine import machine
 from gradwire.bench.plan import Condition, NetworkPlan
@@ -87,9 +88,9 @@ class Engines:
             LabError: the network cannot be built.
         """
         with Ground(self.ranks, self.network) as ground:
-            ground.set(Condition(rtt_ms=self.rtt_ms))
             facts = ground.count([Condition(rtt_ms=self.rtt_ms)])
-            tell(f"round trip {facts['rtt_ms']:.2f} ms" if "rtt_ms" in facts else ground.kind)
+            tell(report.network_text(facts) or ground.kind)
+            facts["rtt_ms"] = facts.get(f"counted_rtt_ms_at_{self.rtt_ms:g}")
             ground.set(Condition(rtt_ms=self.rtt_ms))
             environments = [ground.environment(rank) for rank in range(self.ranks)]
             command = [sys.executable, str(Path(__file__).with_name("engine_worker.py"))]

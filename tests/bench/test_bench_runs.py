@@ -11,7 +11,7 @@ import pytest
 from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES, Ground
 from gradwire.bench.plan import Condition, NetworkPlan
-from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.lab import NamespacesUnavailable, iproute, sandbox
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "bench"]
 
@@ -104,20 +104,26 @@ def test_scenarios_change_what_they_name_and_nothing_else(tmp_path):
             found = {}
             for scenario in ("gray", "slow-host", "incast", "healthy"):
                 ground.set(Condition(loss=0.01, scenario=scenario))
-                found[scenario] = [(host, rail, asdict(port)) for (host, rail), port in ground.network.ports().items()]
+                ports = [(host, rail, asdict(port)) for (host, rail), port in ground.network.ports().items()]
+                with ground.on_host(2):
+                    sends = [queue["options"]["rate"] for queue in iproute.tc_statistics() if queue["kind"] == "tbf"]
+                found[scenario] = {"ports": ports, "last_host_sends_bytes_s": sends}
             return found
 
     found = in_lab(tmp_path, look)
-    healthy = found.pop("healthy")
+    healthy = found["healthy"]["ports"]
     assert all(port["loss"] == 0.01 and port["rate_mbit"] == 100.0 for _, _, port in healthy)
-    for host, rail, port in healthy:
-        place = healthy.index([host, rail, port])
+    for place, (host, rail, port) in enumerate(healthy):
         expected = {
             "gray": {**port, "loss": 0.1} if rail == 1 else port,
             "slow-host": {**port, "rate_mbit": 50.0} if host == 2 else port,
             "incast": {**port, "buffer_bytes": 64 * FRAME_BYTES},
+            "healthy": port,
         }
-        assert {scenario: ports[place][2] for scenario, ports in found.items()} == expected
+        assert {scenario: each["ports"][place][2] for scenario, each in found.items()} == expected
+    rates = {scenario: each["last_host_sends_bytes_s"] for scenario, each in found.items()}
+    full, half = [12_500_000, 12_500_000], [6_250_000, 6_250_000]
+    assert rates == {"gray": full, "slow-host": half, "incast": full, "healthy": full}
 
 
 @pytest.mark.parametrize("kind", ["loopback", "bridge", "nft"])

@@ -139,7 +139,9 @@ class Ground:
         facts: dict[str, Any] = {"switch": self.kind}
         if self.plan.kind == "loopback":
             return facts
-        facts["rtt_ms"] = round(probe_round_trip_ms(self), 4)
+        for rtt_ms in dict.fromkeys(each.rtt_ms for each in conditions):
+            self.set(Condition(rtt_ms=rtt_ms))
+            facts[f"counted_rtt_ms_at_{rtt_ms:g}"] = round(probe_round_trip_ms(self), 4)
         for condition in dict.fromkeys(replace(each, scenario=HEALTHY) for each in conditions):
             if condition.loss:
                 self.set(condition)

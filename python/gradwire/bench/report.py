@@ -129,14 +129,16 @@ def machine_text(machine: dict[str, Any]) -> str:
 
 def network_text(network: dict[str, Any]) -> str:
     """What was counted before the measurement, in a line."""
-    parts = [f"round trip {network['rtt_ms']:.2f} ms"] if "rtt_ms" in network else []
-    asked = {
-        name.removeprefix("counted_loss_at_"): share
-        for name, share in network.items()
-        if name.startswith("counted_loss")
-    }
-    parts += [f"set to lose {100 * float(loss):g} %, counted {100 * share:.2g} %" for loss, share in asked.items()]
+    counted = _counted(network, "counted_rtt_ms_at_")
+    parts = [f"round trip {ms:.2f} ms" + (f" with {added} ms added" if float(added) else "") for added, ms in counted]
+    lost = _counted(network, "counted_loss_at_")
+    parts += [f"set to lose {100 * float(loss):g} %, counted {100 * share:.2g} %" for loss, share in lost]
     return ("Before the run: " + "; ".join(parts) + ".") if parts else ""
+
+
+def _counted(network: dict[str, Any], prefix: str) -> list[tuple[str, float]]:
+    """(what was set, what was counted) of one kind."""
+    return [(name.removeprefix(prefix), value) for name, value in network.items() if name.startswith(prefix)]
 
 
 def repeat_text(results: dict[str, Any]) -> str:
