@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PATTERN = 61
+_SLICE_ELEMS = 1 << 20  # of a verification at a time
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,15 @@ class Task:
             output: `[elems]` float32.
             counts: `[elems]` how many ranks are announced in each; 0: none, so that it must hold zero.
         """
+        slices = (slice(at, at + _SLICE_ELEMS) for at in range(0, self.elems, _SLICE_ELEMS))
+        return sum(self._wrong_in(output[each], counts[each].int(), self._whole[each]) for each in slices)
+
+    def _wrong_in(self, output: Any, counts: Any, whole: Any) -> int:
+        """`wrong_means` of a slice, as what it makes is several times as large."""
         torch = self._torch
-        held = output / self._whole * counts  # a sum of as many powers of two, but for two roundings of 6e-8
+        held = output / whole * counts  # a sum of as many powers of two, but for two roundings of 6e-8
         sums = held.round()
-        members = torch.tensor([subset.bit_count() for subset in range(1 << self.ranks)])
+        members = torch.tensor([bin(subset).count("1") for subset in range(1 << self.ranks)])
         inside = (sums >= 0) & (sums < 1 << self.ranks)
         announced = members[torch.where(inside, sums, 0).long()] == counts
         near = (held - sums).abs() <= 1e-6 * sums

@@ -114,8 +114,8 @@ class Worker:
         """`[elems]`: how many ranks' values the report says are in each element. It counts nothing where all are: all ranks."""
         torch = self._torch
         if announced is None:
-            return torch.full((task.elems,), task.ranks)
-        blocks = torch.frombuffer(bytearray(announced.counts), dtype=torch.uint16).view(announced.counts.shape).int()
+            return torch.full((task.elems,), task.ranks, dtype=torch.int16)
+        blocks = torch.frombuffer(bytearray(announced.counts), dtype=torch.int16).view(announced.counts.shape)
         each = blocks.repeat_interleave(announced.block_elems, dim=1)[:, : announced.shard_elems]
         return each.reshape(-1)[: task.elems]
 
