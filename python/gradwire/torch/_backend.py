@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire._rendezvous import Place, form_group
+from gradwire.errors import UnsupportedError
 from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
@@ -74,6 +75,22 @@ class _Lifetime(Collectives):
     def set_timeout(self, timeout: timedelta) -> None:
         """Timeout of calls that bring none."""
         self.link.timeout = timeout
+
+    def get_reconfigure_handle(self) -> str:
+        """Torch's experimental `_reconfigure` is refused: its groups change rank and size, which Python cannot.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise _cannot_reconfigure()
+
+    def reconfigure(self, opts: Any) -> Any:  # noqa: ARG002  torch's signature
+        """The same.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise _cannot_reconfigure()
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
         """The name that the user gave to init_process_group."""
@@ -150,6 +167,13 @@ def _make_backend_type() -> type:
 
     _compat.hide_from_dynamo([GradwireBackend])
     return GradwireBackend
+
+
+def _cannot_reconfigure() -> UnsupportedError:
+    return UnsupportedError(
+        "gradwire does not reconfigure a group: torch keeps its rank and size where no backend in Python can change them. "
+        "shrink_group goes on without lost ranks; torchrun --max-restarts replaces them"
+    )
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import GradwireError, GroupError
+from gradwire.errors import GradwireError, GroupError, UnsupportedError
 from rank import RANK, WORLD_SIZE
 
 GLOO = dist.new_group(backend="gloo")
@@ -79,6 +79,16 @@ def check_abort_ends_what_is_in_flight_and_other_groups_go_on() -> None:
             work.wait()
     dist.barrier(GLOO)
     assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2
+
+
+def check_a_group_that_cannot_change_its_ranks_says_so() -> None:
+    if not hasattr(dist, "_reconfigure"):
+        return
+    assert not dist._supports_reconfigure()
+    for refused in (dist._get_reconfigure_handle, lambda: dist._reconfigure(uuid=1, handles=["one"])):
+        with pytest.raises(UnsupportedError, match="shrink_group"):
+            refused()
+    assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2, "the group goes on"
 
 
 def check_coalesced_calls_of_every_kind_are_one_work() -> None:
