@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._policy import algorithm_code
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
@@ -23,7 +23,7 @@ from gradwire.torch._residuals import Residuals
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, split
-from gradwire.torch._tolerant import all_reduce, link_of, milliseconds
+from gradwire.torch._tolerant import all_reduce, link_of, timed_policy
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -126,12 +126,12 @@ def tolerate_loss(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
     config = link_of(model.process_group).owner.config
-    numbers = policy_numbers(  # raises here rather than in the first backward
+    numbers = timed_policy(  # raises here rather than in the first backward
         config,
         preset,
         loss_bound=loss_bound,
-        deadline_ms=milliseconds(deadline),
-        step_delay_max_ms=milliseconds(step_delay_max),
+        deadline=deadline,
+        step_delay_max=step_delay_max,
         gather_loss_bound=gather_loss_bound,
         gather_fill=gather_fill,
         divide_by=divide_by,

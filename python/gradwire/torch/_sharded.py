@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._policy import algorithm_code
 from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._steps import Delivered, StepRecord
-from gradwire.torch._tolerant import all_reduce, milliseconds
+from gradwire.torch._tolerant import all_reduce, timed_policy
 
 if TYPE_CHECKING:  # a second to import, for programs that may never shard
     from torch.distributed.fsdp import FSDPModule
@@ -122,10 +122,8 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
         UnsupportedError: a parameter of a dtype that tolerates no loss, or nothing is sharded.
     """
     config = configuration()
-    numbers: dict[str, Any] = {f"{name}_ms": milliseconds(arguments[name]) for name in ("deadline", "step_delay_max")}
-    names = ("loss_bound", "gather_loss_bound", "gather_fill", "divide_by", "hadamard")
-    numbers |= {name: arguments[name] for name in names}
-    if policy_numbers(config, arguments["preset"], **numbers)["gather_fill"] == "previous":
+    asked = {name: value for name, value in arguments.items() if name != "algorithm"}
+    if timed_policy(config, **asked)["gather_fill"] == "previous":
         raise ConfigError("gather_fill = previous is not kept for sharded models: zero or local", field="gather_fill")
     algorithm_code(config, arguments["algorithm"])
     assert isinstance(model, torch.nn.Module)

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire import _native
 from gradwire._policy import algorithm_code, policy_numbers
 from gradwire._runtime import configuration, current
+from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
@@ -99,12 +101,12 @@ def all_reduce(
         config = link.owner.config
         options = reduction(tensor, op)
         _check_tolerant(tensor, residual, output)
-        options["policy"] = policy_numbers(
+        options["policy"] = timed_policy(
             config,
             preset,
             loss_bound=loss_bound,
-            deadline_ms=milliseconds(deadline),
-            step_delay_max_ms=milliseconds(step_delay_max),
+            deadline=deadline,
+            step_delay_max=step_delay_max,
             delay_share=delay_share,
             gather_loss_bound=gather_loss_bound,
             gather_fill=gather_fill,
@@ -173,12 +175,12 @@ def tolerant_group(
         GradwireError: the ranks could not form the group.
     """
     config = configuration()
-    numbers = policy_numbers(
+    numbers = timed_policy(
         config,
         preset,
         loss_bound=loss_bound,
-        deadline_ms=milliseconds(deadline),
-        step_delay_max_ms=milliseconds(step_delay_max),
+        deadline=deadline,
+        step_delay_max=step_delay_max,
         divide_by=divide_by,
     )
     tolerance = {"policy": numbers, "algorithm": algorithm_code(config, algorithm)}
@@ -188,8 +190,16 @@ def tolerant_group(
     return group
 
 
-def milliseconds(time: timedelta | None) -> float | None:
-    """As settings count it."""
+def timed_policy(
+    config: Config, preset: str | None, *, deadline: timedelta | None, step_delay_max: timedelta | None, **more: Any
+) -> _native.PolicyNumbers:
+    """`policy_numbers` of durations as callers have them; settings count milliseconds."""
+    return policy_numbers(
+        config, preset, deadline_ms=_milliseconds(deadline), step_delay_max_ms=_milliseconds(step_delay_max), **more
+    )
+
+
+def _milliseconds(time: timedelta | None) -> float | None:
     return None if time is None else time.total_seconds() * 1e3
 
 
