@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// A synchronous parameter-server burst over ns-3's own TcpDctcp: every worker pushes its gradients, split evenly over the servers,
+// and each server sends its part back to all workers when the last push to it is in. One connection for each transfer, as the
+// papers' flows are. Completion: from the call to the last byte at the receiver. Prints one JSON object.
+
+#include "fabric.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <numeric>
+
+using namespace ns3;
+
+namespace {
+
+struct Settings {
+    uint32_t hosts = 36;
+    uint64_t bytes = 2'700'000;
+    double rtoMinUs = 10'000;
+    double jitterUs = 0;
+    double oversubscription = 1;
+    uint32_t initialWindow = 10;
+    bool perPacket = false;
+    uint32_t seed = 1;
+};
+
+fabric::Shape ShapeOf(const Settings& settings) {
+    fabric::Shape shape;
+    const uint32_t leaves = (settings.hosts + 15) / 16;
+    shape.hostsPerLeaf = (settings.hosts + leaves - 1) / leaves;
+    shape.leaves = (settings.hosts + shape.hostsPerLeaf - 1) / shape.hostsPerLeaf;
+    const double needed = static_cast<double>(shape.hostRate) * shape.hostsPerLeaf / shape.spines;
+    if (settings.oversubscription > 1) {
+        shape.coreRate = static_cast<uint64_t>(needed / settings.oversubscription);
+    }
+    shape.perPacket = settings.perPacket;
+    return shape;
+}
+
+void Configure(const Settings& settings) {
+    const Time rto = NanoSeconds(static_cast<uint64_t>(settings.rtoMinUs * 1000));
+    Config::SetDefault("ns3::TcpL4Protocol::SocketType", TypeIdValue(TcpDctcp::GetTypeId()));
+    Config::SetDefault("ns3::TcpSocketBase::MinRto", TimeValue(rto));
+    // The defaults of these are for wide-area networks: 1 ms of granularity alone would be forty round trips.
+    Config::SetDefault("ns3::TcpSocketBase::ClockGranularity", TimeValue(NanoSeconds(100)));
+    Config::SetDefault("ns3::TcpSocketBase::MaxSegLifetime", DoubleValue(0.0001));
+    Config::SetDefault("ns3::TcpSocket::ConnTimeout", TimeValue(rto));
+    Config::SetDefault("ns3::RttEstimator::InitialEstimation", TimeValue(MicroSeconds(24)));
+    Config::SetDefault("ns3::TcpSocket::SegmentSize", UintegerValue(1448));
+    Config::SetDefault("ns3::TcpSocket::InitialCwnd", UintegerValue(settings.initialWindow));
+    Config::SetDefault("ns3::TcpSocket::DelAckCount", UintegerValue(1));
+    Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(4 << 20));
+    Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(4 << 20));
+    RngSeedManager::SetSeed(settings.seed);
+}
+
+class Burst {
+  public:
+    Burst(const Settings& settings, fabric::Network& network) : m_settings(settings), m_network(network) {
+        // Of every four hosts the last one is a server: spread evenly over the racks.
+        for (uint32_t host = 0; host < settings.hosts; ++host) {
+            (host % 4 == 3 ? m_servers : m_workers).push_back(host);
+        }
+        m_missing.assign(settings.hosts, m_workers.size());
+    }
+
+    void Start() {
+        Ptr<UniformRandomVariable> random = CreateObject<UniformRandomVariable>();
+        for (uint32_t worker : m_workers) {
+            const double late = random->GetValue(0, std::max(m_settings.jitterUs, 1e-9)) * 1000;
+            for (size_t server = 0; server < m_servers.size(); ++server) {
+                const uint64_t bytes = Shard(server);
+                const uint32_t to = m_servers[server];
+                Simulator::Schedule(MicroSeconds(100) + NanoSeconds(static_cast<uint64_t>(late)), [this, worker, to, bytes] {
+                    Transfer(worker, to, bytes, m_pushes, [this, to, bytes] { OnPush(to, bytes); });
+                });
+            }
+        }
+    }
+
+    void Print(double wall) {
+        std::vector<double> all = m_pushes;
+        all.insert(all.end(), m_pulls.begin(), m_pulls.end());
+        const size_t expected = 2 * m_workers.size() * m_servers.size();
+        std::printf("{\"simulator\": \"ns-3\", \"transport\": \"dctcp\", \"hosts\": %u, \"bytes\": %lu, \"rto_min_us\": %g, "
+                    "\"jitter_us\": %g, \"oversubscription\": %g, \"unfinished\": %zu, ",
+                    m_settings.hosts, m_settings.bytes, m_settings.rtoMinUs, m_settings.jitterUs, m_settings.oversubscription,
+                    expected - all.size());
+        PrintTimes("flows", all);
+        PrintTimes("pushes", m_pushes);
+        PrintTimes("pulls", m_pulls);
+        std::printf("\"step_us\": %.3f, \"timeouts\": %lu, \"overflowed\": %lu, \"marked\": %lu, \"events\": %lu, "
+                    "\"wall_s\": %.2f}\n",
+                    m_lastEnd, m_timeouts, m_network.counters.overflowed, m_network.counters.marked,
+                    Simulator::GetEventCount(), wall);
+    }
+
+  private:
+    uint64_t Shard(size_t server) const {
+        const uint64_t count = m_servers.size();
+        return m_settings.bytes / count + (server < m_settings.bytes % count ? 1 : 0);
+    }
+
+    void OnPush(uint32_t server, uint64_t bytes) {
+        if (--m_missing[server] == 0) {
+            for (uint32_t worker : m_workers) {
+                Transfer(server, worker, bytes, m_pulls, [] {});
+            }
+        }
+    }
+
+    void Transfer(uint32_t from, uint32_t to, uint64_t bytes, std::vector<double>& times, std::function<void()> then) {
+        const uint16_t port = m_nextPort++;
+        const Time start = Simulator::Now();
+        Ptr<Socket> listener = Socket::CreateSocket(m_network.hosts.Get(to), TcpSocketFactory::GetTypeId());
+        listener->Bind(InetSocketAddress(fabric::AddressOf(to), port));
+        listener->Listen();
+        auto left = std::make_shared<uint64_t>(bytes);
+        auto receive = [this, left, start, &times, then](Ptr<Socket> socket) {
+            while (Ptr<Packet> packet = socket->Recv()) {
+                *left -= packet->GetSize();
+                if (*left == 0) {
+                    times.push_back((Simulator::Now() - start).GetNanoSeconds() / 1000.0);
+                    m_lastEnd = Simulator::Now().GetNanoSeconds() / 1000.0 - 100;
+                    then();
+                }
+            }
+        };
+        listener->SetAcceptCallback(MakeNullCallback<bool, Ptr<Socket>, const Address&>(),
+                                    [receive, listener](Ptr<Socket> socket, const Address&) {
+                                        socket->SetRecvCallback(receive);
+                                        listener->Close();
+                                    });
+        Ptr<Socket> sender = Socket::CreateSocket(m_network.hosts.Get(from), TcpSocketFactory::GetTypeId());
+        sender->Bind();
+        sender->TraceConnectWithoutContext("CongState", MakeCallback(&Burst::OnState, this));
+        sender->SetConnectCallback(
+            [bytes](Ptr<Socket> socket) {
+                socket->Send(Create<Packet>(bytes));
+                socket->Close();
+            },
+            MakeNullCallback<void, Ptr<Socket>>());
+        sender->Connect(InetSocketAddress(fabric::AddressOf(to), port));
+    }
+
+    void OnState(TcpSocketState::TcpCongState_t, TcpSocketState::TcpCongState_t now) {
+        m_timeouts += now == TcpSocketState::CA_LOSS ? 1 : 0;
+    }
+
+    static void PrintTimes(const char* name, std::vector<double> times) {
+        std::sort(times.begin(), times.end());
+        const double mean = times.empty() ? 0 : std::accumulate(times.begin(), times.end(), 0.0) / times.size();
+        auto at = [&times](double share) {
+            const size_t rank = static_cast<size_t>(std::ceil(times.size() * share));
+            return times.empty() ? 0 : times[std::max<size_t>(rank, 1) - 1];
+        };
+        std::printf("\"%s\": {\"count\": %zu, \"mean_us\": %.3f, \"p50_us\": %.3f, \"p99_us\": %.3f, \"p999_us\": %.3f, "
+                    "\"max_us\": %.3f}, ",
+                    name, times.size(), mean, at(0.5), at(0.99), at(0.999), at(1));
+    }
+
+    Settings m_settings;
+    fabric::Network& m_network;
+    std::vector<uint32_t> m_workers;
+    std::vector<uint32_t> m_servers;
+    std::vector<size_t> m_missing;
+    std::vector<double> m_pushes;
+    std::vector<double> m_pulls;
+    uint16_t m_nextPort = 1024;
+    uint64_t m_timeouts = 0;
+    double m_lastEnd = 0;
+};
+
+}  // namespace
+
+int main(int argc, char* argv[]) {
+    Settings settings;
+    CommandLine command("A synchronous parameter-server burst over TcpDctcp; prints one JSON object.");
+    command.AddValue("hosts", "hosts; of every four one is a server", settings.hosts);
+    command.AddValue("bytes", "bytes that each worker pushes and pulls", settings.bytes);
+    command.AddValue("rto-min-us", "least retransmission timeout", settings.rtoMinUs);
+    command.AddValue("jitter-us", "workers start so much late at most", settings.jitterUs);
+    command.AddValue("oversubscription", "a leaf's hosts have so many times what its uplinks carry", settings.oversubscription);
+    command.AddValue("initial-window", "packets", settings.initialWindow);
+    command.AddValue("per-packet", "spread packets, not flows, over the spines", settings.perPacket);
+    command.AddValue("seed", "of every chance", settings.seed);
+    command.Parse(argc, argv);
+    Configure(settings);
+    fabric::Network network(ShapeOf(settings));
+    Burst burst(settings, network);
+    burst.Start();
+    const auto began = std::chrono::steady_clock::now();
+    Simulator::Stop(Seconds(10));
+    Simulator::Run();
+    burst.Print(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+    Simulator::Destroy();
+    return 0;
+}

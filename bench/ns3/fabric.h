@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//
+// A leaf-spine network in ns-3: MLT section 6.2.1.
+//
+// What ns-3 has not, in version 3.37: ECMP that keeps a flow on one path (its global routing chooses by chance, packet by packet),
+// and a queue of a given number of bytes that marks above a threshold without RED's averages.
+#pragma once
+
+#include "ns3/core-module.h"
+#include "ns3/internet-module.h"
+#include "ns3/network-module.h"
+#include "ns3/point-to-point-module.h"
+#include "ns3/traffic-control-module.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace fabric {
+
+using namespace ns3;
+
+struct Counters {
+    uint64_t overflowed = 0;
+    uint64_t marked = 0;
+};
+
+// One queue of `bytes` bytes; a packet that would lie above `threshold` bytes is marked if it is ECN-capable (DCTCP's K).
+class PortQueue : public QueueDisc {
+  public:
+    static TypeId GetTypeId() {
+        static TypeId id = TypeId("gradwire::PortQueue").SetParent<QueueDisc>().AddConstructor<PortQueue>();
+        return id;
+    }
+
+    PortQueue() : QueueDisc(QueueDiscSizePolicy::NO_LIMITS) {}
+
+    void Set(uint32_t bytes, uint32_t threshold, Counters* counters) {
+        m_bytes = bytes;
+        m_threshold = threshold;
+        m_counters = counters;
+    }
+
+  private:
+    bool DoEnqueue(Ptr<QueueDiscItem> item) override {
+        const uint32_t after = GetInternalQueue(0)->GetNBytes() + item->GetSize();
+        if (after > m_bytes) {
+            m_counters->overflowed += 1;
+            DropBeforeEnqueue(item, "full");
+            return false;
+        }
+        if (after > m_threshold && Mark(item, "long")) {
+            m_counters->marked += 1;
+        }
+        return GetInternalQueue(0)->Enqueue(item);
+    }
+
+    Ptr<QueueDiscItem> DoDequeue() override { return GetInternalQueue(0)->Dequeue(); }
+
+    bool CheckConfig() override {
+        if (GetNInternalQueues() == 0) {
+            // The limit is in DoEnqueue.
+            AddInternalQueue(CreateObjectWithAttributes<DropTailQueue<QueueDiscItem>>(
+                "MaxSize", QueueSizeValue(QueueSize("1000000p"))));
+        }
+        return true;
+    }
+
+    void InitializeParams() override {}
+
+    uint32_t m_bytes = 0;
+    uint32_t m_threshold = 0;
+    Counters* m_counters = nullptr;
+};
+
+struct Shape {
+    uint32_t leaves = 9;
+    uint32_t spines = 4;
+    uint32_t hostsPerLeaf = 16;
+    uint64_t hostRate = 100'000'000'000;  // bit/s
+    uint64_t coreRate = 400'000'000'000;  // bit/s
+    uint64_t linkDelayNs = 2900;
+    uint32_t bufferBytes = 512 << 10;
+    uint32_t thresholdBytes = 65 * 1500;
+    bool perPacket = false;
+};
+
+inline Ipv4Address AddressOf(uint32_t host) { return Ipv4Address(0x0a000001U + host); }
+inline uint32_t HostOf(Ipv4Address address) { return address.Get() - 0x0a000001U; }
+
+// Scrambles 64 bits (SplitMix64).
+inline uint64_t Mix(uint64_t value) {
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBULL;
+    return value ^ (value >> 31);
+}
+
+// The next hop by arithmetic. Interface 0 of every node is the loopback.
+class Routing : public Ipv4RoutingProtocol {
+  public:
+    enum class Role { Host, Leaf, Spine };
+
+    Routing(const Shape& shape, Role role, uint32_t number) : m_shape(shape), m_role(role), m_number(number) {}
+
+    Ptr<Ipv4Route> RouteOutput(Ptr<Packet>, const Ipv4Header& header, Ptr<NetDevice>, Socket::SocketErrno& error) override {
+        error = Socket::ERROR_NOTERROR;
+        return Route(header, 1);
+    }
+
+    bool RouteInput(Ptr<const Packet> packet, const Ipv4Header& header, Ptr<const NetDevice> device, UnicastForwardCallback forward,
+                    MulticastForwardCallback, LocalDeliverCallback local, ErrorCallback) override {
+        if (m_role == Role::Host) {
+            local(packet, header, m_ipv4->GetInterfaceForDevice(device));
+            return true;
+        }
+        const uint32_t to = HostOf(header.GetDestination());
+        const uint32_t leaf = to / m_shape.hostsPerLeaf;
+        uint32_t interface = 0;
+        if (m_role == Role::Spine) {
+            interface = 1 + leaf;
+        } else if (leaf == m_number) {
+            interface = 1 + to % m_shape.hostsPerLeaf;
+        } else {
+            interface = 1 + m_shape.hostsPerLeaf + Spine(packet, header);
+        }
+        forward(Route(header, interface), packet, header);
+        return true;
+    }
+
+    void NotifyInterfaceUp(uint32_t) override {}
+    void NotifyInterfaceDown(uint32_t) override {}
+    void NotifyAddAddress(uint32_t, Ipv4InterfaceAddress) override {}
+    void NotifyRemoveAddress(uint32_t, Ipv4InterfaceAddress) override {}
+    void SetIpv4(Ptr<Ipv4> ipv4) override { m_ipv4 = ipv4; }
+    void PrintRoutingTable(Ptr<OutputStreamWrapper>, Time::Unit) const override {}
+
+  private:
+    Ptr<Ipv4Route> Route(const Ipv4Header& header, uint32_t interface) {
+        Ptr<Ipv4Route> route = Create<Ipv4Route>();
+        route->SetDestination(header.GetDestination());
+        route->SetGateway(header.GetDestination());
+        route->SetSource(m_role == Role::Host ? AddressOf(m_number) : header.GetSource());
+        route->SetOutputDevice(m_ipv4->GetNetDevice(interface));
+        return route;
+    }
+
+    uint32_t Spine(Ptr<const Packet> packet, const Ipv4Header& header) {
+        if (m_shape.perPacket) {
+            return m_random->GetInteger(0, m_shape.spines - 1);
+        }
+        uint8_t ports[4] = {0, 0, 0, 0};
+        packet->CopyData(ports, sizeof ports);
+        const uint64_t hosts = uint64_t{header.GetSource().Get()} << 32 | header.GetDestination().Get();
+        const uint64_t flow = uint64_t{ports[0]} << 24 | ports[1] << 16 | ports[2] << 8 | ports[3];
+        return Mix(Mix(hosts) ^ flow) % m_shape.spines;
+    }
+
+    Shape m_shape;
+    Role m_role;
+    uint32_t m_number;
+    Ptr<Ipv4> m_ipv4;
+    Ptr<UniformRandomVariable> m_random = CreateObject<UniformRandomVariable>();
+};
+
+// Nodes, links and queues. Every switch port has a PortQueue; a host's own queue is as long as its sockets make it.
+class Network {
+  public:
+    explicit Network(const Shape& shape) : m_shape(shape) {
+        Config::SetDefault("ns3::DropTailQueue<Packet>::MaxSize", QueueSizeValue(QueueSize("1p")));
+        hosts.Create(shape.leaves * shape.hostsPerLeaf);
+        m_leaves.Create(shape.leaves);
+        m_spines.Create(shape.spines);
+        Install(hosts, Routing::Role::Host);
+        Install(m_leaves, Routing::Role::Leaf);
+        Install(m_spines, Routing::Role::Spine);
+        // The order in which a node's links are made is the order of its interfaces.
+        for (uint32_t host = 0; host < hosts.GetN(); ++host) {
+            Link(hosts.Get(host), m_leaves.Get(host / shape.hostsPerLeaf), shape.hostRate);
+            Ptr<Ipv4> ipv4 = hosts.Get(host)->GetObject<Ipv4>();
+            ipv4->AddAddress(1, Ipv4InterfaceAddress(AddressOf(host), Ipv4Mask("255.255.255.255")));
+        }
+        for (uint32_t leaf = 0; leaf < shape.leaves; ++leaf) {
+            for (uint32_t spine = 0; spine < shape.spines; ++spine) {
+                Link(m_leaves.Get(leaf), m_spines.Get(spine), shape.coreRate);
+            }
+        }
+    }
+
+    NodeContainer hosts;
+    Counters counters;
+
+  private:
+    void Install(NodeContainer nodes, Routing::Role role) {
+        InternetStackHelper stack;
+        stack.SetIpv6StackInstall(false);
+        for (uint32_t number = 0; number < nodes.GetN(); ++number) {
+            stack.Install(nodes.Get(number));
+            nodes.Get(number)->GetObject<Ipv4>()->SetRoutingProtocol(Create<Routing>(m_shape, role, number));
+        }
+    }
+
+    void Link(Ptr<Node> a, Ptr<Node> b, uint64_t rate) {
+        PointToPointHelper link;
+        link.SetDeviceAttribute("DataRate", DataRateValue(DataRate(rate)));
+        link.SetChannelAttribute("Delay", TimeValue(NanoSeconds(m_shape.linkDelayNs)));
+        NetDeviceContainer devices = link.Install(a, b);
+        for (uint32_t end = 0; end < 2; ++end) {
+            Ptr<NetDevice> device = devices.Get(end);
+            Ptr<Node> node = device->GetNode();
+            Ptr<Ipv4> ipv4 = node->GetObject<Ipv4>();
+            const uint32_t interface = ipv4->AddInterface(device);
+            ipv4->SetUp(interface);
+            const bool isHost = end == 0 && rate == m_shape.hostRate && node->GetId() < hosts.GetN();
+            Ptr<PortQueue> queue = CreateObject<PortQueue>();
+            const uint32_t unlimited = 1U << 30;
+            queue->Set(isHost ? unlimited : m_shape.bufferBytes, isHost ? unlimited : m_shape.thresholdBytes, &counters);
+            Ptr<TrafficControlLayer> layer = node->GetObject<TrafficControlLayer>();
+            layer->SetRootQueueDiscOnDevice(device, queue);
+            layer->ScanDevices();
+        }
+    }
+
+    Shape m_shape;
+    NodeContainer m_leaves;
+    NodeContainer m_spines;
+};
+
+}  // namespace fabric
