@@ -67,7 +67,7 @@ def test_training_counts_the_time_to_the_target(tmp_path):
         "--loss",
         "0",
         "--steps",
-        "2",
+        "1",
         "--block",
         "1",
         "--network",

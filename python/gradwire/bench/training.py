@@ -39,6 +39,7 @@ class TrainingPlan:
         steps: of each run.
         block: steps of one run in a row; its validation loss is taken after them.
         target: validation loss in nats for each byte; None: what the first run without loss has at four fifths of its steps.
+        validation_batches: of the example's, that a validation looks at.
     """
 
     example: Path
@@ -53,6 +54,7 @@ class TrainingPlan:
     seed: int = 1
     target: float | None = None
     minutes: float = 60.0
+    validation_batches: int = 16
 
     def __post_init__(self) -> None:
         if self.steps < self.block or self.steps % self.block or self.block < 1:
@@ -119,7 +121,13 @@ def train(plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int,
     for variant in plan.variants:
         crews.form(variant, plan.ranks)
     for index, run in enumerate(runs):
-        chosen = {"steps": plan.steps, "batch": plan.batch, "seed": plan.seed, "preset": run.variant.preset or "auto"}
+        chosen = {
+            "steps": plan.steps,
+            "batch": plan.batch,
+            "seed": plan.seed,
+            "validation_batches": plan.validation_batches,
+            "preset": run.variant.preset or "auto",
+        }
         order = {"settings": {"backend": run.variant.backend, **chosen}, "group": group_of(run.variant, plan.ranks)}
         crews.order(run.variant, {"do": "make", "run": index, **order}, "made")
     begun, turns = time.monotonic(), plan.steps // plan.block

@@ -164,6 +164,7 @@ def training_plan_of(chosen: dict[str, Any]) -> TrainingPlan:
         seed=chosen["seed"],
         target=chosen["target"],
         minutes=chosen["minutes"],
+        validation_batches=2 if chosen["quick"] else TrainingPlan.validation_batches,
     )
 
 
