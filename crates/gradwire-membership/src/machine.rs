@@ -1,0 +1,507 @@
+//! The state machine of one member.
+//!
+//! ```text
+//! JOINING --Decided with me--> IN AN EPOCH --promise--> FROZEN --Decided with me--> IN THE NEXT EPOCH
+//!                                                          |--Decided without me--> EXCLUDED
+//!                                                          '--no decision within the patience--> HALTED
+//! ```
+
+use crate::acceptor::Acceptor;
+use crate::attempt::Attempt;
+use crate::epoch::{Ballot, Epoch, Member};
+use crate::message::{Message, Promise, Transmit};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::time::Duration;
+use gradwire_core::Timestamp;
+
+/// Times of the protocol. They cost waiting when they are wrong, never agreement.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What was not answered is said again after this: a few round trips.
+    pub repeat: Duration,
+    /// How long an attempt waits for members that are slow to promise before it goes on with a majority.
+    pub attempt: Duration,
+    /// How long a member may be frozen before it gives up: with no majority nobody may go on, and nothing waits for ever.
+    pub patience: Duration,
+}
+
+/// What changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Collectives of this epoch end without a result here; what they were to reduce is kept for the next epoch.
+    Frozen {
+        /// Number.
+        epoch: u64,
+    },
+    /// Collectives go on under this epoch, with these members, from its frontier. A rank that has other parameters than those
+    /// after the frontier calls nothing before it has got them from `fetch`, and then says [`Membership::fetched`].
+    Entered {
+        /// The epoch.
+        epoch: Epoch,
+        /// From whom to get the parameters; `None`: they are here.
+        fetch: Option<Member>,
+    },
+    /// The others went on without this rank. It may join again as another incarnation.
+    Excluded {
+        /// Theirs.
+        epoch: Epoch,
+    },
+    /// No majority of this epoch could be reached within the patience, or nobody reachable has the parameters: the job ends.
+    Halted {
+        /// Number.
+        epoch: u64,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Joining,
+    Member,
+    Over,
+}
+
+/// One member.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    me: Member,
+    settings: Settings,
+    phase: Phase,
+    epoch: Epoch,
+    progress: Option<u64>,
+    suspects: BTreeSet<u32>,
+    /// The latest life of each rank that wants to join.
+    joining: BTreeMap<u32, Member>,
+    acceptor: Acceptor,
+    attempt: Option<Attempt>,
+    /// Largest that was seen.
+    counter: u64,
+    attempts: u32,
+    next_at: Option<Timestamp>,
+    halts_at: Option<Timestamp>,
+    transmits: VecDeque<Transmit>,
+    events: VecDeque<Event>,
+}
+
+impl Membership {
+    /// A member of the first epoch.
+    ///
+    /// # Panics
+    /// `me` is not in it.
+    #[must_use]
+    pub fn founder(me: Member, epoch: Epoch, settings: Settings) -> Self {
+        assert!(epoch.has(me), "a founder is a member of the first epoch");
+        let progress = Some(epoch.frontier);
+        Self::new(me, Phase::Member, (epoch, progress), settings, None)
+    }
+
+    /// A rank that wants to become a member. `contacts` is any epoch that is known: its members are asked.
+    #[must_use]
+    pub fn joiner(me: Member, contacts: Epoch, settings: Settings, now: Timestamp) -> Self {
+        Self::new(me, Phase::Joining, (contacts, None), settings, Some(now))
+    }
+
+    fn new(
+        me: Member,
+        phase: Phase,
+        (epoch, progress): (Epoch, Option<u64>),
+        settings: Settings,
+        next_at: Option<Timestamp>,
+    ) -> Self {
+        Self {
+            me,
+            settings,
+            phase,
+            epoch,
+            progress,
+            suspects: BTreeSet::new(),
+            joining: BTreeMap::new(),
+            acceptor: Acceptor::default(),
+            attempt: None,
+            counter: 0,
+            attempts: 0,
+            next_at,
+            halts_at: None,
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// The epoch that this rank is in, or whose members it asks to join.
+    #[must_use]
+    pub fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
+    /// Whether collectives may be called and completed here now.
+    #[must_use]
+    pub fn may_run(&self) -> bool {
+        self.phase == Phase::Member && !self.acceptor.is_bound() && self.progress.is_some()
+    }
+
+    /// Steps that are done here; `None`: parameters are missing.
+    #[must_use]
+    pub fn progress(&self) -> Option<u64> {
+        self.progress
+    }
+
+    /// A step was completed in the present epoch, with all of its members.
+    ///
+    /// # Panics
+    /// [`Membership::may_run`] is false: a bug of the caller, whose result belongs to no epoch.
+    pub fn completed(&mut self) {
+        assert!(self.may_run(), "a step was completed after the promise to complete none");
+        self.progress = self.progress.map(|steps| steps + 1);
+    }
+
+    /// The parameters after the present epoch's frontier are here.
+    pub fn fetched(&mut self) {
+        if self.phase == Phase::Member && !self.acceptor.is_bound() {
+            self.progress = Some(self.epoch.frontier);
+        }
+    }
+
+    /// The transport has given a rank up, or it has said goodbye. For this epoch that stands.
+    pub fn suspect(&mut self, now: Timestamp, rank: u32) {
+        if self.phase == Phase::Member && rank != self.me.rank && self.epoch.of_rank(rank).is_some() {
+            self.suspects.insert(rank);
+            self.schedule(now);
+        }
+    }
+
+    /// Takes a message in. `from` is authentic: the transport's keys belong to one life of one rank.
+    pub fn handle_message(&mut self, now: Timestamp, from: Member, message: Message) {
+        if self.phase == Phase::Over || from == self.me {
+            return;
+        }
+        match message {
+            Message::Decided(epoch) => return self.on_decided(now, epoch),
+            _ if self.phase == Phase::Joining => return,
+            Message::Join => return self.on_join(now, from),
+            Message::Ask { .. } => return self.tell(from),
+            _ => {}
+        }
+        if !self.epoch.has(from) {
+            return self.tell(from);
+        }
+        match message {
+            Message::Prepare { epoch, ballot } if self.is_now(epoch, from) => {
+                self.on_prepare(now, from, ballot);
+            }
+            Message::Promised { epoch, ballot, promise } if self.is_now(epoch, from) => {
+                self.on_promised(now, from, ballot, promise);
+            }
+            Message::Accept { epoch, ballot, next } if self.is_now(epoch, from) => {
+                self.on_accept(now, from, ballot, next);
+            }
+            Message::Accepted { epoch, ballot } if self.is_now(epoch, from) => {
+                self.on_accepted(now, from, ballot);
+            }
+            Message::Refused { epoch, ballot } if self.is_now(epoch, from) => self.on_refused(now, ballot),
+            _ => {}
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Timestamp) {
+        if self.phase == Phase::Over {
+            return;
+        }
+        if self.halts_at.is_some_and(|at| now >= at) {
+            return self.halt();
+        }
+        if let Some(attempt) = &self.attempt {
+            if now >= attempt.until {
+                self.end_attempt(now);
+            } else if now >= attempt.repeat_at {
+                self.say_attempt(now);
+            }
+        }
+        if self.next_at.is_some_and(|at| now >= at) {
+            self.next_at = None;
+            match self.phase {
+                Phase::Joining => self.ask_to_join(now),
+                _ => self.begin_attempt(now),
+            }
+        }
+    }
+
+    /// What is to be sent, until `None`.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// What changed, until `None`.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Membership::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Timestamp> {
+        if self.phase == Phase::Over {
+            return None;
+        }
+        let attempt = self.attempt.as_ref().map(|attempt| attempt.until.min(attempt.repeat_at));
+        [attempt, self.next_at, self.halts_at].into_iter().flatten().min()
+    }
+
+    // The member's vote.
+
+    fn on_prepare(&mut self, now: Timestamp, from: Member, ballot: Ballot) {
+        self.note(ballot);
+        let epoch = self.epoch.number;
+        let message = match self.acceptor.promise(ballot) {
+            Err(ballot) => Message::Refused { epoch, ballot },
+            Ok(accepted) => {
+                self.freeze(now);
+                self.stand_back(now, ballot);
+                let promise = Promise { accepted, progress: self.progress };
+                Message::Promised { epoch, ballot, promise }
+            }
+        };
+        self.transmit(from, message);
+    }
+
+    fn on_accept(&mut self, now: Timestamp, from: Member, ballot: Ballot, next: Epoch) {
+        self.note(ballot);
+        let epoch = self.epoch.number;
+        let message = match self.acceptor.accept(ballot, next) {
+            Err(ballot) => Message::Refused { epoch, ballot },
+            Ok(()) => {
+                self.freeze(now);
+                self.stand_back(now, ballot);
+                Message::Accepted { epoch, ballot }
+            }
+        };
+        self.transmit(from, message);
+    }
+
+    /// From the first promise on nothing is completed here, so that what was said about progress stays true.
+    fn freeze(&mut self, now: Timestamp) {
+        if self.halts_at.is_none() {
+            self.halts_at = Some(now + self.settings.patience);
+            self.events.push_back(Event::Frozen { epoch: self.epoch.number });
+        }
+    }
+
+    /// Somebody else attempts: an own attempt would only be in its way, until it has had its time.
+    fn stand_back(&mut self, now: Timestamp, ballot: Ballot) {
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < ballot) {
+            self.attempt = None;
+        }
+        self.next_at = Some(now + self.settings.attempt * 2 + self.turn());
+    }
+
+    // The proposer.
+
+    fn begin_attempt(&mut self, now: Timestamp) {
+        if self.attempt.is_some() || !self.needs_change() {
+            return;
+        }
+        self.counter += 1;
+        self.attempts += 1;
+        let ballot = Ballot { counter: self.counter, proposer: self.me };
+        let until = now + self.settings.attempt * self.attempts.min(BACKOFF_MAX);
+        let (promises, accepts) = (BTreeMap::new(), BTreeSet::new());
+        self.attempt = Some(Attempt { ballot, promises, next: None, accepts, repeat_at: now, until });
+        if let Ok(accepted) = self.acceptor.promise(ballot) {
+            self.freeze(now);
+            let promise = Promise { accepted, progress: self.progress };
+            self.on_promised(now, self.me, ballot, promise);
+        }
+        self.say_attempt(now);
+    }
+
+    fn on_promised(&mut self, now: Timestamp, from: Member, ballot: Ballot, promise: Promise) {
+        let Some(attempt) = &mut self.attempt else { return };
+        if attempt.ballot != ballot || attempt.next.is_some() {
+            return;
+        }
+        attempt.promises.insert(from, promise);
+        let promises = &attempt.promises;
+        let is_heard =
+            |member: &Member| promises.contains_key(member) || self.suspects.contains(&member.rank);
+        if promises.len() >= self.epoch.majority() && self.epoch.members.iter().all(is_heard) {
+            self.put_to_the_vote(now);
+        }
+    }
+
+    fn put_to_the_vote(&mut self, now: Timestamp) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let Ok(next) = attempt.choose(&self.epoch, &self.suspects, self.joining.values().copied()) else {
+            // Who has the parameters may yet be heard.
+            self.attempt = None;
+            self.next_at = Some(now + self.settings.attempt + self.turn());
+            return;
+        };
+        attempt.next = Some(next.clone());
+        attempt.until = now + self.settings.attempt;
+        let ballot = attempt.ballot;
+        if self.acceptor.accept(ballot, next).is_ok() {
+            self.on_accepted(now, self.me, ballot);
+        }
+        self.say_attempt(now);
+    }
+
+    fn on_accepted(&mut self, now: Timestamp, from: Member, ballot: Ballot) {
+        let Some(attempt) = &mut self.attempt else { return };
+        let Some(next) = attempt.next.clone().filter(|_| attempt.ballot == ballot) else { return };
+        attempt.accepts.insert(from);
+        if attempt.accepts.len() < self.epoch.majority() {
+            return;
+        }
+        let told: BTreeSet<Member> = self.epoch.members.iter().chain(&next.members).copied().collect();
+        let me = self.me;
+        for member in told.into_iter().filter(|member| *member != me) {
+            self.transmit(member, Message::Decided(next.clone()));
+        }
+        self.on_decided(now, next);
+    }
+
+    fn on_refused(&mut self, now: Timestamp, ballot: Ballot) {
+        self.note(ballot);
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < ballot) {
+            self.attempt = None;
+            self.next_at = Some(now + self.settings.attempt + self.turn());
+        }
+    }
+
+    /// Time is up: a majority is enough to go on, less is not.
+    fn end_attempt(&mut self, now: Timestamp) {
+        let Some(attempt) = &self.attempt else { return };
+        if attempt.next.is_none() && attempt.promises.len() >= self.epoch.majority() {
+            return self.put_to_the_vote(now);
+        }
+        self.attempt = None;
+        // Longer each time: it may be this rank that hears nobody, and the others wait for it.
+        self.next_at = Some(now + self.settings.attempt * 3 * self.attempts.min(BACKOFF_MAX) + self.turn());
+    }
+
+    fn say_attempt(&mut self, now: Timestamp) {
+        let Some(attempt) = &mut self.attempt else { return };
+        attempt.repeat_at = now + self.settings.repeat;
+        let (epoch, ballot) = (self.epoch.number, attempt.ballot);
+        let message = match attempt.next.clone() {
+            None => Message::Prepare { epoch, ballot },
+            Some(next) => Message::Accept { epoch, ballot, next },
+        };
+        let has_answered = |member: &Member| match attempt.next {
+            None => attempt.promises.contains_key(member),
+            Some(_) => attempt.accepts.contains(member),
+        };
+        let asked: Vec<Member> =
+            self.epoch.members.iter().copied().filter(|member| !has_answered(member)).collect();
+        let me = self.me;
+        for member in asked.into_iter().filter(|member| *member != me) {
+            self.transmit(member, message.clone());
+        }
+    }
+
+    /// Whether there is a reason to end this epoch: somebody is lost, somebody wants in, or it is already ending.
+    fn needs_change(&self) -> bool {
+        !self.suspects.is_empty() || self.acceptor.is_bound() || !self.joining.is_empty()
+    }
+
+    /// An attempt of this rank's, at its turn: the first of those who are left begins at once.
+    fn schedule(&mut self, now: Timestamp) {
+        if self.attempt.is_none() && self.next_at.is_none() {
+            self.next_at = Some(now + self.turn());
+        }
+    }
+
+    /// How long this rank lets those before it go first. Different for each, so that attempts do not meet for ever.
+    fn turn(&self) -> Duration {
+        let before = |member: &&Member| **member < self.me && !self.suspects.contains(&member.rank);
+        let place = self.epoch.members.iter().filter(before).count() as u32;
+        self.settings.attempt * place
+    }
+
+    // Epochs begin.
+
+    fn on_decided(&mut self, now: Timestamp, epoch: Epoch) {
+        let is_next = self.phase == Phase::Member && epoch.number == self.epoch.number + 1;
+        if self.phase == Phase::Member && epoch.number <= self.epoch.number {
+            return;
+        }
+        if !epoch.has(self.me) {
+            return self.on_others_decided(epoch);
+        }
+        let keeps = is_next && self.progress == Some(epoch.frontier);
+        self.progress = if keeps { self.progress } else { None };
+        self.phase = Phase::Member;
+        self.suspects.clear();
+        self.joining.retain(|rank, joiner| epoch.of_rank(*rank).is_none_or(|member| member < *joiner));
+        (self.acceptor, self.attempt, self.attempts) = (Acceptor::default(), None, 0);
+        (self.next_at, self.halts_at) = (None, None);
+        self.epoch = epoch.clone();
+        let fetch = (!keeps).then_some(epoch.source);
+        self.events.push_back(Event::Entered { epoch, fetch });
+        if self.needs_change() {
+            self.schedule(now);
+        }
+    }
+
+    fn on_others_decided(&mut self, epoch: Epoch) {
+        if self.phase == Phase::Joining {
+            if epoch.number > self.epoch.number {
+                self.epoch = epoch;
+            }
+            return;
+        }
+        self.phase = Phase::Over;
+        self.events.push_back(Event::Excluded { epoch });
+    }
+
+    fn on_join(&mut self, now: Timestamp, from: Member) {
+        match self.epoch.of_rank(from.rank) {
+            Some(member) if member >= from => return self.tell(from),
+            // Its rank lives again, so that life is over.
+            Some(_) => self.suspect(now, from.rank),
+            None => {}
+        }
+        let latest = self.joining.entry(from.rank).or_insert(from);
+        *latest = from.max(*latest);
+        // Whom it may ask from now on.
+        self.tell(from);
+        self.schedule(now);
+    }
+
+    fn ask_to_join(&mut self, now: Timestamp) {
+        for member in self.epoch.members.clone() {
+            self.transmit(member, Message::Join);
+        }
+        self.next_at = Some(now + self.settings.attempt);
+    }
+
+    fn halt(&mut self) {
+        self.phase = Phase::Over;
+        self.events.push_back(Event::Halted { epoch: self.epoch.number });
+    }
+
+    /// Whether a message is about the present epoch; who is behind is told, who is ahead is asked.
+    fn is_now(&mut self, epoch: u64, from: Member) -> bool {
+        if epoch < self.epoch.number {
+            self.tell(from);
+        } else if epoch > self.epoch.number {
+            self.transmit(from, Message::Ask { epoch: self.epoch.number });
+        }
+        epoch == self.epoch.number
+    }
+
+    fn tell(&mut self, to: Member) {
+        let epoch = self.epoch.clone();
+        self.transmit(to, Message::Decided(epoch));
+    }
+
+    fn note(&mut self, ballot: Ballot) {
+        self.counter = self.counter.max(ballot.counter);
+    }
+
+    fn transmit(&mut self, to: Member, message: Message) {
+        self.transmits.push_back(Transmit { to, message });
+    }
+}
+
+/// Attempts wait longer each time, up to so many times: many members may be slow at once.
+const BACKOFF_MAX: u32 = 4;

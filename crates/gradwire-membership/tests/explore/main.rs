@@ -1,0 +1,8 @@
+//! The protocol explored in virtual time: crashes at every message, torn networks, restarts, loss, and a checker outside it.
+
+mod canaries;
+mod checker;
+mod every_step;
+mod rng;
+mod swarm;
+mod world;
