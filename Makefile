@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -44,6 +44,9 @@ test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
 
 test-python: build ## The Python tests; ARGS='-k name' selects
 	$(PY) -m pytest $(ARGS)
+
+test-faults: build ## Every fault in every phase of a group, over real processes in a lab network
+	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fault_matrix.py $(ARGS)
 
 test-torch: build ## PyTorch's own tests of torch.distributed at world size 2 and 4, and every collective beside gloo up to 8
 	@mkdir -p bench-out

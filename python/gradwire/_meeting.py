@@ -43,6 +43,8 @@ SPARE_CLIENTS = 16
 HELLO_TIMEOUT_S = 5.0
 # How long rank 0 answers the others after it has failed, so that each learns the reason in its own words.
 LINGER_S = 2.0
+# After that it takes this long to hand them rank 0's reason.
+TELL_S = 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
@@ -101,7 +103,7 @@ class MeetingServer:
                 "missing": getattr(error, "ranks", []) if isinstance(error, MissingRankError) else [],
             }
             self._changed.notify_all()
-        await self._wait(lambda: not self._ranks, LINGER_S if error else 0.0)
+        await self._wait(lambda: not self._ranks, TELL_S if error else 0.0)
 
     async def _wait(self, done: Any, timeout_s: float) -> bool:
         """Whether it came true in time."""
@@ -125,6 +127,8 @@ class MeetingServer:
             logger.warning("rendezvous: refused what came from %s: %s", peer, refused)
             with contextlib.suppress(OSError):
                 await _write(writer, {"error": str(refused)})
+        except asyncio.CancelledError:
+            pass  # the meeting is over; streams of Python 3.11 would print a cancelled task as an error
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError):
             logger.debug("rendezvous: %s has gone", peer)
         finally:
@@ -199,6 +203,8 @@ class MeetingStore:
 
     def __init__(self, host: str, port: int, rank: int, timeout_s: float) -> None:
         self._where = f"{host}:{port}"
+        # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
+        self._answer_s = min(ANSWER_TIMEOUT_S, timeout_s)
         self._socket = _connect(host, port, timeout_s)
         try:
             self._ask({"gradwire": VERSION, "rank": rank}, HELLO_TIMEOUT_S)
@@ -239,16 +245,16 @@ class MeetingStore:
         """
         (key,) = keys
         seconds = timeout.total_seconds()
-        if not self._ask({"op": "wait", "key": key, "timeout_s": seconds}, seconds + ANSWER_TIMEOUT_S):
+        if not self._ask({"op": "wait", "key": key, "timeout_s": seconds}, seconds + self._answer_s):
             raise RuntimeError(f"timeout after {seconds:g} s")
 
     def close(self) -> None:
         """Leaves the meeting."""
         self._socket.close()
 
-    def _ask(self, request: dict[str, Any], timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    def _ask(self, request: dict[str, Any], timeout_s: float | None = None) -> Any:
         try:
-            self._socket.settimeout(timeout_s)
+            self._socket.settimeout(self._answer_s if timeout_s is None else timeout_s)
             self._socket.sendall(_frame(request))
             answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
         except (OSError, EOFError) as error:

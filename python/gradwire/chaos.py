@@ -1,4 +1,4 @@
-"""Fault injection as it is written down: `loss=1%,tail=10%,delay=2ms,seed=7`."""
+"""Fault injection as it is written down: `loss=1%,tail=10%,corrupt=1%,duplicate=1%,delay=2ms,seed=7`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHARE_MAX = 0.9
 DELAY_MAX_S = 10.0
 SEED_MAX = (1 << 64) - 1
 ALLOWED = (
-    "loss and tail of 0% to 90%, delay of 0ms to 10s, seed of 0 to 2^64 - 1, separated by commas: "
+    "loss, tail, corrupt and duplicate of 0% to 90%, delay of 0ms to 10s, seed of 0 to 2^64 - 1, separated by commas: "
     "loss=1%,tail=10%,delay=2ms,seed=7"
 )
 _PER_SECOND = {"us": 1e6, "ms": 1e3, "s": 1.0}
@@ -24,6 +24,9 @@ class Chaos:
         loss: share of all datagrams that is lost at random.
         tail: share of each transfer that may lose something, at its end, whose data packets are lost when they come for the
             first time: a burst.
+        corrupt: share of all datagrams in which a bit is flipped: what is encrypted does not open then, what is not is lost,
+            as the checksum of UDP sees to on a real wire.
+        duplicate: share of all datagrams that come twice.
         delay_s: how long every datagram is held back, seconds.
         seed: of the chances. The same seed loses the same packets of the same ranks.
     """
@@ -32,6 +35,8 @@ class Chaos:
     tail: float = 0.0
     delay_s: float = 0.0
     seed: int = 0
+    corrupt: float = 0.0
+    duplicate: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Chaos:
@@ -51,9 +56,9 @@ class Chaos:
             values[field] = parse(name, value)
         return cls(**values)  # type: ignore[arg-type]
 
-    def numbers(self) -> tuple[float, float, float, int]:
+    def numbers(self) -> tuple[float, float, float, float, float, int]:
         """As the engine takes it."""
-        return self.loss, self.tail, self.delay_s, self.seed
+        return self.loss, self.tail, self.corrupt, self.duplicate, self.delay_s, self.seed
 
 
 def _share(name: str, text: str) -> float:
@@ -79,4 +84,11 @@ def _whole(name: str, text: str) -> int:
     return value
 
 
-_PARSERS = {"loss": ("loss", _share), "tail": ("tail", _share), "delay": ("delay_s", _time), "seed": ("seed", _whole)}
+_PARSERS = {
+    "loss": ("loss", _share),
+    "tail": ("tail", _share),
+    "corrupt": ("corrupt", _share),
+    "duplicate": ("duplicate", _share),
+    "delay": ("delay_s", _time),
+    "seed": ("seed", _whole),
+}

@@ -40,6 +40,7 @@ _EIGHT = (34, 36, 26, 28, 18, 20, 10, 12)
 CODE_POINTS = tuple(_FOUR[:n] if n <= len(_FOUR) else _EIGHT[:n] for n in range(1, 9))
 CODE_POINT_CONTROL = 40  # CS5, signalling: above all of them, below what routers need
 SECURITY_MODES = ("auto", "on", "off")
+PEER_LOSS = ("raise",)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Read by gradwire.secret and never kept here: settings are printed and published.
 SECRET_VARIABLE = "GRADWIRE_SECRET"  # noqa: S105  its name
@@ -134,6 +135,8 @@ class Config:
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
         "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
+    on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them. "
+        "Going on with those who are left is not to be had yet (docs/membership.md).", choices=PEER_LOSS, everywhere=True)
     connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have appeared in the "
         "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
     dscp: int = _setting(0, int, "Differentiated services code point of every packet, unless the next two say otherwise.",
@@ -170,7 +173,8 @@ class Config:
         "0's host, the same on all ranks. An argument of the constructor goes first. With PyTorch ranks meet in its Store.",
         optional=True)
     chaos: str | None = _setting(None, str, "Faults done to the datagrams that this process receives, before the protocol sees them, "
-        "to test what is built on it: `loss=1%,tail=10%,delay=2ms,seed=7`, each part if wanted. `loss`: lost at random. `tail`: the "
+        "to test what is built on it: `loss=1%,tail=10%,corrupt=1%,duplicate=1%,delay=2ms,seed=7`, each part if wanted. `loss`: lost at "
+        "random. `corrupt`: a bit is flipped. `duplicate`: comes twice. `tail`: the "
         "data packets in the last part of each transfer that may lose something, when they come for the first time (a burst). "
         "`delay`: held back. The seed decides which packets. Never in production: every process warns that it is on.",
         optional=True)

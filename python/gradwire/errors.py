@@ -102,7 +102,7 @@ class MismatchError(GroupError):
 
 
 class PeerLostError(GroupError):
-    """A rank fell silent. Fields: rank, host, silent_s, during, reported_by."""
+    """A rank fell silent. Fields: rank, host, silent_s, during, detail (stage, what had arrived, its place), reported_by."""
 
 
 class PeerLeftError(GroupError):

@@ -14,6 +14,7 @@ from gradwire.errors import ConfigError
         ("loss=1%", Chaos(loss=0.01)),
         ("loss=0.25", Chaos(loss=0.25)),
         ("loss=1%,tail=10%,delay=2ms,seed=7", Chaos(0.01, 0.1, 0.002, 7)),
+        ("corrupt=3%,duplicate=0.5", Chaos(corrupt=0.03, duplicate=0.5)),
         (" delay = 1.5s , seed = 0 ", Chaos(delay_s=1.5)),
         ("delay=50us", Chaos(delay_s=0.00005)),
     ],

@@ -61,7 +61,7 @@ pub enum OpError {
     #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b)]
     Mismatch(Box<Mismatch>),
     /// A rank fell silent.
-    #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
+    #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}: {detail}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
     PeerLost {
         /// The lost rank.
         rank: u32,
@@ -71,6 +71,8 @@ pub enum OpError {
         silent: Duration,
         /// Collective in progress here.
         during: String,
+        /// What had arrived from it here, in which stage, and where it last said that it was.
+        detail: Box<str>,
         /// Rank that found out, when it was not this one.
         reported_by: Option<u32>,
     },

@@ -36,7 +36,7 @@ pub fn parse_records(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
     if let Some(abort) = record::<ABORT_RECORD_BYTES, _>(&mut reader, AbortRecord::decode) {
         assert_eq!(AbortRecord::decode(&abort.encode()), Some(abort));
-        _ = abort.to_error(|rank| rank.to_string(), String::new()).to_string();
+        _ = abort.to_error(|rank| rank.to_string(), |_| String::new(), String::new()).to_string();
     }
     let mut reader = Reader::new(bytes);
     if let Some(settings) = record(&mut reader, CallSettings::decode) {

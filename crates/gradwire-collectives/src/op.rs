@@ -485,12 +485,24 @@ impl Op {
         if self.expects_from(rank) {
             let received: usize = self.receives.of(rank).filter(open).map(|receive| receive.received).sum();
             let bytes: usize = self.receives.of(rank).filter(open).map(|receive| receive.bytes).sum();
-            return Some(format!("{received} of {bytes} bytes from it arrived"));
+            return Some(format!("{received} of {bytes} bytes from it arrived{}", self.stage_in(rank)));
         }
         let unconfirmed: usize =
             self.sends.of(rank).filter(|send| send.is_open).map(|send| send.range.len()).sum();
         let waits = self.sends.of(rank).any(|send| send.is_open);
-        waits.then(|| format!("it has not taken {unconfirmed} bytes sent to it"))
+        waits.then(|| format!("it has not taken {unconfirmed} bytes sent to it{}", self.stage_in(rank)))
+    }
+
+    /// Where in a reduction this rank stands with `rank`, for messages: the first stage in which something is open.
+    fn stage_in(&self, rank: u32) -> &'static str {
+        let receives = self.receives.of(rank).filter(|receive| receive.is_open).map(|receive| receive.loss);
+        let sends = self.sends.of(rank).filter(|send| send.is_open).map(|send| send.loss);
+        let open: Vec<Loss> = receives.chain(sends).collect();
+        match () {
+            () if open.contains(&Loss::In(Stage::Reduce)) => " in the reduce stage",
+            () if open.contains(&Loss::In(Stage::Gather)) => " in the gather stage",
+            () => "",
+        }
     }
 
     /// Tells how it went, once. What is still sent again after that is in no report.

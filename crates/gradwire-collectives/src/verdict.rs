@@ -116,9 +116,14 @@ impl AbortRecord {
         })
     }
 
-    /// The error that a rank raises which was told. `host` names the host of a rank, `during` this rank's own
-    /// collective in progress.
-    pub(crate) fn to_error(self, host: impl Fn(u32) -> String, during: String) -> OpError {
+    /// The error that a rank raises which was told. `host` names the host of a rank, `detail` says what had arrived from it
+    /// here, `during` is this rank's own collective in progress.
+    pub(crate) fn to_error(
+        self,
+        host: impl Fn(u32) -> String,
+        detail: impl Fn(u32) -> String,
+        during: String,
+    ) -> OpError {
         let rank = self.ranks[0];
         let aborted = |cause| OpError::Aborted { rank: self.reporter, cause };
         match self.cause {
@@ -128,7 +133,8 @@ impl AbortRecord {
             }
             Cause::PeerLost => {
                 let reported_by = Some(self.reporter);
-                OpError::PeerLost { rank, host: host(rank), silent: self.waited, during, reported_by }
+                let (host, detail) = (host(rank), detail(rank).into());
+                OpError::PeerLost { rank, host, silent: self.waited, during, detail, reported_by }
             }
             Cause::PeerLeft | Cause::ShutDown => OpError::PeerLeft { rank, host: host(rank), during },
             Cause::TimedOut => {
@@ -183,7 +189,7 @@ mod tests {
             calls: [[4; 16], [5; 16]],
             ..AbortRecord::about(Cause::Mismatch, 1, 1)
         };
-        let error = record.to_error(|_| String::new(), String::new());
+        let error = record.to_error(|_| String::new(), |_| String::new(), String::new());
         assert_eq!(error, OpError::Mismatch(Box::new(mismatch(0, (2, &[5; 16]), (1, &[4; 16])))));
     }
 }

@@ -189,7 +189,7 @@ fn a_dead_rank_is_named_by_every_survivor_within_the_peer_timeout() {
     net.run_all(1);
     assert!(net.now - died < PEER_TIMEOUT + Duration::from_millis(500), "{:?}", net.now - died);
     for rank in [0, 1, 3] {
-        let OpError::PeerLost { rank: lost, host, silent, during, .. } = net.error(rank) else {
+        let OpError::PeerLost { rank: lost, host, silent, during, detail, .. } = net.error(rank) else {
             panic!("{:?}", net.error(rank))
         };
         assert_eq!((*lost, host.as_str()), (2, "host2"));
@@ -197,11 +197,26 @@ fn a_dead_rank_is_named_by_every_survivor_within_the_peer_timeout() {
             *silent >= PEER_TIMEOUT && during.starts_with("all_reduce/transpose #0"),
             "{silent:?} {during}"
         );
+        assert!(detail.contains(" bytes from it arrived in the reduce stage"), "{detail}");
+        assert!(!detail.contains("cut off"), "{detail}");
     }
     // What comes later fails at once, with the same cause.
     let op = net.submit(0, request(Collective::Barrier));
     net.run_for(Duration::ZERO);
     assert_eq!(net.outcome(0, op).as_ref().err(), Some(net.error(0)));
+}
+
+#[test]
+fn a_rank_that_hears_nobody_is_told_that_it_may_be_cut_off() {
+    let mut net = Net::perfect(3);
+    net.run_for(Duration::from_millis(10));
+    net.dead.extend([0, 1]);
+    net.run_for(PEER_TIMEOUT * 2);
+    net.submit(2, request(Collective::Barrier));
+    net.run_for(Duration::ZERO);
+    let OpError::PeerLost { detail, during, .. } = net.error(2) else { panic!("{:?}", net.error(2)) };
+    assert!(detail.contains("nothing was expected from it") && detail.contains("cut off"), "{detail}");
+    assert!(during.contains("idle"), "{during}");
 }
 
 #[test]

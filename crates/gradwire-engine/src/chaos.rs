@@ -1,4 +1,4 @@
-//! Fault injection: datagrams that have arrived are lost or held back before the protocol sees them.
+//! Fault injection: datagrams that have arrived are damaged, doubled, lost or held back before the protocol sees them.
 //!
 //! For tests of what is built on gradwire, and of gradwire itself, over real sockets. Whether a data packet is lost follows from
 //! the seed, the ranks and its number on its path, not from when it came, so that a run can be repeated; control packets have
@@ -20,17 +20,33 @@ pub struct ChaosConfig {
     /// Share of each transfer that may lose something, at its end, whose data packets are lost when they come for the first
     /// time, 0 to 0.9: a burst.
     pub tail: f64,
+    /// Share of all datagrams in which a bit is flipped, 0 to 0.9. Sealed ones then do not open; the others are lost, as the
+    /// checksum of UDP sees to on a real wire.
+    pub corrupt: f64,
+    /// Share of all datagrams that come twice, 0 to 0.9.
+    pub duplicate: f64,
     /// How long every datagram is held back.
     pub delay: Duration,
     /// Of the chances.
     pub seed: u64,
 }
 
+impl ChaosConfig {
+    /// Everything in it that is a share.
+    pub(crate) fn shares(&self) -> [f64; 4] {
+        [self.loss, self.tail, self.corrupt, self.duplicate]
+    }
+}
+
 impl fmt::Display for ChaosConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { loss, tail, delay, seed } = *self;
-        let (loss, tail, delay) = (loss * 100.0, tail * 100.0, delay.as_secs_f64() * 1e3);
-        write!(f, "loss={loss}%,tail={tail}%,delay={delay}ms,seed={seed}")
+        let Self { delay, seed, .. } = *self;
+        let [loss, tail, corrupt, duplicate] = self.shares().map(|share| share * 100.0);
+        let delay = delay.as_secs_f64() * 1e3;
+        write!(
+            f,
+            "loss={loss}%,tail={tail}%,corrupt={corrupt}%,duplicate={duplicate}%,delay={delay}ms,seed={seed}"
+        )
     }
 }
 
@@ -42,12 +58,26 @@ pub(crate) struct Way {
     pub(crate) to: u32,
 }
 
+/// What happened to a datagram on the wire.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// A bit was flipped.
+    pub(crate) is_damaged: bool,
+    /// It comes again, as it was sent.
+    pub(crate) copy: Option<Vec<u8>>,
+}
+
+/// Keeps the chances of arrivals apart from those of losses.
+const ARRIVAL: u64 = 0x4152_5249_5645;
+
 /// The faults at work.
 #[derive(Debug)]
 pub(crate) struct Chaos {
     config: ChaosConfig,
     /// Control packets so far.
     control: u64,
+    /// Datagrams so far.
+    arrived: u64,
     /// What is held back, in order.
     held: VecDeque<Held>,
 }
@@ -70,7 +100,20 @@ impl Held {
 
 impl Chaos {
     pub(crate) fn new(config: ChaosConfig) -> Self {
-        Self { config, control: 0, held: VecDeque::new() }
+        Self { config, control: 0, arrived: 0, held: VecDeque::new() }
+    }
+
+    /// What happens to a datagram before anybody has looked at it, drawn in the order of arrival.
+    pub(crate) fn on_arrival(&mut self, datagram: &mut [u8]) -> Arrival {
+        self.arrived += 1;
+        let bits = mix(mix(self.config.seed ^ ARRIVAL) ^ self.arrived);
+        let copy = (share_of(mix(bits)) < self.config.duplicate).then(|| datagram.to_vec());
+        let is_damaged = share_of(bits) < self.config.corrupt && !datagram.is_empty();
+        if is_damaged {
+            let bit = mix(!bits) as usize % (datagram.len() * 8);
+            datagram[bit / 8] ^= 1 << (bit % 8);
+        }
+        Arrival { is_damaged, copy }
     }
 
     /// Whether a datagram is lost. `lossy_bytes`: size of the transfer of a data packet, if that may lose something.
@@ -201,9 +244,27 @@ mod tests {
     }
 
     #[test]
+    fn a_damaged_datagram_differs_in_one_bit_and_its_copy_in_none() {
+        let config = ChaosConfig { corrupt: 0.5, duplicate: 0.5, seed: 1, ..ChaosConfig::default() };
+        let mut chaos = Chaos::new(config);
+        let (mut damaged, mut doubled) = (0, 0);
+        for _ in 0..1_000 {
+            let mut bytes = [0x5A; 100];
+            let arrival = chaos.on_arrival(&mut bytes);
+            let flipped: u32 = bytes.iter().map(|byte| (byte ^ 0x5A).count_ones()).sum();
+            assert_eq!(flipped, u32::from(arrival.is_damaged));
+            assert!(arrival.copy.as_ref().is_none_or(|copy| copy == &[0x5A; 100]));
+            damaged += flipped;
+            doubled += u32::from(arrival.copy.is_some());
+        }
+        assert!((400..600).contains(&damaged) && (400..600).contains(&doubled), "{damaged} {doubled}");
+    }
+
+    #[test]
     fn it_says_what_it_does() {
         let delay = Duration::from_millis(2);
-        let config = ChaosConfig { loss: 0.01, tail: 0.1, delay, seed: 7 };
-        assert_eq!(config.to_string(), "loss=1%,tail=10%,delay=2ms,seed=7");
+        let config =
+            ChaosConfig { loss: 0.01, tail: 0.1, corrupt: 0.02, delay, seed: 7, ..ChaosConfig::default() };
+        assert_eq!(config.to_string(), "loss=1%,tail=10%,corrupt=2%,duplicate=0%,delay=2ms,seed=7");
     }
 }

@@ -139,9 +139,14 @@ impl EngineConfig {
         let control = self.dscp_control.unwrap_or(0);
         require("dscp_control", control, "0 to 63", control < 64)?;
         let Some(chaos) = self.chaos else { return Ok(()) };
-        let valid = [chaos.loss, chaos.tail].iter().all(|share| (0.0..=0.9).contains(share));
+        let valid = chaos.shares().iter().all(|share| (0.0..=0.9).contains(share));
         let valid = valid && chaos.delay <= Duration::from_secs(10);
-        require("chaos", chaos, "loss and tail of 0 to 90 %, a delay of at most 10 s", valid)
+        require(
+            "chaos",
+            chaos,
+            "loss, tail, corrupt and duplicate of 0 to 90 %, a delay of at most 10 s",
+            valid,
+        )
     }
 }
 
@@ -197,6 +202,8 @@ mod tests {
             EngineConfig { servers: Some(0), ..EngineConfig::default() },
             EngineConfig { paths: 17, ..EngineConfig::default() },
             EngineConfig { chaos: Some(ChaosConfig { loss: 0.91, ..chaos }), ..EngineConfig::default() },
+            EngineConfig { chaos: Some(ChaosConfig { corrupt: 1.0, ..chaos }), ..EngineConfig::default() },
+            EngineConfig { chaos: Some(ChaosConfig { duplicate: -0.1, ..chaos }), ..EngineConfig::default() },
             EngineConfig { chaos: Some(ChaosConfig { tail: f64::NAN, ..chaos }), ..EngineConfig::default() },
             EngineConfig { chaos: Some(ChaosConfig { delay: hour, ..chaos }), ..EngineConfig::default() },
             EngineConfig { peer_timeout: Duration::ZERO, ..EngineConfig::default() },

@@ -172,10 +172,12 @@ impl Driver {
                 if datagram.is_fresh {
                     now = since(origin);
                 }
-                let Some((route, datagram)) = inlet.admit(datagram) else { return };
-                match inlet.is_lost(chaos, route, datagram.bytes) {
-                    true => lost += 1,
-                    false => chaos.hold(now, &datagram),
+                let (from, octet) = (*datagram.from, datagram.octet);
+                let arrival = chaos.on_arrival(datagram.bytes);
+                lost += u64::from(inlet.endanger(chaos, now, datagram, arrival.is_damaged));
+                if let Some(mut copy) = arrival.copy {
+                    let again = Datagram { bytes: &mut copy, from: &from, octet, is_fresh: false };
+                    lost += u64::from(inlet.endanger(chaos, now, again, false));
                 }
             });
             now = since(origin);
@@ -299,6 +301,22 @@ impl<'a> Inlet<'a> {
             Some(route) => self.deliver(now, route, datagram),
             None => self.unknown += 1,
         }
+    }
+
+    /// Takes a datagram in and loses it or holds it back; whether it was lost.
+    fn endanger(
+        &mut self,
+        chaos: &mut Chaos,
+        now: Timestamp,
+        datagram: Datagram<'_>,
+        is_damaged: bool,
+    ) -> bool {
+        let Some((route, datagram)) = self.admit(datagram) else { return false };
+        let is_lost = is_damaged || self.is_lost(chaos, route, datagram.bytes);
+        if !is_lost {
+            chaos.hold(now, &datagram);
+        }
+        is_lost
     }
 
     fn is_lost(&mut self, chaos: &mut Chaos, route: Route, bytes: &[u8]) -> bool {

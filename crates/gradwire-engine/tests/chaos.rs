@@ -50,8 +50,28 @@ fn exact_collectives_stay_exact_when_every_tenth_datagram_is_lost() {
         let stats = engine.stats().unwrap();
         let share = stats.chaos_lost as f64 / stats.datagrams_received as f64;
         assert!((0.05..0.15).contains(&share), "{} of {}", stats.chaos_lost, stats.datagrams_received);
-        assert_eq!(engine.features().chaos.as_deref(), Some("loss=10%,tail=0%,delay=0ms,seed=3"));
+        assert_eq!(
+            engine.features().chaos.as_deref(),
+            Some("loss=10%,tail=0%,corrupt=0%,duplicate=0%,delay=0ms,seed=3")
+        );
     }
+}
+
+#[test]
+fn damaged_datagrams_are_lost_and_doubled_ones_count_once() {
+    let chaos = ChaosConfig { corrupt: 0.1, duplicate: 0.3, seed: 5, ..ChaosConfig::default() };
+    let (engines, groups) = cluster(3, &with(chaos));
+    for elems in [1, 1_000, ELEMS] {
+        check_all_reduce(&groups, elems);
+    }
+    for engine in &engines {
+        let stats = engine.stats().unwrap();
+        let lost = (stats.chaos_lost + stats.datagrams_unknown) as f64 / stats.datagrams_received as f64;
+        assert!((0.05..0.15).contains(&lost), "{stats:?}");
+    }
+    let doubled =
+        |group: &GroupHandle| group.stats().unwrap().peers.iter().any(|peer| peer.packets_duplicate > 0);
+    assert!(groups.iter().all(doubled));
 }
 
 #[test]

@@ -242,14 +242,15 @@ fn secret(value: &Bound<'_, PyAny>) -> PyResult<Option<JobSecret>> {
     secret.map(Some).map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))
 }
 
-/// `None`, or loss and tail as shares, the delay in seconds, and the seed.
+/// `None`, or loss, tail, corrupt and duplicate as shares, the delay in seconds, and the seed.
 fn chaos(value: &Bound<'_, PyAny>) -> PyResult<Option<ChaosConfig>> {
-    let Some((loss, tail, delay, seed)) = value.extract::<Option<(f64, f64, f64, u64)>>()? else {
+    type Numbers = (f64, f64, f64, f64, f64, u64);
+    let Some((loss, tail, corrupt, duplicate, delay, seed)) = value.extract::<Option<Numbers>>()? else {
         return Ok(None);
     };
     let delay = Duration::try_from_secs_f64(delay)
         .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-    Ok(Some(ChaosConfig { loss, tail, delay, seed }))
+    Ok(Some(ChaosConfig { loss, tail, corrupt, duplicate, delay, seed }))
 }
 
 fn controller(value: &Bound<'_, PyAny>) -> PyResult<ControllerKind> {

@@ -113,11 +113,12 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("b", position(py, &mismatch.b)?)?;
                 "MismatchError"
             }
-            OpError::PeerLost { rank, host, silent, during, reported_by } => {
+            OpError::PeerLost { rank, host, silent, during, detail, reported_by } => {
                 fields.set_item("rank", rank)?;
                 fields.set_item("host", host)?;
                 fields.set_item("silent_s", silent.as_secs_f64())?;
                 fields.set_item("during", during)?;
+                fields.set_item("detail", detail.as_ref())?;
                 fields.set_item("reported_by", reported_by)?;
                 "PeerLostError"
             }

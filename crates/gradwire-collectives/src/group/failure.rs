@@ -11,6 +11,10 @@ use gradwire_core::wire::ABORT_RECORD_BYTES;
 use gradwire_core::{Descriptor, Timestamp, TransferId};
 use std::time::Duration;
 
+/// Who hears nobody is told to look at home.
+const ALONE: &str =
+    "; no other rank was heard in that time either, so this rank may be the one that is cut off";
+
 impl Group {
     /// Ends everything with `error` and tells the peers. Only the first failure counts.
     pub(super) fn fail(&mut self, now: Timestamp, error: OpError, record: &AbortRecord) {
@@ -82,10 +86,18 @@ impl Group {
 
     pub(super) fn fail_silent(&mut self, now: Timestamp, slot: usize, silent: Duration) {
         let peer = &self.peers[slot];
-        let record =
-            AbortRecord { waited: silent, ..AbortRecord::about(Cause::PeerLost, self.rank, peer.rank) };
         let (rank, host, during) = (peer.rank, peer.host.clone(), self.during());
-        self.fail(now, OpError::PeerLost { rank, host, silent, during, reported_by: None }, &record);
+        let mut detail = self.lag_of(rank);
+        // Whoever hears this rank, which hears nobody, is told that it is this one that is cut off.
+        let is_alone = self.is_alone(now, silent / 2);
+        let culprit = if is_alone { self.rank } else { rank };
+        let record =
+            AbortRecord { waited: silent, ..AbortRecord::about(Cause::PeerLost, self.rank, culprit) };
+        if is_alone {
+            detail += ALONE;
+        }
+        let detail = detail.into();
+        self.fail(now, OpError::PeerLost { rank, host, silent, during, detail, reported_by: None }, &record);
     }
 
     /// A peer left in good order. That is fatal only if something from it is still needed.
@@ -148,7 +160,7 @@ impl Group {
             Some(slot) => self.peers[slot].host.clone(),
             None => "this rank".to_owned(),
         };
-        let error = record.to_error(hosts, self.during());
+        let error = record.to_error(hosts, |rank| self.lag_of(rank), self.during());
         self.fail(now, error, &record);
     }
 
@@ -178,6 +190,23 @@ impl Group {
             ..AbortRecord::about(Cause::TimedOut, self.rank, self.rank)
         };
         self.fail(now, OpError::TimedOut { during, waited, detail }, &record);
+    }
+
+    /// What had arrived from one rank and where it last said that it was, for messages; of this rank itself that it was
+    /// heard by nobody.
+    pub(super) fn lag_of(&self, rank: u32) -> String {
+        let Some(slot) = self.slot_of(rank) else { return "the others did not hear this rank".to_owned() };
+        let mut ops: Vec<&Op> = self.unreported().collect();
+        ops.sort_by_key(|op| op.id);
+        let lag = ops.iter().find_map(|op| op.lag_of(rank));
+        let lag = lag.unwrap_or_else(|| "nothing was expected from it".to_owned());
+        format!("{lag}; {}", self.peers[slot].whereabouts())
+    }
+
+    /// Whether none of several peers was heard lately.
+    fn is_alone(&self, now: Timestamp, lately: Duration) -> bool {
+        let silent = |peer: &Peer| peer.has_left || now.since(peer.connection.heard_at()) >= lately;
+        self.peers.len() > 1 && self.peers.iter().all(silent)
     }
 
     /// For each peer that is behind, what is outstanding in the oldest operation that needs it, and where the peer

@@ -176,7 +176,7 @@ impl Group {
         let record = AbortRecord { calls: [call, Descriptor::default()], sequence: number, ..about };
         let slot = self.slot_of(from);
         let host = |_| slot.map_or_else(String::new, |slot| self.peers[slot].host.clone());
-        let error = record.to_error(host, String::new());
+        let error = record.to_error(host, |rank| self.lag_of(rank), String::new());
         self.fail(now, error, &record);
     }
 

@@ -273,13 +273,16 @@ impl Connection {
         self.liveness.position = record;
     }
 
-    /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped.
+    /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped. A peer
+    /// that fell silent is told for half a second: it may hear although it is not heard, and would wait for a timeout of its own.
     pub fn abort(&mut self, now: Timestamp, record: [u8; ABORT_RECORD_BYTES]) {
         if self.liveness.is_aborting() {
             return;
         }
-        self.say_farewell(now, Farewell::Abort(record), self.config.peer_timeout);
-        self.liveness.confirmed = self.liveness.peer_left || self.liveness.lost;
+        let was_lost = core::mem::take(&mut self.liveness.lost);
+        let patience = if was_lost { GOODBYE_MAX } else { self.config.peer_timeout };
+        self.say_farewell(now, Farewell::Abort(record), patience);
+        self.liveness.confirmed = self.liveness.peer_left;
     }
 
     /// Says goodbye, until the peer confirms or half a second is over. See [`Connection::is_drained`].
@@ -375,6 +378,12 @@ impl Connection {
             (self.liveness.confirmed, self.liveness.lost) = (false, false);
             self.liveness.farewell_until = self.liveness.farewell_until.max(now + FAREWELL_MIN);
         }
+    }
+
+    /// When something authentic last came from the peer; before anything did, when watching began.
+    #[must_use]
+    pub fn heard_at(&self) -> Timestamp {
+        self.liveness.heard_at
     }
 
     pub(super) fn check_silence(&mut self, now: Timestamp) {

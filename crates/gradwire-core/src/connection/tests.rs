@@ -453,6 +453,17 @@ fn a_peer_that_falls_silent_is_lost_after_the_peer_timeout() {
 }
 
 #[test]
+fn a_peer_that_is_not_heard_but_hears_is_told_that_it_is_lost() {
+    let mut pair = Pair::connected(never);
+    pair.lose = |header, _| header.connection.value() == 1;
+    pair.run_until(Duration::from_secs(6), |pair| pair.has(0, |e| matches!(e, Event::PeerSilent { .. })));
+    let now = pair.now;
+    pair.ends[0].connection.abort(now, [9; ABORT_RECORD_BYTES]);
+    pair.run_until(Duration::from_millis(600), |pair| pair.ends[0].connection.is_drained());
+    assert!(pair.has(1, |event| *event == Event::Aborted([9; ABORT_RECORD_BYTES])));
+}
+
+#[test]
 fn an_idle_pair_stays_connected() {
     let mut pair = Pair::connected(never);
     pair.run_until(Duration::from_secs(60), |pair| pair.now > Timestamp::from_nanos(30_000_000_000));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// A run of a seed; what was wrong, and how many epochs there were.
 pub(crate) fn run(seed: u64, sabotage: Sabotage) -> (Option<Violation>, u64) {
-    let mut rng = Rng(seed ^ 0x7377_6172_6D);
+    let mut rng = Rng(seed ^ 0x0073_7761_726D);
     let world_size = 2 + rng.below(6) as u32;
     let weather = Weather {
         loss: [0, 0, 5, 30][rng.below(4) as usize],

@@ -1,0 +1,167 @@
+"""One rank of a cell of the fault matrix; see fault_cells.py. Without torch, whose import would cost most of the time.
+
+What happens to it is written as lines of JSON to `events-RANK`, with the time of the clock that all processes share.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import gradwire._joining
+import numpy as np
+from gradwire.errors import GradwireError
+
+FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FAULT, PHASE = os.environ["GRADWIRE_TEST_FAULT"], os.environ["GRADWIRE_TEST_PHASE"]
+LIMIT_S = float(os.environ["GRADWIRE_TEST_LIMIT_S"])
+TIMEOUT = timedelta(seconds=float(os.environ["GRADWIRE_TEST_TIMEOUT_S"]))
+VICTIM = 1
+# At the lab's 50 Mbit/s a stage takes more than a second: time enough to do something in the middle of it.
+ELEMS = 3_000_000
+# Of all that a rank receives in an all-reduce, at which it is in the middle of a stage.
+MIDDLE = {"reduce": 0.2, "gather": 0.7}
+POLL_S = 0.01
+
+
+def say(event: str, **facts: Any) -> None:
+    with (FOLDER / f"events-{RANK}").open("a") as file:
+        file.write(json.dumps({"event": event, "at": time.monotonic(), **facts}, default=str) + "\n")
+
+
+def publish(name: str) -> None:
+    """A file that others wait for, with the time in it; never half written."""
+    (FOLDER / f".{name}").write_text(str(time.monotonic()))
+    (FOLDER / f".{name}").rename(FOLDER / name)
+
+
+def published(name: str) -> float:
+    """Waits for it; whoever leads the cell ends this process if it never comes."""
+    while not (FOLDER / name).exists():
+        time.sleep(POLL_S)
+    return float((FOLDER / name).read_text())
+
+
+def exhaust_descriptors() -> None:
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4,) * 2)
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        os.close(held[0])  # `say` needs one
+
+
+def fill_disk() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+    os.environ["PYTHONUNBUFFERED"] = "1"
+
+
+def step_clock() -> None:
+    before = time.time()
+    ctypes.CDLL(None).step_clock(ctypes.c_long(-3600))
+    assert time.time() < before - 3000, "the clock did not step: what this cell shows would be nothing"
+
+
+OWN: dict[str, Callable[[], None]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "clock step": step_clock,
+    "disk full": fill_disk,
+    "descriptors": exhaust_descriptors,
+}
+
+
+def reach(phase: str, *, others_wait: bool) -> None:
+    """In the cell's phase the victim suffers its fault."""
+    if phase != PHASE:
+        return
+    publish(f"here-{RANK}")
+    if RANK == VICTIM:
+        for rank in range(WORLD_SIZE if others_wait else 0):
+            published(f"here-{rank}")
+        publish("ready")
+        if FAULT in OWN:
+            publish("fault")
+            OWN[FAULT]()
+    if others_wait:
+        published("fault")
+
+
+def attempt(name: str, call: Callable[[], Any]) -> Any:
+    """Calls, writes down how it ended, and ends this rank if that was not well."""
+    started = time.monotonic()
+    try:
+        result = call()
+    except GradwireError as error:
+        facts = {"error": type(error).__name__, "fields": error.fields, "text": str(error)}
+        say("ended", call=name, took=time.monotonic() - started, **facts)
+        leave()
+        sys.exit(0)
+    say("ended", call=name, took=time.monotonic() - started, error=None)
+    return result
+
+
+def received(comm: gradwire.Communicator) -> int:
+    return sum(peer["bytes_received"] for peer in comm.stats()["group"]["peers"])
+
+
+def reduce(comm: gradwire.Communicator, elems: int) -> None:
+    """An all-reduce whose result is checked; within it the stages are reached."""
+    array = np.arange(elems, dtype="float32") % 1000 + RANK
+    before = received(comm)
+    operation = comm.all_reduce(array, async_op=True)
+    if PHASE in MIDDLE and RANK == VICTIM and elems == ELEMS:
+        expected = 2 * (WORLD_SIZE - 1) / WORLD_SIZE * array.nbytes
+        while received(comm) - before < MIDDLE[PHASE] * expected and not operation.is_completed():
+            time.sleep(0.001)
+        reach(PHASE, others_wait=False)
+    operation.wait()
+    expected_sum = WORLD_SIZE * (np.arange(elems, dtype="float32") % 1000) + sum(range(WORLD_SIZE))
+    assert np.array_equal(array, expected_sum), "a wrong sum"
+
+
+COMM: list[gradwire.Communicator] = []
+
+
+def leave() -> None:
+    started = time.monotonic()
+    for comm in COMM:
+        comm.close()
+    say("closed", took=time.monotonic() - started)
+
+
+def main() -> None:
+    form = gradwire._joining.form_group
+
+    def form_group(*arguments: Any) -> Any:
+        reach("bootstrap", others_wait=True)
+        return form(*arguments)
+
+    gradwire._joining.form_group = form_group
+    COMM.append(attempt("bootstrap", lambda: gradwire.Communicator(timeout=TIMEOUT)))
+    (comm,) = COMM
+    attempt("reduction", lambda: reduce(comm, ELEMS if PHASE in (*MIDDLE, "all") else 1000))
+    reach("idle", others_wait=True)
+    if PHASE == "idle":  # nothing is called until everybody must have found out
+        time.sleep(max(0.0, published("fault") + LIMIT_S - time.monotonic()))
+    attempt("barrier", comm.barrier)
+    attempt("small reduction", lambda: reduce(comm, 1000))
+    reach("shutdown", others_wait=True)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

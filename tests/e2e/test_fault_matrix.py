@@ -1,0 +1,160 @@
+"""The fault matrix: every fault in every phase of a group of three ranks in a lab network, under `on_peer_loss="raise"`.
+
+| fault, of rank 1 | what it is |
+| --- | --- |
+| kill, stop | SIGKILL, SIGSTOP |
+| cut, mute, deaf | its link carries nothing; nothing that it sends; nothing that is sent to it |
+| loss | 30 % of all packets of all three ranks, TCP included |
+| corrupt, duplicate | a flipped bit in 10 % of all datagrams, 30 % that come twice; sealed, on all ranks, all the time |
+| clock step | the wall clock goes back by an hour; the clock that the transport reads is monotonic and cannot be stepped |
+| disk full | standard output and error, where logs go, take nothing |
+| descriptors | no file descriptor is left |
+
+A lost rank is named by all survivors within the peer timeout and a margin, by one verdict: none waits for a second timeout.
+Whatever can be survived is: results are exact, and nobody fails. `make test` has a part of it, `make test-faults` all.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from fault_cells import (
+    BOOTSTRAP_S,
+    CHAOS,
+    FAULTS,
+    LEAVE_S,
+    LIMIT_S,
+    LINGER_S,
+    MARGIN_S,
+    PATIENT_S,
+    PEER_TIMEOUT_S,
+    PHASES,
+    VICTIM,
+    WORLD_SIZE,
+    Cell,
+    Seen,
+    run_cells,
+)
+
+SURVIVORS = [rank for rank in range(WORLD_SIZE) if rank != VICTIM]
+LOST = ("kill", "stop", "cut", "mute", "deaf")
+FEW = (
+    Cell("kill", "bootstrap"), Cell("kill", "reduce"), Cell("stop", "gather"), Cell("cut", "idle"), Cell("kill", "shutdown"),
+    Cell("mute", "reduce"), Cell("deaf", "gather"), Cell("loss", "gather"), Cell("corrupt", "reduce"), Cell("descriptors", "idle"),
+)  # fmt: skip
+ALL = tuple(Cell(fault, phase) for fault in FAULTS for phase in PHASES)
+CELLS = ALL if "GRADWIRE_TEST_ALL" in os.environ else FEW
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, Seen]:
+    return run_cells(list(dict.fromkeys(cell.run for cell in CELLS)), tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.key)
+def test_fault(seen: dict[Cell, Seen], cell: Cell) -> None:
+    found = seen[cell.run]
+    try:
+        if cell.fault not in CHAOS:
+            assert found.fault_at is not None, "the phase never came"
+        judge(found, cell)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{found.describe()}") from None
+
+
+def judge(found: Seen, cell: Cell) -> None:
+    if cell.fault in LOST:
+        judge_a_lost_rank(found, cell)
+    elif cell == Cell("descriptors", "bootstrap"):
+        for rank in SURVIVORS:
+            is_named_in_the_meeting(found, rank, "RendezvousError")
+        assert ending(found, VICTIM)["error"] in ("EngineError", "AddressError", "RendezvousError")
+    elif cell == Cell("loss", "bootstrap"):
+        ends_in_time(found)
+    else:
+        for rank in range(WORLD_SIZE):
+            nobody_failed(found, rank, LEAVE_S + MARGIN_S)
+
+
+def judge_a_lost_rank(found: Seen, cell: Cell) -> None:
+    if cell.phase == "shutdown":
+        for rank in SURVIVORS:
+            nobody_failed(found, rank, LEAVE_S + MARGIN_S)
+    elif cell.phase == "bootstrap":
+        for rank in SURVIVORS:
+            is_named_in_the_meeting(found, rank, "MissingRankError")
+    else:
+        share_one_verdict(found, SURVIVORS, cell)
+        the_lost_rank_finds_out_too(found, cell)
+
+
+def ends_in_time(found: Seen) -> None:
+    """TCP may wait for longer than the ranks do. Then they say so."""
+    for rank in range(WORLD_SIZE):
+        last = ending(found, rank)
+        assert last["error"] in (None, "MissingRankError", "RendezvousError", "UnreachableError"), last
+        assert last["took"] <= PATIENT_S + LINGER_S + MARGIN_S, last
+
+
+def ending(found: Seen, rank: int) -> dict[str, Any]:
+    """The last call of a rank."""
+    calls = [event for event in found.events[rank] if event["event"] == "ended"]
+    assert calls, f"rank {rank} ended no call"
+    return calls[-1]
+
+
+def nobody_failed(found: Seen, rank: int, limit_s: float) -> None:
+    """Clean to the end; leaving is quick."""
+    assert found.exits[rank] == 0, f"rank {rank}: {found.exits[rank]}"
+    assert [event for event in found.events[rank] if event.get("error")] == []
+    closed = found.events[rank][-1]
+    assert closed["event"] == "closed"
+    assert closed["took"] <= limit_s, "leaving took long"
+
+
+def is_named_in_the_meeting(found: Seen, rank: int, error: str) -> None:
+    """The rank that never came is named within the time that the group may take to form."""
+    last = ending(found, rank)
+    assert found.exits[rank] == 0
+    assert last["error"] == error, last
+    assert f"{VICTIM}" in last["text"], last
+    assert last["at"] - found.fault_at <= BOOTSTRAP_S + LINGER_S + MARGIN_S, last
+
+
+def share_one_verdict(found: Seen, survivors: list[int], cell: Cell) -> None:
+    """All name the rank, its host, the collective and what had arrived; in time, and together."""
+    failures = [ending(found, rank) for rank in survivors]
+    for rank, failure in zip(survivors, failures, strict=True):
+        fields = failure["fields"]
+        assert found.exits[rank] == 0
+        assert (failure["error"], fields.get("rank")) == ("PeerLostError", VICTIM), failure
+        assert fields["host"] in failure["text"], failure
+        assert fields["detail"] in failure["text"], failure
+        assert PEER_TIMEOUT_S <= fields["silent_s"] <= LIMIT_S, failure
+        assert found.events[rank][-1]["took"] <= LEAVE_S + MARGIN_S, "leaving took long"
+        if cell.phase == "idle":  # found out without any call, which fails at once
+            assert "idle" in fields["during"], failure
+            assert failure["took"] <= MARGIN_S, failure
+        else:
+            assert "all_reduce" in fields["during"], failure
+            assert failure["at"] - found.fault_at <= LIMIT_S, failure
+    if cell.phase != "idle":
+        told = [failure["at"] for failure in failures]
+        assert max(told) - min(told) < PEER_TIMEOUT_S, "one waited for a timeout of its own"
+        assert any(f"in the {cell.phase} stage" in failure["fields"]["detail"] for failure in failures), failures
+
+
+def the_lost_rank_finds_out_too(found: Seen, cell: Cell) -> None:
+    """If it lives: at once when somebody can tell it, else when it has heard nobody for the peer timeout."""
+    if cell.fault == "kill":
+        assert found.exits[VICTIM] == -9
+        return
+    assert found.exits[VICTIM] == 0, found.exits
+    failure = ending(found, VICTIM)
+    assert failure["error"] in ("PeerLostError", "PeerLeftError"), failure
+    if cell.fault == "cut":
+        assert "may be the one that is cut off" in failure["text"], failure
+    if cell.fault != "stop" and cell.phase != "idle":
+        assert failure["at"] - found.fault_at <= LIMIT_S, failure
