@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -101,6 +101,9 @@ bench-flood: build ## What a stranger's flood costs a job, over a lab network
 bench-incast: build ## A small all-reduce by incast factor, in the simulator and over a lab network
 	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture
 	$(PY) bench/collective/incast.py --json bench-out/incast.json $(ARGS)
+
+bench-hadamard: build ## What the Hadamard transform does against lost packets, and what it costs where none is lost
+	$(PY) bench/collective/hadamard.py --json bench-out/hadamard.json $(ARGS)
 
 bench-topology: env ## What best effort costs a ring, a parameter server and a transpose, in the simulator
 	$(PY) bench/collective/topology_error.py --json bench-out/topology_error.json $(ARGS)
