@@ -8,7 +8,9 @@
 //! from outside what came out ([`Violation`]). Equal seeds give equal runs, event by event, so a seed and a
 //! commit are a complete bug report.
 
+pub mod cluster;
 mod conformance;
+pub mod fabric;
 pub mod measure;
 mod memory;
 mod network;

@@ -38,6 +38,18 @@ impl Tensor {
         unsafe { View::new(self.start(), self.bytes) }
     }
 
+    /// Lends the first `bytes` bytes. Several groups of one thread may have them at once where nobody looks at what they
+    /// hold: each touches them only while it is called.
+    #[must_use]
+    pub fn view_of(&self, bytes: usize) -> View {
+        assert!(bytes <= self.bytes, "{bytes} of {} bytes", self.bytes);
+        if bytes == 0 {
+            return View::EMPTY;
+        }
+        // SAFETY: as in `view`; groups that share it are called one after the other, so no two references exist at once.
+        unsafe { View::new(self.start(), bytes) }
+    }
+
     /// Where `pointer` lies in this tensor, in bytes; `None` when it lies elsewhere.
     #[must_use]
     pub fn offset_of(&self, pointer: *const u8) -> Option<u64> {

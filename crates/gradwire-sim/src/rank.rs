@@ -2,7 +2,7 @@
 
 use crate::plan::{OpPlan, OutputPlan};
 use crate::record::Provenance;
-use crate::{Scenario, Tensor};
+use crate::{HostOptions, Scenario, Tensor};
 use gradwire_collectives::{
     DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, Tags, TransmitSink,
 };
@@ -288,29 +288,36 @@ fn group_config(scenario: &Scenario, rank: usize) -> GroupConfig {
     }
 }
 
-fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> ConnectionConfig {
-    let host = &scenario.host;
-    let id = |receiver: usize, sender: usize| {
-        let value = (receiver * scenario.ranks() + sender) as u32 + 1;
-        ConnectionId::new(value).expect("at most 64 pairs fit 24 bits")
-    };
-    ConnectionConfig {
-        local: id(rank, peer),
-        remote: id(peer, rank),
-        datagram_bytes: host.datagram_bytes,
-        fingerprint: FINGERPRINT,
-        eager_bytes: host.eager_bytes,
-        ack_every: host.ack_every,
-        ack_delay_max: host.ack_delay_max,
-        controller: host.controller,
-        initial_rate: host.initial_rate,
-        incast: (scenario.ranks() as u32 - 1).max(1),
-        receive_buffer_bytes: host.socket_bytes / (scenario.ranks() as u64 - 1).max(1),
-        peer_timeout: host.peer_timeout,
-        paths: host.paths,
-        spray: scenario.sabotage.spray(host.spray),
-        spray_run: 1,
+impl HostOptions {
+    /// Settings of the connection from one of `ranks` ranks to another.
+    pub(crate) fn connection(&self, ranks: usize, rank: usize, peer: usize) -> ConnectionConfig {
+        let id = |receiver: usize, sender: usize| {
+            let value = (receiver * ranks + sender) as u32 + 1;
+            ConnectionId::new(value).expect("pairs of at most 4095 ranks fit 24 bits")
+        };
+        ConnectionConfig {
+            local: id(rank, peer),
+            remote: id(peer, rank),
+            datagram_bytes: self.datagram_bytes,
+            fingerprint: FINGERPRINT,
+            eager_bytes: self.eager_bytes,
+            ack_every: self.ack_every,
+            ack_delay_max: self.ack_delay_max,
+            controller: self.controller,
+            initial_rate: self.initial_rate,
+            incast: (ranks as u32 - 1).max(1),
+            receive_buffer_bytes: self.socket_bytes / (ranks as u64 - 1).max(1),
+            peer_timeout: self.peer_timeout,
+            paths: self.paths,
+            spray: self.spray,
+            spray_run: 1,
+        }
     }
+}
+
+fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> ConnectionConfig {
+    let config = scenario.host.connection(scenario.ranks(), rank, peer);
+    ConnectionConfig { spray: scenario.sabotage.spray(scenario.host.spray), ..config }
 }
 
 /// What every rank says of the group's settings.

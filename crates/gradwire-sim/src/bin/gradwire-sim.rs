@@ -1,6 +1,7 @@
-//! Runs seeds, replays one with every event, or measures completion times.
+//! Runs seeds, replays one with every event, or measures completion times, of few ranks or of a cluster.
 
 use clap::{Parser, Subcommand};
+use gradwire_sim::cluster::Burst;
 use gradwire_sim::topology_error::{self, Setting};
 use gradwire_sim::{measure, run, run_seeds, Scenario, Tally};
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
         #[arg(long, default_value_t = 40)]
         runs: u64,
     },
+    /// A parameter-server burst over a leaf-spine network (MLT section 6.2): completion times of pushes and pulls.
+    Burst(Burst),
     /// What best effort loses by schedule (ULTIMA's table 2): one JSON object for each, of values missing from sums.
     TopologyError {
         /// Ranks that call.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         (Some(Command::TopologyError { ranks, elems, loss, buffer_bytes, calls, runs }), _) => {
             topology_error::print(Setting { ranks, elems, loss, buffer_bytes, calls }, runs)
         }
+        (Some(Command::Burst(burst)), _) => burst.run(),
         (None, Some(seed)) => replay(scenario_of(seed), arguments.verbose),
         (None, None) => {
             sweep(arguments.from.unwrap_or_else(fresh), arguments.seeds, arguments.json, scenario_of)

@@ -1,0 +1,194 @@
+//! What a cluster run is made of: hosts, their settings, and what they reduce.
+
+use crate::fabric::{Damage, LeafSpine, QueueOptions};
+use crate::{HostOptions, PathTrouble};
+use gradwire_collectives::{Algorithm, Magnitude, Policy, Servers};
+use gradwire_core::recovery::ControllerKind;
+use std::time::Duration;
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterPlan {
+    /// Seed of every chance in the run.
+    pub seed: u64,
+    /// The network.
+    pub topology: LeafSpine,
+    /// Ranks that call. With dedicated servers behind them they are spread evenly over the hosts.
+    pub workers: usize,
+    /// What the ranks' settings come from.
+    pub preset: Preset,
+    /// Settings of every host.
+    pub host: HostOptions,
+    /// How the buckets are reduced.
+    pub algorithm: Algorithm,
+    /// The buckets of a step, in the order of their calls.
+    pub buckets: Vec<BucketPlan>,
+    /// Steps before those that are measured: connections learn their rates in them.
+    pub warm_up: usize,
+    /// Steps that are measured.
+    pub steps: usize,
+    /// Each rank begins each step so much late at most.
+    pub jitter: Duration,
+    /// Share of every host's link that packets of others take, which yield to nobody and heed nothing.
+    pub background: f64,
+    /// Links that go bad, and when; the time counts from the first call.
+    pub troubles: Vec<(Duration, LinkTrouble)>,
+    /// Deliberate damage that the checkers must find.
+    pub damage: Damage,
+}
+
+/// A link that is broken, gray, or well again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkTrouble {
+    /// Its leaf.
+    pub leaf: usize,
+    /// Its spine.
+    pub spine: usize,
+    /// What is wrong; the default: nothing.
+    pub trouble: PathTrouble,
+}
+
+/// One bucket of a step: float32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BucketPlan {
+    /// Its layers, in the order in which they lie in it.
+    pub layers: Vec<Layer>,
+    /// Traffic class, 0 the most urgent.
+    pub class: u8,
+    /// Lower goes first at the sender.
+    pub priority: u8,
+    /// When it is called for, from the beginning of the step.
+    pub ready: Duration,
+}
+
+/// A tensor of a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// Its name, for people.
+    pub name: String,
+    /// Its elements.
+    pub elems: u64,
+}
+
+impl BucketPlan {
+    /// One bucket of one layer, called for at once.
+    #[must_use]
+    pub fn of_bytes(bytes: u64) -> Self {
+        let layer = Layer { name: "all".to_owned(), elems: bytes / 4 };
+        Self { layers: vec![layer], class: 0, priority: 0, ready: Duration::ZERO }
+    }
+
+    /// Elements.
+    #[must_use]
+    pub fn elems(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.elems).sum()
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.elems() as usize * 4
+    }
+}
+
+/// What a preset of the configuration means for the transport. The same table as in `python/gradwire/config.py`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Preset {
+    /// Its name.
+    pub name: &'static str,
+    /// What a reduction may lose.
+    pub policy: Policy,
+    /// Rate controller.
+    pub controller: ControllerKind,
+    /// Whether packets carry classes and importance, by this rule; `None`: everything is alike to the network.
+    pub importance: Option<Magnitude>,
+}
+
+impl Preset {
+    /// The preset of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        let (name, policy) = Policy::PRESETS.into_iter().find(|(preset, _)| *preset == name)?;
+        let (controller, importance) = match name {
+            "mlt" => (ControllerKind::Timely, Some(Magnitude::MLT)),
+            "dlcp" => (ControllerKind::ReceivingRate, Some(Magnitude::DLCP)),
+            _ => (ControllerKind::Bottleneck, None),
+        };
+        Some(Self { name, policy, controller, importance })
+    }
+}
+
+impl ClusterPlan {
+    /// MLT's burst (section 6.2.1): of every four hosts one is a server, every worker pushes `bytes`, split evenly over the servers, and
+    /// pulls them. `None`: no such preset.
+    #[must_use]
+    pub fn burst(preset: &str, hosts: usize, bytes: u64) -> Option<Self> {
+        let preset = Preset::named(preset)?;
+        let servers = (hosts / 4).max(1);
+        let topology = LeafSpine { queue: queues(1), ..LeafSpine::mlt(hosts) };
+        let servers_are = Servers::Dedicated { count: servers as u32, buffer_bytes: u64::MAX };
+        let host = HostOptions {
+            controller: preset.controller,
+            servers: servers_are,
+            nic_bytes: Some(NIC_BYTES),
+            ..HostOptions::default()
+        };
+        Some(Self {
+            seed: 1,
+            topology,
+            workers: hosts - servers,
+            preset,
+            host,
+            algorithm: Algorithm::ParameterServer,
+            buckets: vec![BucketPlan::of_bytes(bytes)],
+            warm_up: 0,
+            steps: 1,
+            jitter: Duration::ZERO,
+            background: 0.0,
+            troubles: Vec::new(),
+            damage: Damage::Nothing,
+        })
+    }
+
+    /// Ranks of the connections.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        match self.host.servers {
+            Servers::Dedicated { count, .. } => self.workers + count as usize,
+            _ => self.workers,
+        }
+    }
+
+    /// Parts that a bucket is cut into.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        match (self.algorithm, self.host.servers) {
+            (Algorithm::ParameterServer, Servers::Dedicated { count, .. }) => count as usize,
+            (Algorithm::ParameterServer, Servers::Colocated(count)) => (count as usize).min(self.workers),
+            _ => self.workers,
+        }
+    }
+
+    /// The host of each rank: dedicated servers are spread evenly among the workers.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<usize> {
+        let (ranks, servers) = (self.ranks(), self.ranks() - self.workers);
+        let is_server = |host: &usize| (host + 1) * servers / ranks > host * servers / ranks;
+        let workers = (0..ranks).filter(|host| !is_server(host));
+        workers.chain((0..ranks).filter(is_server)).collect()
+    }
+}
+
+/// Queues of a port for `classes` classes, as `gradwire switch` makes them: control, the classes with thresholds that rise by
+/// half from front to back (MLT section 5.2), others.
+#[must_use]
+pub fn queues(classes: u64) -> QueueOptions {
+    let of_class = |class: u64| Some(THRESHOLD_BYTES * (2 + class) / 2);
+    let thresholds = [None].into_iter().chain((0..classes).map(of_class)).chain([None]);
+    QueueOptions { buffer_bytes: 512 << 10, thresholds: thresholds.collect() }
+}
+
+/// MLT section 6.2.1: 65 packets.
+const THRESHOLD_BYTES: u64 = 65 * 1500;
+/// What a host hands to its NIC ahead of time: a segmentation-offload call, as the engine does.
+const NIC_BYTES: u64 = 64 << 10;
