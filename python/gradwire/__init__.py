@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradwire.config import Config
 from gradwire.errors import GradwireError
-from gradwire.report import Contributions, DeliveryReport, PeerDelivery
+from gradwire.report import Contributions, DeliveryReport, PeerDelivery, Straggler
 
 if TYPE_CHECKING:
     from gradwire.communicator import Communicator, Operation
@@ -23,9 +23,25 @@ __all__ = [
     "GradwireError",
     "Operation",
     "PeerDelivery",
+    "Straggler",
     "__version__",
+    "stats",
 ]
 __version__ = "0.1.0"
+
+
+def stats() -> dict[str, Any]:
+    """Everything that this process counts, copied at one moment: docs/metrics.md has the names and units.
+
+    Returns:
+        `engine`: counters of the socket and its thread. `groups`: for each process group counters, estimates and histograms by
+        peer, path, collective, preset and stage. `stragglers`: which rank each group waits for. `job`, `rank`, `host`, `pid`,
+        `port`, `preset`, `time_s`: who and when. Before the first group is formed there are no groups and no engine.
+    """
+    from gradwire import _runtime
+
+    owner = _runtime.current()
+    return {"engine": {}, "groups": [], "stragglers": []} if owner is None else owner.observer.stats()
 
 
 def __getattr__(name: str) -> Any:

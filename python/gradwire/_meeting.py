@@ -202,7 +202,7 @@ class MeetingStore:
     """
 
     def __init__(self, host: str, port: int, rank: int, timeout_s: float) -> None:
-        self._where = f"{host}:{port}"
+        self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
         self._answer_s = min(ANSWER_TIMEOUT_S, timeout_s)
         self._socket = _connect(host, port, timeout_s)
@@ -220,7 +220,7 @@ class MeetingStore:
         """Reads what is there."""
         value = self._ask({"op": "get", "key": key})
         if not isinstance(value, str):
-            raise RendezvousError(f"the rendezvous at {self._where} has no {key}")
+            raise RendezvousError(f"the rendezvous at {self.address} has no {key}")
         return value
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -258,7 +258,7 @@ class MeetingStore:
             self._socket.sendall(_frame(request))
             answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
         except (OSError, EOFError) as error:
-            text = f"the rendezvous at {self._where} is gone, or no rendezvous of gradwire's: {error}"
+            text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
             raise RendezvousError(text, rank=0) from error
         except ValueError as error:
             raise self._stranger() from error
@@ -272,7 +272,7 @@ class MeetingStore:
         if "ended" in answer:
             raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
         if "error" in answer:
-            raise RendezvousError(f"the rendezvous at {self._where} refuses this rank: {answer['error']}")
+            raise RendezvousError(f"the rendezvous at {self.address} refuses this rank: {answer['error']}")
         return answer.get("value")
 
     def _receive(self, count: int) -> bytes:
@@ -291,7 +291,7 @@ class MeetingStore:
 
     def _stranger(self) -> RendezvousError:
         return RendezvousError(
-            f"what answers at {self._where} is no rendezvous of gradwire's: is the port another program's?"
+            f"what answers at {self.address} is no rendezvous of gradwire's: is the port another program's?"
         )
 
 

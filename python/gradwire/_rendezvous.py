@@ -184,6 +184,7 @@ def _form(
     board.confirm(connect_s)
     stats = group.stats()
     owner.say_how_it_travels(stats["name"], stats["security"])
+    owner.observer.add(group, board.address)
     return owner, group
 
 
@@ -195,6 +196,11 @@ class _Board:
         self._prefix = prefix
         self.rank = rank
         self._world_size = world_size
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the Store, where it is ours and has one."""
+        return str(getattr(self._store, "address", ""))
 
     def publish(self, entry: dict[str, Any]) -> None:
         entry = {

@@ -19,6 +19,8 @@ from gradwire import _native
 from gradwire._completer import Completer
 from gradwire.config import PORT_BASE, Config, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
+from gradwire.observe import Observer
+from gradwire.observe.export import check_extras
 from gradwire.secret import job_secret
 
 logger = logging.getLogger("gradwire")
@@ -41,11 +43,19 @@ class Runtime:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.pid = os.getpid()
+        check_extras(config)
         self.engine = _start_engine(config)
         self.completer = Completer(self.engine, sync_futures=config.sync_futures)
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
         self._warned_of_clear = False
+        self.observer = Observer(self, config)
+        try:
+            self.observer.start_exports(_local_rank() or 0)
+        except BaseException:
+            self.observer.stop()
+            self.engine.stop()
+            raise
         logger.setLevel(config.log_level.upper())
         if config.chaos is not None:
             logger.warning(
@@ -94,6 +104,7 @@ class Runtime:
         if os.getpid() != self.pid:
             return
         self.backends.clear()
+        self.observer.stop()
         self.engine.stop()
         self.completer.join(timeout_s=5.0)
 

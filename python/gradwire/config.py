@@ -178,6 +178,18 @@ class Config:
         "data packets in the last part of each transfer that may lose something, when they come for the first time (a burst). "
         "`delay`: held back. The seed decides which packets. Never in production: every process warns that it is on.",
         optional=True)
+    job: str | None = _setting(None, str, "Name of the job, by which `gradwire monitor` finds its ranks. Unset: the launcher's "
+        "(TORCHELASTIC_RUN_ID, SLURM_JOB_ID), or the address where the ranks meet.", optional=True)
+    straggler_warning_s: float = _setting(3.0, float, "How long a rank is waited for before one warning names it and the cause: in one "
+        "collective, or in many short waits that are a fifth of twice this time. 0: never.", unit="s", low=0.0, high=3600.0)
+    status_socket: bool = _setting(True, bool, "Whether `gradwire monitor` and `gradwire trace` can look into this process: a Unix socket "
+        "that only its own user can open and that only answers (docs/observability.md).")
+    metrics_port: int | None = _setting(None, int, "TCP port of a Prometheus endpoint; rank with LOCAL_RANK r on its host has "
+        "`metrics_port + r`, 0 lets the kernel choose. Needs `gradwire[metrics]`. Unset: none.", low=0, high=65535, optional=True)
+    metrics_host: str = _setting("127.0.0.1", str, "Address at which that endpoint listens. Whoever reaches it can read the metrics.")
+    otlp_endpoint: str | None = _setting(None, str, "URL to which OpenTelemetry metrics are sent by OTLP over HTTP, such as "
+        "`http://localhost:4318/v1/metrics`. Needs `gradwire[otel]`. Unset: none.", optional=True)
+    otlp_every_s: float = _setting(10.0, float, "Pause between two of these exports.", unit="s", low=0.1, high=3600.0)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)

@@ -42,6 +42,14 @@ class ConfigError(GradwireError, ValueError):
     """A field or environment variable does not exist, or its value is out of range. Fields: field, value, allowed."""
 
 
+class MissingExtraError(GradwireError, ImportError):
+    """A setting needs a package that is not installed. Fields: extra (of `pip install gradwire[...]`), package."""
+
+
+class StatusFolderError(GradwireError):
+    """There is no folder for the status socket that only this user can look into. Fields: folder."""
+
+
 class UnsupportedError(GradwireError, TypeError):
     """A tensor, dtype, device, reduction or torch version that gradwire does not handle. The group goes on."""
 

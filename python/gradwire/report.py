@@ -29,6 +29,22 @@ class PeerDelivery:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """A rank that one collective waited for alone.
+
+    Attributes:
+        rank: in the group.
+        cause: `compute` (it called later than half of the ranks), `network` (its bytes came later) or `receiver` (it took what was
+            sent to it later).
+        waited_s: how long it alone was waited for.
+    """
+
+    rank: int
+    cause: str
+    waited_s: float
+
+
+@dataclass(frozen=True)
 class Contributions:
     """How many ranks' values are in each block of a result, as this rank holds it. A block is what one packet carries.
 
@@ -85,6 +101,8 @@ class DeliveryReport:
         uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere.
         peers: the peers that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.
         sources: the peers that sent what is kept as it is: the gather stage of an all-reduce, or a collective that copies.
+        stragglers: who was waited for alone: at most one rank that called late, and one whose bytes came late or that took its bytes
+            late. What a ring cannot show is in docs/observability.md.
         contributors: ranks whose values are in what this rank reduced, itself included, in the block that has the most. Zero
             where it reduced nothing.
         contributors_least: the same in the block that has the fewest.
@@ -115,6 +133,7 @@ class DeliveryReport:
     uncounted: tuple[tuple[int, int], ...] = ()
     peers: tuple[PeerDelivery, ...] = ()
     sources: tuple[PeerDelivery, ...] = ()
+    stragglers: tuple[Straggler, ...] = ()
     contributors: int = 0
     contributors_least: int = 0
     contributions: Contributions | None = None
@@ -155,6 +174,7 @@ class DeliveryReport:
         """From the dictionary that the Rust binding returns."""
         peers = tuple(PeerDelivery(**peer) for peer in fields.pop("peers"))
         sources = tuple(PeerDelivery(**peer) for peer in fields.pop("sources"))
+        stragglers = tuple(Straggler(**late) for late in fields.pop("stragglers"))
         counts = fields.pop("contributions")
         contributions = None if counts is None else Contributions.from_native(counts)
-        return cls(**fields, peers=peers, sources=sources, contributions=contributions)
+        return cls(**fields, peers=peers, sources=sources, stragglers=stragglers, contributions=contributions)

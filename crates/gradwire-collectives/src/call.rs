@@ -203,6 +203,16 @@ impl Call {
         self.kind == Kind::AllReduce && self.fingerprint != 0 && index < steps
     }
 
+    /// Whether transfer `index` from `from` carries what `from` itself had waited for, so that the call that it tells of may be
+    /// another rank's.
+    pub(crate) fn passes_calls_on(&self, from: u32, index: u32) -> bool {
+        match self.kind {
+            Kind::AllReduce => index > 0 || self.algorithm & !ROTATED == HALVING,
+            Kind::Broadcast => from != self.root,
+            _ => false,
+        }
+    }
+
     /// Name, size and number, for messages.
     pub(crate) fn during(&self, sequence: u64) -> String {
         format!("{} #{sequence} ({} x {:?})", self.name(), self.elems, self.dtype)

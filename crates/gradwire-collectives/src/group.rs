@@ -11,6 +11,7 @@ mod failure;
 mod point_to_point;
 mod serving;
 mod transmit;
+mod waiting;
 
 use crate::adaptive::Adaptive;
 use crate::agreement::{AgreedNetwork, Agreement, ExchangePlan};
@@ -399,6 +400,12 @@ impl Group {
     #[must_use]
     pub fn stats(&self) -> Vec<(u32, ConnectionStats)> {
         self.peers.iter().map(|peer| (peer.rank, peer.connection.stats())).collect()
+    }
+
+    /// How long nothing was heard from `peer`; zero for a rank that is none.
+    #[must_use]
+    pub fn silence(&self, peer: u32, now: Timestamp) -> Duration {
+        self.slot_of(peer).map_or(Duration::ZERO, |slot| self.peers[slot].connection.silence(now))
     }
 
     /// As [`Group::stats`], with what each path to the peer did.

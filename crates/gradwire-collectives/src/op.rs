@@ -11,6 +11,9 @@ mod called;
 mod owed;
 mod serving;
 mod table;
+mod waiting;
+
+pub(crate) use called::earlier;
 
 use crate::adaptive::StageEnd;
 use crate::call::Call;
@@ -151,6 +154,7 @@ impl Op {
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
+            submitted_at: name.submitted,
             elems: (bytes / request.dtype.bytes()) as u64,
             rotated_elems: rotated.as_ref().map_or(0, RotatedBucket::elems),
             replicas_identical: request.policy.gather.loss_bound <= 0.0,

@@ -7,6 +7,7 @@ use crate::position::PositionRecord;
 use gradwire_core::wire::Opening;
 use gradwire_core::{Connection, Timestamp, TransferId};
 use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
 
 /// One peer.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) struct Peer {
     /// Where it last said it was.
     pub(crate) position: Option<PositionRecord>,
     pub(crate) traffic: PointToPoint,
+    /// It is heard at least so often, even while it waits.
+    pub(crate) heartbeat: Duration,
 }
 
 impl Peer {
@@ -30,6 +33,7 @@ impl Peer {
             rank: config.rank,
             host: config.host,
             incast: config.connection.incast,
+            heartbeat: config.connection.peer_timeout / 5,
             connection: Connection::new(config.connection, now),
             is_connected: false,
             has_left: false,

@@ -220,6 +220,12 @@ impl Policy {
         Self::PRESETS.iter().find(|(preset, _)| *preset == name).map(|(_, policy)| *policy)
     }
 
+    /// The name of the preset that has exactly these values; else `custom`.
+    #[must_use]
+    pub fn preset_name(&self) -> &'static str {
+        Self::PRESETS.iter().find(|(_, policy)| policy == self).map_or("custom", |(preset, _)| preset)
+    }
+
     /// Whether nothing may be missing.
     #[must_use]
     pub fn is_exact(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What a collective delivered.
 
-use gradwire_core::{CloseReason, Receipt};
+use gradwire_core::{CloseReason, Receipt, Timestamp};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -22,6 +22,24 @@ pub struct PeerDelivery {
     /// How long of it could at most be spent on what was lost, once the floor was in: the deadline of the transfer's contract.
     /// In a ring, over all steps. `None`: there was none, or nothing had been measured yet.
     pub deadline: Option<Duration>,
+    /// When that rank called, on this rank's clock, by what its first transfer here said: late by what its fastest packet took to
+    /// come here. `None`: no packet that says so came, or what it sent may tell of another rank's call.
+    pub called_at: Option<Timestamp>,
+    /// How long a packet takes to come here at least, as far as was known then: half of the shortest round trip.
+    pub way: Duration,
+    /// When the first packet of its first transfer came, or the end if none did.
+    pub began_at: Timestamp,
+    /// When the last of its transfers ended.
+    pub ended_at: Timestamp,
+}
+
+/// When a peer had taken everything that this rank sends it in the first stage of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerTaking {
+    /// The receiver.
+    pub rank: u32,
+    /// When it confirmed the last transfer, on this rank's clock.
+    pub taken_at: Timestamp,
 }
 
 /// How many ranks' values are in each block of a reduced result, as this rank holds it. A block is what one packet carries.
@@ -88,6 +106,8 @@ pub struct DeliveryReport {
     pub sequence: u64,
     /// Elements of the result.
     pub elems: u64,
+    /// When this rank called, on its own clock.
+    pub submitted_at: Timestamp,
     /// From submission to the end.
     pub elapsed: Duration,
     /// Payload bytes received in all stages, duplicates left out.
@@ -105,6 +125,9 @@ pub struct DeliveryReport {
     pub peers: Vec<PeerDelivery>,
     /// For each peer that sent what is kept as it is: the gather stage of an all-reduce, or a collective that copies.
     pub sources: Vec<PeerDelivery>,
+    /// For each peer that had taken what this rank sent it first before the collective ended: small sends are copied, and nobody waits for
+    /// their confirmation.
+    pub takings: Vec<PeerTaking>,
     /// Ranks whose values are in what this rank reduced, itself included: in the block that has the most, and in the one that
     /// has the fewest. Zero where it reduced nothing.
     pub contributors: u16,
@@ -156,7 +179,9 @@ impl DeliveryReport {
     /// A transfer from `from` has ended, a contribution or something to keep.
     pub(crate) fn add(&mut self, from: u32, receipt: &Receipt, elem_bytes: u64, is_contribution: bool) {
         self.bytes_received += receipt.received_bytes;
-        let peer = entry(if is_contribution { &mut self.peers } else { &mut self.sources }, from);
+        let peers = if is_contribution { &mut self.peers } else { &mut self.sources };
+        let peer = entry(peers, from, receipt);
+        peer.ended_at = receipt.began_at + receipt.elapsed;
         peer.elems_expected += receipt.total_bytes / elem_bytes;
         peer.elems_received += receipt.received_bytes / elem_bytes;
         peer.closed_by = closed_by(receipt.reason);
@@ -164,6 +189,12 @@ impl DeliveryReport {
         peer.network_time += receipt.elapsed;
         let so_far = peer.deadline.unwrap_or_default();
         peer.deadline = receipt.deadline.map(|deadline| so_far.saturating_add(deadline));
+    }
+
+    /// Notes how long packets from `from` are under way at least.
+    pub(crate) fn note_way(&mut self, from: u32, way: Duration) {
+        let both = self.peers.iter_mut().chain(&mut self.sources);
+        both.filter(|peer| peer.rank == from).for_each(|peer| peer.way = way);
     }
 
     /// Divides the time, puts ranges in order and joins neighbours.
@@ -178,7 +209,7 @@ impl DeliveryReport {
 }
 
 /// The entry of `rank`, made when it is its first transfer.
-fn entry(peers: &mut Vec<PeerDelivery>, rank: u32) -> &mut PeerDelivery {
+fn entry<'a>(peers: &'a mut Vec<PeerDelivery>, rank: u32, receipt: &Receipt) -> &'a mut PeerDelivery {
     let index = peers.iter().position(|peer| peer.rank == rank).unwrap_or_else(|| {
         peers.push(PeerDelivery {
             rank,
@@ -188,6 +219,10 @@ fn entry(peers: &mut Vec<PeerDelivery>, rank: u32) -> &mut PeerDelivery {
             waited_for_peer: Duration::ZERO,
             network_time: Duration::ZERO,
             deadline: None,
+            called_at: receipt.called_at,
+            way: Duration::ZERO,
+            began_at: receipt.began_at,
+            ended_at: receipt.began_at,
         });
         peers.len() - 1
     });
@@ -261,7 +296,7 @@ mod tests {
         let mut report = DeliveryReport { bytes_expected: 1000, bytes_received: 990, ..Default::default() };
         assert_eq!(report.lost_share(), 0.0);
         for (rank, expected, received) in [(1, 75, 50), (2, 25, 25)] {
-            let peer = entry(&mut report.peers, rank);
+            let peer = entry(&mut report.peers, rank, &receipt(Timestamp::ZERO, Duration::ZERO));
             (peer.elems_expected, peer.elems_received) = (expected, received);
         }
         assert_eq!(report.lost_share(), 0.25);

@@ -7,8 +7,13 @@ use crate::routes::{Route, Routes};
 use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
+use crate::tally::Tally;
+use crate::timeline::CallTimes;
 use crate::ways::Ways;
-use crate::{GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats};
+use crate::{
+    GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats,
+    WatchStats,
+};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp};
@@ -58,6 +63,8 @@ struct InFlight {
     op: OpHandle,
     /// Owns the memory behind the views; must be dropped after the group is done with it.
     keep_alive: Box<dyn Send>,
+    /// Preset of its policy, for statistics.
+    preset: &'static str,
 }
 
 /// How far a group is with leaving.
@@ -81,6 +88,8 @@ pub(crate) struct ActiveGroup {
     leaving: Leaving,
     /// What this rank did as a dedicated server.
     served: ServedStats,
+    /// What its collectives took and delivered.
+    tally: Tally,
     /// How that ended, and who waits to know.
     workers_left: Option<Result<(), OpError>>,
     awaiting_workers: Option<Sender<Result<(), OpError>>>,
@@ -113,6 +122,7 @@ impl ActiveGroup {
             connected: Some(connected),
             leaving: Leaving::No,
             served: ServedStats::default(),
+            tally: Tally::new(ranks),
             workers_left: None,
             awaiting_workers: None,
             wake_at: None,
@@ -144,7 +154,7 @@ impl ActiveGroup {
     pub(crate) fn submit(
         &mut self,
         now: Timestamp,
-        request: Request,
+        (request, preset): (Request, &'static str),
         op: OpHandle,
         keep_alive: Box<dyn Send>,
     ) {
@@ -153,7 +163,7 @@ impl ActiveGroup {
             return;
         }
         let id = self.group.submit(now, request);
-        self.in_flight.insert(id, InFlight { op, keep_alive });
+        self.in_flight.insert(id, InFlight { op, keep_alive, preset });
         self.dirty = true;
     }
 
@@ -316,7 +326,7 @@ impl ActiveGroup {
 
     /// Ends what the group has not ended itself.
     pub(crate) fn shut_down(&mut self) {
-        for (_, InFlight { op, keep_alive }) in self.in_flight.drain() {
+        for (_, InFlight { op, keep_alive, .. }) in self.in_flight.drain() {
             drop(keep_alive);
             op.complete(Err(OpError::ShutDown("the operation".to_owned())));
         }
@@ -332,7 +342,7 @@ impl ActiveGroup {
     }
 
     /// Counters.
-    pub(crate) fn stats(&self) -> GroupStats {
+    pub(crate) fn stats(&self, now: Timestamp) -> GroupStats {
         let peers = self.group.path_stats();
         GroupStats {
             name: self.setup.name.clone(),
@@ -342,8 +352,31 @@ impl ActiveGroup {
             security: self.setup.security,
             agreed: self.group.agreed().map(Into::into),
             served: self.served,
-            peers: peers.iter().map(|(rank, stats, paths)| self.peer_stats(*rank, stats, paths)).collect(),
+            calls: self.tally.calls.clone(),
+            calls_failed: self.tally.failed,
+            waiting: self.group.waiting(now).map(|waiting| WaitingStats::new(waiting, now)),
+            peers: peers
+                .iter()
+                .map(|(rank, stats, paths)| PeerStats {
+                    silent_s: self.group.silence(*rank, now).as_secs_f64(),
+                    ..self.peer_stats(*rank, stats, paths)
+                })
+                .collect(),
         }
+    }
+
+    /// Who is waited for.
+    pub(crate) fn watch(&self, now: Timestamp) -> WatchStats {
+        let all = self.tally.stragglers.iter().zip(0_u32..).map(|(blame, rank)| (rank, blame.stats));
+        WatchStats {
+            waiting: self.group.waiting(now).map(|waiting| WaitingStats::new(waiting, now)),
+            stragglers: all.filter(|(_, stats)| *stats != StragglerStats::default()).collect(),
+        }
+    }
+
+    /// The latest collectives, oldest first.
+    pub(crate) fn timeline(&self) -> Vec<CallTimes> {
+        self.tally.records().map(CallTimes::from).collect()
     }
 
     fn path_stats(&self, path: &gradwire_core::PathStats, peer: &PeerAddress) -> PathStats {
@@ -393,6 +426,8 @@ impl ActiveGroup {
             rtt_min_us: stats.rtt_min.as_secs_f64() * 1e6,
             bandwidth: stats.bandwidth,
             cwnd: stats.cwnd,
+            silent_s: 0.0,
+            straggler: self.tally.stragglers[rank as usize].stats,
             tags: stats.tags.into(),
             paths: paths.iter().map(|path| self.path_stats(path, peer)).collect(),
         }
@@ -406,8 +441,12 @@ impl ActiveGroup {
     }
 
     fn complete(&mut self, id: OpId, outcome: Outcome) {
-        if let Some(InFlight { op, keep_alive }) = self.in_flight.remove(&id) {
+        if let Some(InFlight { op, keep_alive, preset }) = self.in_flight.remove(&id) {
             drop(keep_alive);
+            match &outcome {
+                Ok(report) => self.tally.add(preset, report),
+                Err(_) => self.tally.add_failure(),
+            }
             op.complete(outcome);
         }
     }

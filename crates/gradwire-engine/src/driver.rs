@@ -11,7 +11,8 @@ use crate::routes::{Route, Routes};
 use crate::security::Refusal;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
-use crate::EngineStats;
+use crate::timeline::{Clock, Timeline};
+use crate::{EngineStats, OpHandle};
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     sockets: PathSockets,
     origin: Instant,
+    /// What `origin` is on the clocks of the host.
+    clock: Clock,
     now: Timestamp,
     /// Places are used again; a datagram's route holds the place.
     groups: Vec<Option<ActiveGroup>>,
@@ -56,6 +59,7 @@ impl Driver {
             shared: Arc::clone(&shared),
             sockets: PathSockets::new(first, further),
             origin: Instant::now(),
+            clock: Clock::now(),
             now: Timestamp::ZERO,
             groups: Vec::new(),
             routes: Routes::default(),
@@ -125,11 +129,11 @@ impl Driver {
                     let _ = missing.send(group.unanswered());
                 }
             }
-            Command::Submit { group, request, op, keep_alive } => {
+            Command::Submit { group, request, preset, op, keep_alive } => {
                 let now = self.now;
                 match self.find(group) {
-                    Some(group) => group.submit(now, *request, op, keep_alive),
-                    None => refuse(Command::Submit { group, request, op, keep_alive }),
+                    Some(group) => group.submit(now, (*request, preset), op, keep_alive),
+                    None => end_submitted(&op, keep_alive),
                 }
             }
             Command::Leave { group, left } => {
@@ -143,7 +147,19 @@ impl Driver {
                     group.await_workers(ended);
                 }
             }
-            Command::GroupStats { group, stats } => _ = stats.send(self.find(group).map(|g| g.stats())),
+            Command::GroupStats { group, stats } => {
+                let now = self.now;
+                _ = stats.send(self.find(group).map(|group| group.stats(now)));
+            }
+            Command::Watch { group, watch } => {
+                let now = self.now;
+                _ = watch.send(self.find(group).map(|group| group.watch(now)));
+            }
+            Command::Timeline { group, timeline } => {
+                let clock = self.clock;
+                let calls = self.find(group).map(|group| group.timeline());
+                _ = timeline.send(calls.map(|calls| Timeline { clock, calls }));
+            }
             Command::EngineStats { stats } => _ = stats.send(self.stats),
             Command::Stop => {
                 let now = self.now;
@@ -343,9 +359,13 @@ fn since(origin: Instant) -> Timestamp {
 /// Ends a command that can no longer be carried out.
 fn refuse(command: Command) {
     if let Command::Submit { op, keep_alive, .. } = command {
-        drop(keep_alive);
-        op.complete(Err(gradwire_collectives::OpError::ShutDown("the operation".to_owned())));
+        end_submitted(&op, keep_alive);
     }
+}
+
+fn end_submitted(op: &OpHandle, keep_alive: Box<dyn Send>) {
+    drop(keep_alive);
+    op.complete(Err(gradwire_collectives::OpError::ShutDown("the operation".to_owned())));
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -5,7 +5,10 @@ use crate::interfaces::Source;
 use crate::rendezvous::{Record, Roster};
 use crate::security::{agree, open_records, seal_record, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
-use crate::{EngineConfig, EngineError, GroupStats, JoinError, OpHandle, SecurityStats, UnreachablePeer};
+use crate::{
+    EngineConfig, EngineError, GroupStats, JoinError, OpHandle, SecurityStats, Timeline, UnreachablePeer,
+    WatchStats,
+};
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Request, Servers};
 use gradwire_core::{ConnectionConfig, ConnectionId};
 use std::net::SocketAddr;
@@ -267,6 +270,9 @@ const ASK_INTERVAL: Duration = Duration::from_millis(200);
 /// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
 const WORLD_SIZE_MAX: u32 = 16_384;
 
+/// Name of the calls without a policy in statistics.
+const EXACT: &str = "exact";
+
 /// One rank of a connected process group. Dropping it leaves the group in the background.
 pub struct GroupHandle {
     shared: Arc<Shared>,
@@ -305,10 +311,24 @@ impl GroupHandle {
     /// [`EngineError::Stopped`], [`EngineError::Forked`]. What is wrong with the request itself, or with the group, comes
     /// out of the handle.
     pub fn submit(&self, request: Request, keep_alive: Box<dyn Send>) -> Result<OpHandle, EngineError> {
+        let preset = if request.policy.is_exact() { EXACT } else { request.policy.preset_name() };
+        self.submit_as(preset, request, keep_alive)
+    }
+
+    /// As [`GroupHandle::submit`], counted in [`crate::CallStats`] under a preset of which the policy keeps not every value.
+    ///
+    /// # Errors
+    /// As [`GroupHandle::submit`].
+    pub fn submit_as(
+        &self,
+        preset: &'static str,
+        request: Request,
+        keep_alive: Box<dyn Send>,
+    ) -> Result<OpHandle, EngineError> {
         self.shared.check_process()?;
         let op = OpHandle::new(self.shared.next_id(), self.shared.completions.clone());
         let (request, handle) = (Box::new(request), op.clone());
-        self.shared.send(Command::Submit { group: self.key, request, op, keep_alive })?;
+        self.shared.send(Command::Submit { group: self.key, request, preset, op, keep_alive })?;
         Ok(handle)
     }
 
@@ -354,6 +374,32 @@ impl GroupHandle {
         self.shared.send(Command::GroupStats { group: self.key, stats })?;
         match wait.recv_timeout(ANSWER_MAX) {
             Ok(Some(stats)) => Ok(stats),
+            _ => Err(self.shared.stopped_error()),
+        }
+    }
+
+    /// Who is waited for: what a watch asks for every second.
+    ///
+    /// # Errors
+    /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
+    pub fn watch(&self) -> Result<WatchStats, EngineError> {
+        let (watch, wait) = channel();
+        self.shared.send(Command::Watch { group: self.key, watch })?;
+        match wait.recv_timeout(ANSWER_MAX) {
+            Ok(Some(watch)) => Ok(watch),
+            _ => Err(self.shared.stopped_error()),
+        }
+    }
+
+    /// The latest collectives with their times, some thousand at most.
+    ///
+    /// # Errors
+    /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
+    pub fn timeline(&self) -> Result<Timeline, EngineError> {
+        let (timeline, wait) = channel();
+        self.shared.send(Command::Timeline { group: self.key, timeline })?;
+        match wait.recv_timeout(ANSWER_MAX) {
+            Ok(Some(timeline)) => Ok(timeline),
             _ => Err(self.shared.stopped_error()),
         }
     }

@@ -25,6 +25,8 @@ mod security;
 mod shared;
 mod socket;
 mod stats;
+mod tally;
+mod timeline;
 mod ways;
 
 pub use chaos::ChaosConfig;
@@ -38,6 +40,8 @@ pub use group::{DedicatedServers, GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
 pub use security::{JobSecret, Security, SECRET_BYTES_MIN};
 pub use stats::{
-    AgreedStats, EngineStats, Features, GroupStats, PathStats, PeerStats, SecurityStats, ServedStats,
-    TagCounts,
+    AgreedStats, CallStats, EndedBy, EngineStats, Features, GroupStats, Histogram, PathStats, PeerStats,
+    SecurityStats, ServedStats, ShareHistogram, StageStats, StragglerStats, TagCounts, TimeHistogram,
+    WaitingStats, WatchStats,
 };
+pub use timeline::{CallTimes, Clock, PeerTimes, Timeline};

@@ -4,7 +4,9 @@ use crate::group::GroupSetup;
 use crate::handle::lock;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
-use crate::{Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError};
+use crate::{
+    Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError, Timeline, WatchStats,
+};
 use gradwire_collectives::{OpError, Request};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -26,13 +28,24 @@ pub(crate) enum Command {
     /// Forget a group that did not connect in time; answered with who is missing.
     Abandon { group: GroupKey, missing: Sender<Unanswered> },
     /// Start a collective.
-    Submit { group: GroupKey, request: Box<Request>, op: OpHandle, keep_alive: Box<dyn Send> },
+    Submit {
+        group: GroupKey,
+        request: Box<Request>,
+        /// Of its policy, for statistics.
+        preset: &'static str,
+        op: OpHandle,
+        keep_alive: Box<dyn Send>,
+    },
     /// Leave a group; answered when nothing more has to be said.
     Leave { group: GroupKey, left: Option<Sender<()>> },
     /// Answered when every worker has left the group of a dedicated server, or when it has failed. The latest asker counts.
     AwaitWorkers { group: GroupKey, ended: Sender<Result<(), OpError>> },
     /// Counters of a group.
     GroupStats { group: GroupKey, stats: Sender<Option<GroupStats>> },
+    /// Who is waited for in a group.
+    Watch { group: GroupKey, watch: Sender<Option<WatchStats>> },
+    /// The latest collectives of a group.
+    Timeline { group: GroupKey, timeline: Sender<Option<Timeline>> },
     /// Counters of the engine.
     EngineStats { stats: Sender<EngineStats> },
     /// Leave every group and end the thread.

@@ -1,7 +1,7 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
-use gradwire_collectives::{AgreedNetwork, DeliveryReport};
-use gradwire_core::{TagStats, CLASSES_MAX};
+use gradwire_collectives::{AgreedNetwork, DeliveryReport, Waiting};
+use gradwire_core::{TagStats, Timestamp, CLASSES_MAX};
 use serde::Serialize;
 use std::net::IpAddr;
 
@@ -86,8 +86,213 @@ pub struct GroupStats {
     pub agreed: Option<AgreedStats>,
     /// What this rank did as a dedicated parameter server; zero on every other rank.
     pub served: ServedStats,
+    /// Collectives that have ended well, by name and preset.
+    pub calls: Vec<CallStats>,
+    /// Collectives that have ended with an error.
+    pub calls_failed: u64,
+    /// The oldest collective that has not ended.
+    pub waiting: Option<WaitingStats>,
     /// Each other rank.
     pub peers: Vec<PeerStats>,
+}
+
+/// Counts of values by size: `counts[i]` are above bound `i - 1` and not above bound `i`, the last one is above all bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Histogram<const N: usize> {
+    /// One more than there are bounds.
+    #[serde(with = "array")]
+    pub counts: [u64; N],
+    /// Of the values.
+    pub sum: f64,
+}
+
+/// A histogram of times in seconds: 10 us doubled up to 42 s.
+pub type TimeHistogram = Histogram<{ Histogram::SECONDS }>;
+/// A histogram of shares, 0 to 1.
+pub type ShareHistogram = Histogram<{ Histogram::SHARES }>;
+
+impl Histogram<0> {
+    /// Counts in a histogram of times.
+    pub const SECONDS: usize = TIME_BOUNDS.len() + 1;
+    /// Counts in a histogram of shares.
+    pub const SHARES: usize = SHARE_BOUNDS.len() + 1;
+}
+
+impl<const N: usize> Histogram<N> {
+    /// The upper bounds, one less than there are counts.
+    #[must_use]
+    pub fn bounds() -> &'static [f64] {
+        if N == Histogram::SHARES {
+            &SHARE_BOUNDS
+        } else {
+            &TIME_BOUNDS
+        }
+    }
+}
+
+impl<const N: usize> Default for Histogram<N> {
+    fn default() -> Self {
+        Self { counts: [0; N], sum: 0.0 }
+    }
+}
+
+/// Times, from the wake-up of a thread to the longest wait before a warning, each twice the one before.
+const TIME_BOUNDS: [f64; 23] = {
+    let (mut bounds, mut at) = ([0.0; 23], 0);
+    while at < bounds.len() {
+        bounds[at] = (10_u64 << at) as f64 / 1e6;
+        at += 1;
+    }
+    bounds
+};
+/// Shares lost: nothing at all, then the figures that people name.
+const SHARE_BOUNDS: [f64; 11] = [0.0, 1e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+
+/// serde knows arrays of up to 32 entries only, of a length that is a number.
+mod array {
+    pub(super) fn serialize<S: serde::Serializer, const N: usize>(
+        counts: &[u64; N],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        serde::Serialize::serialize(counts.as_slice(), to)
+    }
+}
+
+/// What collectives of one name and one preset took and delivered on this rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct CallStats {
+    /// Name, with the schedule of an all-reduce.
+    pub collective: String,
+    /// Preset of the policy, `exact` where there is none.
+    pub preset: &'static str,
+    /// Such collectives that have ended well.
+    pub calls: u64,
+    /// From the call to the end.
+    pub elapsed_s: TimeHistogram,
+    /// Of it, waiting for the last rank to call.
+    pub compute_wait_s: TimeHistogram,
+    /// Of it, the rest: the network.
+    pub network_wait_s: TimeHistogram,
+    /// Share of the expected contributions that did not arrive.
+    pub lost_share: ShareHistogram,
+    /// Elements of the results.
+    pub elems: u64,
+    /// Payload bytes expected in all stages.
+    pub bytes_expected: u64,
+    /// Payload bytes that arrived.
+    pub bytes_received: u64,
+    /// Payload bytes sent, retransmissions included.
+    pub bytes_sent: u64,
+    /// Payload bytes sent again: what was lost and repaired.
+    pub bytes_retransmitted: u64,
+    /// Elements of this rank's contributions that did not count somewhere; error feedback repairs them in the next step.
+    pub elems_uncounted: u64,
+    /// Elements of the results that did not arrive here.
+    pub elems_filled: u64,
+    /// Collectives whose bucket was sent rotated.
+    pub rotated: u64,
+    /// Collectives that were exact because their policy measures first.
+    pub warm_ups: u64,
+    /// Where contributions come in.
+    pub reduce: StageStats,
+    /// Where results come back, or what is copied.
+    pub gather: StageStats,
+}
+
+/// One stage of such collectives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StageStats {
+    /// Elements that were expected from peers.
+    pub elems_expected: u64,
+    /// Elements of them that arrived.
+    pub elems_received: u64,
+    /// From the first packet to the end, of the peer that took longest.
+    pub network_s: TimeHistogram,
+    /// What ended the stage, of several reasons the one that accepts least.
+    pub ended_by: EndedBy,
+    /// What ended each transfer of it.
+    pub transfers_ended_by: EndedBy,
+    /// The latest deadline of a transfer, seconds from its first packet; zero: there was none.
+    pub deadline_s: f64,
+}
+
+/// How often a wait ended for each reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EndedBy {
+    /// Nothing was missing.
+    pub all_arrived: u64,
+    /// The loss bound was met.
+    pub bound_met: u64,
+    /// A link's threshold had passed and enough was there (LTP).
+    pub soft_threshold: u64,
+    /// Nothing came any more (ULTIMA).
+    pub early_timeout: u64,
+    /// The deadline.
+    pub deadline: u64,
+}
+
+/// How long this rank waited for one peer alone, by cause; see [`gradwire_collectives::stragglers_of`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StragglerStats {
+    /// It called later than the others.
+    pub compute_s: f64,
+    /// Its bytes came later.
+    pub network_s: f64,
+    /// It took its bytes later.
+    pub receiver_s: f64,
+    /// Separate times that it did.
+    pub compute_episodes: u64,
+    /// See `compute_episodes`.
+    pub network_episodes: u64,
+    /// See `compute_episodes`.
+    pub receiver_episodes: u64,
+}
+
+/// The part of [`GroupStats`] that says who is waited for: small in a large group too.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct WatchStats {
+    /// The oldest collective that has not ended.
+    pub waiting: Option<WaitingStats>,
+    /// Rank, and how long it was waited for; ranks that never were are left out.
+    pub stragglers: Vec<(u32, StragglerStats)>,
+}
+
+/// The oldest collective that has not ended.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct WaitingStats {
+    /// Name, size and number.
+    pub during: String,
+    /// Number in the group's sequence.
+    pub sequence: u64,
+    /// Since this rank called it.
+    pub waited_s: f64,
+    /// Whom it waits for first; `None`: nobody, it is about to end.
+    pub straggler: Option<u32>,
+    /// Why: `compute`, `network`, `receiver`, or empty.
+    pub cause: &'static str,
+    /// Bytes from that rank that came of those outstanding.
+    pub bytes_received: u64,
+    /// Bytes from that rank outstanding.
+    pub bytes_expected: u64,
+    /// How long nothing was heard from that rank.
+    pub silent_s: f64,
+}
+
+impl WaitingStats {
+    pub(crate) fn new(waiting: Waiting, now: Timestamp) -> Self {
+        let straggler = waiting.straggler(now);
+        let peer = straggler.and_then(|late| waiting.peers.iter().find(|peer| peer.rank == late.rank));
+        Self {
+            sequence: waiting.sequence,
+            waited_s: now.since(waiting.submitted_at).as_secs_f64(),
+            straggler: straggler.map(|late| late.rank),
+            cause: straggler.map_or("", |late| late.cause.as_str()),
+            bytes_received: peer.map_or(0, |peer| peer.bytes_received),
+            bytes_expected: peer.map_or(0, |peer| peer.bytes_expected),
+            silent_s: peer.map_or(0.0, |peer| peer.silent.as_secs_f64()),
+            during: waiting.during,
+        }
+    }
 }
 
 /// How the datagrams of a group travel.
@@ -192,6 +397,10 @@ pub struct PeerStats {
     pub bandwidth: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
+    /// How long nothing was heard from it.
+    pub silent_s: f64,
+    /// How long it alone was waited for.
+    pub straggler: StragglerStats,
     /// Classes, importance and congestion marks of data packets.
     pub tags: TagCounts,
     /// Each path to it.

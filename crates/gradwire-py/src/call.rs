@@ -66,6 +66,11 @@ const ALGORITHMS: [Algorithm; 5] = [
 const PRIORITY_DEFAULT: u8 = 128;
 
 impl Call {
+    /// The preset that its policy began as, if it has one.
+    pub(crate) fn preset(&self) -> Option<&'static str> {
+        self.policy.as_ref().and_then(PolicyNumbers::preset)
+    }
+
     /// The request, and what keeps its memory alive; `Err` is the problem with the call.
     ///
     /// # Safety

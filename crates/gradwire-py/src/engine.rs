@@ -6,10 +6,11 @@ use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
     ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, Offload,
-    PendingGroup, Security, Spray,
+    PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -135,17 +136,22 @@ fn used(py: Python<'_>) -> PyErr {
 }
 
 /// One rank of a connected group.
-#[pyclass(name = "Group", frozen, module = "gradwire._native")]
+#[pyclass(name = "Group", frozen, weakref, module = "gradwire._native")]
 pub(crate) struct NativeGroup(GroupHandle);
 
 #[pymethods]
 impl NativeGroup {
     /// Hands a collective to the network thread. `call`: see `python/gradwire/_native.pyi`.
     fn submit(&self, py: Python<'_>, call: Call) -> PyResult<NativeOp> {
+        let preset = call.preset();
         // SAFETY: the adapter passes addresses of tensors together with the tensors, and gives both up until the
         // operation is done.
         let (request, keep) = unsafe { call.into_request() }.map_err(|e| invalid_request(py, e))?;
-        self.0.submit(request, Box::new(keep)).map(NativeOp).map_err(|e| engine_error(py, &e))
+        let op = match preset {
+            Some(preset) => self.0.submit_as(preset, request, Box::new(keep)),
+            None => self.0.submit(request, Box::new(keep)),
+        };
+        op.map(NativeOp).map_err(|e| engine_error(py, &e))
     }
 
     /// Ends everything in flight at once.
@@ -170,11 +176,29 @@ impl NativeGroup {
         }
     }
 
-    /// Counters of the connection to each peer.
+    /// Counters of the connection to each peer, and of the collectives.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = py.detach(|| self.0.stats()).map_err(|e| engine_error(py, &e))?;
         dictionary(py, serde_json::to_string(&stats))
     }
+
+    /// Who is waited for.
+    fn watch<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let watch = py.detach(|| self.0.watch()).map_err(|e| engine_error(py, &e))?;
+        dictionary(py, serde_json::to_string(&watch))
+    }
+
+    /// The latest collectives with their times.
+    fn timeline<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let timeline = py.detach(|| self.0.timeline()).map_err(|e| engine_error(py, &e))?;
+        dictionary(py, serde_json::to_string(&timeline))
+    }
+}
+
+/// Upper bounds of the histograms in the statistics, by what they count: `seconds` and `shares`.
+#[pyfunction]
+pub(crate) fn histogram_bounds() -> HashMap<&'static str, &'static [f64]> {
+    HashMap::from([("seconds", TimeHistogram::bounds()), ("shares", ShareHistogram::bounds())])
 }
 
 fn engine_config(py: Python<'_>, settings: &Bound<'_, PyDict>) -> PyResult<EngineConfig> {

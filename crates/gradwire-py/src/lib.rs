@@ -19,6 +19,8 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
+    use crate::engine::histogram_bounds;
+    #[pymodule_export]
     use crate::engine::{NativeEngine, NativeGroup, NativePendingGroup};
     #[pymodule_export]
     use crate::fingerprint::fingerprints;

@@ -1,7 +1,7 @@
 //! `Op`: one collective in flight.
 
 use crate::errors::op_error;
-use gradwire_engine::collectives::{Contributions, DeliveryReport, PeerDelivery};
+use gradwire_engine::collectives::{stragglers_of, Contributions, DeliveryReport, PeerDelivery, Straggler};
 use gradwire_engine::OpHandle;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyTuple};
@@ -103,6 +103,9 @@ fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Boun
     fields.set_item("peers", peers)?;
     let sources = report.sources.iter().map(|peer| peer_fields(py, peer)).collect::<PyResult<Vec<_>>>()?;
     fields.set_item("sources", sources)?;
+    let stragglers =
+        stragglers_of(report).map(|late| straggler_fields(py, &late)).collect::<PyResult<Vec<_>>>()?;
+    fields.set_item("stragglers", stragglers)?;
     fields.set_item("contributors", report.contributors)?;
     fields.set_item("contributors_least", report.contributors_least)?;
     let contributions = report.contributions.as_ref().map(|counts| contribution_fields(py, counts));
@@ -120,6 +123,14 @@ fn contribution_fields<'py>(py: Python<'py>, found: &Contributions) -> PyResult<
     fields.set_item("blocks", found.blocks())?;
     fields.set_item("shard_elems", found.shard_elems)?;
     fields.set_item("block_elems", found.block_elems)?;
+    Ok(fields)
+}
+
+fn straggler_fields<'py>(py: Python<'py>, late: &Straggler) -> PyResult<Bound<'py, PyDict>> {
+    let fields = PyDict::new(py);
+    fields.set_item("rank", late.rank)?;
+    fields.set_item("cause", late.cause.as_str())?;
+    fields.set_item("waited_s", late.waited().as_secs_f64())?;
     Ok(fields)
 }
 

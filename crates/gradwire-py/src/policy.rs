@@ -48,6 +48,8 @@ pub(crate) struct PolicyNumbers {
     divide_by: String,
     #[pyo3(item)]
     hadamard: String,
+    #[pyo3(item, default)]
+    preset: String,
 }
 
 impl PolicyNumbers {
@@ -71,6 +73,11 @@ impl PolicyNumbers {
             divide_by: named(&DIVISORS, &self.divide_by)?,
             rotation: named(&ROTATIONS, &self.hadamard)?,
         })
+    }
+
+    /// The preset that these numbers began as; `None`: of that name there is none.
+    pub(crate) fn preset(&self) -> Option<&'static str> {
+        Policy::PRESETS.iter().map(|(name, _)| *name).find(|name| *name == self.preset)
     }
 
     fn deadline(&self) -> Result<DeadlineRule, String> {
@@ -103,7 +110,10 @@ fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: &T) -> &'static str
 /// The numbers of a preset, in the form of [`PolicyNumbers`]. `None`: no such preset.
 #[pyfunction]
 pub(crate) fn preset_defaults<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
-    Policy::preset(name).map(|policy| numbers_of(py, &policy)).transpose()
+    let Some(policy) = Policy::preset(name) else { return Ok(None) };
+    let numbers = numbers_of(py, &policy)?;
+    numbers.set_item("preset", name)?;
+    Ok(Some(numbers))
 }
 
 /// Names of the presets, `auto` first.

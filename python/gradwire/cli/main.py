@@ -13,8 +13,10 @@ _COMMANDS = {
     "demo": "gradwire.cli.demo",
     "doctor": "gradwire.cli.doctor",
     "lab": "gradwire.cli.lab",
+    "monitor": "gradwire.cli.monitor",
     "serve": "gradwire.cli.serve",
     "switch": "gradwire.cli.switch",
+    "trace": "gradwire.cli.trace",
 }
 
 

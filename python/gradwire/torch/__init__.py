@@ -34,6 +34,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _profile,
     _reduction,
     _residuals,
+    _scalars,
     _serving,
     _sharded,
     _sparse,
@@ -98,7 +99,7 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 for _module in (
     _completer, _drift, _group, _hook, _memory, _monitored, _ops, _own_works, _policy, _profile, _reduction, _rendezvous,
-    _residuals, _runtime, _serving, _sharded, _sparse, _split, _steps, _tags, _tolerant, _work, _backend,
+    _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _steps, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

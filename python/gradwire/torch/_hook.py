@@ -20,6 +20,7 @@ from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
+from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, split
@@ -56,6 +57,7 @@ def tolerate_loss(
     priority: Priority | None = None,
     drift_every: int = 0,
     compression: Compression | None = None,
+    tensorboard: ScalarWriter | None = None,
 ) -> "LossTolerance | ShardedLossTolerance":
     """Lets the gradients of a model be averaged over what arrives in time. Everything else stays exact.
 
@@ -64,8 +66,8 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose, at the bytes of an all-reduce, while
-            the all-gather of parameters stays exact; `steps_kept`, `priority`, `drift_every` and `compression`
-            are for DDP alone.
+            the all-gather of parameters stays exact; `steps_kept`, `priority`, `drift_every`, `compression`
+            and `tensorboard` are for DDP alone.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -93,6 +95,8 @@ def tolerate_loss(
             with a `gather_loss_bound`; costs a read of the parameters and 16 bytes on the wire.
         compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
             and those halves tolerate loss. Hooks that reduce by themselves (PowerSGD) take a `tolerant_group` instead.
+        tensorboard: a `SummaryWriter`, or whatever has its `add_scalar`: gets what each step delivered (`gradwire/lost_share` and
+            so on) when the next one begins.
 
     Returns:
         The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.
@@ -144,6 +148,7 @@ def tolerate_loss(
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)
+    state.scalars = StepScalars(tensorboard)
     hook = average_what_arrives if compression is None else compression(average_what_arrives)
     model.register_comm_hook(state, hook)
     return state
@@ -155,6 +160,7 @@ class LossTolerance(Delivered):
     Attributes:
         steps: `StepRecord`s of the latest steps, oldest first.
         drift: compares the parameters of all ranks, on request and every `drift_every` steps.
+        scalars: writes what each step delivered for TensorBoard.
     """
 
     def __init__(
@@ -172,6 +178,7 @@ class LossTolerance(Delivered):
         self._latest = LatestResults() if arguments["gather_fill"] == "previous" else None
         self._may_be_unused = model.find_unused_parameters and not model.static_graph
         self._meter = StepMeter(steps_kept)
+        self.scalars = StepScalars(None)
         self._delay = DelayShares()
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
@@ -230,6 +237,7 @@ class LossTolerance(Delivered):
             residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
         if bucket.index() == 0:
             self.drift.before_step()
+            self.scalars.before_step(self._meter)
             self._meter.begin(time.monotonic())
         traffic_class, important = split(self.priority(bucket))
         # The order of buckets is finer than that of classes; a function of the user's decides both.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
@@ -57,6 +58,28 @@ def as_with_gloo(run: Callable[[dist.ProcessGroup], list[torch.Tensor]]) -> None
     """Two ranks add in either order to the same bits; more of them round differently."""
     for ours, reference in zip(run(WORLD), run(GLOO), strict=True):
         torch.testing.assert_close(ours, reference)
+
+
+class Writer:
+    """Keeps what a SummaryWriter would write."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[tuple[int, float]]] = {}
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.values.setdefault(tag, []).append((global_step, scalar_value))
+
+
+def check_each_step_but_the_last_is_written_as_scalars() -> None:
+    writer = Writer()
+    model = DistributedDataParallel(Net())
+    state = gradwire.torch.tolerate_loss(model, tensorboard=writer)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
+    assert {tag.split("/")[0] for tag in writer.values} == {"gradwire"}
+    for tag in ("lost_share", "sent_bytes", "communication_seconds"):
+        assert [step for step, _ in writer.values[f"gradwire/{tag}"]] == [0, 1, 2]
+    sent = [value for _, value in writer.values["gradwire/sent_bytes"]]
+    assert sent == [record.bytes_sent for record in state.steps[:3]]
 
 
 def check_bucket_views_static_graphs_and_unused_parameters() -> None:

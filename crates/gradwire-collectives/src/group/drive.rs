@@ -271,7 +271,7 @@ impl Group {
         match event {
             Event::Connected { .. } => self.on_connected(slot),
             Event::Offered { transfer, opening } => self.on_offered(now, slot, transfer, &opening),
-            Event::Received(receipt) => {
+            Event::Received(mut receipt) => {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.receiving, serves), receipt.transfer);
                 self.learn_settings(now, slot, key, &receipt);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
@@ -282,8 +282,9 @@ impl Group {
                 }
                 let way = self.peers[slot].connection.stats().rtt_min / 2;
                 self.advance(now, key, |op, posts| {
-                    op.on_called(&receipt, way);
+                    op.on_called(rank, &mut receipt, way);
                     op.on_received(rank, &receipt, posts);
+                    op.note_way(rank, way);
                 });
             }
             Event::Sent(receipt) => {
@@ -294,7 +295,10 @@ impl Group {
                         self.adaptive.on_told(&op.policy, rank, about, receipt.stage_us);
                     }
                 }
-                self.advance(now, key, |op, posts| op.on_sent(rank, &receipt, posts));
+                self.advance(now, key, |op, posts| {
+                    op.on_taken(rank, receipt.transfer, now);
+                    op.on_sent(rank, &receipt, posts);
+                });
             }
             Event::Mismatch { transfer, ours, theirs } => {
                 let sequence = self.sequence_of(slot, transfer);

@@ -1,7 +1,9 @@
 //! When the ranks of an operation called it, as far as this rank has heard.
 
 use super::Op;
-use gradwire_core::{Receipt, Timestamp};
+use crate::report::PeerTaking;
+use crate::schedules::Stage;
+use gradwire_core::{Receipt, Timestamp, TransferId};
 use std::time::Duration;
 
 impl Op {
@@ -11,12 +13,35 @@ impl Op {
     }
 
     /// A transfer from another rank has ended: that rank, and all that it waited for, had called by then. `way`: how long a packet
-    /// is under way at least.
-    pub(crate) fn on_called(&mut self, receipt: &Receipt, way: Duration) {
+    /// is under way at least. The receipt keeps the time only where `from` speaks for itself.
+    pub(crate) fn on_called(&mut self, from: u32, receipt: &mut Receipt, way: Duration) {
         if let Some(at) = receipt.called_at {
-            let way_nanos = u64::try_from(way.as_nanos()).unwrap_or(u64::MAX);
-            let at = Timestamp::from_nanos(at.as_nanos().saturating_sub(way_nanos));
-            self.called_at = self.called_at.max(at);
+            self.called_at = self.called_at.max(earlier(at, way));
+        }
+        if self.call.passes_calls_on(from, self.index(receipt.transfer)) {
+            receipt.called_at = None;
         }
     }
+
+    /// How long packets from `from` are under way at least.
+    pub(crate) fn note_way(&mut self, from: u32, way: Duration) {
+        self.report.note_way(from, way);
+    }
+
+    /// `to` has confirmed the transfer `index`. What is sent in later stages waits for others and says nothing about it.
+    pub(crate) fn on_taken(&mut self, to: u32, transfer: TransferId, now: Timestamp) {
+        if self.stage_of_send(to, transfer) == Some(Stage::Gather) || self.is_reported {
+            return;
+        }
+        let taking = PeerTaking { rank: to, taken_at: now };
+        match self.report.takings.iter_mut().find(|taking| taking.rank == to) {
+            Some(known) => *known = taking,
+            None => self.report.takings.push(taking),
+        }
+    }
+}
+
+/// Before `at` by `way`.
+pub(crate) fn earlier(at: Timestamp, way: Duration) -> Timestamp {
+    Timestamp::from_nanos(at.as_nanos().saturating_sub(u64::try_from(way.as_nanos()).unwrap_or(u64::MAX)))
 }

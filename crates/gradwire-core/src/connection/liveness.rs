@@ -319,6 +319,12 @@ impl Connection {
         self.liveness.farewell.is_some() && said && !self.liveness.goodbye_reply && !self.liveness.abort_reply
     }
 
+    /// How long nothing has been heard from the peer; from the start on, where nothing was heard yet.
+    #[must_use]
+    pub fn silence(&self, now: Timestamp) -> Duration {
+        now.since(self.liveness.heard_at)
+    }
+
     /// Whether the peer has answered.
     #[must_use]
     pub fn is_connected(&self) -> bool {

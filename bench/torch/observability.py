@@ -1,0 +1,222 @@
+"""What it costs a training step that it can be seen: two ranks of this machine that train, with all of it on and with all of it off.
+
+    python bench/torch/observability.py                          # about two minutes
+    python bench/torch/observability.py --json observability.json
+
+On: the straggler watch at its shortest, the status socket with a client that asks every second, the Prometheus endpoint with a scrape
+every second, and scalars of every step. Off: none of it. Both pairs of ranks run at once and take turns, a block of steps each, so that
+a busy machine harms both alike; the cost is the median over the turns of one block beside the other.
+
+Target: at most 1 % of the step time. Counting itself is never off; what it adds to a call is in `make bench-overhead`.
+
+Exit code 0: the target is met, 1: missed, 2: could not run. `--quick` judges nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))
+from overhead import machine
+
+MET, MISSED, NOT_RUN = 0, 1, 2
+TARGET = 0.01
+RANKS = 2
+STEPS = 20
+RUN_TIMEOUT_S = 500
+LAYERS, WIDTH, BATCH = 4, 512, 64
+
+
+class Scalars:
+    """Stands for a SummaryWriter, which queues what it gets."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Takes a value."""
+        self.values.append((tag, scalar_value, global_step))
+
+
+def rank_main(folder: Path, turns: int, *, seen: bool) -> None:
+    """One rank of one pair: trains a block when told to by a line on its standard input, and prints how long it took."""
+    import gradwire.torch
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gradwire", init_method=f"file://{folder}/store-{seen}", rank=rank, world_size=RANKS)
+    layers = [module for _ in range(LAYERS) for module in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    gradwire.torch.tolerate_loss(model, tensorboard=Scalars() if seen else None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.ones(BATCH, WIDTH)
+    print("ready", flush=True)
+    for _ in range(turns):
+        sys.stdin.readline()
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        print((time.perf_counter() - begun) / STEPS, flush=True)
+    dist.destroy_process_group()
+
+
+class Pair:
+    """Two ranks, seen or unseen."""
+
+    def __init__(self, folder: Path, turns: int, *, seen: bool) -> None:
+        self.folder, self.port = folder, _free_port()
+        (folder / "runtime").mkdir(mode=0o700, exist_ok=True)
+        setting = {
+            True: {"GRADWIRE_STRAGGLER_WARNING_S": "1", "GRADWIRE_METRICS_PORT": str(self.port)},
+            False: {"GRADWIRE_STRAGGLER_WARNING_S": "0", "GRADWIRE_STATUS_SOCKET": "0"},
+        }[seen]
+        command = [
+            sys.executable,
+            __file__,
+            "--turns",
+            str(turns),
+            "--as-rank",
+            str(folder),
+            *(["--seen"] if seen else []),
+        ]
+        common = {
+            **os.environ,
+            "GRADWIRE_PORT": "0",
+            "OMP_NUM_THREADS": "1",
+            "XDG_RUNTIME_DIR": str(folder / "runtime"),
+        }
+        self.ranks = [
+            subprocess.Popen(command, env={**common, **setting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for rank in range(RANKS)
+        ]  # fmt: skip
+        for rank in self.ranks:
+            _line(rank)
+
+    def block(self) -> float:
+        """Seconds for each step of one block."""
+        for rank in self.ranks:
+            assert rank.stdin is not None, "it was asked for"
+            rank.stdin.write("go\n")
+            rank.stdin.flush()
+        return max(float(_line(rank)) for rank in self.ranks)
+
+    def end(self) -> None:
+        """Waits for the ranks."""
+        for rank in self.ranks:
+            rank.kill() if rank.poll() is None else None
+            rank.wait()
+
+
+def _line(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout is not None, "it was asked for"
+    line = rank.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a rank ended with {rank.wait()}")
+    return line
+
+
+def look_at(pair: Pair, stop: threading.Event) -> None:
+    """What a monitor and a Prometheus server do, every second."""
+    while not stop.wait(1.0):
+        for rank in range(RANKS):
+            urllib.request.urlopen(f"http://127.0.0.1:{pair.port + rank}/metrics", timeout=10).read()
+        for path in (pair.folder / "runtime" / "gradwire").glob("*.sock"):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                connection.sendall(b'{"ask": "stats"}\n')
+                while connection.recv(1 << 16):
+                    pass
+
+
+def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]]:
+    """Step times of both pairs, turn by turn.
+
+    Raises:
+        RuntimeError: a rank failed.
+    """
+    pairs: dict[bool, Pair] = {}
+    stop = threading.Event()
+    try:
+        for seen in (False, True):
+            pairs[seen] = Pair(folder, turns + 1, seen=seen)
+        threading.Thread(target=look_at, args=(pairs[True], stop), daemon=True).start()
+        rows = []
+        for turn in range(turns + 1):  # the first builds buckets
+            order = (False, True) if turn % 2 else (True, False)
+            times = {seen: pairs[seen].block() for seen in order}
+            if turn:
+                rows.append({"off_ms": times[False] * 1e3, "on_ms": times[True] * 1e3})
+                if turn % 10 == 0:
+                    console.print(f"turn {turn} of {turns}")
+        return rows
+    finally:
+        stop.set()
+        for pair in pairs.values():
+            pair.end()
+
+
+def conclude(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Medians of both, the cost as a share of the step, and whether the target is met."""
+    cost = statistics.median(row["on_ms"] / row["off_ms"] for row in rows) - 1
+    medians = {name: statistics.median(row[name] for row in rows) for name in ("off_ms", "on_ms")}
+    return {**medians, "cost": cost, "met": cost <= TARGET, "turns": len(rows)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.option("--turns", default=100, type=click.IntRange(1), help="Blocks of each pair.")
+@click.option("--quick", is_flag=True, help="Two turns, which judge nothing: does it run?")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
+@click.option("--as-rank", "as_rank", type=click.Path(path_type=Path), hidden=True)
+@click.option("--seen", is_flag=True, hidden=True)
+def main(*, turns: int, quick: bool, json_file: Path | None, as_rank: Path | None, seen: bool) -> None:
+    """Reads the options, runs the ranks, judges."""
+    if as_rank is not None:
+        rank_main(as_rank, turns, seen=seen)
+        return
+    console = Console(width=110)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure(2 if quick else turns, Path(folder), console)
+    except (RuntimeError, OSError) as error:
+        console.print(f"error: {error}", markup=False)
+        sys.exit(NOT_RUN)
+    found = conclude(rows)
+    console.print(
+        "a step of {off_ms:.2f} ms takes {on_ms:.2f} ms when everything is on: {cost:+.2%}, median of {turns} turns".format(
+            **found
+        )
+    )
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps({"machine": machine(), **found, "rows": rows}, indent=1) + "\n")
+    sys.exit(MET if quick or found["met"] else MISSED)
+
+
+if __name__ == "__main__":
+    main()

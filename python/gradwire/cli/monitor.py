@@ -1,0 +1,102 @@
+"""`gradwire monitor`: a running job, seen from a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from gradwire.errors import GradwireError
+from gradwire.observe.client import Sources
+from gradwire.observe.view import Board, screen
+
+EXIT_NOTHING = 3
+
+_EPILOG = """
+\b
+Examples:
+  gradwire monitor                          all jobs of this user on this host
+  gradwire monitor 10.0.0.1:29400           the job that met there; the UDP port or process id of one rank will do as well
+  gradwire monitor --host node1 --host node2    with the ranks of other hosts, over ssh
+  gradwire monitor --json | jq .rates       one line of JSON for each rank and second: gradwire.stats() and rates
+
+\b
+It reads the status socket of each rank, which only the own user can open (docs/observability.md). Leave it with Ctrl-C.
+
+\b
+Exit status: 0 interrupted, or the job ended; 2 wrong usage; 3 no job was found.
+"""
+
+
+@click.command(name="monitor", epilog=_EPILOG, context_settings={"show_default": True})
+@click.argument("job", required=False)
+@click.option("--host", "hosts", multiple=True, help="Also the ranks of this host, over ssh. May be repeated.")
+@click.option(
+    "--ssh", default="ssh -o BatchMode=yes", help="How to reach a host: the command that its name is added to."
+)
+@click.option("--every", default=1.0, type=click.FloatRange(0.1, 3600), help="Seconds between two looks.")
+@click.option("--seconds", type=click.FloatRange(0), help="End after so long.")
+@click.option("--json", "as_json", is_flag=True, help="Stream JSON lines instead of the screen.")
+def command(
+    *, job: str | None, hosts: tuple[str, ...], ssh: str, every: float, seconds: float | None, as_json: bool
+) -> None:
+    """Watch a running job: rates, round trips, loss, what ended the waits, and who is waited for.
+
+    JOB is the name of the job or the address where its ranks met, or the beginning of it; or the UDP port or the process id of
+    one rank.
+    """
+    sources = Sources(every)
+    try:
+        sources.watch_sockets(job)
+        for host in hosts:
+            sources.watch_host(host, job, ssh)
+        if not sources.is_any:
+            click.echo(
+                f"gradwire monitor: no running job{f' {job}' if job else ''} of this user on this host", err=True
+            )
+            sys.exit(EXIT_NOTHING)
+        end = None if seconds is None else time.monotonic() + seconds
+        if as_json:
+            _stream(sources, job, end)
+        else:
+            _show(sources, job, end)
+    except (GradwireError, OSError) as error:
+        click.echo(f"gradwire monitor: {error}", err=True)
+        sys.exit(EXIT_NOTHING)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sources.close()
+
+
+def _stream(sources: Sources, job: str | None, end: float | None) -> None:
+    board = Board()
+    while _goes_on(sources, job, end):
+        for answer in sources.take(_patience(sources, end)):
+            try:
+                print(json.dumps(board.take(answer, time.monotonic())), flush=True)
+            except BrokenPipeError:  # who reads has gone, as `head` does
+                sys.stderr.close()
+                return
+
+
+def _show(sources: Sources, job: str | None, end: float | None) -> None:
+    board = Board()
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+        while _goes_on(sources, job, end):
+            for answer in sources.take(_patience(sources, end)):
+                board.take(answer, time.monotonic())
+            live.update(screen(board, time.monotonic()), refresh=True)
+
+
+def _goes_on(sources: Sources, job: str | None, end: float | None) -> bool:
+    sources.watch_sockets(job)
+    return sources.is_any and (end is None or time.monotonic() < end)
+
+
+def _patience(sources: Sources, end: float | None) -> float:
+    return sources.every_s if end is None else max(0.0, min(sources.every_s, end - time.monotonic()))

@@ -1,0 +1,109 @@
+"""`gradwire trace`: the latest collectives of all ranks as one timeline."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradwire.errors import GradwireError
+from gradwire.observe.client import ask, find_sockets, job_of
+from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
+
+EXIT_NOTHING = 3
+SSH_TIMEOUT_S = 60.0
+
+_EPILOG = """
+\b
+Examples:
+  gradwire trace -o step.json                       the latest 32 collectives of the only job of this user on this host
+  gradwire trace 10.0.0.1:29400 --calls 100 -o step.json --host node1 --host node2
+Open the file in https://ui.perfetto.dev or chrome://tracing.
+
+\b
+Each rank keeps its latest collectives in memory (2048 at most), so the step that has just been slow can still be seen. The ranks'
+clocks are aligned by what their packets said; the error is printed and stands beside each rank.
+
+\b
+Exit status: 0 written, 2 wrong usage, 3 no job, or none that has ended a collective.
+"""
+
+
+@click.command(name="trace", epilog=_EPILOG, context_settings={"show_default": True})
+@click.argument("job", required=False)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write; the standard output if not given.",
+)
+@click.option("--calls", default=32, type=click.IntRange(1), help="So many of the latest collectives of each group.")
+@click.option("--host", "hosts", multiple=True, help="Also the ranks of this host, over ssh. May be repeated.")
+@click.option(
+    "--ssh", default="ssh -o BatchMode=yes", help="How to reach a host: the command that its name is added to."
+)
+@click.option("--raw", is_flag=True, help="The ranks' own answers, one line of JSON each, unaligned.")
+def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[str, ...], ssh: str, raw: bool) -> None:
+    """Write one step of all ranks as a timeline for Perfetto.
+
+    JOB is the name of the job or the address where its ranks met, or the beginning of it; or the UDP port or the process id of
+    one rank.
+    """
+    try:
+        answers = _answers_here(job) + _answers_there(job, hosts, ssh)
+    except (GradwireError, OSError, ValueError) as error:
+        click.echo(f"gradwire trace: {error}", err=True)
+        sys.exit(EXIT_NOTHING)
+    if raw:
+        for answer in answers:
+            click.echo(json.dumps(answer))
+        return
+    processes, alignments = align_answers(answers)
+    if not processes:
+        click.echo("gradwire trace: no running job of this user has ended a collective", err=True)
+        sys.exit(EXIT_NOTHING)
+    text = json.dumps(chrome_trace(last_calls(processes, calls), alignments, answers[0]["job"]))
+    if output is None:
+        click.echo(text)
+    else:
+        output.write_text(text + "\n")
+    for process, alignment in list(zip(processes, alignments, strict=True))[
+        1:
+    ]:  # the first is what the others are aligned to
+        off = "unknown, by the hosts' clocks" if alignment.error_ns is None else f"{alignment.error_ns / 1e3:.0f} us"
+        click.echo(f"gradwire trace: rank {process.rank} on {process.host}: clock error {off}", err=True)
+
+
+def _answers_here(job: str | None) -> list[dict[str, Any]]:
+    paths = find_sockets(job)
+    jobs = sorted({job_of(path) for path in paths})
+    if len(jobs) > 1:
+        raise ValueError(f"which job? There are {', '.join(jobs)}")
+    if not paths:
+        return []
+    with ThreadPoolExecutor(max_workers=min(32, len(paths))) as pool:  # ranks answer at about the same time
+        answers = list(pool.map(lambda path: ask(path, "timelines"), paths))
+    return [answer for answer in answers if "error" not in answer]
+
+
+def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[dict[str, Any]]:
+    remote = shlex.join(["gradwire", "trace", "--raw", *([] if job is None else [job])])
+    answers = []
+    for host in hosts:
+        command = [*shlex.split(ssh), host, remote]
+        try:
+            ran = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=SSH_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
+        if ran.returncode:
+            raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
+        answers += [json.loads(line) for line in ran.stdout.splitlines()]
+    return answers

@@ -1,0 +1,163 @@
+"""What `gradwire monitor` and `gradwire trace` see: the status sockets of this user's ranks, here and over ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import shlex
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gradwire.observe.status import SUFFIX, status_folder
+
+CONNECT_TIMEOUT_S = 2.0
+# A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
+ANSWER_TIMEOUT_S = 10.0
+LINE_BYTES_MAX = 256 << 20
+
+
+def find_sockets(job: str | None = None) -> list[Path]:
+    """Status sockets of this user's ranks, in the order of their names; those that nobody answers at any more are removed.
+
+    Args:
+        job: name of the job, or the beginning of it; or the UDP port or process id of one of its ranks. None: all.
+
+    Raises:
+        StatusFolderError: the folder is not this user's alone.
+    """
+    alive = []
+    for path in sorted(status_folder().glob(f"*{SUFFIX}")):
+        try:
+            _connect(path).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)  # its process has died
+        except OSError:
+            continue
+        else:
+            alive.append(path)
+    if job is None:
+        return alive
+    return [path for path in alive if job_of(path).startswith(job)] or _with_number(alive, job)
+
+
+def job_of(path: Path) -> str:
+    """Name of the job, by the socket's name: job, rank and process id between dots."""
+    return path.name.removesuffix(SUFFIX).rsplit(".", 2)[0]
+
+
+def _with_number(paths: list[Path], number: str) -> list[Path]:
+    """All sockets of the job of which one rank has this UDP port or process id."""
+    if not number.isdigit():
+        return []
+    jobs = set()
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            facts = ask(path, "stats")
+            if int(number) in (facts["port"], facts["pid"]):
+                jobs.add(job_of(path))
+    return [path for path in paths if job_of(path) in jobs]
+
+
+def ask(path: Path, what: str) -> dict[str, Any]:
+    """One answer of one rank.
+
+    Raises:
+        OSError: it does not answer.
+        ValueError: it answers what is no JSON.
+    """
+    with contextlib.closing(_connect(path)) as connection:
+        connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
+        with connection.makefile("rb") as lines:
+            answer: dict[str, Any] = json.loads(lines.readline(LINE_BYTES_MAX))
+    return answer
+
+
+class Sources:
+    """Answers of many ranks, as they come: each from a thread of its own, so that nobody waits for one that is stopped.
+
+    Args:
+        every_s: pause between two answers of a rank.
+    """
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1024)
+        self._known: set[str] = set()
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def watch_sockets(self, job: str | None) -> None:
+        """Follows every socket of the job that is not followed yet. Call it again to find ranks that start later."""
+        for path in find_sockets(job):
+            if path.name not in self._known:
+                self._known.add(path.name)
+                self._start(self._follow_socket, path)
+
+    def watch_host(self, host: str, job: str | None, ssh: str) -> None:
+        """Follows the ranks of another host, by `gradwire monitor --json` there.
+
+        Raises:
+            OSError: there is no such program as `ssh`.
+        """
+        remote = ["gradwire", "monitor", "--json", "--every", str(self.every_s), *([] if job is None else [job])]
+        command = [*shlex.split(ssh), host, shlex.join(remote)]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self._processes.append(process)
+        self._start(self._follow_host, process)
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything is followed."""
+        return bool(self._known or any(process.poll() is None for process in self._processes))
+
+    def take(self, timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Answers that have come, the first one within the time."""
+        try:
+            yield self._answers.get(timeout=timeout_s)
+            while True:
+                yield self._answers.get_nowait()
+        except queue.Empty:
+            return
+
+    def close(self) -> None:
+        """Ends what it started on other hosts."""
+        for process in self._processes:
+            process.terminate()
+
+    def _start(self, follow: Any, source: Any) -> None:
+        threading.Thread(target=follow, args=(source,), daemon=True).start()
+
+    def _follow_socket(self, path: Path) -> None:
+        with contextlib.suppress(OSError, ValueError), contextlib.closing(_connect(path)) as connection:
+            connection.settimeout(None)  # stopped ranks come back
+            connection.sendall(json.dumps({"ask": "stats", "every_s": self.every_s}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                self._pass_on(lines)
+        self._known.discard(path.name)
+
+    def _follow_host(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None, "it was asked for"
+        with contextlib.suppress(ValueError):
+            self._pass_on(process.stdout)
+
+    def _pass_on(self, lines: Any) -> None:
+        while line := lines.readline(LINE_BYTES_MAX):
+            answer = json.loads(line)
+            if "error" not in answer:
+                self._answers.put(answer)
+
+
+def _connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(CONNECT_TIMEOUT_S)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(ANSWER_TIMEOUT_S)
+    return connection

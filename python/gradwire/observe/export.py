@@ -1,0 +1,209 @@
+"""Metrics for others: a Prometheus endpoint and OpenTelemetry, by their own libraries. Both off unless asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import Any
+
+from gradwire import _native
+from gradwire.config import Config
+from gradwire.errors import GradwireError, MissingExtraError, PortInUseError
+from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
+
+logger = logging.getLogger("gradwire")
+
+Stats = Callable[[], dict[str, Any]]
+DOC = "docs/metrics.md"
+
+
+def check_extras(config: Config) -> None:
+    """Whether what the configuration asks for is installed.
+
+    Raises:
+        MissingExtraError: it is not. Fields: extra, package.
+    """
+    if config.metrics_port is not None:
+        _require("prometheus_client", "prometheus-client", "metrics", "metrics_port")
+    if config.otlp_endpoint is not None:
+        _require("opentelemetry.sdk", "opentelemetry-sdk", "otel", "otlp_endpoint")
+        _require(
+            "opentelemetry.exporter.otlp.proto.http", "opentelemetry-exporter-otlp-proto-http", "otel", "otlp_endpoint"
+        )
+
+
+def _require(module: str, package: str, extra: str, field: str) -> None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # of a parent
+        found = None
+    if found is None:
+        raise MissingExtraError(
+            f"{field} is set and the package {package} is not installed: pip install 'gradwire[{extra}]'",
+            extra=extra,
+            package=package,
+        )
+
+
+class PrometheusEndpoint:
+    """Serves the metrics of this process over HTTP.
+
+    Args:
+        host, port: to listen at.
+        stats: called for each scrape.
+
+    Raises:
+        PortInUseError: the TCP port is taken.
+    """
+
+    def __init__(self, host: str, port: int, stats: Stats) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(stats))
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise PortInUseError(
+                f"metrics_port: cannot listen at {host}:{port}: {error.strerror}", port=port
+            ) from error
+        self.port = int(self._server.server_port)
+        logger.info("metrics at http://%s:%d/metrics", host, self.port)
+
+    def stop(self) -> None:
+        """Closes the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)
+
+
+class _Collector:
+    """What prometheus_client asks for at each scrape."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+        try:
+            found = list(samples(self._stats()))
+        except GradwireError:  # the engine stops
+            return
+        for metric in METRICS:
+            family = kinds[metric.kind](metric.name, metric.doc, labels=metric.labels)
+            for sample in (sample for sample in found if sample.metric is metric):
+                if metric.kind == "histogram":
+                    family.add_metric(sample.labels, buckets=_buckets(sample), sum_value=sample.sum)
+                else:
+                    family.add_metric(sample.labels, sample.value)
+            yield family
+
+
+def _buckets(sample: Sample) -> list[tuple[str, float]]:
+    """Upper bound and the values up to it."""
+    bounds = [*(f"{bound:.12g}" for bound in _native.histogram_bounds()[sample.metric.bounds]), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(sample.counts)), strict=True))
+
+
+class OpenTelemetryExport:
+    """Sends the metrics of this process to a collector by OTLP over HTTP, on a thread of its own.
+
+    Args:
+        endpoint: URL of the collector's metrics, such as `http://localhost:4318/v1/metrics`.
+        every_s: pause between two exports.
+        stats: called for each.
+    """
+
+    def __init__(self, endpoint: str, every_s: float, stats: Stats) -> None:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+        self._stats = stats
+        self._every_s = every_s
+        self._exporter = OTLPMetricExporter(endpoint=endpoint)
+        self._started_ns = time.time_ns()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Exports once more and ends."""
+        self._stopping.set()
+        self._thread.join(timeout=5.0)
+        self._exporter.shutdown()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        try:
+            stats = self._stats()
+        except GradwireError:  # the engine has stopped
+            return
+        # The library logs what it cannot deliver, and goes on.
+        self._exporter.export(otel_metrics(stats, self._started_ns))
+
+
+def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
+    """The statistics as OpenTelemetry's `MetricsData`: cumulative, histograms with explicit bounds."""
+    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    facts = {
+        "service.name": "gradwire",
+        "gradwire.job": stats["job"],
+        "host.name": stats["host"],
+        "process.pid": stats["pid"],
+    }
+    found = list(samples(stats))
+    now_ns = time.time_ns()
+    metrics = []
+    for metric in METRICS:
+        points = [_point(sample, started_ns, now_ns) for sample in found if sample.metric is metric]
+        if points:
+            metrics.append(_otel_metric(metric, points))
+    scope = ScopeMetrics(InstrumentationScope("gradwire"), metrics, "")
+    return MetricsData([ResourceMetrics(Resource(facts), [scope], "")])
+
+
+def _otel_metric(metric: Metric, points: list[Any]) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    cumulative = export.AggregationTemporality.CUMULATIVE
+    data: Any
+    if metric.kind == "counter":
+        data = export.Sum(points, cumulative, is_monotonic=True)
+    elif metric.kind == "gauge":
+        data = export.Gauge(points)
+    else:
+        data = export.Histogram(points, cumulative)
+    name = "gradwire." + metric.name.removeprefix(PREFIX).removesuffix("_total")
+    return export.Metric(name, metric.doc, OTEL_UNITS.get(metric.unit, "1"), data)
+
+
+def _point(sample: Sample, started_ns: int, now_ns: int) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    labels = dict(zip(sample.metric.labels, sample.labels, strict=True))
+    if sample.metric.kind != "histogram":
+        return export.NumberDataPoint(labels, started_ns, now_ns, sample.value)
+    bounds = _native.histogram_bounds()[sample.metric.bounds]
+    # What was the least and the greatest is not counted; the field may not be left out.
+    unknown = float("nan")
+    return export.HistogramDataPoint(
+        labels, started_ns, now_ns, sum(sample.counts), sample.sum, sample.counts, bounds, unknown, unknown
+    )
+
+
+OTEL_UNITS = {"seconds": "s", "bytes": "By", "bytes per second": "By/s"}

@@ -1,0 +1,218 @@
+"""The observer of one process: it knows the groups, warns of stragglers, and answers who asks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gradwire import _native
+from gradwire.config import Config
+from gradwire.errors import ConfigError, GradwireError, StatusFolderError
+from gradwire.observe.export import OpenTelemetryExport, PrometheusEndpoint, check_extras
+from gradwire.observe.status import StatusServer
+from gradwire.observe.stragglers import Straggler, StragglerWatch
+
+if TYPE_CHECKING:
+    from gradwire._runtime import Runtime
+
+logger = logging.getLogger("gradwire")
+
+# Of the watch: a second, or a third of a shorter setting.
+TICK_MAX_S = 1.0
+JOB_CHARS_MAX = 40
+PORT_MAX = 65535
+
+
+class Observer:
+    """Sees the groups of one engine.
+
+    Args:
+        owner: the process's runtime, which stops the observer before its engine.
+        config: what is to be seen, and where.
+    """
+
+    def __init__(self, owner: Runtime, config: Config) -> None:
+        self._owner = weakref.ref(owner)
+        self._engine = owner.engine
+        self._config = config
+        self._groups: list[_Watched] = []
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.job = config.job or ""
+        self.endpoint: PrometheusEndpoint | None = None
+        self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
+        self.rank: int | None = None
+
+    def add(self, group: _native.Group, meeting: str) -> None:
+        """A group was formed. The first one says which rank this process is, and starts what was asked for.
+
+        Args:
+            group: only looked at while somebody else keeps it.
+            meeting: where its ranks met, `host:port` or empty.
+        """
+        stats = group.stats()
+        watched = _Watched(weakref.ref(group), stats, self._config.straggler_warning_s)
+        with self._lock:
+            is_first = self.rank is None
+            self._groups.append(watched)
+        if is_first:
+            self.rank = stats["rank"]
+            self.job = _job_name(self._config, meeting, self._engine.port)
+            self._start()
+
+    def stats(self) -> dict[str, Any]:
+        """Everything that is counted, as `gradwire.stats()` returns it."""
+        groups = []
+        for watched, group in self._live():
+            try:
+                groups.append(group.stats())
+            except GradwireError:  # it was left meanwhile
+                self._forget(watched)
+        return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
+
+    def timelines(self) -> dict[str, Any]:
+        """The latest collectives of every group, with who this process is."""
+        groups = []
+        for watched, group in self._live():
+            try:
+                groups.append({"name": watched.name, "rank": watched.rank, **group.timeline()})
+            except GradwireError:
+                self._forget(watched)
+        return {**self.identity(), "groups": groups}
+
+    def identity(self) -> dict[str, Any]:
+        """Who this process is, and when this was."""
+        return {
+            "job": self.job,
+            "rank": self.rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "port": self._engine.port,
+            "preset": self._config.preset,
+            "time_s": time.time(),
+            "stragglers": [
+                {"group": watched.name, "rank": late.rank, "cause": late.cause, "text": late.text}
+                for watched in self._groups
+                if (late := watched.watch.current) is not None
+            ],
+        }
+
+    def start_exports(self, local_rank: int) -> None:
+        """Starts what exports metrics, if anything is configured to.
+
+        Raises:
+            MissingExtraError: its package is not installed.
+            PortInUseError: the port of the Prometheus endpoint is taken.
+            ConfigError: there is no such port.
+        """
+        config = self._config
+        check_extras(config)
+        if config.metrics_port is not None:
+            port = config.metrics_port + (local_rank if config.metrics_port else 0)
+            if port > PORT_MAX:
+                problem = f"metrics_port = {config.metrics_port} is not allowed: with LOCAL_RANK {local_rank} it would be {port}"
+                raise ConfigError(problem, field="metrics_port", value=config.metrics_port)
+            self.endpoint = PrometheusEndpoint(config.metrics_host, port, self.stats)
+            self._parts.append(self.endpoint)
+        if config.otlp_endpoint is not None:
+            self._parts.append(OpenTelemetryExport(config.otlp_endpoint, config.otlp_every_s, self.stats))
+
+    def stop(self) -> None:
+        """Ends the threads; before the engine stops."""
+        self._stopping.set()
+        while self._parts:
+            self._parts.pop().stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def _start(self) -> None:
+        self._open_status_socket()
+        if self._config.straggler_warning_s > 0:
+            self._thread = threading.Thread(target=self._watch, name="gradwire-watch", daemon=True)
+            self._thread.start()
+
+    def _open_status_socket(self) -> None:
+        if not self._config.status_socket:
+            return
+        assert self.rank is not None, "the first group has said it"
+        answers = {"stats": self.stats, "timelines": self.timelines}
+        try:
+            server = StatusServer(self.job, self.rank, answers)
+        except (StatusFolderError, OSError) as error:  # training goes on unseen
+            logger.warning("no status socket, gradwire monitor will not find rank %d: %s", self.rank, error)
+        else:
+            self._parts.append(server)
+            logger.info("status socket %s", server.path)
+
+    def _watch(self) -> None:
+        tick_s = min(TICK_MAX_S, self._config.straggler_warning_s / 3)
+        while not self._stopping.wait(tick_s):
+            self._look_at_all()
+
+    def _look_at_all(
+        self,
+    ) -> None:  # its own function: a group that its user has dropped must not live on in a local variable
+        for watched, group in self._live():
+            try:
+                watched.look(group)
+            except GradwireError:
+                self._forget(watched)
+
+    def _live(self) -> list[tuple[_Watched, _native.Group]]:
+        with self._lock:
+            both = [(watched, watched.group()) for watched in self._groups]
+            self._groups = [watched for watched, group in both if group is not None]
+        return [(watched, group) for watched, group in both if group is not None]
+
+    def _forget(self, watched: _Watched) -> None:
+        with self._lock:
+            self._groups = [other for other in self._groups if other is not watched]
+
+
+class _Watched:
+    """A group and what is known about its stragglers."""
+
+    def __init__(self, group: weakref.ref[_native.Group], stats: dict[str, Any], warning_s: float) -> None:
+        self.group = group
+        self.name: str = stats["name"]
+        self.rank: int = stats["rank"]
+        self.world_size: int = stats["world_size"]
+        self.watch = StragglerWatch(warning_s)
+
+    def look(self, group: _native.Group) -> None:
+        before = self.watch.current
+        news = self.watch.update(time.monotonic(), group.watch())
+        if news is not None:
+            self._tell(news)
+        elif before is not None and self.watch.current is None:
+            logger.info("group %s: rank %d is waited for no longer (%s)", self.name, before.rank, before.cause)
+
+    def _tell(self, late: Straggler) -> None:
+        # Who calls late keeps all others waiting alike, and one says so: the next rank, which in a ring is the one that sees it.
+        is_teller = self.rank == (late.rank + 1) % self.world_size
+        level = logging.WARNING if is_teller or late.cause != "compute" else logging.INFO
+        logger.log(level, "straggler: rank %d (%s), seen by rank %d of group %s: %s",
+                   late.rank, late.cause, self.rank, self.name, late.text)  # fmt: skip
+
+
+def _job_name(config: Config, meeting: str, port: int) -> str:
+    """The same on all ranks: a name that was given, or the launcher's, or where the ranks met."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    address = ":".join(filter(None, (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))))
+    candidates = (
+        config.job,
+        run_id if run_id != "none" else "",
+        os.environ.get("SLURM_JOB_ID", ""),
+        meeting,
+        address,
+        f"port-{port}",
+    )
+    name = next(filter(None, candidates))
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", name)[:JOB_CHARS_MAX]

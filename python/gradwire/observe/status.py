@@ -1,0 +1,228 @@
+"""The status socket: by it the own user, and nobody else, looks into a running rank.
+
+A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, named by job, rank and process. It only answers: a client
+sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}`, with `"every_s"` for an answer again and again, and gets lines of
+JSON. One thread serves all clients without ever waiting for one: who does not read gets no further answer and is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradwire.errors import GradwireError, StatusFolderError
+
+logger = logging.getLogger("gradwire")
+
+CLIENTS_MAX = 8
+REQUEST_BYTES_MAX = 4096
+EVERY_S_MIN = 0.1
+# A client that takes nothing for so long is gone.
+STUCK_S = 10.0
+SUFFIX = ".sock"
+# Linux: struct ucred, three integers.
+CREDENTIALS = struct.Struct("3i")
+
+
+def status_folder() -> Path:
+    """The folder of the user's status sockets, made if it is not there.
+
+    Raises:
+        StatusFolderError: somebody else owns it, or others may look into it.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else None
+    folder = Path(f"/tmp/gradwire-{os.geteuid()}") if parent is None else parent / "gradwire"  # noqa: S108  checked below
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+    except OSError as error:
+        raise StatusFolderError(f"no folder for status sockets: {error}", folder=str(folder)) from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise StatusFolderError(
+            f"{folder} is not a folder that only user {os.geteuid()} can look into: remove it or set XDG_RUNTIME_DIR",
+            folder=str(folder),
+        )
+    return folder
+
+
+class StatusServer:
+    """Answers on a socket of its own until it is stopped.
+
+    Args:
+        job, rank: of this process, for the socket's name.
+        answers: what to ask for, and the function that gives it.
+
+    Raises:
+        StatusFolderError: no folder that only this user can read.
+        OSError: the socket cannot be made.
+    """
+
+    def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
+        self.path = status_folder() / f"{job}.{rank}.{os.getpid()}{SUFFIX}"
+        self._answers = answers
+        self._pid = os.getpid()
+        self._clients: dict[socket.socket, _Client] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+        self._listener.bind(str(self.path))
+        self.path.chmod(0o600)  # the folder has kept others out until now
+        self._listener.listen(CLIENTS_MAX)
+        self._listener.setblocking(False)
+        self._waker, self._woken = socket.socketpair()
+        for readable in (self._listener, self._woken):
+            self._selector.register(readable, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="gradwire-status", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Closes everything and removes the socket."""
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join(timeout=5.0)
+        if os.getpid() == self._pid:
+            self.path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._until_due()):
+                if key.fileobj is self._woken:
+                    self._close()
+                    return
+                if key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    self._serve(key.fileobj)
+            for connection, client in list(self._clients.items()):
+                self._answer(connection, client)
+
+    def _until_due(self) -> float | None:
+        now = time.monotonic()
+        dues = [client.due_s for client in self._clients.values() if client.due_s is not None and not client.pending]
+        dues += [client.moved_s + STUCK_S for client in self._clients.values() if client.pending]
+        return max(0.0, min(dues) - now) if dues else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._clients) >= CLIENTS_MAX or not _is_own_user(connection):
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._clients[connection] = _Client()
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _serve(self, connection: Any) -> None:
+        """Reads a request, or learns that the client has gone; sends on what is pending."""
+        client = self._clients.get(connection)
+        if client is None:
+            return
+        try:
+            arrived = connection.recv(REQUEST_BYTES_MAX)
+            if not arrived or not client.take(arrived, self._answers):
+                self._drop(connection)
+                return
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(connection)
+            return
+        self._flush(connection, client)
+
+    def _answer(self, connection: socket.socket, client: _Client) -> None:
+        now = time.monotonic()
+        if client.pending:
+            if now - client.moved_s > STUCK_S:
+                self._drop(connection)
+            return
+        if client.due_s is None or now < client.due_s:
+            return
+        try:
+            answer = self._answers[client.ask]()
+        except GradwireError as error:  # the engine has stopped
+            answer = {"error": str(error)}
+        client.pending = json.dumps(answer).encode() + b"\n"
+        client.moved_s = now
+        client.due_s = None if client.every_s is None else now + client.every_s
+        self._flush(connection, client)
+
+    def _flush(self, connection: socket.socket, client: _Client) -> None:
+        try:
+            sent = connection.send(client.pending) if client.pending else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(connection)
+            return
+        if sent:
+            client.pending, client.moved_s = client.pending[sent:], time.monotonic()
+        if not client.pending and client.due_s is None and client.ask:
+            self._drop(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.pending else 0)
+        self._selector.modify(connection, events)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._clients.pop(connection, None)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(connection)
+        connection.close()
+
+    def _close(self) -> None:
+        for connection in list(self._clients):
+            self._drop(connection)
+        for own in (self._listener, self._waker, self._woken, self._selector):
+            own.close()
+
+
+class _Client:
+    """One connection: what was asked for, and what is not sent yet."""
+
+    def __init__(self) -> None:
+        self.request = b""
+        self.ask = ""
+        self.every_s: float | None = None
+        self.due_s: float | None = None
+        self.pending = b""
+        self.moved_s = time.monotonic()
+
+    def take(self, arrived: bytes, answers: Mapping[str, Any]) -> bool:
+        """Takes a part of the request; False where it is none."""
+        if self.ask:
+            return False
+        self.request += arrived
+        if len(self.request) > REQUEST_BYTES_MAX:
+            return False
+        line, newline, _ = self.request.partition(b"\n")
+        if not newline:
+            return True
+        try:
+            asked = json.loads(line)
+            self.ask = asked["ask"]
+            every_s = asked.get("every_s")
+            self.every_s = None if every_s is None else max(EVERY_S_MIN, float(every_s))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+        self.due_s = time.monotonic()
+        return isinstance(self.ask, str) and self.ask in answers
+
+
+def _is_own_user(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    _, user, _ = CREDENTIALS.unpack(credentials)
+    return bool(user == os.geteuid())

@@ -1,0 +1,141 @@
+"""Which rank this one has been waiting for: a decision over what the engine counts, made once a second.
+
+Two kinds of waits make a rank a straggler. A single collective that has not ended after `straggler_warning_s`, whatever the reason; and
+many short waits for the same rank: at least a fifth of the last seconds, in at least three separate waits, so that one checkpoint
+is no news. The engine says whom each collective waited for and why (gradwire_collectives::stragglers_of).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CAUSES = ("compute", "network", "receiver")
+# Less than this of the time is what ranks differ by anyway.
+SHARE = 0.2
+# A straggler counts as such until it is waited for less than this.
+SHARE_OVER = 0.05
+EPISODES = 3
+# A process that was heard so lately lives.
+HEARD_S = 1.0
+# Windows of short waits, in times of the setting: steps of a second, and steps of many seconds.
+WINDOWS = (2.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that this one waits for.
+
+    Attributes:
+        rank: in the group.
+        cause: `compute` (it calls late), `network` (its bytes come late) or `receiver` (it takes its bytes late, or is not heard).
+        text: one line for people.
+    """
+
+    rank: int
+    cause: str
+    text: str
+
+
+class StragglerWatch:
+    """Watches one group.
+
+    Args:
+        warning_s: how long a rank is waited for before it is told.
+    """
+
+    def __init__(self, warning_s: float) -> None:
+        self.current: Straggler | None = None
+        self._warning_s = warning_s
+        self._samples: deque[tuple[float, dict[tuple[int, str], tuple[float, int]]]] = deque()
+        self._stuck = -1
+        # When each rank was last seen as one, by cause.
+        self._seen: dict[tuple[int, str], float] = {}
+
+    def update(self, now_s: float, watch: Mapping[str, Any]) -> Straggler | None:
+        """The straggler, where it is another one than before; None: no news.
+
+        Args:
+            now_s: of a monotonic clock.
+            watch: what the group's `watch()` returned: `waiting`, and `stragglers` by rank.
+        """
+        self._remember(now_s, watch["stragglers"])
+        found = self._stuck_in(watch["waiting"]) or self._often(now_s)
+        if found is None:
+            if self.current is not None and self._is_over(now_s, watch["waiting"], self.current):
+                self.current = None
+            return None
+        self.current = found
+        key = (found.rank, found.cause)
+        seen_s = self._seen.get(key)
+        self._seen[key] = now_s
+        # What comes and goes, or is seen from two sides, is told once as long as it lasts.
+        is_known = seen_s is not None and now_s - seen_s < WINDOWS[-1] * self._warning_s
+        return None if is_known else found
+
+    def _remember(self, now_s: float, stragglers: list[tuple[int, Mapping[str, float]]]) -> None:
+        blamed = {
+            (rank, cause): (stats[f"{cause}_s"], int(stats[f"{cause}_episodes"]))
+            for rank, stats in stragglers
+            for cause in CAUSES
+            if stats[f"{cause}_episodes"]
+        }
+        self._samples.append((now_s, blamed))
+        while len(self._samples) > 2 and self._samples[1][0] < now_s - WINDOWS[-1] * self._warning_s:
+            self._samples.popleft()
+
+    def _stuck_in(self, waiting: Mapping[str, Any] | None) -> Straggler | None:
+        if waiting is None or waiting["straggler"] is None or waiting["waited_s"] < self._warning_s:
+            return None
+        self._stuck = waiting["sequence"]
+        rank, cause = int(waiting["straggler"]), str(waiting["cause"])
+        return Straggler(rank, cause, f"{waiting['during']} has waited {waiting['waited_s']:.1f} s for {_why(waiting)}")
+
+    def _often(self, now_s: float) -> Straggler | None:
+        for window in WINDOWS:
+            span = window * self._warning_s
+            for (rank, cause), (waited, episodes) in self._since(now_s - span).items():
+                if waited >= SHARE * span and episodes >= EPISODES:
+                    share = min(1.0, waited / span)
+                    text = f"{share:.0%} of the last {span:.0f} s went to waiting for rank {rank}: {_OFTEN[cause]}"
+                    return Straggler(rank, cause, text)
+        return None
+
+    def _is_over(self, now_s: float, waiting: Mapping[str, Any] | None, current: Straggler) -> bool:
+        if waiting is not None and waiting["sequence"] == self._stuck:
+            return False
+        span = WINDOWS[0] * self._warning_s
+        waited, _ = self._since(now_s - span).get((current.rank, current.cause), (0.0, 0))
+        return waited < SHARE_OVER * span
+
+    def _since(self, since_s: float) -> dict[tuple[int, str], tuple[float, int]]:
+        """Seconds and waits by rank and cause since then, longest first."""
+        before = next((sample for at, sample in reversed(self._samples) if at <= since_s), self._samples[0][1])
+        after = self._samples[-1][1]
+        grown = {}
+        for key, (waited, episodes) in after.items():
+            waited_before, episodes_before = before.get(key, (0.0, 0))
+            grown[key] = (waited - waited_before, episodes - episodes_before)
+        return dict(sorted(grown.items(), key=lambda item: -item[1][0]))
+
+
+_OFTEN = {
+    "compute": "it calls its collectives later than the others (slow computation or input, or a busy host)",
+    "network": "its bytes come later than those of the others (the network from it)",
+    "receiver": "it takes what is sent to it later than the others (the network to it, or a busy host)",
+}
+
+
+def _why(waiting: Mapping[str, Any]) -> str:
+    rank, silent = waiting["straggler"], waiting["silent_s"]
+    is_heard = silent < HEARD_S
+    arrived = f"{waiting['bytes_received']} of {waiting['bytes_expected']} bytes from it arrived"
+    return {
+        "compute": f"rank {rank}: it has not called it yet, its network thread answers (slow computation or input)",
+        "network": f"rank {rank}: it has called it, and its bytes are late; {arrived}, heard {silent:.1f} s ago",
+        "receiver": f"rank {rank}: it is heard, and has not taken all that was sent to it (the network to it, or from this rank)"
+        if is_heard
+        else f"rank {rank}: it does not take what is sent to it, nothing heard from it for {silent:.1f} s (stopped, cut off or overloaded)",
+    }[waiting["cause"]]

@@ -1,0 +1,256 @@
+"""What `gradwire monitor` shows: rates from two answers of a rank, and the screen made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+ENDS = ("all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
+# Without news for so long a rank is shown as silent.
+SILENT_S = 5.0
+
+
+@dataclass
+class Rank:
+    """One process: its latest answer and the one before."""
+
+    latest: dict[str, Any]
+    before: dict[str, Any] | None = None
+    seen_s: float = 0.0
+
+    @property
+    def span_s(self) -> float:
+        """Between the two answers."""
+        return 0.0 if self.before is None else max(1e-6, self.latest["time_s"] - self.before["time_s"])
+
+
+@dataclass
+class Board:
+    """All ranks that were heard of, by job, rank and process."""
+
+    ranks: dict[tuple[str, int, str, int], Rank] = field(default_factory=dict)
+
+    def take(self, answer: dict[str, Any], now_s: float) -> dict[str, Any]:
+        """Takes an answer; returns what it says about the time since the one before, as `--json` prints it."""
+        key = (answer["job"], answer["rank"], answer["host"], answer["pid"])
+        known = self.ranks.get(key)
+        rank = Rank(answer, None if known is None else known.latest, now_s)
+        self.ranks[key] = rank
+        return {**answer, "rates": rates(rank)}
+
+
+def rates(rank: Rank) -> dict[str, Any]:
+    """Of each group what happened each second since the answer before; empty at first.
+
+    By group: `calls_per_s`, `lost_share`, `repaired_share`, `waits` (share of the time of collectives that went to compute),
+    `ended_by` (counts by reason), `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
+    """
+    if rank.before is None:
+        return {}
+    old = {group["name"]: group for group in rank.before["groups"]}
+    return {
+        group["name"]: _group_rates(group, old[group["name"]], rank.span_s)
+        for group in rank.latest["groups"]
+        if group["name"] in old
+    }
+
+
+def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float) -> dict[str, Any]:
+    grown = _CallsGrown(group["calls"], old["calls"])
+    peers_before = {peer["rank"]: peer for peer in old["peers"]}
+    expected = grown.total("reduce.elems_expected")
+    sent = grown.total("bytes_sent")
+    elapsed = grown.total("elapsed_s.sum")
+    ends = {
+        reason: grown.total(f"reduce.ended_by.{reason}") + grown.total(f"gather.ended_by.{reason}") for reason in ENDS
+    }
+    return {
+        "calls_per_s": grown.total("calls") / span_s,
+        "mean_ms": elapsed / grown.total("calls") * 1e3 if grown.total("calls") else 0.0,
+        "lost_share": 1 - grown.total("reduce.elems_received") / expected if expected else 0.0,
+        "repaired_share": grown.total("bytes_retransmitted") / sent if sent else 0.0,
+        "uncounted_elems_per_s": grown.total("elems_uncounted") / span_s,
+        "compute_wait_share": grown.total("compute_wait_s.sum") / elapsed if elapsed else 0.0,
+        "ended_by": {reason: count for reason, count in ends.items() if count},
+        "deadline_ms": max((call["reduce"]["deadline_s"] for call in group["calls"]), default=0.0) * 1e3,
+        "peers": [
+            _peer_rates(peer, peers_before[peer["rank"]], span_s)
+            for peer in group["peers"]
+            if peer["rank"] in peers_before
+        ],
+    }
+
+
+def _peer_rates(peer: Mapping[str, Any], old: Mapping[str, Any], span_s: float) -> dict[str, Any]:
+    paths_before = {path["path"]: path for path in old["paths"]}
+    waits = {
+        cause: peer["straggler"][f"{cause}_s"] - old["straggler"][f"{cause}_s"]
+        for cause in ("compute", "network", "receiver")
+    }
+    return {
+        "rank": peer["rank"],
+        "sent_bytes_per_s": (peer["bytes_sent"] - old["bytes_sent"]) / span_s,
+        "received_bytes_per_s": (peer["bytes_received"] - old["bytes_received"]) / span_s,
+        "lost_share": _share(peer["packets_lost"] - old["packets_lost"], peer["packets_sent"] - old["packets_sent"]),
+        "rtt_ms": peer["rtt_smoothed_us"] / 1e3,
+        "waited_share": {cause: seconds / span_s for cause, seconds in waits.items() if seconds},
+        "paths": [
+            {
+                "path": path["path"],
+                "packets_per_s": (path["packets_sent"] - paths_before[path["path"]]["packets_sent"]) / span_s,
+                "lost_share": _share(
+                    path["packets_lost"] - paths_before[path["path"]]["packets_lost"],
+                    path["packets_sent"] - paths_before[path["path"]]["packets_sent"],
+                ),
+                "rtt_ms": path["rtt_smoothed_us"] / 1e3,
+                "share": path["share"],
+                "trusted": path["trusted"],
+            }
+            for path in peer["paths"]
+            if path["path"] in paths_before
+        ],
+    }
+
+
+class _CallsGrown:
+    """What the collectives of a group count more than before."""
+
+    def __init__(self, calls: list[Mapping[str, Any]], old: list[Mapping[str, Any]]) -> None:
+        before = {(call["collective"], call["preset"]): call for call in old}
+        self._pairs = [(call, before.get((call["collective"], call["preset"]))) for call in calls]
+
+    def total(self, key: str) -> float:
+        return sum(_at(call, key) - (0 if old is None else _at(old, key)) for call, old in self._pairs)
+
+
+def _at(part: Any, key: str) -> float:
+    for word in key.split("."):
+        part = part[word]
+    return float(part)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0
+
+
+def screen(board: Board, now_s: float) -> RenderableType:
+    """The whole picture."""
+    if not board.ranks:
+        return Text("no rank has answered yet")
+    jobs: dict[str, list[Rank]] = {}
+    for key in sorted(board.ranks):
+        jobs.setdefault(key[0], []).append(board.ranks[key])
+    parts: list[RenderableType] = []
+    for job, ranks in jobs.items():
+        presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
+        parts.append(Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold"))
+        parts += [_ranks_table(ranks, now_s), _peers_table(ranks), *_stragglers(ranks)]
+    return Group(*parts)
+
+
+def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in (
+        "rank",
+        "host",
+        "group",
+        "calls/s",
+        "mean ms",
+        "compute",
+        "lost",
+        "repaired",
+        "ended by",
+        "deadline",
+        "in flight",
+    ):
+        table.add_column(name, justify="left" if name in ("host", "group", "ended by", "in flight") else "right")
+    for rank in ranks:
+        found = rates(rank)
+        for group in rank.latest["groups"]:
+            own = found.get(group["name"])
+            who = (str(rank.latest["rank"]), rank.latest["host"], _short(group["name"]))
+            if now_s - rank.seen_s > SILENT_S:
+                table.add_row(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
+            elif own is None:
+                table.add_row(*who, *["-"] * 7, _in_flight(group))
+            else:
+                table.add_row(*who, *_rates_cells(own), _in_flight(group))
+    return table
+
+
+def _rates_cells(own: Mapping[str, Any]) -> list[str | Text]:
+    ends = own["ended_by"]
+    total = sum(ends.values())
+    return [
+        f"{own['calls_per_s']:.1f}",
+        f"{own['mean_ms']:.2f}",
+        f"{own['compute_wait_share']:.0%}",
+        Text(f"{own['lost_share']:.3%}", style="yellow" if own["lost_share"] else ""),
+        f"{own['repaired_share']:.3%}",
+        ", ".join(f"{reason} {count / total:.0%}" for reason, count in ends.items()) or "-",
+        f"{own['deadline_ms']:.1f} ms" if own["deadline_ms"] else "-",
+    ]
+
+
+def _in_flight(group: Mapping[str, Any]) -> str | Text:
+    waiting = group["waiting"]
+    if waiting is None:
+        return ""
+    text = f"{waiting['during']}, {waiting['waited_s']:.1f} s"
+    if waiting["straggler"] is None or waiting["waited_s"] < 1.0:
+        return text
+    return Text(f"{text}: waits for rank {waiting['straggler']} ({waiting['cause']})", style="red")
+
+
+def _peers_table(ranks: list[Rank]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for"):
+        table.add_column(name, justify="left" if name == "waited for" else "right")
+    for rank in ranks:
+        for own in rates(rank).values():
+            for peer in own["peers"]:
+                _add_peer(table, rank.latest["rank"], peer)
+    return table
+
+
+def _add_peer(table: Table, rank: int, peer: Mapping[str, Any]) -> None:
+    waits = ", ".join(f"{cause} {share:.0%}" for cause, share in peer["waited_share"].items() if share >= 0.01)
+    table.add_row(
+        str(rank),
+        str(peer["rank"]),
+        "all" if len(peer["paths"]) > 1 else "",
+        f"{peer['sent_bytes_per_s'] / 1e6:.2f}",
+        f"{peer['received_bytes_per_s'] / 1e6:.2f}",
+        f"{sum(path['packets_per_s'] for path in peer['paths']):.0f}",
+        f"{peer['rtt_ms']:.3f}",
+        Text(f"{peer['lost_share']:.2%}", style="yellow" if peer["lost_share"] >= 0.001 else ""),
+        Text(waits, style="red"),
+    )
+    for path in peer["paths"] if len(peer["paths"]) > 1 else ():
+        state = "" if path["trusted"] else Text("suspended", style="red")
+        cells = (f"{path['packets_per_s']:.0f}", f"{path['rtt_ms']:.3f}", f"{path['lost_share']:.2%}")
+        table.add_row("", "", str(path["path"]), "", "", *cells, state, style="dim")
+
+
+def _stragglers(ranks: list[Rank]) -> list[RenderableType]:
+    """Each straggler once, with all ranks that wait for it."""
+    seen: dict[tuple[int, str], tuple[list[int], str]] = {}
+    for rank in ranks:
+        for late in rank.latest["stragglers"]:
+            known = seen.setdefault((late["rank"], late["cause"]), ([], late["text"]))
+            known[0].append(rank.latest["rank"])
+    return [
+        Text(
+            f"straggler: rank {late} ({cause}), waited for by rank {', '.join(map(str, by))}: {text}", style="bold red"
+        )
+        for (late, cause), (by, text) in seen.items()
+    ]
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 20 else f"{name[:19]}…"

@@ -1,0 +1,43 @@
+"""What each training step delivered, as scalars for TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gradwire.torch._steps import StepMeter
+
+
+class ScalarWriter(Protocol):
+    """What is needed of `torch.utils.tensorboard.SummaryWriter`; writers of other tools have it too."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        """Takes one value of one step."""
+
+
+class StepScalars:
+    """Writes each step's record when the next step begins: then all its buckets have ended.
+
+    Args:
+        writer: gets the scalars; of a writer that is None nothing is done.
+    """
+
+    def __init__(self, writer: ScalarWriter | None) -> None:
+        self._writer = writer
+        self._step = 0
+
+    def before_step(self, meter: StepMeter) -> None:
+        """Writes the step that is over."""
+        if self._writer is None or not meter.steps:
+            return
+        record = meter.steps[-1]
+        values = {
+            "lost_share": record.lost_share,
+            "repaired_share": record.bytes_retransmitted / record.bytes_sent if record.bytes_sent else 0.0,
+            "uncounted_elements": float(record.elems_uncounted),
+            "transfers_ended_by_time": float(record.ended_by_time),
+            "sent_bytes": float(record.bytes_sent),
+            "communication_seconds": record.comm_s,
+        }
+        for name, value in values.items():
+            self._writer.add_scalar(f"gradwire/{name}", value, self._step)
+        self._step += 1

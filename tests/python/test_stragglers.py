@@ -1,0 +1,82 @@
+"""When a rank counts as a straggler: a pure decision, in made-up time."""
+
+from typing import Any
+
+from gradwire.observe.stragglers import StragglerWatch
+
+NOTHING = {"waiting": None, "stragglers": []}
+
+
+def stuck(waited_s: float, rank: int = 2, cause: str = "compute", sequence: int = 7) -> dict[str, Any]:
+    waiting = {
+        "during": "all_reduce #7",
+        "sequence": sequence,
+        "waited_s": waited_s,
+        "straggler": rank,
+        "cause": cause,
+        "bytes_received": 10,
+        "bytes_expected": 100,
+        "silent_s": 0.1,
+    }
+    return {"waiting": waiting, "stragglers": []}
+
+
+def often(rank: int, cause: str, seconds: float, episodes: int) -> dict[str, Any]:
+    stats: dict[str, float] = {
+        f"{name}_{unit}": 0 for name in ("compute", "network", "receiver") for unit in ("s", "episodes")
+    }
+    stats |= {f"{cause}_s": seconds, f"{cause}_episodes": episodes}
+    return {"waiting": None, "stragglers": [(rank, stats)]}
+
+
+def test_a_collective_that_does_not_end_is_told_once_after_the_time_and_again_for_another_cause() -> None:
+    watch = StragglerWatch(3.0)
+    assert watch.update(1.0, stuck(2.9)) is None
+    told = watch.update(2.0, stuck(3.1))
+    assert told is not None
+    assert (told.rank, told.cause) == (2, "compute")
+    assert "rank 2" in told.text
+    assert watch.update(3.0, stuck(4.1)) is None
+    told = watch.update(4.0, stuck(5.1, cause="receiver"))
+    assert told is not None
+    assert told.cause == "receiver"
+    assert watch.update(5.0, NOTHING) is None
+    assert watch.current is None, "it has ended"
+
+
+def test_many_short_waits_for_one_rank_are_told_once_and_again_when_it_was_well_meanwhile() -> None:
+    watch = StragglerWatch(3.0)
+    news = [watch.update(t, often(1, "network", 0.4 * t, int(2 * t))) for t in range(10)]
+    told = [one for one in news if one is not None]
+    assert [(one.rank, one.cause) for one in told] == [(1, "network")]
+    assert news.index(told[0]) <= 4, "a few seconds"
+    healed = [watch.update(10.0 + t, often(1, "network", 4.0, 20)) for t in range(70)]
+    assert healed == [None] * 70
+    assert watch.current is None
+    again = [watch.update(80.0 + t, often(1, "network", 4.0 + 0.5 * t, 20 + t)) for t in range(10)]
+    assert len([one for one in again if one is not None]) == 1
+
+
+def test_what_comes_and_goes_or_is_seen_from_two_sides_is_told_once() -> None:
+    watch = StragglerWatch(1.0)
+    news = []
+    for t in range(30):
+        news.append(watch.update(3.0 * t, stuck(1.5, 1, "network", sequence=2 * t)))
+        news.append(watch.update(3.0 * t + 1, stuck(1.9, 0, "receiver", sequence=2 * t)))
+        news.append(watch.update(3.0 * t + 2, NOTHING))
+    assert [(one.rank, one.cause) for one in news if one is not None] == [(1, "network"), (0, "receiver")]
+
+
+def test_one_long_wait_such_as_a_checkpoint_is_no_news_and_neither_is_what_ranks_differ_by() -> None:
+    watch = StragglerWatch(3.0)
+    assert [watch.update(t, often(1, "compute", 2.5 if t > 5 else 0.0, 1 if t > 5 else 0)) for t in range(20)] == [
+        None
+    ] * 20
+    watch = StragglerWatch(3.0)
+    assert [watch.update(t, often(1, "compute", 0.05 * t, 10 * t)) for t in range(100)] == [None] * 100
+
+
+def test_steps_of_many_seconds_are_seen_in_the_longer_window() -> None:
+    watch = StragglerWatch(3.0)
+    news = [watch.update(t, often(3, "compute", 2.0 * (t // 8), t // 8)) for t in range(60)]
+    assert [(one.rank, one.cause) for one in news if one is not None] == [(3, "compute")]
