@@ -8,11 +8,6 @@ use gradwire_wire::{AckPath, PacketNumber, PathId};
 
 /// Round-trip time assumed before the first sample.
 const RTT_INITIAL: Duration = Duration::from_millis(20);
-/// A burst is what the rate allows in this time: long enough for offload to pay, short enough not to fill a switch buffer.
-const BURST_TIME: Duration = Duration::from_micros(250);
-/// Largest burst: what one segmentation-offload call takes.
-const BURST_MAX: u64 = 64 << 10;
-
 /// Acknowledgements that a window is worth at least.
 const ACKS_PER_WINDOW: u64 = 4;
 
@@ -58,12 +53,6 @@ impl Path {
         self.controller = Controller::new(config.controller, &config.controller_settings());
     }
 
-    fn burst(&self) -> u64 {
-        let rate = u128::from(self.controller.pacing_rate());
-        let bytes = (rate * BURST_TIME.as_nanos() / 1_000_000_000) as u64;
-        bytes.clamp(2 * self.chunk_bytes, BURST_MAX.max(2 * self.chunk_bytes))
-    }
-
     fn is_window_full(&self) -> bool {
         let in_flight = self.ledger.in_flight();
         in_flight > 0 && in_flight + self.chunk_bytes > self.controller.cwnd()
@@ -71,7 +60,7 @@ impl Path {
 
     /// Whether a data packet may leave now; called only when there is one.
     pub(crate) fn may_send(&mut self, now: Timestamp) -> bool {
-        let (rate, burst) = (self.controller.pacing_rate(), self.burst());
+        let (rate, burst) = (self.controller.pacing_rate(), self.controller.burst());
         let full = self.is_window_full();
         if full {
             self.pacer.on_held_back();
@@ -83,13 +72,13 @@ impl Path {
 
     /// When the pacer lets the next packet go; `None` when the window is full: an acknowledgement must come first.
     pub(crate) fn sends_at(&self) -> Option<Timestamp> {
-        let (rate, burst) = (self.controller.pacing_rate(), self.burst());
+        let (rate, burst) = (self.controller.pacing_rate(), self.controller.burst());
         (!self.is_window_full()).then(|| self.pacer.next_send(rate, burst))
     }
 
     /// There is nothing to send.
     pub(crate) fn on_starved(&mut self) {
-        self.pacer.on_held_back();
+        self.pacer.on_starved(self.controller.makes_up_pauses());
         self.app_limited = true;
     }
 

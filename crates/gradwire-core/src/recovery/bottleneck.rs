@@ -458,6 +458,8 @@ impl RateController for BottleneckController {
         }
         // The queue was empty a moment ago, so the samples that come now are good ones.
         self.rtt.refresh(now, REFRESH_MIN);
+        // The idle time is no part of a round trip.
+        self.round = Round { since: now, ..Round::default() };
         self.dip_at = now + self.dip_interval();
         if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
             self.cruise(now);

@@ -1,21 +1,26 @@
 //! Any of the rate controllers, chosen when a connection is made, without a virtual call for each packet.
 
+use super::incast::IncastBound;
+use super::pacer::burst_for;
 use super::{
     AckSample, BottleneckController, ControllerKind, ControllerSettings, RateController,
     ReceivingRateController, TimelyController,
 };
 use crate::Timestamp;
 
-/// One of the rate controllers.
+/// One of the rate controllers, and what bounds each of them among known senders.
 #[derive(Debug)]
-pub enum Controller {
-    /// See [`BottleneckController`].
+pub struct Controller {
+    law: Law,
+    incast: IncastBound,
+    packet_bytes: u64,
+}
+
+#[derive(Debug)]
+enum Law {
     Bottleneck(BottleneckController),
-    /// See [`TimelyController`].
     Timely(TimelyController),
-    /// See [`ReceivingRateController`].
     ReceivingRate(ReceivingRateController),
-    /// See [`super::rival`].
     #[cfg(test)]
     Rival(super::rival::RivalController),
 }
@@ -24,54 +29,90 @@ impl Controller {
     /// A fresh controller of this kind.
     #[must_use]
     pub fn new(kind: ControllerKind, settings: &ControllerSettings) -> Self {
-        match kind {
-            ControllerKind::Bottleneck => Self::Bottleneck(BottleneckController::new(settings)),
-            ControllerKind::Timely => Self::Timely(TimelyController::new(settings)),
-            ControllerKind::ReceivingRate => Self::ReceivingRate(ReceivingRateController::new(settings)),
-        }
+        let law = match kind {
+            ControllerKind::Bottleneck => Law::Bottleneck(BottleneckController::new(settings)),
+            ControllerKind::Timely => Law::Timely(TimelyController::new(settings)),
+            ControllerKind::ReceivingRate => Law::ReceivingRate(ReceivingRateController::new(settings)),
+        };
+        Self::of(law, settings)
+    }
+
+    fn of(law: Law, settings: &ControllerSettings) -> Self {
+        Self { law, incast: IncastBound::new(settings), packet_bytes: settings.packet_bytes }
+    }
+
+    /// Another transport, which knows no incast.
+    #[cfg(test)]
+    pub(super) fn rival(settings: &ControllerSettings) -> Self {
+        Self::of(Law::Rival(super::rival::RivalController::new(settings.packet_bytes)), settings)
+    }
+
+    /// Whether a pause of the sender counts as lateness that may be made up at once. Alone it does no harm; of k senders each
+    /// would fill the buffer that they share.
+    #[must_use]
+    pub fn makes_up_pauses(&self) -> bool {
+        !self.incast.is_known()
+    }
+
+    /// Bytes that may leave at once.
+    #[must_use]
+    pub fn burst(&self) -> u64 {
+        self.incast.burst(burst_for(self.pacing_rate(), self.packet_bytes))
     }
 }
 
 /// Calls the same method of whichever controller it is.
 macro_rules! forward {
     ($self:ident, $controller:ident => $call:expr) => {
-        match $self {
-            Controller::Bottleneck($controller) => $call,
-            Controller::Timely($controller) => $call,
-            Controller::ReceivingRate($controller) => $call,
+        match &$self.law {
+            Law::Bottleneck($controller) => $call,
+            Law::Timely($controller) => $call,
+            Law::ReceivingRate($controller) => $call,
             #[cfg(test)]
-            Controller::Rival($controller) => $call,
+            Law::Rival($controller) => $call,
+        }
+    };
+    (mut $self:ident, $controller:ident => $call:expr) => {
+        match &mut $self.law {
+            Law::Bottleneck($controller) => $call,
+            Law::Timely($controller) => $call,
+            Law::ReceivingRate($controller) => $call,
+            #[cfg(test)]
+            Law::Rival($controller) => $call,
         }
     };
 }
 
 impl RateController for Controller {
     fn on_sent(&mut self, now: Timestamp, bytes: u64, in_flight: u64) {
-        forward!(self, controller => controller.on_sent(now, bytes, in_flight));
+        forward!(mut self, controller => controller.on_sent(now, bytes, in_flight));
     }
 
     fn on_ack(&mut self, sample: &AckSample) {
-        forward!(self, controller => controller.on_ack(sample));
+        self.incast.on_ack(sample);
+        forward!(mut self, controller => controller.on_ack(sample));
     }
 
     fn on_idle_restart(&mut self, now: Timestamp) {
-        forward!(self, controller => controller.on_idle_restart(now));
+        self.incast.on_idle_restart(now);
+        forward!(mut self, controller => controller.on_idle_restart(now));
     }
 
     fn on_repair(&mut self) {
-        forward!(self, controller => controller.on_repair());
+        forward!(mut self, controller => controller.on_repair());
     }
 
     fn on_incast(&mut self, flows: u32, paths: u32) {
-        forward!(self, controller => controller.on_incast(flows, paths));
+        self.incast.on_incast(flows, paths);
+        forward!(mut self, controller => controller.on_incast(flows, paths));
     }
 
     fn cwnd(&self) -> u64 {
-        forward!(self, controller => controller.cwnd())
+        self.incast.window(forward!(self, controller => controller.cwnd()))
     }
 
     fn pacing_rate(&self) -> u64 {
-        forward!(self, controller => controller.pacing_rate())
+        self.incast.pace(forward!(self, controller => controller.pacing_rate()))
     }
 
     fn bandwidth(&self) -> u64 {

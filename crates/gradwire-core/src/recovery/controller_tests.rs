@@ -3,6 +3,7 @@
 use super::link::{Link, World, PACKET};
 use super::{AckSample, Controller, ControllerKind, ControllerSettings, RateController};
 use crate::Timestamp;
+use alloc::vec::Vec;
 use core::time::Duration;
 use proptest::prelude::*;
 
@@ -10,44 +11,43 @@ const MBIT: u64 = 125_000;
 /// The switch buffer of the incast: packets for each port.
 const BUFFER: u64 = 64;
 
-/// Packets sent and packets that overflowed, in the first `time` of a fresh incast or after `rounds` of it.
-fn incast(kind: ControllerKind, mbit: u64, rtt: Duration, rounds: u32) -> (u64, u64) {
+/// The same data for each of seven senders, again and again with idle times between: how many packets were sent in each
+/// incast, how many overflowed, and how much longer than the link's time and one round trip it took.
+fn incasts(kind: ControllerKind, mbit: u64, rtt: Duration) -> Vec<(u64, u64, f64)> {
     let link =
         Link { rate: mbit * MBIT, rtt, buffer_packets: BUFFER, loss_per_mille: 0, slice: Duration::ZERO };
     let mut world = World::new(kind, link, 7, 7);
-    for _ in 0..rounds {
-        world.deliver(200);
-        world.run(Duration::from_millis(20));
-    }
-    world.run(Duration::ZERO);
-    world.deliver(200);
-    let counters = world.run(Duration::ZERO);
-    counters.iter().fold((0, 0), |(sent, lost), c| (sent + c.sent, lost + c.overflowed))
+    let ideal = (7 * PACKETS * PACKET) as f64 / link.rate as f64 + rtt.as_secs_f64();
+    let mut incast = || {
+        let took = world.deliver(PACKETS).as_secs_f64();
+        let counters = world.run(Duration::from_millis(20));
+        let (sent, lost) =
+            counters.iter().fold((0, 0), |(sent, lost), c| (sent + c.sent, lost + c.overflowed));
+        (sent, lost, took / ideal)
+    };
+    (0..=REPEATED).map(|_| incast()).collect()
+}
+
+/// Packets of each sender in each incast.
+const PACKETS: u64 = 200;
+/// Incasts after the first.
+const REPEATED: usize = 20;
+
+fn kinds_and_paths() -> impl Iterator<Item = (ControllerKind, u64, Duration)> {
+    let paths =
+        || [100, 1_000, 10_000].into_iter().flat_map(|mbit| [50, 100, 200, 1_000].map(|us| (mbit, us)));
+    let of = move |kind| paths().map(move |(mbit, us)| (kind, mbit, Duration::from_micros(us)));
+    ControllerKind::ALL.into_iter().flat_map(of)
 }
 
 // test of: auto/schedule-aware-start
 #[test]
 fn an_incast_of_seven_loses_less_than_a_percent_in_a_small_switch_buffer() {
-    // What is left out loses more: see docs/papers.md, and the figures below.
-    let cases = [
-        (ControllerKind::Bottleneck, 100, 50),
-        (ControllerKind::Bottleneck, 100, 200),
-        (ControllerKind::Bottleneck, 100, 1_000),
-        (ControllerKind::Bottleneck, 1_000, 50),
-        (ControllerKind::Bottleneck, 1_000, 100),
-        (ControllerKind::Bottleneck, 1_000, 1_000),
-        (ControllerKind::Timely, 100, 50),
-        (ControllerKind::Timely, 100, 200),
-        (ControllerKind::Timely, 1_000, 50),
-        (ControllerKind::Timely, 1_000, 100),
-        (ControllerKind::Timely, 1_000, 200),
-    ];
-    for (kind, mbit, us) in cases {
-        for rounds in [0, 5] {
-            let (sent, lost) = incast(kind, mbit, Duration::from_micros(us), rounds);
+    for (kind, mbit, rtt) in kinds_and_paths() {
+        for (round, (sent, lost, _)) in incasts(kind, mbit, rtt).into_iter().enumerate() {
             assert!(
                 lost * 100 < sent,
-                "{kind:?}, {mbit} Mbit/s, {us} us, after {rounds} rounds: {lost} of {sent}"
+                "{kind:?}, {mbit} Mbit/s, {rtt:?}, after {round} rounds: {lost} of {sent}"
             );
         }
     }
@@ -57,17 +57,14 @@ fn an_incast_of_seven_loses_less_than_a_percent_in_a_small_switch_buffer() {
 #[test]
 #[ignore = "prints figures for docs/papers.md and asserts nothing"]
 fn figures_of_an_incast_of_seven() {
-    for kind in ControllerKind::ALL {
-        for (mbit, us) in
-            [100, 1_000, 10_000].into_iter().flat_map(|mbit| [50, 100, 200, 1_000].map(|us| (mbit, us)))
-        {
-            for rounds in [0, 1, 2, 5, 10] {
-                let (sent, lost) = incast(kind, mbit, Duration::from_micros(us), rounds);
-                let percent = lost as f64 * 100.0 / sent as f64;
-                std::println!(
-                    "{kind:?}, {mbit} Mbit/s, {us} us, after {rounds} rounds: {percent:.2} % of {sent}"
-                );
-            }
+    for (kind, mbit, rtt) in kinds_and_paths() {
+        let incasts = incasts(kind, mbit, rtt);
+        for round in [0, 1, 2, 5, 10, REPEATED] {
+            let (sent, lost, times) = incasts[round];
+            let percent = lost as f64 * 100.0 / sent as f64;
+            std::println!(
+                "{kind:?}, {mbit} Mbit/s, {rtt:?}, after {round} rounds: {percent:.2} % of {sent}, {times:.2} times the link's time"
+            );
         }
     }
 }

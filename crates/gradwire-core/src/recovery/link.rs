@@ -4,7 +4,6 @@
 //! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
 //! a quarter of a millisecond after the first unacknowledged one, or when the sender asks, four times in a window.
 
-use super::rival::RivalController;
 use super::{
     AckOutcome, AckSample, Controller, ControllerKind, ControllerSettings, Ledger, Pacer, RateController,
     RttEstimator, SentPacket,
@@ -116,13 +115,7 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(kind: ControllerKind, link: Link, flows: usize, incast: u32) -> Self {
-        let settings = ControllerSettings {
-            initial_rate: 125_000_000,
-            incast,
-            paths: 1,
-            packet_bytes: PACKET,
-            standing_bytes: 1 << 20,
-        };
+        let settings = settings(incast);
         let now = Timestamp::from_nanos(1_000_000);
         let flow = |_| Flow {
             ledger: Ledger::new(),
@@ -171,7 +164,7 @@ impl World {
 
     /// Makes a flow one of another transport.
     pub(super) fn set_rival(&mut self, flow: usize) {
-        self.flows[flow].controller = Controller::Rival(RivalController::new(PACKET));
+        self.flows[flow].controller = Controller::rival(&settings(1));
     }
 
     pub(super) fn controller(&self, flow: usize) -> &Controller {
@@ -261,7 +254,7 @@ impl World {
         loop {
             let sender = &mut self.flows[flow];
             if sender.queued == 0 {
-                sender.pacer.on_held_back();
+                sender.pacer.on_starved(sender.controller.makes_up_pauses());
                 sender.app_limited = true;
                 break;
             }
@@ -271,7 +264,7 @@ impl World {
                 break;
             }
             let rate = sender.controller.pacing_rate();
-            let burst = (rate / 4_000).clamp(2 * PACKET, 64 << 10);
+            let burst = sender.controller.burst();
             if !sender.pacer.allows(now, rate, burst) {
                 sender.app_limited = false;
                 paced_until = Some(sender.pacer.next_send(rate, burst));
@@ -338,6 +331,16 @@ impl World {
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
         self.random.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32
+    }
+}
+
+fn settings(incast: u32) -> ControllerSettings {
+    ControllerSettings {
+        initial_rate: 125_000_000,
+        incast,
+        paths: 1,
+        packet_bytes: PACKET,
+        standing_bytes: 1 << 20,
     }
 }
 

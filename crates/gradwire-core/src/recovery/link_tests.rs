@@ -128,11 +128,6 @@ fn crowd(kind: ControllerKind, link: Link, flows: usize, incast: u32) -> World {
 fn flows_of_one_collective_share_a_link_fairly() {
     for (kind, link) in kinds_and_links() {
         for flows in 2..=8 {
-            // 0.87 and 0.89: what it asks for where it sees no queue grows with its rate. See docs/papers.md.
-            let unequal = [(7, 128), (8, 700)].contains(&(flows, link.buffer_packets));
-            if kind == ControllerKind::ReceivingRate && unequal {
-                continue;
-            }
             let mut world = World::new(kind, link, flows, flows as u32);
             (0..flows).for_each(|flow| world.set_active(flow, true));
             let time = (link.rtt * 300).max(ms(100));

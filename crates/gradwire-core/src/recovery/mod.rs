@@ -11,6 +11,7 @@ mod controller_tests;
 mod empty_path;
 mod filters;
 mod headroom;
+mod incast;
 mod ledger;
 mod ledger_ring;
 #[cfg(test)]

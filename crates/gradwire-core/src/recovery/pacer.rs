@@ -27,13 +27,15 @@ pub struct Pacer {
     waiting: bool,
     /// Something else than the pacer held the sender back: the time since then is not lateness.
     excused: bool,
+    /// There was nothing to send since the last packet, and this is not made up for at once.
+    starved: bool,
 }
 
 impl Pacer {
     /// A full bucket.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
-        Self { credit: None, owed: 0, updated_at: now, waiting: false, excused: false }
+        Self { credit: None, owed: 0, updated_at: now, waiting: false, excused: false, starved: false }
     }
 
     /// Whether a packet may leave now. `rate` in bytes per second, `burst` in bytes.
@@ -49,6 +51,7 @@ impl Pacer {
         let late = if self.waiting && !self.excused { grown - credit } else { 0 };
         self.owed = (self.owed - made_up).saturating_add(late).min(scaled(bytes_in(rate, OWED_MAX)));
         self.excused = false;
+        self.starved = false;
         self.waiting &= credit < scaled(burst);
         self.credit = Some(credit);
         !self.waiting
@@ -59,6 +62,12 @@ impl Pacer {
     pub fn on_held_back(&mut self) {
         self.excused = true;
         self.owed = 0;
+    }
+
+    /// There is nothing to send. Unless the pause may be made up for, what comes next begins with one burst.
+    pub fn on_starved(&mut self, makes_up: bool) {
+        self.on_held_back();
+        self.starved = !makes_up;
     }
 
     /// Charges a packet.
@@ -84,11 +93,20 @@ impl Pacer {
     /// Most credit that time can add. A sender that waits for its turn and wakes up late may catch up; one
     /// that had nothing to send may not, since a late burst would be larger than the path was promised.
     fn depth(&self, rate: u64, burst: u64) -> i64 {
-        let late = if self.waiting { bytes_in(rate, CATCH_UP) } else { 0 };
+        let late = if self.waiting && !self.starved { bytes_in(rate, CATCH_UP) } else { 0 };
         scaled(burst.saturating_add(late))
     }
 }
 
+/// Bytes that may leave at once at this rate.
+pub(super) fn burst_for(rate: u64, packet_bytes: u64) -> u64 {
+    bytes_in(rate, BURST_TIME).clamp(2 * packet_bytes, BURST_MAX.max(2 * packet_bytes))
+}
+
+/// A burst is what the rate allows in this time: long enough for offload to pay, short enough not to fill a switch buffer.
+const BURST_TIME: Duration = Duration::from_micros(250);
+/// Largest burst: what one segmentation-offload call takes.
+const BURST_MAX: u64 = 64 << 10;
 /// Lateness that is made up at once.
 const CATCH_UP: Duration = Duration::from_millis(1);
 /// Most lateness that is made up at all: a few time slices of a busy machine. The window bounds it on short paths.
@@ -103,14 +121,14 @@ mod tests {
     use super::*;
 
     /// What the rate makes in a millisecond, within the bounds that a driver would set.
-    fn burst_for(rate: u64, packet: u64) -> u64 {
+    fn burst_in_tests(rate: u64, packet: u64) -> u64 {
         bytes_in(rate, Duration::from_millis(1)).clamp(2 * packet, 64 << 10)
     }
 
     /// Sends packets of `packet` bytes as fast as the pacer lets them go for `time`, waking up exactly when it
     /// says plus `late`; returns bytes sent and wake-ups.
     fn sent_in(rate: u64, packet: u64, time: Duration, late: Duration) -> (u64, u64) {
-        let burst = burst_for(rate, packet);
+        let burst = burst_in_tests(rate, packet);
         let (mut now, mut sent, mut wakes) = (Timestamp::from_nanos(12_345), 0, 0);
         let end = now + time;
         let mut pacer = Pacer::new(now);
@@ -131,7 +149,7 @@ mod tests {
     fn the_average_is_the_rate_from_ten_kilobytes_to_twenty_gigabytes_per_second() {
         for rate in [10_000, 12_500_000, 125_000_000, 1_234_567_891, 20_000_000_000] {
             let (sent, _) = sent_in(rate, 1_408, Duration::from_secs(2), Duration::ZERO);
-            let slack = 2 * burst_for(rate, 1_408) + 1_408;
+            let slack = 2 * burst_in_tests(rate, 1_408) + 1_408;
             assert!(sent.abs_diff(2 * rate) <= slack, "rate {rate}: sent {sent}");
         }
     }
@@ -147,7 +165,7 @@ mod tests {
     #[test]
     fn time_slices_of_others_do_not_slow_the_flow_down() {
         let (rate, packet) = (25_000_000, 1_408);
-        let burst = burst_for(rate, packet);
+        let burst = burst_in_tests(rate, packet);
         let mut pacer = Pacer::new(Timestamp::ZERO);
         let (mut sent, mut now) = (0, 0);
         while now < 2_000_000_000 {
@@ -165,7 +183,7 @@ mod tests {
     #[test]
     fn lateness_is_made_up_at_twice_the_rate_at_most() {
         let (rate, packet) = (25_000_000, 1_408);
-        let burst = burst_for(rate, packet);
+        let burst = burst_in_tests(rate, packet);
         let mut pacer = Pacer::new(Timestamp::ZERO);
         let send = |pacer: &mut Pacer, at: u64| {
             let mut sent = 0;
@@ -223,6 +241,25 @@ mod tests {
             sent += 1_000;
         }
         assert_eq!(sent, 13_000);
+    }
+
+    #[test]
+    fn a_sender_that_ran_dry_begins_with_one_burst_unless_it_may_make_up_for_the_pause() {
+        let (rate, burst) = (12_500_000, 5_000);
+        for (makes_up, expected) in [(false, 5_000), (true, 5_000 + 12_500)] {
+            let mut pacer = Pacer::new(Timestamp::ZERO);
+            while pacer.allows(Timestamp::ZERO, rate, burst) {
+                pacer.on_sent(1_000);
+            }
+            pacer.on_starved(makes_up);
+            let later = Timestamp::from_nanos(20_000_000);
+            let mut sent = 0;
+            while pacer.allows(later, rate, burst) {
+                pacer.on_sent(1_000);
+                sent += 1_000;
+            }
+            assert!((expected..=expected + 1_000).contains(&sent), "{makes_up}: {sent}");
+        }
     }
 
     #[test]

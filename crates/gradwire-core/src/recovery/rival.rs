@@ -11,7 +11,7 @@ use core::time::Duration;
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub struct RivalController {
+pub(super) struct RivalController {
     packet_bytes: u64,
     bandwidth: MaxFilter,
     rtt: WindowedMin,

@@ -7,7 +7,6 @@
 
 use super::headroom::LossCount;
 
-// claim: auto/schedule-aware-start
 /// One sender's part of what all senders of an incast may have in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
@@ -34,6 +33,16 @@ impl Share {
     /// The first window: ten packets, as TCP takes them (RFC 6928), divided by the senders; at least two.
     pub(super) fn initial_cwnd(&self) -> u64 {
         self.packet_bytes * (INITIAL_PACKETS / self.flows).max(2)
+    }
+
+    /// How many senders there are.
+    pub(super) fn flows(&self) -> u64 {
+        self.flows
+    }
+
+    /// What may leave at once: in the worst case all senders do at the same moment.
+    pub(super) fn burst_bytes(&self) -> u64 {
+        self.packet_bytes * (QUEUE_PACKETS / self.flows).max(2)
     }
 
     /// What the flow may keep in queues.
