@@ -32,6 +32,12 @@ fn every_promise_holds_on_seeds_that_nobody_has_run_before() {
     judge(&run_seeds(start..start + FRESH, Scenario::swarm));
 }
 
+/// A rank began collectives whose data had come early, and took that for a sign of life.
+#[test]
+fn early_data_that_is_handed_out_puts_no_deadline_off() {
+    judge(&run_seeds(95_003_430..95_003_431, Scenario::swarm));
+}
+
 #[test]
 fn equal_seeds_give_equal_traces_and_different_seeds_do_not() {
     let trace = |seed| run(Scenario::swarm(seed), false).map(|summary| summary.trace_hash);

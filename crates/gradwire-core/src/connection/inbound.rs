@@ -199,6 +199,10 @@ impl Connection {
             half.on_all_sent(now);
         }
         let is_new = half.accept(now, place);
+        if is_new {
+            self.peer_sent_at = now;
+        }
+        let half = &self.receives[index];
         if is_new && half.is_first_pass_over() {
             // What was asked for is coming: no need to ask again yet.
             let pause = self.probe_timeout();
@@ -261,6 +265,7 @@ impl Connection {
             }
             Stored::Full => return Err(DropReason::EarlyFull),
         }
+        self.peer_sent_at = now;
         self.record(now, header);
         Ok(None)
     }

@@ -47,7 +47,8 @@ pub struct Connection {
     /// In the order in which they are served: by priority, then by age.
     sends: Vec<SendHalf>,
     receives: Vec<ReceiveHalf>,
-    /// When the latest new packet of any transfer came.
+    /// When the latest new packet of any transfer came, early ones included. That what came early is handed out later says
+    /// nothing about the peer.
     peer_sent_at: Timestamp,
     closed: ClosedTransfers,
     early: EarlyBuffer,
@@ -261,7 +262,6 @@ impl Connection {
 
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
-        self.peer_sent_at = self.peer_sent_at.max(self.receives[index].latest_arrival());
         let overtaken = self.paths.overtaken_max(now);
         if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at, overtaken) {
             self.close(now, index, reason);

@@ -98,11 +98,6 @@ impl ReceiveHalf {
         self.first_pass_over_at.is_some()
     }
 
-    /// When its latest new packet came; time zero if none has.
-    pub(crate) fn latest_arrival(&self) -> Timestamp {
-        self.first_at.map_or(Timestamp::ZERO, |_| self.last_new_at)
-    }
-
     /// Asks the contract; remembers when it wants to be asked again. `peer_sent_at`: when the latest new packet of any
     /// transfer came from this peer. `overtaken_max`: how long a packet may be overtaken, by what the paths measure now.
     pub(crate) fn verdict(
