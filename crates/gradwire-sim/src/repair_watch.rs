@@ -90,11 +90,15 @@ impl RepairWatch {
         state.takes_its_turn(now);
         let Some((lost_at, turn)) = since else { return Ok(()) };
         self.judged += 1;
-        let (began_at, bound) = self.terms(pair, lost_at, idle + turn);
-        let waited = now.since(began_at.max(repaired_at));
-        if waited <= bound {
+        // What waited behind another repair has the excuses since that one: the answers that would have let it go may be lost.
+        let judge = |since| {
+            let (began_at, bound) = self.terms(pair, since, idle + turn);
+            let waited = now.since(began_at.max(repaired_at));
+            (waited > bound).then_some((waited, bound))
+        };
+        let Some((waited, bound)) = judge(lost_at).and(judge(lost_at.max(repaired_at))) else {
             return Ok(());
-        }
+        };
         let (from, to) = pair;
         let (transfer, offset) = (header.transfer.0, header.offset);
         Err(Violation::RepairedLate { from, to, transfer, offset, at: now, waited, bound })

@@ -38,6 +38,12 @@ fn early_data_that_is_handed_out_puts_no_deadline_off() {
     judge(&run_seeds(95_003_430..95_003_431, Scenario::swarm));
 }
 
+/// Repairs left three at a time, and three answers in a row were lost before the last of them could.
+#[test]
+fn a_repair_behind_others_is_excused_by_answers_that_were_lost_after_them() {
+    judge(&run_seeds(78_001_504..78_001_505, Scenario::swarm));
+}
+
 #[test]
 fn equal_seeds_give_equal_traces_and_different_seeds_do_not() {
     let trace = |seed| run(Scenario::swarm(seed), false).map(|summary| summary.trace_hash);
