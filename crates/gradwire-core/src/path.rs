@@ -1,7 +1,9 @@
 //! One way for packets between two ranks: its estimates, its flight, its rate.
 
 use crate::arrivals::Arrivals;
-use crate::recovery::{AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator};
+use crate::recovery::{
+    AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, WayBack,
+};
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId};
@@ -11,12 +13,21 @@ const RTT_INITIAL: Duration = Duration::from_millis(20);
 /// Acknowledgements that a window is worth at least.
 const ACKS_PER_WINDOW: u64 = 4;
 
+/// A round trip, and how long the acknowledgement waited on its way back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trip {
+    rtt: Duration,
+    waited: Duration,
+}
+
 /// Sending and receiving state of one path.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) ledger: Ledger,
     pub(crate) rtt: RttEstimator,
+    /// None with several paths: with it a path that has healed was seen not to get its share back, and why is not known.
+    way_back: Option<WayBack>,
     pub(crate) controller: Controller,
     pub(crate) arrivals: Arrivals,
     pacer: Pacer,
@@ -37,6 +48,7 @@ impl Path {
             id,
             ledger: Ledger::new(),
             rtt: RttEstimator::new(RTT_INITIAL),
+            way_back: (config.paths == 1).then(WayBack::default),
             controller: Controller::new(config.controller, &config.controller_settings()),
             arrivals: Arrivals::new(id, config),
             pacer: Pacer::new(now),
@@ -118,21 +130,34 @@ impl Path {
         Some(rtt)
     }
 
+    /// The round trip that an acknowledgement completes, which its sender stamped with `sent_at_us`; `None` as above.
+    pub(crate) fn sample_trip(
+        &mut self,
+        now: Timestamp,
+        (echo_us, delay_us): (u32, u32),
+        sent_at_us: u32,
+    ) -> Option<Trip> {
+        let rtt = self.sample_rtt(now, echo_us, delay_us)?;
+        let waited = self.way_back.as_mut().map_or(Duration::ZERO, |way| way.waited(now, sent_at_us, rtt));
+        Some(Trip { rtt, waited })
+    }
+
     /// Applies an acknowledgement; `outcome` lists what it changed. `false`: it acknowledges what was never sent.
     pub(crate) fn on_ack(
         &mut self,
         now: Timestamp,
         ack: &AckPath,
-        rtt: Option<Duration>,
+        trip: Option<Trip>,
         outcome: &mut AckOutcome,
     ) -> bool {
-        if !self.ledger.on_ack(now, ack, self.rtt.loss_delay(), outcome) {
+        let waited = trip.map_or(Duration::ZERO, |trip| trip.waited);
+        if !self.ledger.on_ack(now, waited, ack, self.rtt.loss_delay(), outcome) {
             return false;
         }
         if !outcome.acked.is_empty() {
             self.news_at = now;
         }
-        self.inform_controller(now, rtt, outcome);
+        self.inform_controller(now, trip, outcome);
         true
     }
 
@@ -160,12 +185,13 @@ impl Path {
     }
 
     /// Tells the rate controller what an acknowledgement or timer changed.
-    fn inform_controller(&mut self, now: Timestamp, rtt: Option<Duration>, outcome: &AckOutcome) {
+    fn inform_controller(&mut self, now: Timestamp, trip: Option<Trip>, outcome: &AckOutcome) {
         let bytes =
             |packets: &[crate::recovery::SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         let sample = AckSample {
             now,
-            rtt,
+            rtt: trip.map(|trip| trip.rtt - trip.waited),
+            waited: trip.map_or(Duration::ZERO, |trip| trip.waited),
             acked_bytes: bytes(&outcome.acked),
             lost_bytes: bytes(&outcome.lost),
             in_flight: self.ledger.in_flight(),

@@ -29,6 +29,12 @@ impl Timestamp {
         (self.0 / 1_000) as u32
     }
 
+    /// `time` earlier; the origin when that is before it.
+    #[must_use]
+    pub(crate) fn before(self, time: Duration) -> Self {
+        Self(self.0.saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
+    }
+
     /// Time since `earlier`; zero when `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {

@@ -2,6 +2,7 @@
 
 use super::{Connection, Probe, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
+use crate::path::Trip;
 use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
@@ -289,15 +290,17 @@ impl Connection {
     fn on_ack(&mut self, now: Timestamp, header: &Header, reader: &mut Reader<'_>) -> Result<(), DropReason> {
         let ack = AckBody::decode(reader)?;
         // The echo of a probe is fresher than that of the last data packet, and not held back.
-        let rtt = if header.flags.contains(Flags::REPLY) {
-            self.sample_rtt(now, header, header.offset, 0)
+        let echo = if header.flags.contains(Flags::REPLY) {
+            (header.offset, 0)
         } else {
-            self.sample_rtt(now, header, ack.echo_us, ack.delay_us)
+            (ack.echo_us, ack.delay_us)
         };
+        let trip =
+            self.paths.get_mut(header.path).and_then(|path| path.sample_trip(now, echo, header.sent_at_us));
         let mut plausible = true;
         for _ in 0..ack.paths {
             let path = AckPath::decode(reader)?;
-            plausible &= self.on_ack_path(now, &path, rtt.filter(|_| path.path == header.path));
+            plausible &= self.on_ack_path(now, &path, trip.filter(|_| path.path == header.path));
         }
         if header.flags.contains(Flags::REPLY) {
             self.settle_probe(now, header);
@@ -310,10 +313,10 @@ impl Connection {
     }
 
     /// One path of an acknowledgement; `false` when it names what was never sent.
-    fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, rtt: Option<Duration>) -> bool {
+    fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, trip: Option<Trip>) -> bool {
         let Some(path) = self.paths.get_mut(ack.path) else { return false };
         let mut outcome = core::mem::take(&mut self.outcome);
-        let plausible = path.on_ack(now, ack, rtt, &mut outcome);
+        let plausible = path.on_ack(now, ack, trip, &mut outcome);
         if !outcome.acked.is_empty() {
             self.note_progress(now);
         }

@@ -29,6 +29,7 @@ use super::filters::{bytes_in, rate_of, time_of, AckAggregation, MaxFilter, Wind
 use super::headroom::{Headroom, LossCount};
 use super::others::OthersQueue;
 use super::share::{DecidedRate, Share};
+use super::way_back::SmoothedWait;
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
 use core::time::Duration;
@@ -51,6 +52,7 @@ pub struct BottleneckController {
     dip_at: Timestamp,
     others: OthersQueue,
     aggregation: AckAggregation,
+    way_back: SmoothedWait,
     round: Round,
     full_pipe: FullPipe,
     overflow_rounds: u32,
@@ -135,6 +137,7 @@ impl BottleneckController {
             dip_at: Timestamp::ZERO,
             others: OthersQueue::default(),
             aggregation: AckAggregation::default(),
+            way_back: SmoothedWait::default(),
             round: Round::default(),
             full_pipe: FullPipe::default(),
             overflow_rounds: 0,
@@ -158,7 +161,13 @@ impl BottleneckController {
         self.round.app_limited |= sample.app_limited;
         // Windows hold whole packets: up to one more would not have fitted.
         let whole = (self.cwnd - self.cwnd / 8).saturating_sub(self.packet_bytes).max(self.packet_bytes);
-        self.aggregation.on_ack(sample.now, sample.acked_bytes, self.bandwidth.max(), whole);
+        self.way_back.on_ack(sample);
+        self.aggregation.on_ack(
+            sample.now.before(sample.waited),
+            sample.acked_bytes,
+            self.bandwidth.max(),
+            whole,
+        );
         if let Some(rate) = sample.delivery_rate {
             self.round.rate_max = self.round.rate_max.max(rate);
             // What an idle application delivers is a lower bound of what the path can do.
@@ -245,7 +254,7 @@ impl BottleneckController {
     }
 
     fn advance(&mut self, now: Timestamp, in_flight: u64) {
-        let rtt = self.rtt.min().unwrap_or_default();
+        let rtt = self.round_trip();
         let drained = in_flight <= self.bdp().saturating_add(self.floor());
         match self.mode {
             Mode::Startup => {}
@@ -312,7 +321,7 @@ impl BottleneckController {
     /// are met.
     fn dip_hold(&self) -> Duration {
         let rtt = self.rtt.min().unwrap_or_default();
-        self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt)
+        self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt) + self.way_back.get()
     }
 
     /// When a dip ends though it has not seen the path.
@@ -395,8 +404,9 @@ impl BottleneckController {
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
     fn shared_window(&self, rate: u64) -> u64 {
         let share = gain(self.share.queue_bytes(), self.headroom.per_mille());
-        let bdp = bytes_in(rate, self.rtt.min().unwrap_or_default());
-        bdp.saturating_add(share.max(self.lumps())).max(2 * self.packet_bytes)
+        bytes_in(rate, self.rtt.min().unwrap_or_default())
+            .saturating_add(share.max(self.lumps()))
+            .max(2 * self.packet_bytes)
     }
 
     /// Acknowledgements come in lumps, and without their size on top a flow would stand still between two of them.
@@ -422,7 +432,20 @@ impl BottleneckController {
     }
 
     fn bdp(&self) -> u64 {
-        bytes_in(self.bandwidth.max(), self.rtt.min().unwrap_or_default())
+        self.product(self.bandwidth.max())
+    }
+
+    /// What is in flight at `rate` where this flow queues nothing. A thread that was not run looks like a wait as well: no
+    /// more for that than the receiver's socket holds.
+    fn product(&self, rate: u64) -> u64 {
+        let waiting = bytes_in(rate, self.way_back.get()).min(self.standing_bytes);
+        bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
+    }
+
+    /// From a packet to its acknowledgement where this flow queues nothing: what the way back takes in addition is not its
+    /// queue, but its packets are in flight meanwhile.
+    fn round_trip(&self) -> Duration {
+        self.rtt.min().unwrap_or_default() + self.way_back.get()
     }
 
     /// Two packets for each flow of a large incast, else four: three that overtake and one overtaken, so that a

@@ -84,20 +84,22 @@ fn steps() -> impl Strategy<Value = (u64, Step)> {
         (amount.clone(), amount.clone()).prop_map(|(bytes, in_flight)| Step::Sent { bytes, in_flight });
     let rtt = prop::option::of(prop_oneof![Just(0), 1_000_u64..100_000_000, Just(60_000_000_000)]);
     let rate = prop::option::of(prop_oneof![Just(0), Just(u64::MAX), 1_u64..10_000_000_000]);
-    let ack = (rtt, amount.clone(), amount.clone(), amount, rate, any::<(bool, bool)>()).prop_map(
-        |(rtt, acked_bytes, lost_bytes, in_flight, delivery_rate, (app_limited, round_ended))| {
-            Step::Ack(AckSample {
-                now: Timestamp::ZERO,
-                rtt: rtt.map(Duration::from_nanos),
-                acked_bytes,
-                lost_bytes,
-                in_flight,
-                delivery_rate,
-                app_limited,
-                round_ended,
-            })
-        },
-    );
+    let ack = (rtt.clone(), rtt, amount.clone(), amount.clone(), amount, rate, any::<(bool, bool)>())
+        .prop_map(
+            |(rtt, waited, acked_bytes, lost_bytes, in_flight, delivery_rate, (app_limited, round_ended))| {
+                Step::Ack(AckSample {
+                    now: Timestamp::ZERO,
+                    rtt: rtt.map(Duration::from_nanos),
+                    waited: Duration::from_nanos(waited.unwrap_or(0)),
+                    acked_bytes,
+                    lost_bytes,
+                    in_flight,
+                    delivery_rate,
+                    app_limited,
+                    round_ended,
+                })
+            },
+        );
     let step =
         prop_oneof![2 => sent, 6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast)];
     (prop_oneof![Just(0), 0_u64..5_000_000, Just(20_000_000_000)], step)

@@ -26,6 +26,8 @@ pub(super) struct EmptyPath {
     dip_at: Timestamp,
     dip: Option<Dip>,
     seldom: bool,
+    /// Data goes the other way as well.
+    crossed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +41,12 @@ impl EmptyPath {
     /// Dips seldom: where the share of the queue is known, a wrong idea of the path hardly changes the window.
     pub(super) fn set_seldom(&mut self, seldom: bool) {
         self.seldom = seldom;
+    }
+
+    /// Acknowledgements wait for so long on their way back. Where they wait at all, data crosses them, the queue comes and
+    /// goes with the steps of a schedule, and that it falls does not mean that others dip.
+    pub(super) fn on_wait(&mut self, waited: Duration) {
+        self.crossed = waited > self.min() / 16;
     }
 
     /// Takes a round-trip sample.
@@ -112,9 +120,9 @@ impl EmptyPath {
         now + self.interval() / 2 >= self.dip_at
     }
 
-    /// Whether the last dip is at least an eighth of an interval ago.
+    /// Whether the last dip is at least an eighth of an interval ago, and a falling queue means something.
     fn may_join(&self, now: Timestamp) -> bool {
-        now + self.interval() * 7 / 8 >= self.dip_at
+        !self.crossed && now + self.interval() * 7 / 8 >= self.dip_at
     }
 
     fn interval(&self) -> Duration {

@@ -123,10 +123,13 @@ impl Ledger {
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
     /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent.
     ///
+    /// `waited`: how long the acknowledgement waited on its way back; delivery rates are those at the receiver.
+    ///
     /// Returns `false` and changes nothing when `ack.largest` was never sent (forged or corrupt).
     pub fn on_ack(
         &mut self,
         now: Timestamp,
+        waited: Duration,
         ack: &AckPath,
         loss_delay: Duration,
         outcome: &mut AckOutcome,
@@ -145,8 +148,8 @@ impl Ledger {
             newest = self.apply_word(top, fresh, outcome).or(newest);
         }
         if let Some(newest) = newest {
-            self.delivered_at = now;
-            self.sample(now, newest, outcome);
+            self.delivered_at = self.delivered_at.max(now.before(waited));
+            self.sample(newest, outcome);
             self.advance_oldest();
             let described = (words > 0).then(|| top_and_bottom(ack.largest, words));
             self.detect_lost(now, loss_delay, described, outcome);
@@ -276,10 +279,10 @@ impl Ledger {
     }
 
     /// The delivery-rate sample of the newest packet that this acknowledgement names for the first time.
-    fn sample(&mut self, now: Timestamp, newest: PacketNumber, outcome: &mut AckOutcome) {
+    fn sample(&mut self, newest: PacketNumber, outcome: &mut AckOutcome) {
         let Some(entry) = self.ring.entry(newest) else { return };
         let send_elapsed = entry.packet.sent_at.since(entry.first_sent_at);
-        let ack_elapsed = now.since(entry.delivered_at);
+        let ack_elapsed = self.delivered_at.since(entry.delivered_at);
         outcome.delivery_rate = rate_of(self.delivered - entry.delivered, send_elapsed.max(ack_elapsed));
         outcome.app_limited = entry.app_limited;
         self.first_sent_at = self.first_sent_at.max(entry.packet.sent_at);

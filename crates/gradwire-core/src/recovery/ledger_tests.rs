@@ -50,9 +50,9 @@ fn numbers(packets: &[SentPacket]) -> Vec<u32> {
 fn three_later_packets_make_a_loss_and_two_do_not() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 10, 0);
-    assert!(ledger.on_ack(at(100), &ack(&[1, 5]), DELAY, &mut outcome));
+    assert!(ledger.on_ack(at(100), Duration::ZERO, &ack(&[1, 5]), DELAY, &mut outcome));
     assert_eq!((numbers(&outcome.acked), numbers(&outcome.lost)), (Vec::from([1, 5]), Vec::new()));
-    assert!(ledger.on_ack(at(101), &ack(&[6]), DELAY, &mut outcome));
+    assert!(ledger.on_ack(at(101), Duration::ZERO, &ack(&[6]), DELAY, &mut outcome));
     assert_eq!(numbers(&outcome.lost), [0], "5 and 6 alone do not condemn 2, 3 and 4");
     assert_eq!(ledger.in_flight(), 6_000);
 }
@@ -62,13 +62,13 @@ fn a_short_acknowledgement_says_nothing_of_what_is_older_than_its_bitmap() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 200, 0);
     let brief = |numbers: &[u32]| AckPath { words: 1, ..ack(numbers) };
-    ledger.on_ack(at(300), &brief(&[197, 198, 199]), DELAY, &mut outcome);
+    ledger.on_ack(at(300), Duration::ZERO, &brief(&[197, 198, 199]), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [0; 0], "the one before it is still on its way");
     let before: Vec<u32> = (0..120).filter(|number| *number != 50).collect();
-    ledger.on_ack(at(301), &ack(&before), DELAY, &mut outcome);
+    ledger.on_ack(at(301), Duration::ZERO, &ack(&before), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [50]);
     let rest: Vec<u32> = (120..200).filter(|number| *number != 160).collect();
-    ledger.on_ack(at(302), &ack(&rest), DELAY, &mut outcome);
+    ledger.on_ack(at(302), Duration::ZERO, &ack(&rest), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [160]);
 }
 
@@ -77,7 +77,7 @@ fn an_overtaken_packet_is_lost_when_its_time_is_over() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 3, 0);
     assert_eq!(ledger.loss_time(DELAY), None, "nothing overtook the first packet");
-    ledger.on_ack(at(100), &ack(&[1]), DELAY, &mut outcome);
+    ledger.on_ack(at(100), Duration::ZERO, &ack(&[1]), DELAY, &mut outcome);
     assert_eq!(ledger.loss_time(DELAY), Some(at(0) + DELAY));
     ledger.on_timeout(at(9_999), DELAY, &mut outcome);
     assert!(outcome.lost.is_empty());
@@ -91,22 +91,22 @@ fn an_overtaken_packet_is_lost_when_its_time_is_over() {
 fn a_late_acknowledgement_of_a_lost_packet_counts_as_delivered_once() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 5, 0);
-    ledger.on_ack(at(100), &ack(&[1, 2, 3]), DELAY, &mut outcome);
+    ledger.on_ack(at(100), Duration::ZERO, &ack(&[1, 2, 3]), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [0]);
-    ledger.on_ack(at(110), &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
+    ledger.on_ack(at(110), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.acked), [0]);
     assert_eq!(ledger.in_flight(), 1_000);
-    ledger.on_ack(at(120), &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
+    ledger.on_ack(at(120), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
     assert!(outcome.acked.is_empty());
 }
 
 #[test]
 fn an_acknowledgement_of_a_packet_never_sent_changes_nothing() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
-    assert!(!ledger.on_ack(at(1), &ack(&[0]), DELAY, &mut outcome));
+    assert!(!ledger.on_ack(at(1), Duration::ZERO, &ack(&[0]), DELAY, &mut outcome));
     send(&mut ledger, 3, 0);
     for forged in [3, 1_000, u32::MAX, 1 << 31] {
-        assert!(!ledger.on_ack(at(1), &ack(&[forged]), DELAY, &mut outcome), "{forged}");
+        assert!(!ledger.on_ack(at(1), Duration::ZERO, &ack(&[forged]), DELAY, &mut outcome), "{forged}");
     }
     assert_eq!((ledger.in_flight(), outcome.acked.len()), (3_000, 0));
 }
@@ -119,7 +119,7 @@ fn forgotten_packets_leave_the_flight_without_being_lost() {
     ledger.on_sent(other, false);
     ledger.forget(TransferId(1));
     assert_eq!((ledger.in_flight(), ledger.oldest_sent_at()), (1_000, Some(at(3))));
-    ledger.on_ack(at(100), &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
+    ledger.on_ack(at(100), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
     assert_eq!((numbers(&outcome.acked), outcome.lost.len(), ledger.in_flight()), (Vec::from([3]), 0, 0));
 }
 
@@ -138,9 +138,9 @@ fn numbers_may_wrap_around() {
     ledger.start_at(PacketNumber(u32::MAX - 99));
     send(&mut ledger, 200, 0);
     let all: Vec<u32> = (0..200).map(|i| (u32::MAX - 99).wrapping_add(i)).collect();
-    ledger.on_ack(at(300), &ack(&all[..150]), DELAY, &mut outcome);
+    ledger.on_ack(at(300), Duration::ZERO, &ack(&all[..150]), DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.acked), all[..150]);
-    ledger.on_ack(at(301), &ack(&all[40..]), DELAY, &mut outcome);
+    ledger.on_ack(at(301), Duration::ZERO, &ack(&all[40..]), DELAY, &mut outcome);
     assert_eq!((numbers(&outcome.acked), ledger.in_flight()), (Vec::from(&all[150..]), 0));
 }
 
@@ -152,7 +152,7 @@ fn the_delivery_rate_is_what_arrived_over_one_round_trip() {
         let packet = packet(&ledger, 1, BYTES, at(round * 100));
         ledger.on_sent(packet, false);
         if let Some(acked) = round.checked_sub(10) {
-            ledger.on_ack(at(round * 100 + 1), &ack(&[acked as u32]), DELAY, &mut outcome);
+            ledger.on_ack(at(round * 100 + 1), Duration::ZERO, &ack(&[acked as u32]), DELAY, &mut outcome);
         }
     }
     let rate = outcome.delivery_rate.unwrap_or(0);
@@ -167,12 +167,12 @@ fn samples_are_marked_until_the_last_packet_before_the_gap_is_acknowledged() {
     let last = packet(&ledger, 1, BYTES, at(2));
     ledger.on_sent(last, true);
     send(&mut ledger, 1, 50);
-    ledger.on_ack(at(100), &ack(&[1]), DELAY, &mut outcome);
+    ledger.on_ack(at(100), Duration::ZERO, &ack(&[1]), DELAY, &mut outcome);
     assert!(!outcome.app_limited);
-    ledger.on_ack(at(101), &ack(&[1, 2, 3]), DELAY, &mut outcome);
+    ledger.on_ack(at(101), Duration::ZERO, &ack(&[1, 2, 3]), DELAY, &mut outcome);
     assert!(outcome.app_limited, "3 was sent while 2 was on its way");
     send(&mut ledger, 1, 102);
-    ledger.on_ack(at(200), &ack(&[4]), DELAY, &mut outcome);
+    ledger.on_ack(at(200), Duration::ZERO, &ack(&[4]), DELAY, &mut outcome);
     assert!(!outcome.app_limited);
 }
 
@@ -181,7 +181,7 @@ fn a_round_ends_when_a_packet_sent_after_the_last_end_is_acknowledged() {
     let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
     send(&mut ledger, 4, 0);
     let mut ended = |ledger: &mut Ledger, number: u32| {
-        ledger.on_ack(at(1_000), &ack(&[number]), DELAY, &mut outcome);
+        ledger.on_ack(at(1_000), Duration::ZERO, &ack(&[number]), DELAY, &mut outcome);
         outcome.round_ended
     };
     assert!(ended(&mut ledger, 0));
@@ -197,7 +197,7 @@ fn a_lost_packet_at_the_front_does_not_make_the_ledger_grow_without_bound() {
     send(&mut ledger, 1, 0);
     for number in 1..100_000_u32 {
         send(&mut ledger, 1, u64::from(number));
-        ledger.on_ack(at(u64::from(number) + 1), &ack(&[number]), DELAY, &mut outcome);
+        ledger.on_ack(at(u64::from(number) + 1), Duration::ZERO, &ack(&[number]), DELAY, &mut outcome);
     }
     assert!(ledger.remembered() <= 1_100, "{} entries", ledger.remembered());
 }
@@ -315,7 +315,7 @@ proptest! {
                 Op::Ack { back, words, mask, again } => {
                     let Some((ack, flags)) = arbitrary_ack(first, model.packets.len(), (back, words, mask, again))
                     else { continue };
-                    prop_assert!(ledger.on_ack(now, &ack, DELAY, &mut outcome));
+                    prop_assert!(ledger.on_ack(now, Duration::ZERO, &ack, DELAY, &mut outcome));
                     // The ledger looks for losses when something new arrived, the model always.
                     expected = Some(if flags.iter().zip(&model.packets).any(|(f, (_, fate))| *f && *fate != Fate::Acked) {
                         model.on_ack(&flags, now, DELAY)
@@ -381,6 +381,7 @@ proptest! {
             controller.on_ack(&AckSample {
                 now,
                 rtt: rtt.map(|ns| Duration::from_nanos(u64::from(ns))),
+                waited: Duration::from_nanos(u64::from(wait)),
                 acked_bytes: u64::from(acked),
                 lost_bytes: u64::from(lost),
                 in_flight: u64::from(acked),
@@ -399,6 +400,7 @@ fn sample(now: Timestamp, outcome: &AckOutcome, in_flight: u64) -> AckSample {
     AckSample {
         now,
         rtt: outcome.acked.last().map(|packet| now.since(packet.sent_at)),
+        waited: Duration::ZERO,
         acked_bytes: bytes(&outcome.acked),
         lost_bytes: bytes(&outcome.lost),
         in_flight,

@@ -370,7 +370,7 @@ impl Flow {
     fn on_ack(&mut self, now: Timestamp, ack: &AckPath, echo: u64, held: u64) {
         let rtt = now.since(Timestamp::from_nanos(echo + held));
         self.rtt.on_sample(now, rtt);
-        assert!(self.ledger.on_ack(now, ack, self.rtt.loss_delay(), &mut self.outcome));
+        assert!(self.ledger.on_ack(now, Duration::ZERO, ack, self.rtt.loss_delay(), &mut self.outcome));
         self.report(now, Some(rtt));
     }
 
@@ -395,6 +395,7 @@ impl Flow {
         self.controller.on_ack(&AckSample {
             now,
             rtt,
+            waited: Duration::ZERO,
             acked_bytes: bytes(&self.outcome.acked),
             lost_bytes: bytes(&self.outcome.lost),
             in_flight: self.ledger.in_flight(),

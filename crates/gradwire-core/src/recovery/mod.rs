@@ -32,6 +32,7 @@ mod rival;
 mod rtt;
 mod share;
 mod timely;
+mod way_back;
 
 pub use bottleneck::BottleneckController;
 pub use controller::Controller;
@@ -41,3 +42,4 @@ pub use rate::{AckSample, ControllerKind, ControllerSettings, RateController};
 pub use receiving_rate::ReceivingRateController;
 pub use rtt::RttEstimator;
 pub use timely::TimelyController;
+pub(crate) use way_back::WayBack;

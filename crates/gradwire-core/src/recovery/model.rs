@@ -10,6 +10,7 @@ use super::empty_path::EmptyPath;
 use super::filters::{bytes_in, rate_of, AckAggregation};
 use super::headroom::{Headroom, LossCount};
 use super::share::Share;
+use super::way_back::SmoothedWait;
 use super::{AckSample, ControllerSettings};
 use crate::Timestamp;
 use core::time::Duration;
@@ -41,6 +42,7 @@ pub(super) struct PathModel {
     headroom: Headroom,
     backoff: Backoff,
     lumps: u64,
+    way_back: SmoothedWait,
 }
 
 impl PathModel {
@@ -59,6 +61,7 @@ impl PathModel {
             headroom: Headroom::new(packet_bytes),
             backoff: Backoff::new(packet_bytes),
             lumps: 0,
+            way_back: SmoothedWait::default(),
         }
     }
 
@@ -75,7 +78,9 @@ impl PathModel {
         self.round.rate_max = self.round.rate_max.max(sample.delivery_rate.unwrap_or(0));
         // Windows hold whole packets: up to one more would not have fitted.
         let whole = (cwnd - cwnd / 8).saturating_sub(self.packet_bytes).max(self.packet_bytes);
-        self.aggregation.on_ack(sample.now, sample.acked_bytes, rate, whole);
+        self.way_back.on_ack(sample);
+        self.path.on_wait(self.way_back.get());
+        self.aggregation.on_ack(sample.now.before(sample.waited), sample.acked_bytes, rate, whole);
         self.lumps = self.aggregation.bytes().min(bytes_in(rate, LUMP_MAX)).min(self.standing_bytes);
         self.path.advance(sample.now, sample.in_flight, self.cwnd_min());
         ended
@@ -105,12 +110,20 @@ impl PathModel {
         self.share.is_known()
     }
 
+    /// What is in flight at `rate` where this flow queues nothing. What the way back takes in addition is not its queue, but
+    /// its packets are in flight meanwhile; a thread that was not run looks the same, so no more than the receiver's socket
+    /// holds.
+    fn product(&self, rate: u64) -> u64 {
+        let waiting = bytes_in(rate, self.way_back.get()).min(self.standing_bytes);
+        bytes_in(rate, self.path.min()).saturating_add(waiting)
+    }
+
     /// The window for a flow at `rate`.
     pub(super) fn window(&self, rate: u64) -> u64 {
         if self.path.is_dipping() {
             return self.cwnd_min();
         }
-        let cwnd = bytes_in(rate, self.path.min()).saturating_add(self.queue_bytes()).max(self.cwnd_min());
+        let cwnd = self.product(rate).saturating_add(self.queue_bytes()).max(self.cwnd_min());
         if self.share.is_known() {
             cwnd
         } else {
@@ -123,7 +136,7 @@ impl PathModel {
     /// overflows a buffer that is smaller than the path.
     pub(super) fn start_window(&self, cwnd: u64, acked: u64, found: u64, line_rate: u64) -> u64 {
         let most = if self.share.is_known() && found > 0 {
-            bytes_in(found.saturating_add(found / 4), self.path.min()).saturating_add(self.queue_bytes())
+            self.product(found.saturating_add(found / 4)).saturating_add(self.queue_bytes())
         } else {
             bytes_in(line_rate, START_WINDOW_TIME)
         };

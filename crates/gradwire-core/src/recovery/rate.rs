@@ -11,8 +11,10 @@ use core::time::Duration;
 pub struct AckSample {
     /// Now.
     pub now: Timestamp,
-    /// Round-trip time, when this acknowledgement gave a sample.
+    /// Round-trip time without what the acknowledgement waited, when this acknowledgement gave a sample.
     pub rtt: Option<Duration>,
+    /// How long the acknowledgement waited in queues on its way back: those of the data that goes the other way.
+    pub waited: Duration,
     /// Bytes newly acknowledged.
     pub acked_bytes: u64,
     /// Bytes newly taken for lost.
