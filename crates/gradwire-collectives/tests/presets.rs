@@ -226,10 +226,19 @@ fn ultima_is_exact_while_it_warms_up_and_then_sends_nothing_again_in_bounded_tim
     assert!(reasons[0] > 0 && reasons[1] > 0, "{reasons:?}");
 }
 
-/// Longest time of a transfer in each stage.
+/// How long something was under way in each stage. Its transfers do not begin at the same moment.
 fn stage_times(report: &DeliveryReport) -> [Duration; 2] {
-    [&report.peers, &report.sources]
-        .map(|stage| stage.iter().map(|peer| peer.network_time).max().expect("somebody has sent"))
+    [&report.peers, &report.sources].map(|stage| {
+        let mut spans: Vec<_> = stage.iter().map(|peer| (peer.began_at, peer.ended_at)).collect();
+        assert!(!spans.is_empty(), "nobody has sent");
+        spans.sort_unstable();
+        let (mut time, mut until) = (Duration::ZERO, spans[0].0);
+        for (began_at, ended_at) in spans {
+            time += ended_at.since(until.max(began_at));
+            until = until.max(ended_at);
+        }
+        time
+    })
 }
 
 /// What a rank has at the end of its warm-up: its own times, and those of the others but for the last round, which they tell

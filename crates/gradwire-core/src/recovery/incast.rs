@@ -31,6 +31,8 @@ pub(super) struct IncastBound {
     /// Least round-trip time of the last round.
     previous_rtt: Option<Duration>,
     rate: DecidedRate,
+    /// The rate was measured since the last idle time.
+    is_measured: bool,
     round: Round,
     lumps: AckAggregation,
 }
@@ -56,6 +58,7 @@ impl IncastBound {
             rtt: WindowedMin::default(),
             previous_rtt: None,
             rate: DecidedRate::default(),
+            is_measured: false,
             round: Round::default(),
             lumps: AckAggregation::default(),
         }
@@ -67,10 +70,13 @@ impl IncastBound {
     }
 
     /// Data flows again. The idle time is no part of a round trip, and the rate is that of the last packets before it: some
-    /// of the others may have been done by then, so a little less is the share among all.
+    /// of the others may have been done by then, so a little less is the share among all. Less than that it does not become by
+    /// calls that are too small to measure it again, of which there may be many.
     pub(super) fn on_idle_restart(&mut self, now: Timestamp) {
         self.round = Round { since: now, ..Round::default() };
-        self.rate.reset(self.rate.get() - self.rate.get() / RESTART_LESS);
+        if core::mem::take(&mut self.is_measured) {
+            self.rate.reset(self.rate.get() - self.rate.get() / RESTART_LESS);
+        }
     }
 
     /// Whether the collective has told that others share the receiver.
@@ -116,6 +122,7 @@ impl IncastBound {
         if rate == 0 || round.app_limited && rate < before {
             return;
         }
+        self.is_measured = true;
         self.rate.on_round(rate, round.losses);
         if rate > before && self.is_free() {
             self.rate.reset(rate);
@@ -244,10 +251,12 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_time_takes_an_eighth_of_the_rate_away() {
+    fn an_idle_time_takes_an_eighth_of_the_rate_away_and_the_next_ones_nothing_more() {
         let mut bound = after(8, 20, 800);
-        bound.on_idle_restart(Timestamp::from_nanos(1_000_000_000));
-        assert_eq!(bound.window(u64::MAX), 705 * PACKET);
+        for second in 1..20 {
+            bound.on_idle_restart(Timestamp::from_nanos(second * 1_000_000_000));
+            assert_eq!(bound.window(u64::MAX), 705 * PACKET);
+        }
     }
 
     #[test]
