@@ -57,7 +57,7 @@ def test_without_the_setting_nobody_is_named_and_every_collective_is_counted(tmp
 SLOW_MBIT = 6
 
 
-def test_a_slow_link_is_told_by_its_direction(tmp_path: Path) -> None:
+def test_each_direction_of_a_slow_link_is_told_once(tmp_path: Path) -> None:
     def shape_uplink(network: Network, host: int, rate_mbit: float) -> None:
         with network.on_host(host):
             iproute.tc(f"qdisc change dev eth0 root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit 1500000")
@@ -79,7 +79,8 @@ def test_a_slow_link_is_told_by_its_direction(tmp_path: Path) -> None:
             job.require_clean_exit()
             for rank in (0, 1):
                 about = [(late, cause) for late, cause, _ in warnings(job, rank) if late == "2"]
-                assert about == [("2", "network"), ("2", "receiver")], job.transcript()
+                # A slow way out delays what confirms the way in as well, so that one can be named with the other, before or after it.
+                assert sorted(about) == [("2", "network"), ("2", "receiver")], job.transcript()
             return Outcome([0] * 3, [], [])
 
     in_lab(tmp_path, main)
