@@ -117,7 +117,7 @@ def run(
     for folder in (settings.out, *([settings.json_file.parent] if settings.json_file else [])):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        stream = build_stream()
+        stream = build_stream(settings.small)
         sys.exit(sandbox.run(lambda: _inside(name, settings, lambda: Ground(hosts, first_link, stream), measure)))
     except (ToolMissing, NamespacesUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)

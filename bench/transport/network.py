@@ -242,17 +242,31 @@ def _flow_of(name: str, begun: float, at_server: dict[str, Any], at_client: dict
     return Flow(name, int(received), seconds, timeline, begun, {"end": end})
 
 
-def build_stream() -> Path:
+def build_stream(small: bool) -> Path:
     """Builds the sending program and returns its path.
+
+    Args:
+        small: nobody compares the numbers, so the tests' build serves, which `make test` has made already.
 
     Raises:
         ToolMissing: there is no Rust.
     """
     if shutil.which("cargo") is None:
         raise ToolMissing("cargo not found: install Rust (https://rustup.rs)")
-    command = ["cargo", "build", "--quiet", "--release", "--locked", "--offline", "--package", "gradwire-engine"]
+    profile, folder = ("test", "debug") if small else ("release", "release")
+    command = [
+        "cargo",
+        "build",
+        "--quiet",
+        "--profile",
+        profile,
+        "--locked",
+        "--offline",
+        "--package",
+        "gradwire-engine",
+    ]
     subprocess.run([*command, "--example", "stream"], cwd=ROOT, check=True)
-    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "release", "examples", "stream")
+    return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), folder, "examples", "stream")
 
 
 def machine() -> dict[str, Any]:

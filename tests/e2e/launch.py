@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+import warm
 from gradwire.lab import NamespacesUnavailable, ToolMissing, sandbox
 
 HERE = Path(__file__).parent
@@ -96,7 +97,7 @@ def launch(
         output = (folder / f"output-{rank}").open("w+")
         command = [sys.executable, "-X", "faulthandler", "-u", str(HERE / "rank.py"), body]
         options = {"env": variables, "stdout": output, "stderr": subprocess.STDOUT}
-        ranks.append((spawn(rank, command, **options) if spawn else subprocess.Popen(command, **options), output))
+        ranks.append((spawn(rank, command, **options) if spawn else _start(command, variables, output), output))
     codes = [_wait(process, started + timeout_s) for process, _ in ranks]
     outputs = []
     for _, output in ranks:
@@ -138,6 +139,12 @@ def checks_of(body: str) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
+def _start(command: list[str], env: dict[str, str], output: IO[str]) -> subprocess.Popen[Any] | warm.Process:
+    if warm.suits(env):
+        return warm.Process(command, env, output.fileno())
+    return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+
+
 def _clean_environment() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "TORCH_", "MASTER_"))
@@ -157,7 +164,7 @@ def _rank_variables(rank: int, world_size: int, folder: Path, backend: str) -> d
     }
 
 
-def _wait(process: subprocess.Popen[bytes], end: float) -> int | None:
+def _wait(process: subprocess.Popen[Any] | warm.Process, end: float) -> int | None:
     try:
         return process.wait(max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:
