@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import generated
 from gradwire import _native
 from gradwire.config import ENV_PREFIX, PRESETS, allowed, settings
-
-DOCUMENT = Path(__file__).parent.parent / "docs" / "config.md"
 
 HEAD = """\
 # Configuration
@@ -87,17 +86,5 @@ def document() -> str:
     return "\n".join([HEAD, *(field_section(field) for field in settings()), preset_section()])
 
 
-def main() -> int:
-    """Writes the document, or compares it."""
-    text = document()
-    if "--check" not in sys.argv[1:]:
-        DOCUMENT.write_text(text)
-        return 0
-    if DOCUMENT.exists() and DOCUMENT.read_text() == text:
-        return 0
-    print(f"{DOCUMENT.name} is stale: run scripts/config_docs.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.keep("config.md", document(), Path(__file__).name))

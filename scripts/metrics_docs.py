@@ -9,10 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import generated
 from gradwire import _native
 from gradwire.metrics import METRICS, SCOPES, Metric
-
-DOCUMENT = Path(__file__).parent.parent / "docs" / "metrics.md"
 
 HEAD = """\
 # Metrics
@@ -71,17 +70,5 @@ def document() -> str:
     return "\n".join([HEAD, *(section(scope) for scope in TITLES), bounds()])
 
 
-def main() -> int:
-    """Writes the document, or compares it."""
-    text = document()
-    if "--check" not in sys.argv[1:]:
-        DOCUMENT.write_text(text)
-        return 0
-    if DOCUMENT.exists() and DOCUMENT.read_text() == text:
-        return 0
-    print(f"{DOCUMENT.name} is stale: run scripts/metrics_docs.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(generated.keep("metrics.md", document(), Path(__file__).name))

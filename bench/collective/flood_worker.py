@@ -69,14 +69,7 @@ def _resident_kb() -> int:
 
 def main() -> None:
     """Serves until the input ends."""
-    workers: list[Worker] = []
-
-    def make(say: Any) -> Any:
-        workers.append(Worker(say))
-        return workers[0].obey
-
-    crew.serve(make)
-    workers[0].close()
+    crew.serve(Worker)
 
 
 if __name__ == "__main__":

@@ -178,13 +178,16 @@ class Worker:
             }
         )
 
+    def close(self) -> None:
+        """Leaves the group."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
 
 def main() -> None:
     """Serves until the input ends."""
-    crew.serve(lambda say: Worker(say).obey)
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    crew.serve(Worker)
 
 
 if __name__ == "__main__":

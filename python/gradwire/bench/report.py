@@ -19,6 +19,9 @@ _HEADS = (
     "variant", "collective", "ranks", "size", "condition", "samples", "p50 ms", "p95", "p99", "p99.9", "algbw GB/s",
     "busbw GB/s", "lost", "CPU s/GB", "wrong",
 )  # fmt: skip
+_COMPARED_HEADS = (
+    "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "p99 times", "CPU times",
+)  # fmt: skip
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem;color:#1d2733}
 h1{font-size:1.5rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin-top:2.2rem}
@@ -46,18 +49,9 @@ def print_table(console: Console, rows: list[Row]) -> None:
     console.print(_table("time of one call on its slowest rank", _HEADS, map(cells_of, rows)))
     compared = comparisons(rows)
     if compared:
-        heads = (
-            "gradwire",
-            "beside",
-            "collective",
-            "ranks",
-            "size",
-            "condition",
-            "p50 times",
-            "p99 times",
-            "CPU times",
+        console.print(
+            _table("how many times as much as gradwire the peer takes", _COMPARED_HEADS, map(_compared, compared))
         )
-        console.print(_table("how many times as much as gradwire the peer takes", heads, map(_compared, compared)))
 
 
 def write_html(results: dict[str, Any], file: Path) -> None:
@@ -71,18 +65,7 @@ def write_html(results: dict[str, Any], file: Path) -> None:
     parts += pictures(figures.charts(rows), file)
     parts.append("<h2>How many times as much as gradwire the peer takes</h2>" if comparisons(rows) else "")
     if comparisons(rows):
-        heads = (
-            "gradwire",
-            "beside",
-            "collective",
-            "ranks",
-            "size",
-            "condition",
-            "p50 times",
-            "p99 times",
-            "CPU times",
-        )
-        parts.append(html_table(heads, [_compared(each) for each in comparisons(rows)]))
+        parts.append(html_table(_COMPARED_HEADS, [_compared(each) for each in comparisons(rows)]))
     parts.append("<h2>All cells</h2>" + html_table(_HEADS, [cells_of(row) for row in rows]))
     page = html_page("gradwire bench", f"{text}. {network_text(network)}", "\n".join(parts), results)
     file.write_text(page)

@@ -119,13 +119,16 @@ class Worker:
         each = blocks.repeat_interleave(announced.block_elems, dim=1)[:, : announced.shard_elems]
         return each.reshape(-1)[: task.elems]
 
+    def close(self) -> None:
+        """Leaves the group."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
 
 def main() -> None:
     """Serves until the input ends."""
-    crew.serve(lambda say: Worker(say).obey)
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    crew.serve(Worker)
 
 
 if __name__ == "__main__":

@@ -83,13 +83,16 @@ class Worker:
     def _validate(self, order: crew.Answer) -> None:
         self._say({"run": order["run"], "val_loss": self._trainers[order["run"]].validation_loss()})
 
+    def close(self) -> None:
+        """Leaves the group."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
 
 def main() -> None:
     """Arguments: the examples' folder, and the backends separated by commas."""
-    crew.serve(lambda say: Worker(sys.argv[1], sys.argv[2].split(","), say).obey)
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    crew.serve(lambda say: Worker(sys.argv[1], sys.argv[2].split(","), say))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 LEAVE_SECONDS = 20  # a worker that was told to leave closes its process group first
 Answer = dict[str, Any]
@@ -207,11 +207,21 @@ def rendezvous_environment(
     }
 
 
-def serve(make: Callable[[Callable[[Answer], None]], Callable[[Answer], None]]) -> None:
+class Worker(Protocol):
+    """Who carries out the orders in a worker's process."""
+
+    def obey(self, order: Answer) -> None:
+        """Carries one order out and answers it."""
+
+    def close(self) -> None:
+        """Ends what orders have begun."""
+
+
+def serve(make: Callable[[Callable[[Answer], None]], Worker]) -> None:
     """The workers' side: answers with `ready`, then carries out orders until the input ends.
 
     Args:
-        make: is given the function to answer with, and returns the function that carries out one order.
+        make: is given the function to answer with.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints belongs into the log, not among the answers
@@ -219,7 +229,8 @@ def serve(make: Callable[[Callable[[Answer], None]], Callable[[Answer], None]]) 
     def say(answer: Answer) -> None:
         print(json.dumps(answer), file=answers)
 
-    obey = make(say)
+    worker = make(say)
     say({"ready": True})
     for line in sys.stdin:
-        obey(json.loads(line))
+        worker.obey(json.loads(line))
+    worker.close()
