@@ -177,6 +177,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "controller": config.controller_name(),
         "initial_rate": int(config.initial_rate_mbps * MEGABIT_BYTES),
         "peer_timeout_s": config.peer_timeout_s,
+        "on_peer_loss": config.on_peer_loss,
         "connect_timeout_s": config.connect_timeout_s,
         "dscp": config.dscp,
         "dscp_classes": config.code_points(),

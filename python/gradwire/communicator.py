@@ -371,6 +371,15 @@ class Communicator:
         engine = self._owner.engine
         return {"group": self._native.stats(), "engine": engine.stats(), "features": engine.features()}
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that are left, by the numbers that they began with: all, unless `on_peer_loss="continue"` lost some.
+
+        Operations that are in flight may end under other ones: `report().members` says which.
+        """
+        epoch = self._native.stats()["epoch"]
+        return tuple(range(self.world_size)) if epoch is None else tuple(epoch["members"])
+
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks with the same `color`; every rank of this one calls it.
 

@@ -40,7 +40,7 @@ _EIGHT = (34, 36, 26, 28, 18, 20, 10, 12)
 CODE_POINTS = tuple(_FOUR[:n] if n <= len(_FOUR) else _EIGHT[:n] for n in range(1, 9))
 CODE_POINT_CONTROL = 40  # CS5, signalling: above all of them, below what routers need
 SECURITY_MODES = ("auto", "on", "off")
-PEER_LOSS = ("raise",)
+PEER_LOSS = ("raise", "continue")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 # Read by gradwire.secret and never kept here: settings are printed and published.
 SECRET_VARIABLE = "GRADWIRE_SECRET"  # noqa: S105  its name
@@ -135,8 +135,9 @@ class Config:
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
         "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
-    on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them. "
-        "Going on with those who are left is not to be had yet (docs/membership.md).", choices=PEER_LOSS, everywhere=True)
+    on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them; "
+        "`continue`, more than half of the ranks go on without it, means and barriers in flight are finished among them, and what "
+        "an all-reduce needs to be made again is copied (docs/membership.md). At most 64 ranks.", choices=PEER_LOSS, everywhere=True)
     connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have appeared in the "
         "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
     dscp: int = _setting(0, int, "Differentiated services code point of every packet, unless the next two say otherwise.",

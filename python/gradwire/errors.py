@@ -125,6 +125,10 @@ class AbortedError(GroupError):
     """Another rank's group failed for a reason of its own. Fields: rank, cause."""
 
 
+class NotMemberError(GroupError):
+    """This rank may not go on (`on_peer_loss="continue"`): no majority was reached, or it was left out. Fields: epoch, outcome, cause."""
+
+
 class ServerMemoryError(GroupError):
     """A parameter server may not hold what a call needs on it. Fields: rank, host, during, needed_bytes, allowed_bytes."""
 

@@ -136,6 +136,12 @@ METRICS: tuple[Metric, ...] = (
         "Datagrams not sent because their number had been used: a bug.",
     ),
     _gauge("group", "group_ranks", "world_size", "Ranks in the group."),
+    _gauge(
+        "group",
+        "epoch",
+        "epoch.number",
+        "Losses of ranks after which the group went on; absent where a lost rank ends it.",
+    ),
     _gauge("group", "datagram_bytes", "datagram_bytes", "UDP payload of a full datagram."),
     _counter("group", "failed_calls", "calls_failed", "Collectives that ended with an error."),
     _gauge(

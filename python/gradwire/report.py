@@ -120,6 +120,8 @@ class DeliveryReport:
         rotated_elems: elements of the rotated bucket that was sent in place of the tensor, padding included; 0: it was sent as
             it is. Of a rotated one `uncounted`, `filled` and the elements of `peers` are places in what was sent: a value that did
             not count there is a share of many elements of the tensor.
+        epoch: with `on_peer_loss="continue"`, the epoch of the group under which it ended; 0 is the first.
+        members: and the ranks that took part, by which its means are divided. Empty where a lost rank ends the group.
     """
 
     collective: str = ""
@@ -145,6 +147,8 @@ class DeliveryReport:
     replicas_identical: bool = True
     warm_up: bool = False
     rotated_elems: int = 0
+    epoch: int = 0
+    members: tuple[int, ...] = ()
 
     @property
     def lost_share(self) -> float:

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "metrics_docs.py"
 # What is no measurement: names, and what a group is.
 FACTS = {
     "group": {"name", "rank", "security", "peers", "calls", "waiting.during", "waiting.sequence", "waiting.straggler", "waiting.cause",
-              "waiting.bytes_received", "waiting.bytes_expected", "waiting.silent_s"},
+              "epoch.members", "epoch.lost", "waiting.bytes_received", "waiting.bytes_expected", "waiting.silent_s"},
     "peer": {"rank", "host", "address", "paths"},
     "path": {"path", "source_port", "local_address", "peer_address"},
     "call": {"collective", "preset", *STAGES},

@@ -128,6 +128,16 @@ pub enum OpError {
         /// Its reason.
         cause: String,
     },
+    /// This rank may not go on: no majority of the ranks could be reached, or the others have gone on without it.
+    #[error("this rank stops in epoch {epoch}: {outcome}; it began with: {cause}")]
+    NotMember {
+        /// Number of the last epoch that this rank was in.
+        epoch: u64,
+        /// What happened, for people.
+        outcome: &'static str,
+        /// The loss that began it.
+        cause: String,
+    },
     /// The group was shut down on this rank.
     #[error("the group was shut down while {0} was in flight")]
     ShutDown(String),

@@ -1,4 +1,7 @@
-//! A group on the network thread: the machine, the addresses of its peers, the operations in flight.
+//! A group on the network thread: the machine, the addresses of its peers, the operations in flight. `continuing`: how it goes on
+//! without a lost rank.
+
+mod continuing;
 
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
@@ -7,6 +10,7 @@ use crate::routes::{Route, Routes};
 use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
 use crate::socket::{Datagram, PathSockets, RawAddress};
+use crate::succession::{Before, Succession};
 use crate::tally::Tally;
 use crate::timeline::CallTimes;
 use crate::ways::Ways;
@@ -14,6 +18,7 @@ use crate::{
     GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats,
     WatchStats,
 };
+use continuing::{is_relay, Relay};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp};
@@ -59,12 +64,12 @@ impl PeerAddress {
 }
 
 /// An operation in flight.
-struct InFlight {
-    op: OpHandle,
+pub(crate) struct InFlight {
+    pub(crate) op: OpHandle,
     /// Owns the memory behind the views; must be dropped after the group is done with it.
-    keep_alive: Box<dyn Send>,
+    pub(crate) keep_alive: Box<dyn Send>,
     /// Preset of its policy, for statistics.
-    preset: &'static str,
+    pub(crate) preset: &'static str,
 }
 
 /// How far a group is with leaving.
@@ -99,20 +104,17 @@ pub(crate) struct ActiveGroup {
     search_at: Vec<Option<Timestamp>>,
     /// Something was handed in since the last drain.
     dirty: bool,
+    /// How it goes on when a rank is lost; `None`: it ends.
+    succession: Option<Box<Succession>>,
+    /// Its connections of earlier epochs, latest first.
+    relays: Vec<Relay>,
 }
 
 impl ActiveGroup {
     /// Starts to connect.
     pub(crate) fn new(mut setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
-        let mut peers = Vec::new();
-        peers.resize_with(setup.config.peers.len() + 1, || PeerAddress::NOWHERE);
-        let channels = std::mem::take(&mut setup.channels);
-        for ((peer, candidates), channel) in setup.config.peers.iter().zip(&setup.candidates).zip(channels) {
-            let place = &mut peers[peer.rank as usize];
-            place.channel = channel;
-            place.host.clone_from(&peer.host);
-            place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
-        }
+        let peers = addresses_of(&mut setup);
+        let succession = setup.lineage.take().map(|lineage| Box::new(Succession::new(lineage)));
         let (ranks, group) = (peers.len(), Group::new(setup.config.clone(), now));
         Self {
             setup,
@@ -128,6 +130,8 @@ impl ActiveGroup {
             wake_at: None,
             search_at: vec![None; ranks],
             dirty: true,
+            succession,
+            relays: Vec::new(),
         }
     }
 
@@ -147,24 +151,28 @@ impl ActiveGroup {
 
     /// Takes its connections out of the table.
     pub(crate) fn remove_routes(&self, routes: &mut Routes) {
-        self.setup.ids.by_rank.iter().flatten().for_each(|id| routes.remove(*id));
+        let relays = self.relays.iter().map(|relay| &relay.ids);
+        let ids = std::iter::once(&self.setup.ids).chain(relays);
+        ids.flat_map(|ids| ids.by_rank.iter().flatten()).for_each(|id| routes.remove(*id));
     }
 
     /// Starts a collective.
     pub(crate) fn submit(
         &mut self,
         now: Timestamp,
-        (request, preset): (Request, &'static str),
-        op: OpHandle,
-        keep_alive: Box<dyn Send>,
+        (request, before): (Request, Before),
+        in_flight: InFlight,
     ) {
         if !matches!(self.leaving, Leaving::No) {
-            op.complete(Err(OpError::ShutDown("a call after leaving the group".to_owned())));
+            in_flight.end(Err(OpError::ShutDown("a call after leaving the group".to_owned())));
             return;
         }
-        let id = self.group.submit(now, request);
-        self.in_flight.insert(id, InFlight { op, keep_alive, preset });
         self.dirty = true;
+        if self.succession.is_some() {
+            return self.submit_kept(now, (request, before), in_flight);
+        }
+        let id = self.group.submit(now, request);
+        self.in_flight.insert(id, in_flight);
     }
 
     /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear.
@@ -172,7 +180,7 @@ impl ActiveGroup {
     /// # Errors
     /// [`Refusal`]: it is to be dropped.
     pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
-        match &mut self.peers[peer as usize].channel {
+        match self.address_of(peer).and_then(|address| address.channel.as_mut()) {
             Some(channel) => channel.open(datagram),
             None => Ok(datagram),
         }
@@ -187,6 +195,9 @@ impl ActiveGroup {
         codes: &CodePoints,
     ) {
         let Datagram { ref bytes, from, octet, .. } = *datagram;
+        if self.takes_note(now, peer, bytes) {
+            return;
+        }
         let address = &mut self.peers[peer as usize];
         if address.locked.is_none() {
             if let (Ok((header, _)), Some(from)) = (Header::decode(bytes), from.to_socket_addr()) {
@@ -210,6 +221,9 @@ impl ActiveGroup {
         header: &Header,
         opening: Option<&Opening>,
     ) -> Option<u64> {
+        if is_relay(peer) {
+            return None;
+        }
         self.group.lossy_bytes(peer, header, opening)
     }
 
@@ -243,17 +257,21 @@ impl ActiveGroup {
     }
 
     /// Takes every event.
-    pub(crate) fn poll_events(&mut self) {
+    pub(crate) fn poll_events(&mut self, now: Timestamp) {
         while let Some(event) = self.group.poll_event() {
             match event {
-                GroupEvent::Connected => self.announce(Ok(())),
+                GroupEvent::Connected => {
+                    self.announce(Ok(()));
+                    self.on_connected(now);
+                }
                 GroupEvent::Failed(error) => {
+                    self.on_failed(now, &error);
                     self.announce(Err(error.clone()));
                     self.on_workers_left(Err(error));
                 }
                 GroupEvent::Served(report) => self.served.add(&report),
                 GroupEvent::WorkersLeft => self.on_workers_left(Ok(())),
-                GroupEvent::Done { op, outcome } => self.complete(op, outcome),
+                GroupEvent::Done { op, outcome } => self.complete(now, op, outcome),
                 // What a later version reports is of no use to this one.
                 _ => {}
             }
@@ -279,7 +297,8 @@ impl ActiveGroup {
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
     /// Returns how many datagrams could not be sealed.
     pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) -> u64 {
-        let mut sink = Sink { sockets, codes, peers: &mut self.peers, refused: 0 };
+        let refused = self.fill_notes(sockets, codes);
+        let mut sink = Sink { sockets, codes, peers: &mut self.peers, refused };
         self.group.poll_transmit(now, &mut sink);
         sink.refused
     }
@@ -296,6 +315,9 @@ impl ActiveGroup {
                 self.shut_down();
             }
         }
+        if let Some(at) = self.succession_wakes_at(now) {
+            self.wake_at = Some(self.wake_at.map_or(at, |due| due.min(at)));
+        }
         if let Leaving::Lingering(until) = self.leaving {
             self.wake_at = Some(self.wake_at.map_or(until, |at| at.min(until)));
         }
@@ -306,6 +328,7 @@ impl ActiveGroup {
         match &mut self.leaving {
             Leaving::No => {
                 self.group.leave(now);
+                self.end_succession(OpError::ShutDown("the call".to_owned()));
                 self.leaving = Leaving::Goodbye(left.into_iter().collect());
                 self.dirty = true;
             }
@@ -326,10 +349,9 @@ impl ActiveGroup {
 
     /// Ends what the group has not ended itself.
     pub(crate) fn shut_down(&mut self) {
-        for (_, InFlight { op, keep_alive, .. }) in self.in_flight.drain() {
-            drop(keep_alive);
-            op.complete(Err(OpError::ShutDown("the operation".to_owned())));
-        }
+        let error = || OpError::ShutDown("the operation".to_owned());
+        self.in_flight.drain().for_each(|(_, in_flight)| in_flight.end(Err(error())));
+        self.end_succession(error());
     }
 
     /// Peers that have not answered.
@@ -346,7 +368,7 @@ impl ActiveGroup {
         let peers = self.group.path_stats();
         GroupStats {
             name: self.setup.name.clone(),
-            rank: self.setup.config.rank,
+            rank: self.known_as(self.setup.config.rank),
             world_size: self.setup.config.world_size,
             datagram_bytes: self.setup.datagram_bytes,
             security: self.setup.security,
@@ -354,7 +376,8 @@ impl ActiveGroup {
             served: self.served,
             calls: self.tally.calls.clone(),
             calls_failed: self.tally.failed,
-            waiting: self.group.waiting(now).map(|waiting| WaitingStats::new(waiting, now)),
+            waiting: self.waiting(now),
+            epoch: self.epoch(),
             peers: peers
                 .iter()
                 .map(|(rank, stats, paths)| PeerStats {
@@ -369,14 +392,21 @@ impl ActiveGroup {
     pub(crate) fn watch(&self, now: Timestamp) -> WatchStats {
         let all = self.tally.stragglers.iter().zip(0_u32..).map(|(blame, rank)| (rank, blame.stats));
         WatchStats {
-            waiting: self.group.waiting(now).map(|waiting| WaitingStats::new(waiting, now)),
+            waiting: self.waiting(now),
             stragglers: all.filter(|(_, stats)| *stats != StragglerStats::default()).collect(),
+            epoch: self.epoch(),
         }
     }
 
     /// The latest collectives, oldest first.
     pub(crate) fn timeline(&self) -> Vec<CallTimes> {
         self.tally.records().map(CallTimes::from).collect()
+    }
+
+    fn waiting(&self, now: Timestamp) -> Option<WaitingStats> {
+        let mut waiting = WaitingStats::new(self.group.waiting(now)?, now);
+        waiting.straggler = waiting.straggler.map(|rank| self.known_as(rank));
+        Some(waiting)
     }
 
     fn path_stats(&self, path: &gradwire_core::PathStats, peer: &PeerAddress) -> PathStats {
@@ -406,7 +436,7 @@ impl ActiveGroup {
         let address = peer.locked.and_then(RawAddress::to_socket_addr);
         let (not_authentic, replayed, refused) = peer.channel.as_ref().map_or((0, 0, 0), Channel::counts);
         PeerStats {
-            rank,
+            rank: self.known_as(rank),
             host: peer.host.clone(),
             address: address.map_or(String::new(), |address| address.to_string()),
             packets_sent: stats.packets_sent,
@@ -427,7 +457,7 @@ impl ActiveGroup {
             bandwidth: stats.bandwidth,
             cwnd: stats.cwnd,
             silent_s: 0.0,
-            straggler: self.tally.stragglers[rank as usize].stats,
+            straggler: self.tally.stragglers[self.known_as(rank) as usize].stats,
             tags: stats.tags.into(),
             paths: paths.iter().map(|path| self.path_stats(path, peer)).collect(),
         }
@@ -440,16 +470,42 @@ impl ActiveGroup {
         }
     }
 
-    fn complete(&mut self, id: OpId, outcome: Outcome) {
-        if let Some(InFlight { op, keep_alive, preset }) = self.in_flight.remove(&id) {
-            drop(keep_alive);
-            match &outcome {
-                Ok(report) => self.tally.add(preset, report),
-                Err(_) => self.tally.add_failure(),
-            }
-            op.complete(outcome);
+    fn complete(&mut self, now: Timestamp, id: OpId, outcome: Outcome) {
+        match self.in_flight.remove(&id) {
+            Some(in_flight) => self.finish(in_flight, outcome),
+            None => self.complete_kept(now, id, outcome),
         }
     }
+
+    fn finish(&mut self, in_flight: InFlight, outcome: Outcome) {
+        match &outcome {
+            Ok(report) => self.tally.add(in_flight.preset, report),
+            Err(_) => self.tally.add_failure(),
+        }
+        in_flight.end(outcome);
+    }
+}
+
+impl InFlight {
+    /// The caller has its memory again, and then hears how it ended.
+    fn end(self, outcome: Outcome) {
+        drop(self.keep_alive);
+        self.op.complete(outcome);
+    }
+}
+
+/// Where the peers of a group are, by rank.
+fn addresses_of(setup: &mut GroupSetup) -> Vec<PeerAddress> {
+    let mut peers = Vec::new();
+    peers.resize_with(setup.config.peers.len() + 1, || PeerAddress::NOWHERE);
+    let channels = std::mem::take(&mut setup.channels);
+    for ((peer, candidates), channel) in setup.config.peers.iter().zip(&setup.candidates).zip(channels) {
+        let place = &mut peers[peer.rank as usize];
+        place.channel = channel;
+        place.host.clone_from(&peer.host);
+        place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
+    }
+    peers
 }
 
 /// Adds datagrams of one group to the batch.

@@ -15,6 +15,16 @@ pub enum Offload {
     Off,
 }
 
+/// What a lost rank means for the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnPeerLoss {
+    /// The group ends, with the same error on all of them.
+    #[default]
+    Raise,
+    /// A majority goes on without it.
+    Continue,
+}
+
 /// Settings of an [`crate::Engine`]. All have defaults; [`EngineConfig::validate`] says which values are allowed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
@@ -38,6 +48,8 @@ pub struct EngineConfig {
     pub initial_rate: u64,
     /// Silence after which a peer is lost. Equal on all ranks.
     pub peer_timeout: Duration,
+    /// What a lost rank means for the others. Equal on all ranks.
+    pub on_peer_loss: OnPeerLoss,
     /// Longest that [`crate::PendingGroup::join`] waits when it is given no timeout.
     pub connect_timeout: Duration,
     /// Differentiated-services code point of everything that is sent, 0 to 63, unless the next three say otherwise.
@@ -85,6 +97,7 @@ impl Default for EngineConfig {
             controller: ControllerKind::default(),
             initial_rate: 125_000_000,
             peer_timeout: Duration::from_secs(5),
+            on_peer_loss: OnPeerLoss::Raise,
             connect_timeout: Duration::from_secs(60),
             dscp: 0,
             dscp_classes: Vec::new(),

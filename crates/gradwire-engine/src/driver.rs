@@ -4,7 +4,7 @@
 //! there was nothing. Nothing in a turn allocates, locks or blocks for a packet; only commands and completions, which come
 //! once for each collective, do.
 
-use crate::active::ActiveGroup;
+use crate::active::{ActiveGroup, InFlight};
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
 use crate::routes::{Route, Routes};
@@ -132,7 +132,7 @@ impl Driver {
             Command::Submit { group, request, preset, op, keep_alive } => {
                 let now = self.now;
                 match self.find(group) {
-                    Some(group) => group.submit(now, (*request, preset), op, keep_alive),
+                    Some(group) => group.submit(now, *request, InFlight { op, keep_alive, preset }),
                     None => end_submitted(&op, keep_alive),
                 }
             }
@@ -223,6 +223,7 @@ impl Driver {
         for place in 0..self.groups.len() {
             let Some(group) = &mut self.groups[place] else { continue };
             group.handle_timeout(self.now);
+            group.succeed(self.now, (&mut self.routes, place as u32));
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;
@@ -236,7 +237,7 @@ impl Driver {
             self.sockets.send(&mut self.stats);
         }
         for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
-            group.poll_events();
+            group.poll_events(self.now);
             while !self.sockets.is_blocked() {
                 self.stats.seals_refused += group.fill(self.now, &mut self.sockets, &self.codes);
                 if self.sockets.is_empty() {
@@ -248,7 +249,7 @@ impl Driver {
                     break;
                 }
             }
-            group.poll_events();
+            group.poll_events(self.now);
             group.settle(self.now);
         }
     }

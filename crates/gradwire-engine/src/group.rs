@@ -2,15 +2,20 @@
 
 use crate::handle::lock;
 use crate::interfaces::Source;
-use crate::rendezvous::{Record, Roster};
-use crate::security::{agree, open_records, seal_record, Channel, JobSecret, PublishedSecret, Security};
+use crate::rendezvous::{are_local, Record, Roster};
+use crate::security::{
+    agree, open_records, seal_record, Agreed, Channel, JobSecret, PublishedSecret, Security,
+};
 use crate::shared::{Command, GroupKey, Shared};
+use crate::succession::Before;
 use crate::{
-    EngineConfig, EngineError, GroupStats, JoinError, OpHandle, SecurityStats, Timeline, UnreachablePeer,
-    WatchStats,
+    EngineConfig, EngineError, GroupStats, JoinError, OnPeerLoss, OpHandle, SecurityStats, Timeline,
+    UnreachablePeer, WatchStats,
 };
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Request, Servers};
+use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
 use gradwire_core::{ConnectionConfig, ConnectionId};
+use gradwire_membership::{Message, MEMBERS_MAX};
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
@@ -46,6 +51,8 @@ pub(crate) struct GroupSetup {
     pub(crate) sources: Vec<Source>,
     /// Given back when the group is gone.
     pub(crate) ids: ReservedIds,
+    /// What the group is formed again with when a rank is lost; `None`: it ends then.
+    pub(crate) lineage: Option<Box<Lineage>>,
 }
 
 /// Connection ids that return to the engine when dropped.
@@ -55,8 +62,14 @@ pub(crate) struct ReservedIds {
     pub(crate) by_rank: Vec<Option<ConnectionId>>,
 }
 
+impl std::fmt::Debug for ReservedIds {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ReservedIds").field(&self.by_rank).finish()
+    }
+}
+
 impl ReservedIds {
-    fn draw(shared: &Arc<Shared>, rank: u32, world_size: u32) -> Option<Self> {
+    pub(crate) fn draw(shared: &Arc<Shared>, rank: u32, world_size: u32) -> Option<Self> {
         let mut reserved = Self { shared: Arc::clone(shared), by_rank: Vec::new() };
         let mut ids = lock(&shared.ids);
         for peer in 0..world_size {
@@ -194,8 +207,11 @@ impl PendingGroup {
         let mode = self.shared.local.config.security;
         let agreed = agree(mode, self.configured_secret(), roster)?;
         let fingerprint = roster.fingerprint();
+        let grid = Grid { datagram_bytes: roster.datagram_bytes, paths: roster.paths, fingerprint };
+        let lineage = self.lineage(roster, &agreed, grid)?;
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
-            let connection = self.connection(theirs, roster.datagram_bytes, roster.paths, fingerprint)?;
+            let ids = (self.ids.by_rank[theirs.rank as usize], theirs.connections[self.record.rank as usize]);
+            let connection = connection(&self.shared, (&self.record, theirs), ids, grid)?;
             let host = match theirs.rank.checked_sub(self.record.workers()) {
                 Some(index) => format!("parameter server {index} on {}", theirs.host),
                 None => theirs.host.clone(),
@@ -226,41 +242,161 @@ impl PendingGroup {
             paths: roster.paths,
             sources: self.shared.local.sources.clone(),
             ids: self.ids,
+            lineage,
         })
     }
 
-    fn connection(
+    fn lineage(
         &self,
-        theirs: &Record,
-        datagram_bytes: usize,
-        paths: u8,
-        fingerprint: u64,
-    ) -> Result<ConnectionConfig, JoinError> {
-        let ids = self.ids.by_rank[theirs.rank as usize]
-            .zip(ConnectionId::new(theirs.connections[self.record.rank as usize]));
-        let Some((local, remote)) = ids else {
-            let problem = "a connection id does not fit in 24 bits".to_owned();
-            return Err(JoinError::RecordInvalid { position: theirs.rank as usize, problem });
+        roster: &Roster,
+        agreed: &Agreed,
+        grid: Grid,
+    ) -> Result<Option<Box<Lineage>>, JoinError> {
+        if self.shared.local.config.on_peer_loss == OnPeerLoss::Raise {
+            return Ok(None);
+        }
+        let allowed = if self.dedicated.is_some() {
+            Some("`raise` in a group with dedicated parameter servers")
+        } else if Lineage::fits(roster.records.len(), grid.datagram_bytes) {
+            None
+        } else {
+            Some("`raise` in a group whose members do not fit into one datagram: 64 ranks, fewer below an MTU of 1000 bytes")
         };
-        let config = &self.shared.local.config;
-        let senders = u64::from(self.record.world_size - 1).max(1);
-        Ok(ConnectionConfig {
-            local,
-            remote,
-            datagram_bytes,
-            fingerprint,
-            eager_bytes: config.eager_bytes,
-            ack_every: config.ack_every,
-            ack_delay_max: config.ack_delay_max,
-            controller: config.controller,
-            initial_rate: config.initial_rate,
-            incast: self.record.world_size - 1,
-            // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
-            receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
-            peer_timeout: config.peer_timeout,
-            paths,
-            spray: config.spray,
-            spray_run: if self.shared.features.gso { SPRAY_RUN } else { 1 },
+        if let Some(allowed) = allowed {
+            let value = "continue".to_owned();
+            return Err(EngineError::ConfigInvalid { field: "on_peer_loss", value, allowed }.into());
+        }
+        let shared = Arc::clone(&self.shared);
+        let (records, agreed) = (roster.records.clone(), agreed.clone());
+        Ok(Some(Box::new(Lineage { shared, records, agreed, grid, rank: self.record.rank })))
+    }
+}
+
+/// What all connections of a group have in common.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    datagram_bytes: usize,
+    paths: u8,
+    fingerprint: u64,
+}
+
+fn connection(
+    shared: &Shared,
+    (ours, theirs): (&Record, &Record),
+    (local, remote): (Option<ConnectionId>, u32),
+    grid: Grid,
+) -> Result<ConnectionConfig, JoinError> {
+    let Some((local, remote)) = local.zip(ConnectionId::new(remote)) else {
+        let problem = "a connection id does not fit in 24 bits".to_owned();
+        return Err(JoinError::RecordInvalid { position: theirs.rank as usize, problem });
+    };
+    let config = &shared.local.config;
+    let senders = u64::from(ours.world_size - 1).max(1);
+    Ok(ConnectionConfig {
+        local,
+        remote,
+        datagram_bytes: grid.datagram_bytes,
+        fingerprint: grid.fingerprint,
+        eager_bytes: config.eager_bytes,
+        ack_every: config.ack_every,
+        ack_delay_max: config.ack_delay_max,
+        controller: config.controller,
+        initial_rate: config.initial_rate,
+        incast: ours.world_size - 1,
+        // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
+        receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
+        peer_timeout: config.peer_timeout,
+        paths: grid.paths,
+        spray: config.spray,
+        spray_run: if shared.features.gso { SPRAY_RUN } else { 1 },
+    })
+}
+
+/// What a group was formed with, and is formed with again among those who are left.
+pub(crate) struct Lineage {
+    pub(crate) shared: Arc<Shared>,
+    /// Of the first epoch, by rank.
+    records: Vec<Record>,
+    agreed: Agreed,
+    grid: Grid,
+    /// This one's, in the first epoch.
+    pub(crate) rank: u32,
+}
+
+impl Lineage {
+    /// Whether what the members of a group of so many say about it fits into a datagram.
+    fn fits(members: usize, datagram_bytes: usize) -> bool {
+        let bytes = HEADER_BYTES + 1 + Message::bytes_max(members) + TAG_BYTES;
+        members <= MEMBERS_MAX && bytes <= datagram_bytes
+    }
+
+    /// Ranks of the first epoch.
+    pub(crate) fn world_size(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// The host of a rank of the first epoch.
+    pub(crate) fn host(&self, rank: u32) -> String {
+        self.records.get(rank as usize).map_or(String::new(), |record| record.host.clone())
+    }
+
+    /// The group of an epoch: its members are numbered from 0 in the order of their first ranks. Keys depend on the epoch and on
+    /// the connection ids, so nothing of another epoch opens. `remote`: the connection id that a member wants to see, by its first rank.
+    pub(crate) fn setup(
+        &self,
+        key: GroupKey,
+        members: (u64, &[u32]),
+        ids: ReservedIds,
+        remote: impl Fn(u32) -> u32,
+    ) -> Result<GroupSetup, JoinError> {
+        let (epoch, members) = members;
+        let place = members.iter().position(|rank| *rank == self.rank).unwrap_or_default();
+        let world_size = members.len() as u32;
+        let name = self.records[self.rank as usize].group.clone();
+        let record = |index: usize| {
+            let mut record = self.records[members[index] as usize].clone();
+            (record.rank, record.world_size) = (index as u32, world_size);
+            record.group = format!("{name}/epoch/{epoch}");
+            record.connections = vec![0; members.len()];
+            record
+        };
+        let fingerprint = members.iter().fold(self.grid.fingerprint ^ epoch, |digest, rank| {
+            (digest ^ u64::from(*rank)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let grid = Grid { fingerprint, ..self.grid };
+        let mut ours = record(place);
+        ours.connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
+        let (mut peers, mut candidates, mut channels) = (Vec::new(), Vec::new(), Vec::new());
+        for index in (0..members.len()).filter(|index| *index != place) {
+            let mut theirs = record(index);
+            theirs.connections[place] = remote(members[index]);
+            let ids = (ids.by_rank[index], theirs.connections[place]);
+            let connection = connection(&self.shared, (&ours, &theirs), ids, grid)?;
+            let host = format!("rank {} of the first epoch, on {}", members[index], theirs.host);
+            peers.push(PeerConfig { rank: index as u32, host, connection });
+            candidates.push(ours.candidates(&theirs));
+            channels.push(self.agreed.channel(&ours, &theirs, grid.paths));
+        }
+        let EngineConfig { incast, servers, .. } = self.shared.local.config;
+        let servers = servers.map_or(Servers::EVERY_RANK, Servers::Colocated);
+        let rank = place as u32;
+        Ok(GroupSetup {
+            key,
+            name,
+            config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
+            candidates,
+            channels,
+            security: SecurityStats {
+                cipher: self.agreed.cipher_name(),
+                secret_configured: self.shared.local.config.secret.is_some(),
+                all_local: are_local(&self.records),
+            },
+            datagram_bytes: grid.datagram_bytes,
+            source_ports: ours.source_ports,
+            paths: grid.paths,
+            sources: self.shared.local.sources.clone(),
+            ids,
+            lineage: None,
         })
     }
 }
@@ -327,7 +463,10 @@ impl GroupHandle {
     ) -> Result<OpHandle, EngineError> {
         self.shared.check_process()?;
         let op = OpHandle::new(self.shared.next_id(), self.shared.completions.clone());
-        let (request, handle) = (Box::new(request), op.clone());
+        let continues = self.shared.local.config.on_peer_loss == OnPeerLoss::Continue;
+        // Copied here and not on the network thread, which must not be kept from its packets.
+        let before = if continues { Before::of(&request) } else { Before::default() };
+        let (request, handle) = (Box::new((request, before)), op.clone());
         self.shared.send(Command::Submit { group: self.key, request, preset, op, keep_alive })?;
         Ok(handle)
     }

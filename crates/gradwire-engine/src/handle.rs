@@ -15,6 +15,8 @@ pub struct OpHandle(Arc<Op>);
 struct Op {
     id: u64,
     outcome: OnceLock<Outcome>,
+    /// Under which epoch, and among whom.
+    epoch: OnceLock<(u64, Arc<[u32]>)>,
     notify: Mutex<Notify>,
     ended: Condvar,
     completions: Completions,
@@ -31,7 +33,14 @@ enum Notify {
 impl OpHandle {
     pub(crate) fn new(id: u64, completions: Completions) -> Self {
         let notify = Mutex::new(Notify::No);
-        Self(Arc::new(Op { id, outcome: OnceLock::new(), notify, ended: Condvar::new(), completions }))
+        Self(Arc::new(Op {
+            id,
+            outcome: OnceLock::new(),
+            epoch: OnceLock::new(),
+            notify,
+            ended: Condvar::new(),
+            completions,
+        }))
     }
 
     /// A number that no other operation of this engine has.
@@ -66,6 +75,18 @@ impl OpHandle {
     #[must_use]
     pub fn outcome(&self) -> Option<&Outcome> {
         self.0.outcome.get()
+    }
+
+    /// In a group that goes on without lost ranks: the epoch under which it ended well, and the ranks of the first epoch that
+    /// took part.
+    #[must_use]
+    pub fn epoch(&self) -> Option<(u64, &[u32])> {
+        self.0.epoch.get().map(|(number, members)| (*number, &**members))
+    }
+
+    /// Says so, before the operation ends.
+    pub(crate) fn set_epoch(&self, number: u64, members: Arc<[u32]>) {
+        _ = self.0.epoch.set((number, members));
     }
 
     /// Puts the operation into the engine's [`Completions`] when it ends, or now when it has ended. Without this call it

@@ -25,12 +25,13 @@ mod security;
 mod shared;
 mod socket;
 mod stats;
+mod succession;
 mod tally;
 mod timeline;
 mod ways;
 
 pub use chaos::ChaosConfig;
-pub use config::{EngineConfig, Offload};
+pub use config::{EngineConfig, Offload, OnPeerLoss};
 pub use engine::Engine;
 pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
 pub use gradwire_collectives as collectives;
@@ -40,8 +41,8 @@ pub use group::{DedicatedServers, GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
 pub use security::{JobSecret, Security, SECRET_BYTES_MIN};
 pub use stats::{
-    AgreedStats, CallStats, EndedBy, EngineStats, Features, GroupStats, Histogram, PathStats, PeerStats,
-    SecurityStats, ServedStats, ShareHistogram, StageStats, StragglerStats, TagCounts, TimeHistogram,
-    WaitingStats, WatchStats,
+    AgreedStats, CallStats, EndedBy, EngineStats, EpochStats, Features, GroupStats, Histogram, LostStats,
+    PathStats, PeerStats, SecurityStats, ServedStats, ShareHistogram, StageStats, StragglerStats, TagCounts,
+    TimeHistogram, WaitingStats, WatchStats,
 };
 pub use timeline::{CallTimes, Clock, PeerTimes, Timeline};

@@ -309,7 +309,8 @@ fn common_datagram_bytes(records: &[Record]) -> usize {
     records.iter().map(bytes).min().unwrap_or(0)
 }
 
-fn are_local(records: &[Record]) -> bool {
+/// Whether all are in one network namespace and meet over loopback.
+pub(crate) fn are_local(records: &[Record]) -> bool {
     records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback)
 }
 

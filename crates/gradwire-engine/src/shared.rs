@@ -4,6 +4,7 @@ use crate::group::GroupSetup;
 use crate::handle::lock;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
+use crate::succession::Before;
 use crate::{
     Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError, Timeline, WatchStats,
 };
@@ -30,7 +31,7 @@ pub(crate) enum Command {
     /// Start a collective.
     Submit {
         group: GroupKey,
-        request: Box<Request>,
+        request: Box<(Request, Before)>,
         /// Of its policy, for statistics.
         preset: &'static str,
         op: OpHandle,

@@ -92,8 +92,32 @@ pub struct GroupStats {
     pub calls_failed: u64,
     /// The oldest collective that has not ended.
     pub waiting: Option<WaitingStats>,
+    /// Who is in the group, where it goes on without lost ranks.
+    pub epoch: Option<EpochStats>,
     /// Each other rank.
     pub peers: Vec<PeerStats>,
+}
+
+/// Who is in a group that goes on without lost ranks. Ranks are those of the first epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EpochStats {
+    /// Its number; the first is 0.
+    pub number: u64,
+    /// Ranks that call collectives under it.
+    pub members: Vec<u32>,
+    /// Who was lost, in order.
+    pub lost: Vec<LostStats>,
+}
+
+/// A rank that was lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LostStats {
+    /// In the first epoch.
+    pub rank: u32,
+    /// Its host.
+    pub host: String,
+    /// Number of the epoch that began without it.
+    pub epoch: u64,
 }
 
 /// Counts of values by size: `counts[i]` are above bound `i - 1` and not above bound `i`, the last one is above all bounds.
@@ -255,6 +279,8 @@ pub struct WatchStats {
     pub waiting: Option<WaitingStats>,
     /// Rank, and how long it was waited for; ranks that never were are left out.
     pub stragglers: Vec<(u32, StragglerStats)>,
+    /// Who is in the group, where it goes on without lost ranks.
+    pub epoch: Option<EpochStats>,
 }
 
 /// The oldest collective that has not ended.

@@ -14,10 +14,12 @@ extern crate std;
 
 mod acceptor;
 mod attempt;
+mod codec;
 mod epoch;
 mod machine;
 mod message;
 
+pub use codec::{MEMBERS_MAX, MESSAGE_BYTES_MAX};
 pub use epoch::{Ballot, Epoch, Member};
 pub use machine::{Event, Membership, Settings};
 pub use message::{Message, Promise, Transmit};

@@ -6,7 +6,7 @@ use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
     ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, Offload,
-    PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
+    OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -220,6 +220,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "controller" => config.controller = controller(value)?,
         "initial_rate" => config.initial_rate = value.extract()?,
         "peer_timeout_s" => config.peer_timeout = seconds(value)?,
+        "on_peer_loss" => config.on_peer_loss = on_peer_loss(value)?,
         "connect_timeout_s" => config.connect_timeout = seconds(value)?,
         "dscp" => config.dscp = value.extract()?,
         "dscp_classes" => {
@@ -249,6 +250,14 @@ fn spray(value: &Bound<'_, PyAny>) -> PyResult<Spray> {
         "random" => Ok(Spray::Random),
         "round_robin" => Ok(Spray::RoundRobin),
         _ => Err(pyo3::exceptions::PyValueError::new_err("adaptive, random or round_robin")),
+    }
+}
+
+fn on_peer_loss(value: &Bound<'_, PyAny>) -> PyResult<OnPeerLoss> {
+    match value.extract::<String>()?.as_str() {
+        "raise" => Ok(OnPeerLoss::Raise),
+        "continue" => Ok(OnPeerLoss::Continue),
+        _ => Err(pyo3::exceptions::PyValueError::new_err("raise or continue")),
     }
 }
 

@@ -147,6 +147,12 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("allowed_bytes", bytes_max)?;
                 "ServerMemoryError"
             }
+            OpError::NotMember { epoch, outcome, cause } => {
+                fields.set_item("epoch", epoch)?;
+                fields.set_item("outcome", outcome)?;
+                fields.set_item("cause", cause)?;
+                "NotMemberError"
+            }
             OpError::ShutDown(during) => {
                 fields.set_item("during", during)?;
                 "ShutDownError"

@@ -74,7 +74,13 @@ impl NativeOp {
     /// What it delivered, as the fields of `gradwire.DeliveryReport`; `None` while it runs and after a failure.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         match self.0.outcome() {
-            Some(Ok(report)) => report_fields(py, report).map(Some),
+            Some(Ok(report)) => {
+                let fields = report_fields(py, report)?;
+                let (epoch, members) = self.0.epoch().unwrap_or_default();
+                fields.set_item("epoch", epoch)?;
+                fields.set_item("members", PyTuple::new(py, members)?)?;
+                Ok(Some(fields))
+            }
             _ => Ok(None),
         }
     }

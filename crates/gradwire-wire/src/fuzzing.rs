@@ -36,7 +36,7 @@ fn body_again(kind: Kind, body: &[u8]) -> Result<(), DecodeError> {
         Kind::Status => StatusBody::decode(&mut reader)?.encode(&mut writer),
         Kind::Probe | Kind::Data => Opening::decode(&mut reader)?.encode(&mut writer),
         Kind::Hello => HelloBody::decode(&mut reader)?.encode(&mut writer),
-        Kind::Ping | Kind::Goodbye | Kind::Abort => return Ok(()),
+        Kind::Ping | Kind::Goodbye | Kind::Abort | Kind::Members => return Ok(()),
     }
     check(&mut writer, body, reader)
 }

@@ -28,6 +28,8 @@ pub enum Kind {
     Goodbye = 6,
     /// The peer's group failed; the body is a record that the collective layer understands.
     Abort = 7,
+    /// Who is in the group from now on; the body is a note that the engine understands. A connection knows nothing of it.
+    Members = 8,
 }
 
 impl Kind {
@@ -41,6 +43,7 @@ impl Kind {
             5 => Self::Ping,
             6 => Self::Goodbye,
             7 => Self::Abort,
+            8 => Self::Members,
             _ => return None,
         })
     }

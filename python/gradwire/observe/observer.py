@@ -184,15 +184,27 @@ class _Watched:
         self.name: str = stats["name"]
         self.rank: int = stats["rank"]
         self.world_size: int = stats["world_size"]
+        self.epoch = 0
         self.watch = StragglerWatch(warning_s)
 
     def look(self, group: _native.Group) -> None:
         before = self.watch.current
-        news = self.watch.update(time.monotonic(), group.watch())
+        watch = group.watch()
+        self._tell_of_losses(watch["epoch"])
+        news = self.watch.update(time.monotonic(), watch)
         if news is not None:
             self._tell(news)
         elif before is not None and self.watch.current is None:
             logger.info("group %s: rank %d is waited for no longer (%s)", self.name, before.rank, before.cause)
+
+    def _tell_of_losses(self, epoch: dict[str, Any] | None) -> None:
+        if epoch is None or epoch["number"] == self.epoch:
+            return
+        lost = [one for one in epoch["lost"] if one["epoch"] > self.epoch]
+        self.epoch = epoch["number"]
+        logger.warning("group %s, epoch %d: ranks %s go on without %s",
+                       self.name, self.epoch, ", ".join(map(str, epoch["members"])),
+                       ", ".join(f"rank {one['rank']} ({one['host']})" for one in lost))  # fmt: skip
 
     def _tell(self, late: Straggler) -> None:
         # Who calls late keeps all others waiting alike, and one says so: the next rank, which in a ring is the one that sees it.

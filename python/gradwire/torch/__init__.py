@@ -62,6 +62,7 @@ __all__ = [
     "all_reduce",
     "configure",
     "last_error",
+    "members",
     "register",
     "stats",
     "tolerant_group",
@@ -85,6 +86,19 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """
     link = link_of(group)
     return {"group": link.stats(), "engine": link.owner.engine.stats(), "features": link.owner.engine.features()}
+
+
+def members(group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+    """The ranks of a group that are left (None: the default group), by the numbers that they began with.
+
+    All of them, unless `on_peer_loss="continue"` lost some. torch goes on to call the first number the world size.
+
+    Raises:
+        UnsupportedError: the group has another backend.
+    """
+    link = link_of(group)
+    epoch = link.stats()["epoch"]
+    return tuple(range(link.world_size)) if epoch is None else tuple(epoch["members"])
 
 
 def last_error() -> Exception | None:

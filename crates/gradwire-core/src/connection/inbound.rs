@@ -89,6 +89,8 @@ impl Connection {
             }
             Kind::Goodbye => self.on_goodbye(now, header.flags.contains(Flags::REPLY)),
             Kind::Abort => self.on_abort(header.flags.contains(Flags::REPLY), reader.array()?),
+            // The engine takes those out before.
+            Kind::Members => return Err(DropReason::Implausible),
         }
         self.on_heard(now);
         Ok(None)

@@ -14,7 +14,7 @@ mod replay;
 mod seal;
 mod secret;
 
-pub(crate) use agree::agree;
+pub(crate) use agree::{agree, Agreed};
 pub(crate) use channel::Channel;
 pub(crate) use keys::Cipher;
 pub(crate) use open::Refusal;

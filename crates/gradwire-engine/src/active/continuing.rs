@@ -1,0 +1,371 @@
+//! How a group goes on without a lost rank: applies what `crate::succession` decides to the group, its routes and its calls.
+
+use super::{addresses_of, ActiveGroup, InFlight, PeerAddress, Sink};
+use crate::code_points::CodePoints;
+use crate::group::ReservedIds;
+use crate::routes::{Route, Routes};
+use crate::socket::PathSockets;
+use crate::succession::{unfinished, Before, Forming, Next, Note, Phase, Step, Succession, Sync};
+use crate::{EpochStats, Outcome};
+use gradwire_collectives::{
+    Collective, DeliveryReport, Group, OpError, OpId, PeerDelivery, Request, TransmitSink,
+};
+use gradwire_core::{ConnectionId, Header, Kind, Mark, Timestamp};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Connections of an epoch that is over: only notes go over them, to those who have not formed the next one.
+#[derive(Debug)]
+pub(super) struct Relay {
+    /// Tells its routes apart from those of others.
+    number: u32,
+    /// First ranks.
+    members: Arc<[u32]>,
+    peers: Vec<PeerAddress>,
+    pub(super) ids: ReservedIds,
+    remotes: Vec<Option<ConnectionId>>,
+}
+
+/// Marks the peer of a route as one of a relay's; then come its number and the rank.
+const RELAY: u32 = 1 << 31;
+const RELAY_SHIFT: u32 = 16;
+/// Kept: who has not heard of the latest epochs is no member any more, and gives up by itself.
+const RELAYS_MAX: usize = 4;
+/// What the members of a new epoch tell each other takes as long at most, beyond the silence after which they are lost.
+const SYNC_TIMEOUTS: u32 = 20;
+
+/// Whether the peer of a route is one of a relay's.
+pub(super) fn is_relay(peer: u32) -> bool {
+    peer & RELAY != 0
+}
+
+impl ActiveGroup {
+    /// The peer of a route.
+    pub(super) fn address_of(&mut self, peer: u32) -> Option<&mut PeerAddress> {
+        if !is_relay(peer) {
+            return self.peers.get_mut(peer as usize);
+        }
+        let (number, rank) = relay_place(peer);
+        let relay = self.relays.iter_mut().find(|relay| relay.number == number)?;
+        relay.peers.get_mut(rank as usize)
+    }
+
+    /// A rank of the present group, as callers know it.
+    pub(super) fn known_as(&self, rank: u32) -> u32 {
+        self.succession.as_ref().map_or(rank, |succession| succession.first_rank(rank))
+    }
+
+    /// Who is in the group.
+    pub(super) fn epoch(&self) -> Option<EpochStats> {
+        self.succession.as_ref().map(|succession| succession.stats())
+    }
+
+    /// Whether a datagram was for the succession, or is of an epoch that is over.
+    pub(super) fn takes_note(&mut self, now: Timestamp, peer: u32, bytes: &[u8]) -> bool {
+        if self.succession.is_none() {
+            return false;
+        }
+        let Some((_, body)) = Header::decode(bytes).ok().filter(|(header, _)| header.kind == Kind::Members)
+        else {
+            return is_relay(peer);
+        };
+        let from = self.first_rank(peer);
+        if let (Some(succession), Some(from), Ok(note)) = (&mut self.succession, from, Note::decode(body)) {
+            succession.on_note(now, from, note);
+            self.dirty = true;
+        }
+        true
+    }
+
+    fn first_rank(&self, peer: u32) -> Option<u32> {
+        if !is_relay(peer) {
+            return self.succession.as_ref().map(|succession| succession.first_rank(peer));
+        }
+        let (number, rank) = relay_place(peer);
+        let relay = self.relays.iter().find(|relay| relay.number == number)?;
+        relay.members.get(rank as usize).copied()
+    }
+
+    /// Takes a call of a group that goes on.
+    pub(super) fn submit_kept(
+        &mut self,
+        now: Timestamp,
+        (mut request, before): (Request, Before),
+        in_flight: InFlight,
+    ) {
+        let Some(succession) = &mut self.succession else { return };
+        if let Phase::Over(error) = &succession.phase {
+            let error = error.clone();
+            return self.finish(in_flight, Err(error));
+        }
+        if let Collective::Send { to: peer, .. } | Collective::Receive { from: Some(peer), .. } =
+            request.collective
+        {
+            if !succession.is_running() || !succession.members.contains(&peer) {
+                let error = unfinished(succession.verdict.as_ref(), succession.epoch);
+                return self.finish(in_flight, Err(error));
+            }
+        }
+        if let Collective::Send { .. } | Collective::Receive { .. } = request.collective {
+            succession.renumber(&mut request);
+            let id = self.group.submit(now, request);
+            self.in_flight.insert(id, in_flight);
+            return;
+        }
+        succession.calls.add(request, in_flight, before, now);
+        self.start_calls(now);
+    }
+
+    fn start_calls(&mut self, now: Timestamp) {
+        while let Some(succession) = &mut self.succession {
+            if !succession.is_running() {
+                return;
+            }
+            let (members, is_whole) = (Arc::clone(&succession.members), succession.is_whole());
+            match succession.calls.next_to_start(|rank| members.contains(&rank), is_whole) {
+                None => return,
+                Some(Next::Start(number, mut request)) => {
+                    succession.renumber(&mut request);
+                    let id = self.group.submit(now, *request);
+                    succession.running.insert(id, number);
+                }
+                Some(Next::Take(number, held)) => self.end_with(now, number, &held),
+                Some(Next::Refuse(number)) => self.refuse(number),
+            }
+        }
+    }
+
+    fn refuse(&mut self, number: u64) {
+        let Some(succession) = &mut self.succession else { return };
+        let error = unfinished(succession.verdict.as_ref(), succession.epoch);
+        if let Some(pending) = succession.calls.end(number, None) {
+            self.finish(pending.in_flight, Err(error));
+        }
+    }
+
+    fn end_with(&mut self, now: Timestamp, number: u64, held: &crate::succession::Held) {
+        let Some(succession) = &mut self.succession else { return };
+        let Some(pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
+        pending.in_flight.op.set_epoch(held.epoch, succession.members_of(held.epoch));
+        let report = DeliveryReport {
+            collective: "taken over".to_owned(),
+            sequence: number,
+            elapsed: now.since(pending.submitted),
+            replicas_identical: true,
+            ..DeliveryReport::default()
+        };
+        self.finish(pending.in_flight, Ok(report));
+    }
+
+    /// A collective of the group ended that is not in `in_flight`.
+    pub(super) fn complete_kept(&mut self, now: Timestamp, id: OpId, outcome: Outcome) {
+        let Some(succession) = &mut self.succession else { return };
+        match &mut succession.phase {
+            Phase::Syncing(sync) if sync.op == Some(id) => self.on_synced(now, outcome),
+            Phase::Running => {
+                let Some(number) = succession.running.remove(&id) else { return };
+                let epoch = outcome.is_ok().then_some(succession.epoch);
+                let Some(pending) = succession.calls.end(number, epoch) else { return };
+                pending.in_flight.op.set_epoch(succession.epoch, Arc::clone(&succession.members));
+                let outcome = outcome.map(|report| with_first_ranks(report, succession));
+                self.finish(pending.in_flight, outcome);
+                self.start_calls(now);
+            }
+            // Broken off: it is made again under the next epoch.
+            _ => {}
+        }
+    }
+
+    /// The group has failed.
+    pub(super) fn on_failed(&mut self, now: Timestamp, error: &OpError) {
+        let is_joining = self.connected.is_some();
+        let Some(succession) = &mut self.succession else { return };
+        if is_joining || !succession.on_failed(now, error) {
+            self.end_succession(error.clone());
+        }
+    }
+
+    /// All members of the epoch have answered.
+    pub(super) fn on_connected(&mut self, now: Timestamp) {
+        let Some(succession) = &mut self.succession else { return };
+        let Phase::Connecting { unsure, .. } = &succession.phase else { return };
+        let (unsure, members) = (unsure.clone(), succession.members.len());
+        if unsure.is_empty() {
+            return self.go_on(now, unsure.end);
+        }
+        let timeout = succession.lineage.shared.local.config.peer_timeout * SYNC_TIMEOUTS;
+        let mut sync = Box::new(Sync::new(unsure, members, &succession.calls, timeout));
+        sync.op = Some(self.group.submit(now, sync.gather()));
+        succession.change(Phase::Syncing(sync));
+    }
+
+    fn on_synced(&mut self, now: Timestamp, outcome: Outcome) {
+        let Some(succession) = &mut self.succession else { return };
+        let Phase::Syncing(sync) = &mut succession.phase else { return };
+        if let Err(error) = outcome {
+            // A loss has been noticed already, and changed the phase.
+            return self.end_succession(error);
+        }
+        let taken = sync.take();
+        if taken.is_none() {
+            let orphans = sync.read();
+            succession.calls.orphan(orphans);
+        }
+        if let Some((number, held)) = taken {
+            if succession.calls.is_pending(number) {
+                self.end_with(now, number, &held);
+            } else {
+                succession.calls.hold(number, held);
+            }
+        }
+        let Some(succession) = &mut self.succession else { return };
+        let Phase::Syncing(sync) = &mut succession.phase else { return };
+        match sync.broadcast(&succession.calls) {
+            Some(request) => sync.op = Some(self.group.submit(now, request)),
+            None => {
+                let end = sync.unsure.end;
+                self.go_on(now, end);
+            }
+        }
+    }
+
+    fn go_on(&mut self, now: Timestamp, changed_at: u64) {
+        let Some(succession) = &mut self.succession else { return };
+        succession.calls.restart(changed_at);
+        succession.change(Phase::Running);
+        self.start_calls(now);
+    }
+
+    /// Does what is due for the next epoch.
+    pub(crate) fn succeed(&mut self, now: Timestamp, routes: (&mut Routes, u32)) {
+        let Some(succession) = &mut self.succession else { return };
+        if succession.connects_too_long(now) {
+            let silent: Vec<u32> = self.group.unreachable_peers().into_iter().map(|(rank, _)| rank).collect();
+            succession.on_unreachable(now, &silent);
+        }
+        match succession.advance(now) {
+            Some(Step::Reform(forming, unsure)) => self.reform(now, routes, (forming, unsure)),
+            Some(Step::End(error)) => {
+                // It lets go of the callers' memory.
+                self.group.leave(now);
+                self.end_succession(error);
+            }
+            None => {}
+        }
+        if !self.succession.as_ref().is_none_or(|succession| succession.notes.is_empty()) {
+            self.dirty = true;
+        }
+    }
+
+    fn reform(
+        &mut self,
+        now: Timestamp,
+        (routes, place): (&mut Routes, u32),
+        (forming, unsure): (Forming, Range<u64>),
+    ) {
+        let Some(succession) = &mut self.succession else { return };
+        let Forming { epoch, ids, .. } = forming;
+        let members: Vec<u32> = epoch.members.iter().map(|member| member.rank).collect();
+        let remote = |rank| succession.connection_of(rank);
+        let setup = succession.lineage.setup(self.setup.key, (epoch.number, &members), ids, remote);
+        let mut setup = match setup {
+            Ok(setup) => setup,
+            // Somebody asked for a connection id that cannot be.
+            Err(error) => return self.end_succession(OpError::Invalid(error.to_string())),
+        };
+        let peers = std::mem::replace(&mut self.peers, addresses_of(&mut setup));
+        self.group = Group::new(setup.config.clone(), now);
+        self.search_at = vec![None; self.peers.len()];
+        let old = std::mem::replace(&mut self.setup, setup);
+        let number = self.relays.first().map_or(0, |relay| (relay.number + 1) & 0x3FFF);
+        let mut remotes = vec![None; peers.len()];
+        for peer in &old.config.peers {
+            remotes[peer.rank as usize] = Some(peer.connection.remote);
+        }
+        let relay = Relay { number, members: Arc::clone(&succession.members), peers, ids: old.ids, remotes };
+        for (rank, id) in relay.ids.by_rank.iter().enumerate() {
+            if let Some(id) = *id {
+                let peer = RELAY | number << RELAY_SHIFT | rank as u32;
+                routes.insert(Route { id, group: place, peer });
+            }
+        }
+        self.relays.insert(0, relay);
+        while self.relays.len() > RELAYS_MAX {
+            let old = self.relays.pop();
+            old.iter().flat_map(|old| old.ids.by_rank.iter().flatten()).for_each(|id| routes.remove(*id));
+        }
+        succession.entered(now, &epoch, unsure);
+        let error = unfinished(succession.verdict.as_ref(), epoch.number);
+        let broken_off: Vec<InFlight> = self.in_flight.drain().map(|(_, in_flight)| in_flight).collect();
+        broken_off.into_iter().for_each(|in_flight| self.finish(in_flight, Err(error.clone())));
+        self.insert_routes(place, routes);
+        self.dirty = true;
+    }
+
+    /// Ends every call, and all later ones, with `error`.
+    pub(super) fn end_succession(&mut self, error: OpError) {
+        let Some(succession) = &mut self.succession else { return };
+        if !matches!(succession.phase, Phase::Over(_)) {
+            succession.change(Phase::Over(error.clone()));
+        }
+        succession.notes.clear();
+        let ended = succession.calls.drain();
+        ended.into_iter().for_each(|pending| self.finish(pending.in_flight, Err(error.clone())));
+    }
+
+    /// When it has something to do.
+    pub(super) fn succession_wakes_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let succession = self.succession.as_ref()?;
+        if succession.notes.is_empty() {
+            succession.wake_at()
+        } else {
+            Some(now)
+        }
+    }
+
+    /// Adds what members have to be told to the batch: over every connection to them, because nobody knows yet which of these the other end
+    /// still has. Returns how many datagrams could not be sealed.
+    pub(super) fn fill_notes(&mut self, sockets: &mut PathSockets, codes: &CodePoints) -> u64 {
+        let Some(succession) = &mut self.succession else { return 0 };
+        let mut refused = 0;
+        while sockets.has_room() {
+            let Some((rank, body)) = succession.notes.pop_front() else { break };
+            let place = |members: &[u32]| members.iter().position(|member| *member == rank);
+            let present = place(&succession.members).and_then(|place| {
+                let peer = self.setup.config.peers.iter().find(|peer| peer.rank as usize == place)?;
+                Some((peer.connection.remote, place))
+            });
+            let mut send = |peers: &mut [PeerAddress], (remote, place): (ConnectionId, usize)| {
+                let head = [&Header::control(Kind::Members, remote).encode()[..], &body].concat();
+                let mut sink = Sink { sockets: &mut *sockets, codes, peers, refused: 0 };
+                if sink.has_room() {
+                    sink.push(place as u32, Mark::CONTROL, &head, &[]);
+                }
+                refused += sink.refused;
+            };
+            if let Some(to) = present {
+                send(&mut self.peers, to);
+            }
+            for relay in &mut self.relays {
+                let to = place(&relay.members).and_then(|place| Some((relay.remotes[place]?, place)));
+                if let Some(to) = to {
+                    send(&mut relay.peers, to);
+                }
+            }
+        }
+        refused
+    }
+}
+
+fn relay_place(peer: u32) -> (u32, u32) {
+    ((peer & !RELAY) >> RELAY_SHIFT, peer & ((1 << RELAY_SHIFT) - 1))
+}
+
+/// Ranks as the caller knows them.
+fn with_first_ranks(mut report: DeliveryReport, succession: &Succession) -> DeliveryReport {
+    let rename = |peer: &mut PeerDelivery| peer.rank = succession.first_rank(peer.rank);
+    report.peers.iter_mut().for_each(rename);
+    report.sources.iter_mut().for_each(rename);
+    report.takings.iter_mut().for_each(|taking| taking.rank = succession.first_rank(taking.rank));
+    report
+}

@@ -1,0 +1,396 @@
+//! The calls of a group that goes on without lost ranks: what is needed to make one again, and the results that a survivor may
+//! have missed.
+//!
+//! A result is kept until every member must have it. A call starts only when all calls that lie more than a window before it
+//! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A result that
+//! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error.
+
+use crate::active::InFlight;
+use gradwire_collectives::{Collective, OpError, ReduceOp, Request};
+use gradwire_core::Timestamp;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Bytes of results that are kept, and that calls in flight may have: a few large buckets.
+const WINDOW_BYTES: u64 = 256 << 20;
+/// As many calls as a group has in flight.
+const WINDOW_CALLS: u64 = 64;
+
+/// A result and the epoch under which it came about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) epoch: u64,
+}
+
+/// What a call may overwrite, as it was when it was made. Copied on the caller's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Before {
+    output: Vec<u8>,
+    residual: Vec<u8>,
+}
+
+impl Before {
+    /// Of a call that can be made again.
+    pub(crate) fn of(request: &Request) -> Self {
+        match request.collective {
+            Collective::AllReduce { .. } => Self {
+                output: request.output.as_slice().to_vec(),
+                residual: request.residual.as_slice().to_vec(),
+            },
+            _ => Self::default(),
+        }
+    }
+
+    fn restore(&self, request: &mut Request) {
+        for (view, bytes) in [(&mut request.output, &self.output), (&mut request.residual, &self.residual)] {
+            if !bytes.is_empty() {
+                view.as_mut_slice().copy_from_slice(bytes);
+            }
+        }
+    }
+}
+
+/// A call that has not ended.
+pub(crate) struct Pending {
+    pub(crate) request: Request,
+    pub(crate) in_flight: InFlight,
+    pub(crate) submitted: Timestamp,
+    before: Before,
+    was_started: bool,
+}
+
+enum State {
+    Pending(Box<Pending>),
+    /// `None`: no other rank has a use for it, or it is no longer needed.
+    Ended(Option<Held>),
+}
+
+struct Kept {
+    state: State,
+    /// Bytes of all-reduces up to this call, itself included: the same on all ranks, because they make the same calls.
+    bytes_so_far: u64,
+}
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(crate) struct Calls {
+    kept: VecDeque<Kept>,
+    /// Number of the first of them.
+    first: u64,
+    bytes_so_far: u64,
+    /// The next one to start in the present epoch.
+    next_start: u64,
+    /// Every call before it has ended.
+    below: u64,
+    /// Results of calls that this rank has not made yet.
+    early: BTreeMap<u64, Held>,
+    /// Calls before it were in flight somewhere when the present epoch began.
+    changed_at: u64,
+    /// Calls that ended well somewhere, and whose result nobody has.
+    orphans: Vec<u64>,
+}
+
+/// What is to be done about the next call.
+pub(crate) enum Next {
+    Start(u64, Box<Request>),
+    /// The others have its result.
+    Take(u64, Held),
+    /// It cannot be finished among those who are left.
+    Refuse(u64),
+}
+
+impl Calls {
+    /// Takes a call; its number.
+    pub(crate) fn add(
+        &mut self,
+        request: Request,
+        in_flight: InFlight,
+        before: Before,
+        now: Timestamp,
+    ) -> u64 {
+        if let Collective::AllReduce { .. } = request.collective {
+            self.bytes_so_far += request.output.len() as u64;
+        }
+        let pending = Pending { request, in_flight, submitted: now, before, was_started: false };
+        let state = State::Pending(Box::new(pending));
+        self.kept.push_back(Kept { state, bytes_so_far: self.bytes_so_far });
+        self.next() - 1
+    }
+
+    /// Number of the next call that is made.
+    pub(crate) fn next(&self) -> u64 {
+        self.first + self.kept.len() as u64
+    }
+
+    /// Every call before it has ended.
+    pub(crate) fn below(&self) -> u64 {
+        self.below
+    }
+
+    /// These calls ended somewhere, and nobody can give their results away.
+    pub(crate) fn orphan(&mut self, numbers: Vec<u64>) {
+        self.orphans = numbers;
+    }
+
+    /// All that have not ended are to be started again; those before `changed_at` were in flight somewhere.
+    pub(crate) fn restart(&mut self, changed_at: u64) {
+        (self.next_start, self.changed_at) = (self.below, changed_at);
+    }
+
+    /// What is to be done next; nothing while the window is full.
+    pub(crate) fn next_to_start(&mut self, is_member: impl Fn(u32) -> bool, is_whole: bool) -> Option<Next> {
+        while self.next_start < self.next() {
+            let number = self.next_start;
+            if self.window_is_full(number) {
+                return None;
+            }
+            self.next_start += 1;
+            let was_in_flight = number < self.changed_at;
+            let early = self.early.remove(&number);
+            let is_orphan = self.orphans.contains(&number);
+            let State::Pending(pending) = &mut self.at(number)?.state else { continue };
+            if let Some(held) = early {
+                return Some(Next::Take(number, held));
+            }
+            if is_orphan || !can_go_on(&pending.request, is_member, is_whole, was_in_flight) {
+                return Some(Next::Refuse(number));
+            }
+            if pending.was_started {
+                pending.before.restore(&mut pending.request);
+            }
+            pending.was_started = true;
+            return Some(Next::Start(number, Box::new(pending.request.clone())));
+        }
+        None
+    }
+
+    /// It has ended, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
+    pub(crate) fn end(&mut self, number: u64, epoch: Option<u64>) -> Option<Pending> {
+        let kept = self.at(number)?;
+        let State::Pending(_) = kept.state else { return None };
+        let State::Pending(mut pending) = std::mem::replace(&mut kept.state, State::Ended(None)) else {
+            return None;
+        };
+        let collective = &pending.request.collective;
+        if let Some(epoch) = epoch.filter(|_| is_same_everywhere(collective)) {
+            let mut bytes = std::mem::take(&mut pending.before.output);
+            bytes.clear();
+            bytes.extend_from_slice(pending.request.output.as_slice());
+            kept.state = State::Ended(Some(Held { bytes, epoch }));
+        }
+        self.advance(number);
+        Some(*pending)
+    }
+
+    /// It ends with what another rank has: copied to where the caller wants it. `None`: it does not fit.
+    pub(crate) fn end_with(&mut self, number: u64, held: &Held) -> Option<Pending> {
+        let State::Pending(pending) = &mut self.at(number)?.state else { return None };
+        pending.before.restore(&mut pending.request);
+        let output = pending.request.output.as_mut_slice();
+        if output.len() != held.bytes.len() {
+            return None;
+        }
+        output.copy_from_slice(&held.bytes);
+        self.end(number, Some(held.epoch))
+    }
+
+    /// Keeps the result of a call that this rank has not made yet.
+    pub(crate) fn hold(&mut self, number: u64, held: Held) {
+        if number >= self.next() {
+            self.early.insert(number, held);
+        }
+    }
+
+    /// Whether it has been made and has not ended.
+    pub(crate) fn is_pending(&self, number: u64) -> bool {
+        matches!(self.get(number).map(|kept| &kept.state), Some(State::Pending(_)))
+    }
+
+    /// Whether it has ended here, or its result is here.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        number < self.below
+            || self.early.contains_key(&number)
+            || matches!(self.get(number).map(|kept| &kept.state), Some(State::Ended(_)))
+    }
+
+    /// Its result, if it is kept.
+    pub(crate) fn held(&self, number: u64) -> Option<&Held> {
+        match self.get(number).map(|kept| &kept.state) {
+            Some(State::Ended(held)) => held.as_ref(),
+            _ => self.early.get(&number),
+        }
+    }
+
+    /// Ends everything.
+    pub(crate) fn drain(&mut self) -> Vec<Pending> {
+        let numbers: Vec<u64> = (self.first..self.next()).collect();
+        numbers.into_iter().filter_map(|number| self.end(number, None)).collect()
+    }
+
+    fn get(&self, number: u64) -> Option<&Kept> {
+        self.kept.get(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    fn at(&mut self, number: u64) -> Option<&mut Kept> {
+        self.kept.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    fn window_is_full(&self, number: u64) -> bool {
+        self.below < number && self.is_out_of_window(self.below, number)
+    }
+
+    fn is_out_of_window(&self, old: u64, new: u64) -> bool {
+        let bytes = |number| self.get(number).map_or(0, |kept: &Kept| kept.bytes_so_far);
+        new - old >= WINDOW_CALLS || bytes(new).saturating_sub(bytes(old)) > WINDOW_BYTES
+    }
+
+    /// What lies a window before a call that has ended, to which everybody contributed, has ended everywhere.
+    fn advance(&mut self, ended: u64) {
+        while matches!(self.get(self.below).map(|kept| &kept.state), Some(State::Ended(_))) {
+            self.below += 1;
+        }
+        while self.first < self.below.min(ended) && self.is_out_of_window(self.first, ended) {
+            self.kept.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+fn is_same_everywhere(collective: &Collective) -> bool {
+    matches!(collective, Collective::AllReduce { .. } | Collective::Broadcast { .. } | Collective::Barrier)
+}
+
+/// Whether those who are left can make this call. A sum that was in flight is not for them to redefine; what has a row for each rank
+/// needs each of them.
+fn can_go_on(
+    request: &Request,
+    is_member: impl Fn(u32) -> bool,
+    is_whole: bool,
+    was_in_flight: bool,
+) -> bool {
+    let is_sum = matches!(request.reduce, ReduceOp::Sum | ReduceOp::PremulSum(_) | ReduceOp::Product);
+    match request.collective {
+        Collective::AllReduce { .. } => !(was_in_flight && is_sum && request.policy.is_exact()),
+        Collective::Broadcast { root } => is_member(root),
+        Collective::Barrier => true,
+        _ => is_whole && !was_in_flight,
+    }
+}
+
+/// The error of a call that cannot be finished without the lost ranks.
+pub(crate) fn unfinished(verdict: Option<&OpError>, epoch: u64) -> OpError {
+    match verdict {
+        Some(OpError::PeerLost { rank, host, silent, during, detail, reported_by }) => OpError::PeerLost {
+            rank: *rank,
+            host: host.clone(),
+            silent: *silent,
+            during: during.clone(),
+            detail: format!(
+                "{detail}; the others go on in epoch {epoch}, this call cannot be finished among them"
+            )
+            .into(),
+            reported_by: *reported_by,
+        },
+        Some(error) => error.clone(),
+        None => OpError::Invalid("this call needs every rank of the group, and some are lost".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Completions, OpHandle};
+    use gradwire_collectives::{Algorithm, Dtype, Policy, Tags, View};
+    use std::time::Duration;
+
+    fn request(memory: &mut [u8], reduce: ReduceOp) -> Request {
+        // SAFETY: the tests keep their memory longer than their calls.
+        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+        Request {
+            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
+            dtype: Dtype::U8,
+            reduce,
+            input: view,
+            output: view,
+            policy: Policy::RELIABLE,
+            residual: View::EMPTY,
+            timeout: Duration::from_secs(1),
+            priority: 0,
+            tags: Tags::default(),
+            wants_contributions: false,
+        }
+    }
+
+    fn in_flight(id: u64) -> InFlight {
+        let op = OpHandle::new(id, Completions::default());
+        InFlight { op, keep_alive: Box::new(()), preset: "exact" }
+    }
+
+    fn add(calls: &mut Calls, memory: &mut [u8], reduce: ReduceOp) -> u64 {
+        let request = request(memory, reduce);
+        let before = Before::of(&request);
+        calls.add(request, in_flight(0), before, Timestamp::ZERO)
+    }
+
+    fn started(calls: &mut Calls) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        while let Some(next) = calls.next_to_start(|_| true, true) {
+            if let Next::Start(number, _) = next {
+                numbers.push(number);
+            }
+        }
+        numbers
+    }
+
+    #[test]
+    fn a_call_that_is_made_again_begins_with_what_the_caller_gave() {
+        let mut calls = Calls::default();
+        let mut memory = [7; 8];
+        add(&mut calls, &mut memory, ReduceOp::Avg);
+        assert_eq!(started(&mut calls), [0]);
+        memory.fill(1);
+        calls.restart(1);
+        assert_eq!(started(&mut calls), [0]);
+        assert_eq!(memory, [7; 8]);
+    }
+
+    #[test]
+    fn a_sum_in_flight_is_refused_and_a_later_one_is_not() {
+        let mut calls = Calls::default();
+        let (mut a, mut b) = ([1; 8], [1; 8]);
+        add(&mut calls, &mut a, ReduceOp::Sum);
+        add(&mut calls, &mut b, ReduceOp::Sum);
+        calls.restart(1);
+        assert!(matches!(calls.next_to_start(|_| true, false), Some(Next::Refuse(0))));
+        assert!(matches!(calls.next_to_start(|_| true, false), Some(Next::Start(1, _))));
+    }
+
+    #[test]
+    fn results_are_kept_for_a_window_and_no_call_starts_ahead_of_it() {
+        let mut calls = Calls::default();
+        let mut memory = [1; 8];
+        for _ in 0..WINDOW_CALLS + 5 {
+            add(&mut calls, &mut memory, ReduceOp::Avg);
+        }
+        assert_eq!(started(&mut calls), (0..WINDOW_CALLS).collect::<Vec<u64>>());
+        assert!(calls.end(1, Some(0)).is_some());
+        assert_eq!(started(&mut calls), [] as [u64; 0], "the oldest has not ended");
+        assert!(calls.end(0, Some(0)).is_some() && calls.held(0).is_some());
+        assert_eq!(started(&mut calls), [WINDOW_CALLS, WINDOW_CALLS + 1]);
+        assert!(calls.end(WINDOW_CALLS, Some(0)).is_some());
+        assert!(calls.held(0).is_none() && calls.held(1).is_some() && calls.has_ended(0));
+    }
+
+    #[test]
+    fn a_result_that_others_have_waits_for_its_call() {
+        let mut calls = Calls::default();
+        let held = Held { bytes: vec![5; 8], epoch: 0 };
+        calls.hold(0, held.clone());
+        assert!(calls.has_ended(0) && calls.held(0) == Some(&held));
+        let mut memory = [1; 8];
+        add(&mut calls, &mut memory, ReduceOp::Avg);
+        let Some(Next::Take(0, held)) = calls.next_to_start(|_| true, true) else { panic!("it is here") };
+        assert!(calls.end_with(0, &held).is_some());
+        assert_eq!((memory, calls.below()), ([5; 8], 1));
+    }
+}

@@ -1,0 +1,68 @@
+"""DDP goes on when a rank is killed in the middle of a step: `on_peer_loss="continue"`."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+VICTIM, LOST_AT, STEPS = 2, 4, 8
+SURVIVORS = tuple(rank for rank in range(WORLD_SIZE) if rank != VICTIM)
+RATE = 0.01
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
+
+
+def die_in_the_middle_of_the_backward_pass(model: nn.Module) -> None:
+    def die(_gradient: torch.Tensor) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # The first layer's gradient is the last: buckets of the others are under way.
+    next(model.parameters()).register_hook(die)
+
+
+def reference() -> list[torch.Tensor]:
+    """One process that takes the mean of the gradients of who is left."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for step in range(STEPS):
+        members = range(WORLD_SIZE) if step < LOST_AT else SURVIVORS
+        optimizer.zero_grad()
+        (sum(loss_of(model, rank, step) for rank in members) / len(members)).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
+    model = network()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
+    # Exact, so that nothing but the lost rank is missing.
+    gradwire.torch.tolerate_loss(ddp, preset="reliable")
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
+    for step in range(STEPS):
+        if step == LOST_AT and RANK == VICTIM:
+            die_in_the_middle_of_the_backward_pass(model)
+        optimizer.zero_grad()
+        loss_of(ddp, RANK, step).backward()
+        optimizer.step()
+    assert gradwire.torch.members() == SURVIVORS
+    for parameter, expected in zip(model.parameters(), reference(), strict=True):
+        torch.testing.assert_close(parameter.detach(), expected)
+        least, most = parameter.detach().clone(), parameter.detach().clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        assert torch.equal(least, most), "replicas differ"
