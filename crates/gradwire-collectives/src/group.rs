@@ -17,7 +17,7 @@ use crate::adaptive::Adaptive;
 use crate::agreement::{AgreedNetwork, Agreement, ExchangePlan};
 use crate::memory::Pool;
 use crate::ops::{Key, Ops};
-use crate::peer::Peer;
+use crate::peer::{Peer, Peers};
 use crate::position::{History, PositionRecord};
 use crate::schedules::{Chooser, Place, Post};
 use crate::verdict::{AbortRecord, Cause};
@@ -115,7 +115,7 @@ pub struct Group {
     /// Of every random choice that all ranks make alike: they compare it when they connect.
     seed: u64,
     /// Every other rank, in rank order.
-    peers: Vec<Peer>,
+    peers: Peers,
     ops: Ops,
     /// Collectives that wait for room in flight.
     queue: VecDeque<Queued>,
@@ -209,7 +209,7 @@ impl Group {
             told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
-            peers: peers.into_iter().map(|peer| Peer::new(peer, now)).collect(),
+            peers: Peers::new(peers.into_iter().map(|peer| Peer::new(peer, now)).collect(), now),
             ops: Ops::new(),
             queue: VecDeque::new(),
             receives: VecDeque::new(),
@@ -242,7 +242,7 @@ impl Group {
             }
             _ => group.peers.iter_mut().for_each(|peer| peer.serves = peer.rank >= world_size),
         }
-        if group.peers.is_empty() {
+        if group.peers.len() == 0 {
             group.events.push_back(GroupEvent::Connected);
         }
         group.update_position(now);
@@ -315,9 +315,9 @@ impl Group {
     pub fn handle_marked_datagram(&mut self, now: Timestamp, peer: u32, datagram: &[u8], mark: ReceivedMark) {
         let Some(slot) = self.slot_of(peer) else { return };
         let Self { peers, ops, .. } = self;
-        let from = &mut peers[slot];
-        if let Ok(Some(payload)) = from.connection.handle_marked_datagram(now, datagram, mark) {
-            drive::deliver((from.rank, from.serves), &from.traffic, ops, &payload);
+        let (connection, from, traffic) = peers.receiving(slot);
+        if let Ok(Some(payload)) = connection.handle_marked_datagram(now, datagram, mark) {
+            drive::deliver(from, traffic, ops, &payload);
         }
         self.dirty.push(slot);
         self.drain(now);
@@ -325,13 +325,7 @@ impl Group {
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
-        for slot in 0..self.peers.len() {
-            let connection = &mut self.peers[slot].connection;
-            if connection.poll_timeout().is_some_and(|timeout| timeout.at <= now) {
-                connection.handle_timeout(now);
-                self.dirty.push(slot);
-            }
-        }
+        self.peers.handle_timeout(now, &mut self.dirty);
         self.drain(now);
         if self.next_deadline.is_some_and(|deadline| deadline <= now) {
             self.check_deadlines(now);
@@ -342,8 +336,7 @@ impl Group {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Timeout> {
         let operation = self.next_deadline.map(|at| Timeout { at, reason: TimeoutReason::Operation });
-        let connections = self.peers.iter().filter_map(|peer| peer.connection.poll_timeout());
-        connections.chain(operation).min_by_key(|timeout| timeout.at)
+        self.peers.timeout().into_iter().chain(operation).min_by_key(|timeout| timeout.at)
     }
 
     /// Gives every datagram that may leave now, until the sink is full. Peers take turns, a burst at a time.
@@ -384,7 +377,7 @@ impl Group {
         }
         self.has_said_goodbye = true;
         for slot in 0..self.peers.len() {
-            self.peers[slot].connection.leave(now);
+            self.peers.connection_mut(slot).leave(now);
             self.dirty.push(slot);
         }
     }
@@ -393,39 +386,39 @@ impl Group {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let has_ended = self.failed.is_some() || self.has_said_goodbye;
-        has_ended && self.peers.iter().all(|peer| peer.connection.is_drained())
+        has_ended && self.peers.iter().all(|peer| peer.connection().is_drained())
     }
 
     /// Counters of the connection to each peer.
     #[must_use]
     pub fn stats(&self) -> Vec<(u32, ConnectionStats)> {
-        self.peers.iter().map(|peer| (peer.rank, peer.connection.stats())).collect()
+        self.peers.iter().map(|peer| (peer.rank, peer.connection().stats())).collect()
     }
 
     /// How long nothing was heard from `peer`; zero for a rank that is none.
     #[must_use]
     pub fn silence(&self, peer: u32, now: Timestamp) -> Duration {
-        self.slot_of(peer).map_or(Duration::ZERO, |slot| self.peers[slot].connection.silence(now))
+        self.slot_of(peer).map_or(Duration::ZERO, |slot| self.peers[slot].connection().silence(now))
     }
 
     /// As [`Group::stats`], with what each path to the peer did.
     #[must_use]
     pub fn path_stats(&self) -> Vec<(u32, ConnectionStats, Vec<PathStats>)> {
-        let of = |peer: &Peer| (peer.rank, peer.connection.stats(), peer.connection.path_stats());
+        let of = |peer: &Peer| (peer.rank, peer.connection().stats(), peer.connection().path_stats());
         self.peers.iter().map(of).collect()
     }
 
     /// See [`gradwire_core::Connection::try_path`]; the question goes to [`TransmitSink::push_trial`].
     pub fn try_path(&mut self, peer: u32, path: PathId, attempt: Attempt) {
         if let Some(slot) = self.slot_of(peer) {
-            self.peers[slot].connection.try_path(path, attempt);
+            self.peers.connection_mut(slot).try_path(path, attempt);
         }
     }
 
     /// See [`gradwire_core::Connection::has_trial_answer`].
     #[must_use]
     pub fn has_trial_answer(&self, peer: u32, path: PathId) -> bool {
-        self.slot_of(peer).is_some_and(|slot| self.peers[slot].connection.has_trial_answer(path))
+        self.slot_of(peer).is_some_and(|slot| self.peers[slot].connection().has_trial_answer(path))
     }
 
     /// Whether a call is no longer queued, for checkers: until then its payload may be early.

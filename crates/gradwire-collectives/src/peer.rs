@@ -1,5 +1,8 @@
 //! What a group knows about one peer: the connection, where it is, and the point-to-point traffic with it.
 
+mod agenda;
+mod peers;
+
 use crate::call::Call;
 use crate::group::PeerConfig;
 use crate::ops::Key;
@@ -9,12 +12,15 @@ use gradwire_core::{Connection, Timestamp, TransferId};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
+pub(crate) use peers::Peers;
+
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) rank: u32,
     pub(crate) host: String,
-    pub(crate) connection: Connection,
+    /// Changed by [`Peers`] only.
+    connection: Connection,
     pub(crate) incast: u32,
     pub(crate) is_connected: bool,
     pub(crate) has_left: bool,
@@ -41,6 +47,11 @@ impl Peer {
             position: None,
             traffic: PointToPoint::default(),
         }
+    }
+
+    /// The connection, to look at.
+    pub(crate) const fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     /// Whether it said that collective `sequence` is its oldest one in flight.

@@ -82,7 +82,7 @@ impl Group {
                 Purpose::StandIn => op.stand_in(),
                 Purpose::Exchange => {
                     op.exchange();
-                    let connections = self.peers.iter().map(|peer| peer.connection.stats());
+                    let connections = self.peers.iter().map(|peer| peer.connection().stats());
                     self.agreement.begin(sequence, connections);
                 }
             }
@@ -126,7 +126,9 @@ impl Group {
         let senders = self.ops.iter().map(|op| op.senders).max().unwrap_or_default();
         if senders > self.told_incast {
             self.told_incast = senders;
-            self.peers.iter_mut().for_each(|peer| peer.connection.set_incast(senders));
+            for slot in 0..self.peers.len() {
+                self.peers.connection_mut(slot).set_incast(senders);
+            }
         }
     }
 
@@ -214,7 +216,7 @@ impl Group {
             tags: op.tags(range.start, loss),
             called_at: Some(op.called_at()),
         };
-        self.peers[slot].connection.send(now, request)
+        self.peers.connection_mut(slot).send(now, request)
     }
 
     fn post_receive(
@@ -226,17 +228,18 @@ impl Group {
     ) -> Result<(), TransferError> {
         let (contract, stage_us) = self.terms(key, slot, bytes, loss);
         let Self { peers, ops, .. } = self;
-        let (Some(op), peer) = (ops.at(key), &mut peers[slot]) else { return Ok(()) };
+        let Some(op) = ops.at(key) else { return Ok(()) };
+        let (connection, (rank, serves), traffic) = peers.receiving(slot);
         let request = ReceiveTransfer {
-            transfer: op.transfer(index, peer.serves),
+            transfer: op.transfer(index, serves),
             bytes: bytes as u64,
             descriptor: op.call.for_pair(bytes).encode(),
             contract,
             stage_us,
         };
-        peer.connection.receive(now, request)?;
-        while let Some(payload) = peer.connection.poll_payload(now) {
-            deliver((peer.rank, peer.serves), &peer.traffic, ops, &payload);
+        connection.receive(now, request)?;
+        while let Some(payload) = connection.poll_payload(now) {
+            deliver((rank, serves), traffic, ops, &payload);
         }
         Ok(())
     }
@@ -250,7 +253,7 @@ impl Group {
         if !policy.may_lose(stage) {
             return (Contract::EXACT, told);
         }
-        let link_of = |peer: &Peer| Link { stats: peer.connection.stats(), bytes, incast: peer.incast };
+        let link_of = |peer: &Peer| Link { stats: peer.connection().stats(), bytes, incast: peer.incast };
         let (peer, link) = (peers[slot].rank, link_of(&peers[slot]));
         let links = peers.iter().map(|peer| (peer.rank, link_of(peer)));
         let learned = adaptive.learned(policy, (stage, op.bytes()), (peer, &link), links);
@@ -260,7 +263,7 @@ impl Group {
     /// Carries what the connections report to where it belongs, until they have nothing more to say.
     pub(super) fn drain(&mut self, now: Timestamp) {
         while let Some(slot) = self.dirty.pop() {
-            while let Some(event) = self.peers[slot].connection.poll_event() {
+            while let Some(event) = self.peers.connection_mut(slot).poll_event() {
                 self.on_event(now, slot, event);
             }
         }
@@ -280,7 +283,7 @@ impl Group {
                         self.agreement.on_tolerant(&receipt);
                     }
                 }
-                let way = self.peers[slot].connection.stats().rtt_min / 2;
+                let way = self.peers[slot].connection().stats().rtt_min / 2;
                 self.advance(now, key, |op, posts| {
                     op.on_called(rank, &mut receipt, way);
                     op.on_received(rank, &receipt, posts);
@@ -363,8 +366,9 @@ impl Group {
         if self.oldest != before {
             let below = TransferId::collective(self.oldest as u32, 0);
             let below_served = TransferId::collective(self.oldest_served as u32, 0);
-            for peer in &mut self.peers {
-                peer.connection.retire(if peer.serves { below_served } else { below });
+            for slot in 0..self.peers.len() {
+                let below = if self.peers[slot].serves { below_served } else { below };
+                self.peers.connection_mut(slot).retire(below);
             }
             self.update_position(now);
         }

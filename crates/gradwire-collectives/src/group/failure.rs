@@ -23,7 +23,7 @@ impl Group {
         }
         let record = record.encode();
         for slot in 0..self.peers.len() {
-            self.peers[slot].connection.abort(now, record);
+            self.peers.connection_mut(slot).abort(now, record);
             self.dirty.push(slot);
         }
         let mut ended: Vec<OpId> = self.unreported().map(|op| op.id).collect();
@@ -205,7 +205,7 @@ impl Group {
 
     /// Whether none of several peers was heard lately.
     fn is_alone(&self, now: Timestamp, lately: Duration) -> bool {
-        let silent = |peer: &Peer| peer.has_left || now.since(peer.connection.heard_at()) >= lately;
+        let silent = |peer: &Peer| peer.has_left || now.since(peer.connection().heard_at()) >= lately;
         self.peers.len() > 1 && self.peers.iter().all(silent)
     }
 
@@ -263,7 +263,9 @@ impl Group {
         }
         self.position = Some(position);
         let record = position.encode();
-        self.peers.iter_mut().for_each(|peer| peer.connection.set_position(now, record));
+        for slot in 0..self.peers.len() {
+            self.peers.connection_mut(slot).set_position(now, record);
+        }
     }
 
     /// Compares where a peer last said it was with what this rank called there. Finds what no transfer can show: two

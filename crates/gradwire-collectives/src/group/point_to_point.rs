@@ -92,12 +92,13 @@ impl Group {
 
     /// Forgets an ended transfer, and tells its connection which ones are over.
     pub(super) fn retire_point_to_point(&mut self, key: Key) {
-        for peer in &mut self.peers {
-            peer.traffic.sending.retain(|(_, of)| *of != key);
-            let Some(at) = peer.traffic.receiving.iter().position(|(_, of)| *of == key) else { continue };
-            let (transfer, _) = peer.traffic.receiving.swap_remove(at);
-            if let Some(below) = peer.traffic.on_over(transfer) {
-                peer.connection.retire(below);
+        for slot in 0..self.peers.len() {
+            let traffic = &mut self.peers[slot].traffic;
+            traffic.sending.retain(|(_, of)| *of != key);
+            let Some(at) = traffic.receiving.iter().position(|(_, of)| *of == key) else { continue };
+            let (transfer, _) = traffic.receiving.swap_remove(at);
+            if let Some(below) = traffic.on_over(transfer) {
+                self.peers.connection_mut(slot).retire(below);
             }
         }
     }

@@ -10,48 +10,55 @@ impl Group {
     /// Gives datagrams to the sink until it is full or no connection may send. Peers take turns, so that a fast
     /// one does not starve the others; a turn is a burst, because the kernel takes a burst to one peer at once.
     pub(super) fn transmit(&mut self, now: Timestamp, sink: &mut dyn TransmitSink) {
-        let mut idle = 0;
-        while idle < self.peers.len() && sink.has_room() {
-            let Self { peers, ops, scratch, .. } = self;
-            let sent = burst(&mut peers[self.turn], ops, scratch, now, sink);
-            idle = if sent { 0 } else { idle + 1 };
-            self.turn = (self.turn + 1) % self.peers.len();
+        let count = self.peers.len();
+        self.peers.begin_turns(now);
+        // Peers that were passed over, or had nothing, since the last one that sent.
+        let (mut idle, mut from) = (0, self.turn);
+        while sink.has_room() {
+            let Some(slot) = self.peers.next_ready(from) else { break };
+            idle += (slot + count - from) % count;
+            if idle >= count {
+                break;
+            }
+            from = (slot + 1) % count;
+            if self.burst(now, slot, sink) {
+                (idle, self.turn) = (0, from);
+            } else {
+                idle += 1;
+            }
         }
+        self.peers.end_turns(now);
     }
-}
 
-/// One turn of one peer. Whether anything was sent.
-fn burst(
-    peer: &mut Peer,
-    ops: &mut Ops,
-    scratch: &mut [u8],
-    now: Timestamp,
-    sink: &mut dyn TransmitSink,
-) -> bool {
-    let mut sent = false;
-    for _ in 0..BURST_DATAGRAMS {
-        if !sink.has_room() {
-            break;
-        }
-        let (head, body) = scratch.split_at_mut(HEADER_BYTES);
-        let Some(transmit) = peer.connection.poll_transmit(now, body) else { break };
-        match transmit.body {
-            Body::Control { bytes } => {
-                // All of it is head: the sink copies that, and the next control packet uses the scratch again.
-                head.copy_from_slice(&transmit.header.encode());
-                let datagram = &scratch[..HEADER_BYTES + bytes];
-                match transmit.is_trial {
-                    true => sink.push_trial(peer.rank, transmit.mark, datagram),
-                    false => sink.push(peer.rank, transmit.mark, datagram, &[]),
+    /// One turn of one peer. Whether anything was sent.
+    fn burst(&mut self, now: Timestamp, slot: usize, sink: &mut dyn TransmitSink) -> bool {
+        let Self { peers, ops, scratch, .. } = self;
+        let mut sent = false;
+        for _ in 0..BURST_DATAGRAMS {
+            if !sink.has_room() {
+                break;
+            }
+            let (head, body) = scratch.split_at_mut(HEADER_BYTES);
+            let Some(transmit) = peers.poll_transmit(now, slot, body) else { break };
+            let peer = &peers[slot];
+            match transmit.body {
+                Body::Control { bytes } => {
+                    // All of it is head: the sink copies that, and the next control packet uses the scratch again.
+                    head.copy_from_slice(&transmit.header.encode());
+                    let datagram = &scratch[..HEADER_BYTES + bytes];
+                    match transmit.is_trial {
+                        true => sink.push_trial(peer.rank, transmit.mark, datagram),
+                        false => sink.push(peer.rank, transmit.mark, datagram, &[]),
+                    }
+                }
+                Body::Payload { offset, bytes } => {
+                    push_payload(peer, ops, transmit, offset as usize, bytes, sink);
                 }
             }
-            Body::Payload { offset, bytes } => {
-                push_payload(peer, ops, transmit, offset as usize, bytes, sink)
-            }
+            sent = true;
         }
-        sent = true;
+        sent
     }
-    sent
 }
 
 fn push_payload(

@@ -20,7 +20,7 @@ impl Group {
 }
 
 fn peer_wait(peer: &Peer, wait: PeerWait, sequence: u64, now: Timestamp) -> PeerWait {
-    let silent = peer.connection.silence(now);
+    let silent = peer.connection().silence(now);
     let said = peer.position.is_some_and(|position| position.sequence > sequence) || peer.is_in(sequence);
     // Who has something to confirm is asked again and again, and answers within a round trip.
     let silent_max = if wait.has_to_take { UNANSWERED_MAX } else { 2 * peer.heartbeat };

@@ -268,6 +268,11 @@ impl Liveness {
 }
 
 impl Connection {
+    /// This rank looked at the clock until `at`, though it had no reason to call this connection.
+    pub fn awake_until(&mut self, at: Timestamp) {
+        self.liveness.awake_at = self.liveness.awake_at.max(at);
+    }
+
     /// What the heartbeats say about where this rank is.
     pub fn set_position(&mut self, _now: Timestamp, record: [u8; POSITION_RECORD_BYTES]) {
         self.liveness.position = record;

@@ -245,6 +245,14 @@ impl Connection {
         Some(self.transmit_data(now, choice, path))
     }
 
+    /// Whether it is to be polled before its timer: copies of the latest packet come due without one, and a pacer counts the
+    /// time since it was last asked at the rate of now.
+    #[must_use]
+    pub fn wants_polls(&self) -> bool {
+        self.paths.len() > 1 && self.latest_sent.is_some()
+            || self.has_data() && self.paths.sends_at().is_some()
+    }
+
     /// A copy of the latest packet, over a path that may have healed.
     fn poll_copy(&mut self, now: Timestamp) -> Option<Transmit> {
         let (transfer, chunk) = self.latest_sent?;
