@@ -56,6 +56,8 @@ CHAOS = {"corrupt": "corrupt=10%,seed=3", "duplicate": "duplicate=30%,seed=4"}
 class Cell:
     fault: str
     phase: str
+    # Of the configuration.
+    on_peer_loss: str = "raise"
 
     @property
     def run(self) -> Cell:
@@ -64,7 +66,8 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return f"{self.fault.replace(' ', '_')}-{self.phase}"
+        goes_on = "-going-on" if self.on_peer_loss == "continue" else ""
+        return f"{self.fault.replace(' ', '_')}-{self.phase}{goes_on}"
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class _Run:
             "WORLD_SIZE": str(WORLD_SIZE),
             "GRADWIRE_RENDEZVOUS": f"{Network.address(self.hosts[0])}:29400",
             "GRADWIRE_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+            "GRADWIRE_ON_PEER_LOSS": cell.on_peer_loss,
             "GRADWIRE_TEST_FOLDER": str(self.folder),
             "GRADWIRE_TEST_FAULT": cell.fault,
             "GRADWIRE_TEST_PHASE": cell.phase,

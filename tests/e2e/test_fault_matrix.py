@@ -1,4 +1,5 @@
-"""The fault matrix: every fault in every phase of a group of three ranks in a lab network, under `on_peer_loss="raise"`.
+"""The fault matrix: every fault in every phase of a group of three ranks in a lab network, under `on_peer_loss="raise"`, and losses
+of a rank under `"continue"`.
 
 | fault, of rank 1 | what it is |
 | --- | --- |
@@ -44,8 +45,10 @@ FEW = (
     Cell("kill", "bootstrap"), Cell("kill", "reduce"), Cell("stop", "gather"), Cell("cut", "idle"), Cell("kill", "shutdown"),
     Cell("mute", "reduce"), Cell("deaf", "gather"), Cell("loss", "gather"), Cell("corrupt", "reduce"), Cell("descriptors", "idle"),
 )  # fmt: skip
-ALL = tuple(Cell(fault, phase) for fault in FAULTS for phase in PHASES)
-CELLS = ALL if "GRADWIRE_TEST_ALL" in os.environ else FEW
+GOING_ON = tuple(Cell(fault, phase, "continue") for fault in LOST for phase in ("reduce", "gather", "idle"))
+FEW_GOING_ON = (Cell("cut", "gather", "continue"), Cell("deaf", "reduce", "continue"))
+ALL = (*(Cell(fault, phase) for fault in FAULTS for phase in PHASES), *GOING_ON)
+CELLS = ALL if "GRADWIRE_TEST_ALL" in os.environ else (*FEW, *FEW_GOING_ON)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,9 @@ def test_fault(seen: dict[Cell, Seen], cell: Cell) -> None:
 
 
 def judge(found: Seen, cell: Cell) -> None:
-    if cell.fault in LOST:
+    if cell.on_peer_loss == "continue":
+        judge_who_goes_on(found, cell)
+    elif cell.fault in LOST:
         judge_a_lost_rank(found, cell)
     elif cell == Cell("descriptors", "bootstrap"):
         for rank in SURVIVORS:
@@ -88,6 +93,22 @@ def judge_a_lost_rank(found: Seen, cell: Cell) -> None:
     else:
         share_one_verdict(found, SURVIVORS, cell)
         the_lost_rank_finds_out_too(found, cell)
+
+
+def judge_who_goes_on(found: Seen, cell: Cell) -> None:
+    """The two others finish every call among them, in time; who was lost stops, if it lives."""
+    for rank in SURVIVORS:
+        nobody_failed(found, rank, LEAVE_S + MARGIN_S)
+        results = [event for event in found.events[rank] if event["event"] == "result"]
+        assert results[-1]["members"] == SURVIVORS, results
+        limit_s = LIMIT_S if cell.phase != "idle" else LIMIT_S + MARGIN_S
+        over = [event for event in found.events[rank] if event["event"] == "ended"]
+        assert over[1 if cell.phase != "idle" else 2]["at"] - found.fault_at <= limit_s, over
+    if cell.fault == "kill":
+        assert found.exits[VICTIM] == -9
+        return
+    assert found.exits[VICTIM] == 0, found.exits
+    assert ending(found, VICTIM)["error"] == "NotMemberError", ending(found, VICTIM)
 
 
 def ends_in_time(found: Seen) -> None:

@@ -1,7 +1,6 @@
 //! Two connections over a small virtual link.
 
 mod queues;
-mod reception;
 mod silence;
 mod tags;
 

@@ -5,7 +5,7 @@ use crate::code_points::CodePoints;
 use crate::group::ReservedIds;
 use crate::routes::{Route, Routes};
 use crate::socket::PathSockets;
-use crate::succession::{unfinished, Before, Forming, Next, Note, Phase, Step, Succession, Sync};
+use crate::succession::{Before, Forming, Next, Note, Phase, Step, Succession, Sync};
 use crate::{EpochStats, Outcome};
 use gradwire_collectives::{
     Collective, DeliveryReport, Group, OpError, OpId, PeerDelivery, Request, TransmitSink,
@@ -102,7 +102,7 @@ impl ActiveGroup {
             request.collective
         {
             if !succession.is_running() || !succession.members.contains(&peer) {
-                let error = unfinished(succession.verdict.as_ref(), succession.epoch);
+                let error = succession.unfinished();
                 return self.finish(in_flight, Err(error));
             }
         }
@@ -137,7 +137,7 @@ impl ActiveGroup {
 
     fn refuse(&mut self, number: u64) {
         let Some(succession) = &mut self.succession else { return };
-        let error = unfinished(succession.verdict.as_ref(), succession.epoch);
+        let error = succession.unfinished();
         if let Some(pending) = succession.calls.end(number, None) {
             self.finish(pending.in_flight, Err(error));
         }
@@ -295,7 +295,7 @@ impl ActiveGroup {
             old.iter().flat_map(|old| old.ids.by_rank.iter().flatten()).for_each(|id| routes.remove(*id));
         }
         succession.entered(now, &epoch, unsure);
-        let error = unfinished(succession.verdict.as_ref(), epoch.number);
+        let error = succession.unfinished();
         let broken_off: Vec<InFlight> = self.in_flight.drain().map(|(_, in_flight)| in_flight).collect();
         broken_off.into_iter().for_each(|in_flight| self.finish(in_flight, Err(error.clone())));
         self.insert_routes(place, routes);

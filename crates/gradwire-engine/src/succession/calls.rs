@@ -6,7 +6,7 @@
 //! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error.
 
 use crate::active::InFlight;
-use gradwire_collectives::{Collective, OpError, ReduceOp, Request};
+use gradwire_collectives::{Collective, ReduceOp, Request};
 use gradwire_core::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -274,25 +274,6 @@ fn can_go_on(
         Collective::Broadcast { root } => is_member(root),
         Collective::Barrier => true,
         _ => is_whole && !was_in_flight,
-    }
-}
-
-/// The error of a call that cannot be finished without the lost ranks.
-pub(crate) fn unfinished(verdict: Option<&OpError>, epoch: u64) -> OpError {
-    match verdict {
-        Some(OpError::PeerLost { rank, host, silent, during, detail, reported_by }) => OpError::PeerLost {
-            rank: *rank,
-            host: host.clone(),
-            silent: *silent,
-            during: during.clone(),
-            detail: format!(
-                "{detail}; the others go on in epoch {epoch}, this call cannot be finished among them"
-            )
-            .into(),
-            reported_by: *reported_by,
-        },
-        Some(error) => error.clone(),
-        None => OpError::Invalid("this call needs every rank of the group, and some are lost".to_owned()),
     }
 }
 

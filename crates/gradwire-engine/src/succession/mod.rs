@@ -16,7 +16,7 @@ mod calls;
 mod note;
 mod sync;
 
-pub(crate) use calls::{unfinished, Before, Calls, Held, Next};
+pub(crate) use calls::{Before, Calls, Held, Next};
 pub(crate) use note::{Note, Ready};
 pub(crate) use sync::Sync;
 
@@ -141,6 +141,36 @@ impl Succession {
     pub(crate) fn members_of(&self, epoch: u64) -> Arc<[u32]> {
         let known = self.history.iter().find(|(number, _)| *number == epoch);
         known.map_or_else(|| Arc::clone(&self.members), |(_, members)| Arc::clone(members))
+    }
+
+    /// The error of a call that cannot be finished without the lost ranks: the same on all who are left, whether they were told why the
+    /// epoch ended or only that it did.
+    pub(crate) fn unfinished(&self) -> OpError {
+        let said = match &self.verdict {
+            Some(OpError::PeerLost { rank, silent, during, detail, .. }) => {
+                Some((*rank, *silent, during, detail))
+            }
+            _ => None,
+        };
+        let latest = self.lost.iter().filter(|lost| lost.epoch == self.epoch).map(|lost| lost.rank).min();
+        let rank = latest.or(said.map(|(rank, ..)| rank)).unwrap_or(self.lineage.rank);
+        let said = said.filter(|(lost, ..)| *lost == rank);
+        let (silent, during, detail) = said.map_or_else(
+            || (Duration::ZERO, "a call that it is needed for".to_owned(), "others found out"),
+            |(_, silent, during, detail)| (silent, during.clone(), &**detail),
+        );
+        let detail = format!(
+            "{detail}; in epoch {} the others go on, but this call cannot be finished among them",
+            self.epoch
+        );
+        OpError::PeerLost {
+            rank,
+            host: self.lineage.host(rank),
+            silent,
+            during,
+            detail: detail.into(),
+            reported_by: None,
+        }
     }
 
     /// For people.
