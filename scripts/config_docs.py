@@ -41,6 +41,7 @@ LABELS = {
     "recovery": "what senders repair",
     "critical_packets": "packets at each end that always arrive",
     "gather_loss_bound": "share of the results that may be missing",
+    "gather_recovery": "what senders of results repair",
 }
 
 

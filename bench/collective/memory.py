@@ -6,7 +6,9 @@
 
 Each schedule has processes of its own, so that none finds what another has left. Each rank touches its tensor, reduces a small
 one to get its engine going, notes what is resident, resets the peak
-(`/proc/self/clear_refs`) and reduces. What counts is the peak less what was resident before. MB are of 1024 * 1024 bytes.
+(`/proc/self/clear_refs`) and reduces. What counts is the peak less what was resident before. `tolerant` and `rotated` may
+lose gradients (preset `auto`); a rotated reduction sends a padded copy of the tensor, which is allowed it beside the limit.
+MB are of 1024 * 1024 bytes.
 Exit code 0: target reached, 1: missed, 2: could not run.
 """
 
@@ -26,7 +28,15 @@ import click
 MB = 1 << 20
 LIMIT_MB = 64
 REACHED, MISSED, NOT_RUN = 0, 1, 2
-ALGORITHMS = ("transpose", "parameter_server", "ring", "auto")
+# Arguments of the reduction.
+CASES: dict[str, dict[str, str]] = {
+    "transpose": {"preset": "reliable", "algorithm": "transpose"},
+    "parameter_server": {"preset": "reliable", "algorithm": "parameter_server"},
+    "ring": {"preset": "reliable", "algorithm": "ring"},
+    "auto": {"preset": "reliable", "algorithm": "auto"},
+    "tolerant": {"preset": "auto", "algorithm": "transpose", "hadamard": "off"},
+    "rotated": {"preset": "auto", "algorithm": "transpose", "hadamard": "on"},
+}
 
 
 def resident_kb(name: str) -> int:
@@ -37,7 +47,7 @@ def resident_kb(name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {name}")
 
 
-def rank_main(megabytes: int, dtype: str, algorithm: str) -> None:
+def rank_main(megabytes: int, dtype: str, case: str) -> None:
     """One rank: prints a line of JSON."""
     import gradwire.torch
     import torch
@@ -47,21 +57,23 @@ def rank_main(megabytes: int, dtype: str, algorithm: str) -> None:
     dist.init_process_group("gradwire")
     kind = getattr(torch, dtype)
     tensor = torch.ones(megabytes * MB // kind.itemsize, dtype=kind)
-    gradwire.torch.all_reduce(torch.ones(1000, dtype=kind), preset="reliable", algorithm=algorithm)
+    gradwire.torch.all_reduce(torch.ones(1000, dtype=kind), **CASES[case])
     tensor.fill_(1)
     before = resident_kb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     begun = time.monotonic()
-    work = gradwire.torch.all_reduce(tensor, preset="reliable", algorithm=algorithm)
+    work = gradwire.torch.all_reduce(tensor, **CASES[case])
     took = time.monotonic() - begun
     peak = resident_kb("VmHWM")
     line = {
         "rank": dist.get_rank(),
-        "algorithm": algorithm,
+        "algorithm": case,
         "schedule": work.report().collective,
+        "copy_mb": work.report().rotated_elems * kind.itemsize / MB,
         "above_mb": (peak - before) / 1024,
         "seconds": took,
-        "wrong": int((tensor != 1).any()),
+        # A rotated tensor is turned back within its rounding.
+        "wrong": int(not torch.allclose(tensor.float(), torch.ones(1), atol=0.05 if case == "rotated" else 0)),
     }
     print("ROW " + json.dumps(line), flush=True)
     dist.barrier()
@@ -75,7 +87,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def measure(ranks: int, megabytes: int, dtype: str, algorithm: str, timeout_s: float) -> list[dict[str, Any]]:
+def measure(ranks: int, megabytes: int, dtype: str, case: str, timeout_s: float) -> list[dict[str, Any]]:
     """Runs the ranks once and collects their lines.
 
     Raises:
@@ -88,7 +100,7 @@ def measure(ranks: int, megabytes: int, dtype: str, algorithm: str, timeout_s: f
         "WORLD_SIZE": str(ranks),
         "GRADWIRE_PORT": "0",
     }
-    command = [sys.executable, __file__, "--size", str(megabytes), "--dtype", dtype, "--as-rank", algorithm]
+    command = [sys.executable, __file__, "--size", str(megabytes), "--dtype", dtype, "--as-rank", case]
     children = [
         subprocess.Popen(
             command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
@@ -109,7 +121,7 @@ def measure(ranks: int, megabytes: int, dtype: str, algorithm: str, timeout_s: f
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The worst rank of each algorithm."""
+    """The worst rank of each case."""
     found = []
     for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
         of_it = [row for row in rows if row["algorithm"] == algorithm]
@@ -126,7 +138,7 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @click.option("--timeout", default=300.0, help="Seconds for each schedule.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")
 @click.option("--quick", is_flag=True, help="Two ranks, 2 MB, one schedule: only to see that it works. No verdict.")
-@click.option("--as-rank", "algorithm", hidden=True)
+@click.option("--as-rank", "case", hidden=True)
 def main(
     *,
     ranks: int,
@@ -135,25 +147,26 @@ def main(
     timeout: float,
     json_file: Path | None,
     quick: bool,
-    algorithm: str | None,
+    case: str | None,
 ) -> None:
     """Reads the options and measures."""
-    if algorithm is not None:
-        return rank_main(megabytes, dtype, algorithm)
+    if case is not None:
+        return rank_main(megabytes, dtype, case)
     if quick:
         ranks, megabytes = 2, 2
-    schedules = ALGORITHMS[:1] if quick else ALGORITHMS
+    names = list(CASES)[:1] if quick else list(CASES)
     print(f"{ranks} ranks, {megabytes} MB of {dtype}, loopback; limit {LIMIT_MB} MB above the tensor", flush=True)
     try:
-        found = [measure(ranks, megabytes, dtype, schedule, timeout) for schedule in schedules]
+        found = [measure(ranks, megabytes, dtype, name, timeout) for name in names]
         rows = summarise([row for rows in found for row in rows])
     except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(NOT_RUN)
     for row in rows:
-        told = f"{row['above_mb']:.1f} MB on the worst rank, {row['seconds']:.2f} s, {row['wrong']} wrong"
+        copy = f" ({row['copy_mb']:.0f} MB are the rotated copy)" if row["copy_mb"] else ""
+        told = f"{row['above_mb']:.1f} MB on the worst rank, {row['seconds']:.2f} s, {row['wrong']} wrong{copy}"
         print(f"{row['algorithm']:<16} {row['schedule']:<27} {told}")
-    missed = any(row["wrong"] or row["above_mb"] > LIMIT_MB for row in rows)
+    missed = any(row["wrong"] or row["above_mb"] > LIMIT_MB + row["copy_mb"] for row in rows)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(

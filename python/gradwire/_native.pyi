@@ -28,6 +28,7 @@ class PolicyNumbers(TypedDict):
     recovery: str
     critical_packets: int
     gather_loss_bound: float
+    gather_recovery: str
     gather_fill: str
     divide_by: str
     hadamard: str

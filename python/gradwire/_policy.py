@@ -53,6 +53,7 @@ def policy_numbers(
         numbers["deadline_max_s"] = delay / 1e3 * delay_share
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
+        numbers["gather_recovery"] = "when_asked" if gather > 0 else "at_once"
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
     numbers["hadamard"] = _chosen(config, "hadamard", hadamard)
@@ -63,6 +64,11 @@ def policy_numbers(
     if problem is not None:
         raise ConfigError(f"preset {name} with these settings is not possible: {problem}", field="preset", value=name)
     return numbers
+
+
+def results_may_be_lost(numbers: _native.PolicyNumbers) -> bool:
+    """Whether ranks may end with different results of a call: some of them may be missing on their way back."""
+    return numbers["gather_loss_bound"] > 0 or numbers["gather_recovery"] == "never"
 
 
 def algorithm_code(config: Config, algorithm: str | None = None) -> int:

@@ -8,7 +8,7 @@ from launch import Outcome, checks_of, launch
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    settings = {"GRADWIRE_CHAOS": "loss=5%,seed=4", "GRADWIRE_MTU": "1500"}
+    settings = {"GRADWIRE_CHAOS": "loss=5%,seed=4", "GRADWIRE_MTU": "1500", "GRADWIRE_WARM_UP_ROUNDS": "3"}
     return launch("drift", 3, tmp_path_factory.mktemp("drift"), env=settings)
 
 

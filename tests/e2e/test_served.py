@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from launch import Outcome, checks_of, launch
+from served_processes import servers, settings
 
-COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "serve"]
 WORKERS = 2
-
-
-@contextmanager
-def servers(folder: Path, count: int, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """`gradwire serve` for each of `count` servers; whoever has not ended by itself is killed."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "MASTER_"))}
-    clean |= variables
-    commands = [
-        [
-            *COMMAND,
-            "--index",
-            str(index),
-            "--store",
-            f"file://{folder / 'store'}",
-            "--json",
-            str(folder / f"server-{index}"),
-        ]
-        for index in range(count)
-    ]
-    running = [subprocess.Popen(c, env=clean, stderr=subprocess.PIPE, text=True) for c in commands]
-    try:
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-
-
-def settings(count: int) -> dict[str, str]:
-    """The workers' environment."""
-    return {
-        "GRADWIRE_SERVER_MODE": "dedicated",
-        "GRADWIRE_SERVERS": str(count),
-        "GRADWIRE_PEER_TIMEOUT_S": "2",
-    }
 
 
 @pytest.fixture(scope="module")

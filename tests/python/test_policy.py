@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire import Config, _native
-from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._policy import algorithm_code, policy_numbers, results_may_be_lost
+from gradwire.config import PRESETS
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch._compat import require_torch
 from gradwire.torch._delay import DelayShares
@@ -204,11 +205,15 @@ def test_the_buckets_of_a_step_share_its_delay_and_never_get_more(counts: tuple[
 
 
 def test_results_may_be_lost_only_where_a_preset_says_so() -> None:
-    for name in ("auto", "mlt", "ltp", "ultima", "reliable"):
-        assert policy_numbers(Config(), name)["gather_loss_bound"] == 0.0
-    dlcp = policy_numbers(Config.dlcp())
+    for name in PRESETS:
+        assert results_may_be_lost(policy_numbers(Config(), name)) == (name in ("mlt", "dlcp", "ultima")), name
+        assert not results_may_be_lost(policy_numbers(Config(preset=name, gather_loss_bound=0.0))), name
+    mlt, dlcp, ultima = (policy_numbers(Config(), name) for name in ("mlt", "dlcp", "ultima"))
     assert 0.0 < dlcp["gather_loss_bound"] < dlcp["loss_bound"]
-    assert policy_numbers(Config.dlcp(gather_loss_bound=0.0))["gather_loss_bound"] == 0.0
+    assert mlt["gather_loss_bound"] == mlt["loss_bound"]
+    assert (ultima["gather_loss_bound"], ultima["gather_recovery"]) == (0.0, "never")
+    bounded = policy_numbers(Config(), "ultima", gather_loss_bound=0.05)
+    assert (bounded["gather_loss_bound"], bounded["gather_recovery"]) == (pytest.approx(0.05), "when_asked")
     asked = policy_numbers(Config(gather_fill="local"), "mlt", gather_loss_bound=0.02)
     assert (asked["gather_loss_bound"], asked["gather_fill"]) == (0.02, "local")
     for name in ("auto", "ltp", "reliable"):

@@ -303,6 +303,7 @@ fn fingerprint(policy: &Policy, reduce: ReduceOp) -> u16 {
         policy.recovery as u64,
         u64::from(policy.critical_chunks),
         u64::from(policy.gather.loss_bound.to_bits()),
+        policy.gather.recovery as u64,
         policy.gather.fill as u64,
         policy.divide_by as u64,
         policy.rotation as u64,
@@ -392,6 +393,7 @@ mod tests {
                 ..Policy::LTP
             },
             Policy::ULTIMA,
+            Policy { gather: GatherRule::EXACT, ..Policy::ULTIMA },
             Policy { early: Some(EarlyRule { quiet_share: 0.2 }), ..Policy::ULTIMA },
             Policy { early: None, ..Policy::ULTIMA },
             Policy { rotation: Rotation::Auto, ..Policy::ULTIMA },

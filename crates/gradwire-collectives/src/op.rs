@@ -157,7 +157,7 @@ impl Op {
             submitted_at: name.submitted,
             elems: (bytes / request.dtype.bytes()) as u64,
             rotated_elems: rotated.as_ref().map_or(0, RotatedBucket::elems),
-            replicas_identical: request.policy.gather.loss_bound <= 0.0,
+            replicas_identical: !request.policy.gather.may_lose(),
             ..DeliveryReport::default()
         };
         Self {
@@ -514,6 +514,7 @@ impl Op {
         self.is_reported = true;
         self.report.elapsed = now - self.submitted;
         self.report.warm_up = self.warms_up;
+        self.report.replicas_identical |= self.warms_up;
         let ended_by = |end: &StageEnd| if end.total > 0 { closed_by(end.reason) } else { "" };
         let [reduce, gather] = &self.stages;
         (self.report.reduce_ended_by, self.report.gather_ended_by) = (ended_by(reduce), ended_by(gather));

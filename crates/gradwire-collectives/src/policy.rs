@@ -3,10 +3,14 @@
 //! A preset is a value of [`Policy`] and nothing else; no code asks which one is in use. From it, from what the
 //! connection has measured and from what [`crate::adaptive`] has learned comes the contract of each transfer.
 
+mod gather;
+
 use crate::adaptive::Learned;
 use crate::schedules::Stage;
 use gradwire_core::{ConnectionStats, Contract, Early, Reliability, Soft};
 use std::time::Duration;
+
+pub use gather::GatherRule;
 
 /// How the deadline of a transfer comes about.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -74,20 +78,6 @@ pub enum DivideBy {
     Contributions = 0,
     /// All ranks: zero stands in for a value, the bubble of LTP (section III-C).
     World = 1,
-}
-
-/// What the gather stage, which sends results back, may leave behind.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct GatherRule {
-    /// Share of a transfer that may be missing. Above 0 the ranks' results may differ.
-    pub loss_bound: f32,
-    /// What is put in its place.
-    pub fill: Fill,
-}
-
-impl GatherRule {
-    /// Results arrive whole: replicas stay identical.
-    pub const EXACT: Self = Self { loss_bound: 0.0, fill: Fill::Zero };
 }
 
 /// Whether a tolerant reduction sends its bucket rotated ([`crate::Hadamard`]): what a lost packet takes away is then spread
@@ -164,17 +154,20 @@ impl Policy {
         divide_by: DivideBy::Contributions,
         rotation: Rotation::Off,
     };
-    /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1).
+    // claim: mlt/lossy-pull
+    /// Preset `mlt` (MLT section 4.2.3): stop as soon as 90 % are in, the paper's conservative bound (6.1.1), gradients and
+    /// what is pulled alike (4.2.1).
     pub const MLT: Self = Self {
         loss_bound: 0.1,
         after_first_pass: false,
         floor: 0.9,
         recovery: Reliability::Tolerant,
+        gather: GatherRule::bounded(0.1, Fill::Zero),
         ..Self::RELIABLE
     };
     /// Preset `dlcp` (DLCP section 3.2.1): as `mlt`, and a smaller bound where results are sent back. The paper names
     /// 10 % for the one and no number for the other.
-    pub const DLCP: Self = Self { gather: GatherRule { loss_bound: 0.01, fill: Fill::Zero }, ..Self::MLT };
+    pub const DLCP: Self = Self { gather: GatherRule::bounded(0.01, Fill::Zero), ..Self::MLT };
     /// Preset `ltp` (LTP section III): after the learned threshold of the link 80 % are enough, 30 ms after the slowest
     /// link's threshold anything is; the first and last packet of each transfer always arrive.
     pub const LTP: Self = Self {
@@ -186,7 +179,7 @@ impl Policy {
         critical_chunks: 1,
         ..Self::RELIABLE
     };
-    /// Preset `ultima` (ULTIMA sections 3.2 and 3.3): nothing is sent again; a stage ends when nothing comes any more for
+    /// Preset `ultima` (ULTIMA sections 3.2 and 3.3): nothing is sent again; either stage ends when nothing comes any more for
     /// 10 % of its usual time, or at the 95th percentile of 20 exact rounds.
     pub const ULTIMA: Self = Self {
         after_first_pass: false,
@@ -194,6 +187,7 @@ impl Policy {
         floor: 0.0,
         early: Some(EarlyRule { quiet_share: 0.1 }),
         recovery: Reliability::BestEffort,
+        gather: GatherRule::BEST_EFFORT,
         ..Self::RELIABLE
     };
     /// Preset `auto`: nothing that still flows is cut, and no retransmission is waited for beyond what the bound needs.
@@ -234,7 +228,7 @@ impl Policy {
             && self.deadline_max.is_none()
             && self.soft.is_none()
             && self.early.is_none()
-            && self.gather.loss_bound <= 0.0
+            && !self.gather.may_lose()
     }
 
     /// What is wrong with it, if anything.
@@ -244,12 +238,10 @@ impl Policy {
     pub fn validate(&self) -> Result<(), String> {
         let Self { loss_bound, floor, gather, .. } = *self;
         let is_share = |value: f32| (0.0..=1.0).contains(&value);
-        if !is_share(loss_bound) || !is_share(floor) || !is_share(gather.loss_bound) {
-            let gather = gather.loss_bound;
-            return Err(format!(
-                "loss bound {loss_bound}, floor {floor} or gather bound {gather} is not a share"
-            ));
+        if !is_share(loss_bound) || !is_share(floor) {
+            return Err(format!("loss bound {loss_bound} or floor {floor} is not a share"));
         }
+        gather.validate()?;
         let (soft, early) = (self.soft, self.early);
         if soft.is_some_and(|soft| !is_share(soft.min_fraction) || soft.epoch == 0) {
             return Err(format!("{soft:?}: a share, and an epoch of at least 1"));
@@ -264,7 +256,8 @@ impl Policy {
             _ => {}
         }
         let ends = matches!(self.deadline, DeadlineRule::Fixed(_) | DeadlineRule::WarmUp { .. });
-        if self.recovery == Reliability::BestEffort && !(ends && floor <= 0.0) {
+        let never_repairs = [self.recovery, gather.recovery].contains(&Reliability::BestEffort);
+        if never_repairs && !(ends && floor <= 0.0) {
             return Err("where nothing is sent again a deadline that does not depend on this rank's measurements must \
                         end the wait, whatever has arrived"
                 .to_owned());
@@ -309,7 +302,7 @@ impl Policy {
         };
         match stage {
             Stage::Reduce => contract,
-            Stage::Gather => self.tightened(contract),
+            Stage::Gather => self.gather.contract(contract),
         }
     }
 
@@ -326,7 +319,7 @@ impl Policy {
     pub(crate) fn may_lose(&self, stage: Stage) -> bool {
         match stage {
             Stage::Reduce => !self.is_exact(),
-            Stage::Gather => self.gather.loss_bound > 0.0,
+            Stage::Gather => self.gather.may_lose(),
         }
     }
 
@@ -341,23 +334,7 @@ impl Policy {
         match stage {
             _ if !self.may_lose(stage) => Reliability::Exact,
             Stage::Reduce => self.recovery,
-            // Whatever the reduce stage does: results are repaired down to their bound.
-            Stage::Gather => Reliability::Tolerant,
-        }
-    }
-
-    // claim: dlcp/pull-bound
-    /// No rule of `contract` accepts less than the bound of the gather stage, and what is missing below it is repaired.
-    fn tightened(&self, contract: Contract) -> Contract {
-        let bound = self.gather.loss_bound;
-        let least = 1.0 - bound;
-        let soft = contract.soft.map(|soft| Soft { min_fraction: soft.min_fraction.max(least), ..soft });
-        Contract {
-            loss_bound: contract.loss_bound.min(bound),
-            floor: contract.floor.max(least),
-            soft,
-            repairs: true,
-            ..contract
+            Stage::Gather => self.gather.recovery,
         }
     }
 }
@@ -503,7 +480,6 @@ mod tests {
         let quiet = contract.early.map(|early| early.quiet.as_micros());
         assert_eq!((quiet, contract.repairs), (Some(4000), false));
         assert_eq!(Policy::ULTIMA.reliability(Stage::Reduce), Reliability::BestEffort);
-        assert_eq!(Policy::ULTIMA.reliability(Stage::Gather), Reliability::Exact);
     }
 
     // test of: ultima/early-timeout
@@ -537,26 +513,5 @@ mod tests {
         assert_eq!(parts, [ms(90), ms(45), ms(30), ms(90)].map(Some));
         assert_eq!(most(Policy::DLCP, 3), Some(ms(45)), "results wait too");
         assert_eq!(Policy::AUTO.for_each_wait(1, 0), Policy::AUTO);
-    }
-
-    // test of: dlcp/pull-bound
-    #[test]
-    fn no_rule_of_the_gather_stage_accepts_less_than_its_bound() {
-        let learned = Learned {
-            soft: Some(Duration::from_millis(20)),
-            slowest_link: Some(Duration::from_millis(50)),
-            stage_limit: Some(Duration::from_millis(90)),
-            stage_time: Some(Duration::from_millis(40)),
-        };
-        for (name, preset) in Policy::PRESETS {
-            let policy = Policy { gather: GatherRule { loss_bound: 0.02, fill: Fill::Zero }, ..preset };
-            let contract = policy.contract(Stage::Gather, &link(STATS, 1000, 1), &learned);
-            let least = 1.0 - 0.02;
-            assert!(contract.loss_bound <= 0.02 && contract.floor >= least && contract.repairs, "{name}");
-            assert!(contract.soft.is_none_or(|soft| soft.min_fraction >= least), "{name}");
-            assert_eq!(policy.reliability(Stage::Gather), Reliability::Tolerant, "{name}");
-        }
-        let (pull, push) = (Policy::DLCP.gather.loss_bound, Policy::DLCP.loss_bound);
-        assert!((f32::MIN_POSITIVE..push).contains(&pull));
     }
 }

@@ -13,7 +13,7 @@
 //! | 3 | fill of the gather stage |
 //! | 4..6 | critical chunks |
 //! | 6 | what a mean divides by |
-//! | 7 | zero |
+//! | 7 | recovery of the gather stage |
 //! | 8..12, 12..16, 16..20 | loss bound, floor, loss bound of the gather stage |
 //! | 20..24, 24..28 | soft threshold: fraction, epoch |
 //! | 28..32 | early timeout: share of the usual time |
@@ -55,7 +55,7 @@ impl CallSettings {
             DeadlineRule::WarmUp { rounds, percentile } => (4, u64::from(rounds), percentile),
         };
         (out[1], out[2], out[3]) = (rule, policy.recovery as u8, policy.gather.fill as u8);
-        out[6] = policy.divide_by as u8;
+        (out[6], out[7]) = (policy.divide_by as u8, policy.gather.recovery as u8);
         out[4..6].copy_from_slice(&policy.critical_chunks.to_le_bytes());
         let soft = policy.soft.unwrap_or(SoftRule { min_fraction: 0.0, epoch: 0 });
         let quiet_share = policy.early.map_or(0.0, |early| early.quiet_share);
@@ -100,10 +100,11 @@ impl CallSettings {
                 None
             },
             early: if has(3) { Some(EarlyRule { quiet_share: f32_at(28)? }) } else { None },
-            recovery: RECOVERIES.into_iter().find(|recovery| *recovery as u8 == record[2])?,
+            recovery: recovery(record[2])?,
             critical_chunks: u16::from_le_bytes([record[4], record[5]]),
             gather: GatherRule {
                 loss_bound: f32_at(16)?,
+                recovery: recovery(record[7])?,
                 fill: [Fill::Zero, Fill::Previous, Fill::Local]
                     .into_iter()
                     .find(|fill| *fill as u8 == record[3])?,
@@ -118,6 +119,10 @@ impl CallSettings {
         let factor = f64::from_bits(u64_at(56)?);
         Some(Self { policy, factor, warms_up: has(1), stage_limit: time(u64_at(64)?) })
     }
+}
+
+fn recovery(byte: u8) -> Option<Reliability> {
+    RECOVERIES.into_iter().find(|recovery| *recovery as u8 == byte)
 }
 
 fn nanos(time: Option<Duration>) -> u64 {
@@ -152,7 +157,7 @@ mod tests {
     #[test]
     fn what_cannot_be_right_is_refused() {
         let settings = CallSettings { policy: Policy::AUTO, factor: 1.0, warms_up: false, stage_limit: None };
-        for (at, byte) in [(1, 9), (2, 9), (3, 9), (6, 9), (11, 0x7F)] {
+        for (at, byte) in [(1, 9), (2, 9), (3, 9), (6, 9), (7, 9), (11, 0x7F)] {
             let mut record = settings.encode();
             record[at] = byte;
             assert_eq!(CallSettings::decode(&record), None, "byte {at}");

@@ -160,9 +160,11 @@ fn check_policy(request: &Request) -> Result<(), String> {
     let Collective::AllReduce { algorithm } = request.collective else {
         return Err("only an all-reduce may tolerate loss".to_owned());
     };
-    if algorithm == Algorithm::Ring && policy.gather.loss_bound > 0.0 {
+    if algorithm == Algorithm::Ring && policy.gather.may_lose() {
         return Err(
-            "results may be lost in a transpose only: a ring would hand on what fills the holes".to_owned()
+            "a ring would hand on what fills the holes of results: take another schedule, or let no result be lost \
+                    (gather_loss_bound = 0)"
+                .to_owned(),
         );
     }
     if policy.gather.fill == Fill::Previous && request.input.is(output) && !output.is_empty() {

@@ -28,7 +28,7 @@ const CASE: Case = Case {
     algorithm: Algorithm::Transpose,
     ranks: 4,
     dedicated: 0,
-    policy: Policy { loss_bound: 0.2, floor: 0.5, ..Policy::MLT },
+    policy: Policy { loss_bound: 0.2, floor: 0.5, gather: GatherRule::EXACT, ..Policy::MLT },
     dtype: Dtype::F32,
     percent: 4,
 };
@@ -151,7 +151,7 @@ fn of_a_rotated_bucket_the_counts_are_about_what_was_sent() {
 fn a_result_that_did_not_arrive_holds_nobodys_values_or_the_own() {
     for fill in [Fill::Zero, Fill::Previous, Fill::Local] {
         for dedicated in [0, 1] {
-            let policy = Policy { gather: GatherRule { loss_bound: 0.2, fill }, ..CASE.policy };
+            let policy = Policy { gather: GatherRule::bounded(0.2, fill), ..CASE.policy };
             let case = Case { algorithm: Algorithm::ParameterServer, dedicated, policy, ..CASE };
             let reports = case.run(11);
             assert!(reports.iter().any(|report| !report.filled.is_empty()), "nothing was filled in");

@@ -7,10 +7,11 @@ mod common;
 use common::{all_reduce, lossy, scatter, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::{Flags, Kind, Timestamp};
 use gradwire_collectives::{
-    Algorithm, DeadlineRule, DeliveryReport, Dtype, EarlyRule, Fill, GatherRule, OpError, Policy, ReduceOp,
-    Request,
+    Algorithm, DeadlineRule, DeliveryReport, Dtype, EarlyRule, Fill, GatherRule, OpError, PeerDelivery,
+    Policy, ReduceOp, Request,
 };
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -41,11 +42,16 @@ impl Round {
         counted.iter().map(|rank| value(*rank, index)).sum::<f32>() / counted.len() as f32
     }
 
-    /// The mean over what counted, the same bits on every rank.
+    fn is_filled(&self, rank: usize, index: usize) -> bool {
+        self.reports[rank].filled.iter().any(|range| range.contains(&(index as u64)))
+    }
+
+    /// The mean over what counted, the same bits on every rank that the result reached, and zero elsewhere.
     fn assert_exact_mask(&self) {
         for index in 0..self.results[0].len() {
-            let want = self.mean(index);
-            for result in &self.results {
+            let mean = self.mean(index);
+            for (rank, result) in self.results.iter().enumerate() {
+                let want = if self.is_filled(rank, index) { 0.0 } else { mean };
                 assert_eq!(result[index].to_bits(), want.to_bits(), "element {index}");
             }
         }
@@ -224,6 +230,57 @@ fn ultima_is_exact_while_it_warms_up_and_then_sends_nothing_again_in_bounded_tim
     }
     assert_eq!(sent.borrow()[1], again, "best effort sent something again");
     assert!(reasons[0] > 0 && reasons[1] > 0, "{reasons:?}");
+}
+
+// test of: ultima/best-effort, ultima/t-b, ultima/early-timeout
+#[test]
+fn results_under_ultima_are_never_sent_again_either_and_what_is_missing_is_zero() {
+    let again = Rc::new(Cell::new(0));
+    let (sent, lost) = (Rc::clone(&again), Rc::new(Cell::new(0)));
+    let count = Rc::clone(&lost);
+    let (mut net, policy) = warm(move |packet| {
+        let is_result = packet.header.kind == Kind::Data && packet.header.transfer.index() == 1;
+        sent.set(sent.get() + u32::from(is_result && packet.header.flags.contains(Flags::RETRANSMITTED)));
+        count.set(count.get() + 1);
+        is_result && scatter(count.get(), 100) < 5
+    });
+    let mut reasons = BTreeSet::new();
+    for _ in 0..10 {
+        let round = round(&mut net, policy, ELEMS);
+        round.assert_exact_mask();
+        assert_eq!(round.uncounted(), 0, "the other stage loses nothing");
+        for report in &round.reports {
+            assert!(!report.replicas_identical && report.elapsed < Duration::from_millis(50));
+            for source in &report.sources {
+                reasons.insert(source.closed_by);
+                assert!(source.closed_by == "all_arrived" || source.elems_received < source.elems_expected);
+            }
+            let of = |elems: fn(&PeerDelivery) -> u64| report.sources.iter().map(elems).sum::<u64>();
+            let filled: u64 = report.filled.iter().map(|range| range.end - range.start).sum();
+            assert_eq!(filled, of(|source| source.elems_expected) - of(|source| source.elems_received));
+        }
+    }
+    assert_eq!(again.get(), 0, "best effort sent a result again");
+    assert!(reasons.contains("all_arrived") && reasons.contains("early_timeout"), "{reasons:?}");
+}
+
+// test of: mlt/lossy-pull
+#[test]
+fn results_under_mlt_are_waited_for_down_to_its_one_bound() {
+    let mut net = Net::new(RANKS, lossy(8, 3));
+    let mut filled = 0;
+    for _ in 0..10 {
+        let round = round(&mut net, Policy::MLT, ELEMS);
+        round.assert_exact_mask();
+        for report in &round.reports {
+            for source in &report.sources {
+                let needed = source.elems_expected as f64 * 0.9;
+                assert!(source.elems_received as f64 >= needed, "{source:?}");
+            }
+            filled += report.filled.len();
+        }
+    }
+    assert!(filled > 0, "no result was lost: the test proves nothing");
 }
 
 /// How long something was under way in each stage. Its transfers do not begin at the same moment.
@@ -408,7 +465,7 @@ fn a_value_that_is_lost_and_whose_result_is_lost_as_well_counts_exactly_once() {
                 _ => NORMAL,
             }
         });
-        let gather = GatherRule { loss_bound: 0.05, fill };
+        let gather = GatherRule::bounded(0.05, fill);
         let round = round(&mut net, Policy { after_first_pass: true, gather, ..Policy::DLCP }, ELEMS);
         let lost = 7 * CHUNK_ELEMS..8 * CHUNK_ELEMS;
         let range = lost.start as u64..lost.end as u64;
@@ -435,7 +492,7 @@ fn a_result_lost_within_the_bound_of_the_gather_stage_is_filled_and_reported() {
     for fill in [Fill::Zero, Fill::Previous, Fill::Local] {
         let mut net = Net::new(RANKS, lose_results(&[7]));
         // Nothing that still flows is cut, so that only what the network lost is missing.
-        let gather = GatherRule { loss_bound: 0.05, fill };
+        let gather = GatherRule::bounded(0.05, fill);
         let policy = Policy { after_first_pass: true, gather, ..Policy::DLCP };
         let round = round(&mut net, policy, ELEMS);
         // The first collective: shard j comes from rank j.

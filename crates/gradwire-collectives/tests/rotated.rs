@@ -266,7 +266,7 @@ fn what_cannot_be_rotated_is_refused() {
         matches!(net.done[0].get(&op), Some(Err(OpError::Invalid(_))))
     };
     assert!(refused(&|request| Request { dtype: Dtype::F64, ..request }));
-    let previous = GatherRule { loss_bound: 0.1, fill: Fill::Previous };
+    let previous = GatherRule::bounded(0.1, Fill::Previous);
     let fills =
         |request: Request| Request { policy: Policy { gather: previous, ..request.policy }, ..request };
     assert!(refused(&fills));

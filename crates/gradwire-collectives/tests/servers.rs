@@ -140,7 +140,8 @@ fn a_scaled_sum_has_its_factor_and_a_mean_its_count() {
 #[test]
 fn a_server_keeps_the_contract_of_each_call_and_every_lost_value_is_in_its_residual() {
     let mut lost = 0;
-    let bounds = [Policy::MLT, Policy::AUTO, Policy { loss_bound: 0.2, floor: 0.8, ..Policy::MLT }];
+    let mlt = Policy { gather: GatherRule::EXACT, ..Policy::MLT };
+    let bounds = [mlt, Policy::AUTO, Policy { loss_bound: 0.2, floor: 0.8, ..mlt }];
     for (seed, policy) in (0..9).zip(bounds.into_iter().cycle()) {
         let (count, elems) = (1 + seed as u32 % 3, 40_000);
         let mut net = Net::with_dedicated(4, (count, PLENTY), lossy(seed, 6));
@@ -204,7 +205,7 @@ fn a_block_that_no_worker_delivers_is_filled_and_reported_and_owed_less_what_fil
         let mut net = Net::with_dedicated(2, (1, PLENTY), lose_first_pushes);
         let mut tensors = inputs(2, elems);
         let (mut outputs, mut residuals) = (inputs(2, elems), inputs(2, elems));
-        let policy = Policy { gather: GatherRule { loss_bound: 0.0, fill }, divide_by, ..Policy::AUTO };
+        let policy = Policy { gather: GatherRule { fill, ..GatherRule::EXACT }, divide_by, ..Policy::AUTO };
         for rank in 0..2 {
             outputs[rank].0.copy_from_slice(&Tensor::f32(vec![7.0; elems]).0);
             residuals[rank].0.fill(0);
@@ -236,7 +237,7 @@ fn a_block_that_no_worker_delivers_is_filled_and_reported_and_owed_less_what_fil
 fn the_previous_result_cannot_be_kept_where_the_own_values_are() {
     let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
     let mut tensors = inputs(2, 100);
-    let gather = GatherRule { loss_bound: 0.0, fill: Fill::Previous };
+    let gather = GatherRule { fill: Fill::Previous, ..GatherRule::EXACT };
     submit_all(&mut net, &mut tensors, |request| Request {
         policy: Policy { gather, ..Policy::AUTO },
         ..request
@@ -249,7 +250,7 @@ fn the_previous_result_cannot_be_kept_where_the_own_values_are() {
 #[test]
 fn learned_thresholds_and_lossy_pulls_work_over_servers_too() {
     let warm_up = gradwire_collectives::DeadlineRule::WarmUp { rounds: 2, percentile: 0.95 };
-    let dlcp = Policy { gather: GatherRule { loss_bound: 0.05, fill: Fill::Local }, ..Policy::DLCP };
+    let dlcp = Policy { gather: GatherRule::bounded(0.05, Fill::Local), ..Policy::DLCP };
     for policy in [Policy { deadline: warm_up, ..Policy::ULTIMA }, Policy::LTP, dlcp] {
         let mut net = Net::with_dedicated(3, (2, PLENTY), lossy(11, 3));
         let mut rounds: Vec<Vec<Tensor>> = (0..6).map(|_| inputs(3, 30_000)).collect();

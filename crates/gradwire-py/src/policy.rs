@@ -43,6 +43,8 @@ pub(crate) struct PolicyNumbers {
     #[pyo3(item)]
     gather_loss_bound: f32,
     #[pyo3(item)]
+    gather_recovery: String,
+    #[pyo3(item)]
     gather_fill: String,
     #[pyo3(item)]
     divide_by: String,
@@ -68,6 +70,7 @@ impl PolicyNumbers {
             critical_chunks: self.critical_packets,
             gather: GatherRule {
                 loss_bound: self.gather_loss_bound,
+                recovery: named(&RECOVERIES, &self.gather_recovery)?,
                 fill: named(&FILLS, &self.gather_fill)?,
             },
             divide_by: named(&DIVISORS, &self.divide_by)?,
@@ -157,6 +160,7 @@ fn numbers_of<'py>(py: Python<'py>, policy: &Policy) -> PyResult<Bound<'py, PyDi
     numbers.set_item("recovery", name_of(&RECOVERIES, &policy.recovery))?;
     numbers.set_item("critical_packets", policy.critical_chunks)?;
     numbers.set_item("gather_loss_bound", policy.gather.loss_bound)?;
+    numbers.set_item("gather_recovery", name_of(&RECOVERIES, &policy.gather.recovery))?;
     numbers.set_item("gather_fill", name_of(&FILLS, &policy.gather.fill))?;
     numbers.set_item("divide_by", name_of(&DIVISORS, &policy.divide_by))?;
     numbers.set_item("hadamard", name_of(&ROTATIONS, &policy.rotation))?;

@@ -8,7 +8,7 @@
 use crate::oracle::is_ring;
 use crate::record::merge;
 use crate::{NetworkOptions, OpKind, OpPlan, Scenario, Violation, World};
-use gradwire_collectives::{Algorithm, DivideBy, Dtype, Policy, ReduceOp, Servers};
+use gradwire_collectives::{Algorithm, DivideBy, Dtype, GatherRule, Policy, ReduceOp, Servers};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -161,7 +161,7 @@ impl Setting {
             dtype: Dtype::F32,
             elems: self.elems,
             reduce: ReduceOp::Avg,
-            policy: Policy { divide_by: DivideBy::World, ..Policy::ULTIMA },
+            policy: Policy { divide_by: DivideBy::World, gather: GatherRule::EXACT, ..Policy::ULTIMA },
             in_place: true,
             priority: 0,
         };

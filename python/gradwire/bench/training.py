@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from gradwire._policy import GATHER_PRESETS
 from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
@@ -26,7 +27,6 @@ LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
 PATIENCE_S = 300.0
 _TARGET_AT = 0.8  # of the steps of the first run without loss: all others have some more to get there
 _WARM_ELEMS = 1 << 18  # 1 MB, of the order of the example's buckets
-_MAY_DIFFER = ("dlcp", "ultima")  # results may be lost on their way back: ranks may end with different bits
 
 Row = dict[str, Any]
 
@@ -90,7 +90,7 @@ class Run:
         self.lost.append(sum(record["bytes_lost_share"] for record in records) / len(records))
         if len(parameters) > 1:
             self.steps_apart += 1
-            if self.variant.preset not in _MAY_DIFFER:
+            if self.variant.preset not in GATHER_PRESETS:
                 raise WorkerFailed(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
 
     def row(self) -> Row:

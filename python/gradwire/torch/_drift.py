@@ -1,9 +1,9 @@
 """Whether replicas still hold the same bits, by how much they differ, and making them equal again.
 
-For training with results that may be lost on their way back (`gather_loss_bound`, preset `dlcp`): a replica that missed one
-differs from the others for good. Tensors are compared by fingerprints of blocks, so that ranks which agree exchange 16
-bytes each, and ranks which do not exchange 8 bytes for each block and the blocks that differ. Everything here is exact, and
-collective: every rank of the group calls it at the same point of its program.
+For training with results that may be lost on their way back (presets `mlt`, `dlcp` and `ultima`, `gather_loss_bound`): a replica
+that missed one differs from the others for good. Tensors are compared by fingerprints of blocks, so that ranks which agree
+exchange 16 bytes each, and ranks which do not exchange 8 bytes for each block and the blocks that differ. Everything here is
+exact, and collective: every rank of the group calls it at the same point of its program.
 """
 
 from __future__ import annotations

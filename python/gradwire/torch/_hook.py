@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire._policy import algorithm_code
+from gradwire._policy import algorithm_code, results_may_be_lost
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
@@ -74,7 +74,8 @@ def tolerate_loss(
         step_delay_max: the most that waiting for retransmissions may delay a step. Its buckets share it in equal parts; with
             FSDP2 its modules do, and a module that is used several times in a step may wait as often. None: the preset's.
         gather_loss_bound: share of the averaged gradients that may be missing on their way back. Above 0 replicas drift apart
-            until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `dlcp`.
+            until `resynchronize` mends them; see `drift_every`. None: the preset's, 0 for all but `mlt`, `dlcp` and `ultima`, which
+            lose results as their papers do.
         gather_fill: what an averaged gradient is that did not arrive here, or that no rank's gradients reached a server for: `zero`,
             `local` (this rank's own gradient) or `previous` (the latest average of the bucket, which costs one more copy of the
             gradients and sends them unrotated). None: the configuration's.
@@ -92,7 +93,7 @@ def tolerate_loss(
             longest. Need not agree between ranks. None: class by layer, the front layers first, and importance as the
             configuration says. Code points are written only with `dscp_classes`.
         drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
-            with a `gather_loss_bound`; costs a read of the parameters and 16 bytes on the wire.
+            where results may be lost; costs a read of the parameters and 16 bytes on the wire.
         compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
             and those halves tolerate loss. Hooks that reduce by themselves (PowerSGD) take a `tolerant_group` instead.
         tensorboard: a `SummaryWriter`, or whatever has its `add_scalar`: gets what each step delivered (`gradwire/lost_share` and
@@ -141,9 +142,11 @@ def tolerate_loss(
         divide_by=divide_by,
         hadamard=hadamard,
     )
-    if numbers["gather_loss_bound"] > 0:
-        share = numbers["gather_loss_bound"]
-        logger.warning("averaged gradients may be lost on their way back (%g of them): replicas may differ", share)
+    if results_may_be_lost(numbers):
+        share = (
+            f"{numbers['gather_loss_bound']:g} of them" if numbers["gather_loss_bound"] > 0 else "none is sent again"
+        )
+        logger.warning("averaged gradients may be lost on their way back (%s): replicas may differ", share)
     algorithm_code(config, algorithm)
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)

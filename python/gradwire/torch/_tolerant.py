@@ -58,7 +58,8 @@ def all_reduce(
             measured, and below this, which stages that wait for each other share. None: the preset's.
         delay_share: this call's part of it, above 0 to 1, where a step has several calls.
         gather_loss_bound: share of the results that may be missing on their way back. Above 0 ranks may end with different
-            bits; `report().filled` says where. None: the preset's, 0 for all but `dlcp`.
+            bits; `report().filled` says where. None: the preset's, 0 for all but `mlt`, `dlcp` and
+            `ultima`.
         gather_fill: `zero`, `previous` or `local`: what a result holds that did not arrive, or that no rank's values reached the server
             for. `previous` is what `output` held before, for example the latest result; it needs an `output`, and no rotation.
             None: the configuration's.
@@ -91,9 +92,8 @@ def all_reduce(
 
     # Loss
     An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero
-    (`divide_by`); all ranks get the same bits. Only with
-    a `gather_loss_bound` above 0 (preset `dlcp` has one) a result may be missing on a rank, which then holds what
-    `Config.gather_fill` says.
+    (`divide_by`); all ranks get the same bits. Only with presets `mlt`, `dlcp` and `ultima`, as their papers have it, a result
+    may be missing on a rank, which then holds what `Config.gather_fill` says; with `gather_loss_bound=0` never.
     """
     link = link_of(group)
 

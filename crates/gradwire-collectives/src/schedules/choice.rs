@@ -90,7 +90,7 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place) -> bool {
     let (exact, half) = (request.policy.is_exact(), rounds_sums(request));
     let few = place.world_size <= TOLERANT_RING_RANKS_MAX && after_first_pass;
     match algorithm {
-        Algorithm::Ring => place.world_size > 2 && !half && gather.loss_bound <= 0.0 && (exact || few),
+        Algorithm::Ring => place.world_size > 2 && !half && !gather.may_lose() && (exact || few),
         Algorithm::HalvingDoubling => {
             place.world_size > 2 && !half && exact && request.output.len() <= HALVING_BYTES_MAX
         }

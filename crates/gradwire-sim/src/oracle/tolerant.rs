@@ -6,7 +6,7 @@
 
 use super::{finished, rotated};
 use crate::plan::OpPlan;
-use crate::rank::{RESIDUAL_FILL, STALE};
+use crate::rank::RESIDUAL_FILL;
 use crate::record::{count, first_outside, merge, Arrival};
 use crate::values::{
     base_sum, contribution, encode, encode_less, encode_mean, encode_scaled, factor, factors, load,
@@ -134,66 +134,6 @@ impl<'w> View<'w> {
         Ok(())
     }
 
-    /// Only a policy that allows it loses results on their way back, within its bound, and fills what it says.
-    fn check_filled(&self) -> Result<(), Violation> {
-        let op = self.op;
-        let gather = self.plan.policy.gather;
-        let width = self.plan.dtype.bytes() as u64;
-        // What no worker brought to a dedicated server.
-        let masks = self.masks_by_report().into_iter();
-        let nobodys = merge(masks.filter(|(_, mask)| *mask == 0).map(|(span, _)| span).collect());
-        for (rank, report) in self.reports.iter().enumerate() {
-            let filled = merge(report.filled.clone());
-            let lost: Vec<Range<u64>> = filled.iter().flat_map(|range| subtract(range, &nobodys)).collect();
-            let told = report.replicas_identical;
-            let are_identical = gather.loss_bound <= 0.0 && (nobodys.is_empty() || gather.fill == Fill::Zero);
-            let is_told_of_all = nobodys.iter().all(|range| subtract(range, &filled).is_empty());
-            if (gather.loss_bound <= 0.0 && !lost.is_empty()) || told != are_identical || !is_told_of_all {
-                let reported = format!("{} elements filled, identical replicas: {told}", count(&filled));
-                let actual = format!("{gather:?}");
-                return Err(Violation::ReportDisagrees { op, rank, reported, actual });
-            }
-            for (owner, span) in self.shards() {
-                let expected = span.end - span.start;
-                let received = count(&subtract(&span, &filled));
-                let bound = Contract::needed(expected * width, 1.0 - gather.loss_bound).div_ceil(width);
-                if received < bound {
-                    let closed_by = report.gather_ended_by;
-                    return Err(Violation::OverBudget {
-                        op,
-                        from: owner,
-                        to: rank,
-                        received,
-                        expected,
-                        bound,
-                        closed_by,
-                    });
-                }
-            }
-            self.check_fill(rank, &filled)?;
-        }
-        Ok(())
-    }
-
-    fn check_fill(&self, rank: usize, filled: &[Range<u64>]) -> Result<(), Violation> {
-        let (dtype, plan) = (self.plan.dtype, self.plan);
-        for elem in filled.iter().cloned().flatten() {
-            let own = contribution(dtype, plan.reduce, self.op, rank, elem);
-            let expected = match (plan.policy.gather.fill, plan.reduce) {
-                (Fill::Zero, _) => 0,
-                (Fill::Local, ReduceOp::Sum) => encode_scaled(dtype, own, self.outputs.len(), 1),
-                (Fill::Previous, _) if !plan.in_place => load(&[STALE; 8], dtype, 0),
-                (Fill::Previous | Fill::Local, _) => encode(dtype, own),
-            };
-            let got = load(self.outputs[rank], dtype, elem as usize);
-            if got != expected {
-                let (expected, got) = (show(dtype, expected), show(dtype, got));
-                return Err(Violation::WrongElement { op: self.op, rank, elem, expected, got });
-            }
-        }
-        Ok(())
-    }
-
     /// LTP's critical packets hold the first and the last element of a transfer.
     fn check_critical(&self) -> Result<(), Violation> {
         if self.plan.policy.critical_chunks == 0 {
@@ -267,7 +207,7 @@ impl<'w> View<'w> {
     }
 
     /// Spans of elements with the mask that the reports imply, in order.
-    fn masks_by_report(&self) -> Vec<(Range<u64>, u32)> {
+    pub(super) fn masks_by_report(&self) -> Vec<(Range<u64>, u32)> {
         let elems = self.plan.elems as u64;
         let mut borders: Vec<u64> = self.uncounted.iter().flatten().flat_map(|r| [r.start, r.end]).collect();
         borders.extend([0, elems]);
@@ -312,7 +252,7 @@ impl<'w> View<'w> {
 
     /// For each rank that reduces something, its shard: where the packets to it begin, and as much as it says it expected.
     /// Their end tells nothing: a transfer that is stopped is never sent whole.
-    fn shards(&self) -> Vec<(usize, Range<u64>)> {
+    pub(super) fn shards(&self) -> Vec<(usize, Range<u64>)> {
         let ranks = self.reports.iter().enumerate();
         let shards = ranks.filter_map(|(to, report)| {
             let into = self.world.record.routes(self.op).filter(|((_, _, receiver), _)| *receiver == to);
@@ -560,7 +500,7 @@ pub(super) fn contains(ranges: &[Range<u64>], elem: u64) -> bool {
 }
 
 /// The parts of `span` outside `holes` (sorted and merged).
-fn subtract(span: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
+pub(super) fn subtract(span: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut at = span.start;
     for hole in holes.iter().filter(|hole| hole.end > span.start && hole.start < span.end) {

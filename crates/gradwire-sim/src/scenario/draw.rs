@@ -10,7 +10,8 @@ use super::{HostOptions, Scenario};
 use crate::plan::{Fault, OpKind, OpPlan};
 use crate::{Burst, Impairments, LinkOptions, NetworkOptions, Rng, Sabotage, Trunk};
 use gradwire_collectives::{
-    Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, Policy, ReduceOp, Rotation, Servers,
+    Algorithm, DeadlineRule, DivideBy, Dtype, ExchangePlan, Fill, GatherRule, Policy, ReduceOp, Rotation,
+    Servers,
 };
 use gradwire_core::recovery::ControllerKind;
 pub(super) use paths::bad_paths;
@@ -254,7 +255,7 @@ fn draw_op(rng: &mut Rng, world_size: usize) -> OpPlan {
     let bytes = rng.log_uniform(1, row_bytes_max) as usize;
     let elems = if rng.chance(0.05) { 0 } else { bytes.div_ceil(dtype.bytes()) };
     let policy = if tolerant { draw_policy(rng) } else { Policy::RELIABLE };
-    if kind == OpKind::AllReduce(Algorithm::Ring) && policy.gather.loss_bound > 0.0 {
+    if kind == OpKind::AllReduce(Algorithm::Ring) && policy.gather.may_lose() {
         // A ring would hand on what it has filled in.
         kind = OpKind::AllReduce(Algorithm::Transpose);
     }
@@ -308,9 +309,8 @@ fn draw_policy(rng: &mut Rng) -> Policy {
         policy.loss_bound = rng.pick(&[0.01, 0.02, 0.2]);
         policy.floor = policy.floor.min(1.0 - policy.loss_bound);
     }
-    if policy.gather.loss_bound > 0.0 {
-        policy.gather.loss_bound = rng.pick(&[0.01, 0.05, 0.1]);
-        policy.gather.fill = rng.pick(&[Fill::Zero, Fill::Previous, Fill::Local]);
+    if policy.gather.may_lose() {
+        policy.gather = draw_gather(rng, policy.gather);
     }
     if let DeadlineRule::WarmUp { rounds, .. } = &mut policy.deadline {
         // A run has a few collectives, a training job thousands.
@@ -327,6 +327,16 @@ fn draw_policy(rng: &mut Rng) -> Policy {
     }
     assert_eq!(policy.validate(), Ok(()), "{policy:?}");
     policy
+}
+
+/// Results that may be lost, as the preset has it or exactly; what is missing is filled with anything.
+fn draw_gather(rng: &mut Rng, preset: GatherRule) -> GatherRule {
+    let fill = rng.pick(&[Fill::Zero, Fill::Previous, Fill::Local]);
+    match rng.below(0..6) {
+        0 => GatherRule::EXACT,
+        1..4 if preset.loss_bound <= 0.0 => GatherRule { fill, ..preset },
+        _ => GatherRule::bounded(rng.pick(&[0.01, 0.05, 0.1]), fill),
+    }
 }
 
 /// One tolerant reduction in four is rotated, if its dtype can be.

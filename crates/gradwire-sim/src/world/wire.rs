@@ -7,10 +7,10 @@ use crate::rank::{Outgoing, Packet};
 use crate::record::{Arrival, Provenance};
 use crate::trace::Step;
 use crate::watch::Unsteady;
-use crate::{stray, Port};
-use gradwire_collectives::Algorithm;
-use gradwire_core::wire::{Header, Kind, Reader, StatusBody, TransferState};
-use gradwire_core::Timestamp;
+use crate::{stray, Port, Violation};
+use gradwire_collectives::{Algorithm, DeadlineRule, Policy};
+use gradwire_core::wire::{Flags, Header, Kind, Reader, StatusBody, TransferState};
+use gradwire_core::{Reliability, Timestamp};
 use std::time::Duration;
 
 impl World {
@@ -170,6 +170,7 @@ impl World {
         let idle = self.idle_max(from, to);
         let checked = self.repair_watch.on_sent(self.now, (from, to), &header, is_exact, idle);
         checked.unwrap_or_else(|violation| self.report(violation));
+        self.check_best_effort((from, to), &header, payload);
         if header.transfer.is_point_to_point() || header.transfer.index() != 0 {
             return None;
         }
@@ -232,7 +233,23 @@ impl World {
         let by_shard =
             matches!(plan.kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::ParameterServer));
         let is_result = by_shard && header.transfer.index() == RESULT && !header.transfer.is_point_to_point();
-        !plan.is_tolerant() || is_result && plan.policy.gather.loss_bound <= 0.0
+        !plan.is_tolerant() || is_result && !plan.policy.gather.may_lose()
+    }
+
+    /// Best effort sends nothing again, neither values nor results. Over several paths a copy of a packet may try whether one has
+    /// healed, and rounds that warm up are exact.
+    fn check_best_effort(&mut self, (from, to): (usize, usize), header: &Header, payload: *const u8) {
+        let is_again = header.flags.contains(Flags::RETRANSMITTED) && self.scenario.host.paths == 1;
+        let Some(op) = self.ranks[from].holder(payload).filter(|_| is_again) else { return };
+        let Policy { recovery, gather, deadline, critical_chunks, .. } = self.scenario.ops[op].policy;
+        let never = match header.transfer.index() {
+            0 => recovery == Reliability::BestEffort && critical_chunks == 0,
+            RESULT => gather.recovery == Reliability::BestEffort,
+            _ => false,
+        };
+        if never && matches!(deadline, DeadlineRule::Fixed(_)) {
+            self.report(Violation::RepairedUnasked { op, from, to, at: self.now });
+        }
     }
 
     /// By how much the hosts of both may delay a question, its answer and what follows from it.
