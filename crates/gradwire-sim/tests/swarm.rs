@@ -38,6 +38,12 @@ fn early_data_that_is_handed_out_puts_no_deadline_off() {
     judge(&run_seeds(95_003_430..95_003_431, Scenario::swarm));
 }
 
+/// A larger bucket warmed up anew while a result of a timed reduction was on its way: that had no limit any more.
+#[test]
+fn a_larger_bucket_takes_no_limit_from_results_that_nothing_repairs() {
+    judge(&run_seeds(14_550_538..14_550_539, Scenario::swarm));
+}
+
 /// Repairs left three at a time, and three answers in a row were lost before the last of them could.
 #[test]
 fn a_repair_behind_others_is_excused_by_answers_that_were_lost_after_them() {

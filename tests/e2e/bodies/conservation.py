@@ -106,9 +106,13 @@ class Ledger:
 # test of: auto/error-feedback
 def check_what_was_lost_counts_exactly_once_later_in_every_schedule() -> None:
     schedules = ("transpose", "ring", "parameter_server")
-    for preset, algorithm, divide_by in product(("auto", "mlt"), schedules, ("contributions", "world")):
+    cases = [*product(("auto", "mlt"), schedules, ("contributions", "world"))]
+    cases += [(preset, "transpose", "contributions") for preset in ("dlcp", "ltp")]
+    # Ten steps: that of all parameters in one bucket, two warm-ups of three, and what is timed.
+    cases += [("ultima", "transpose", "contributions")]
+    for preset, algorithm, divide_by in cases:
         ledger = Ledger(preset=preset, algorithm=algorithm, divide_by=divide_by, gather_loss_bound=0.0)
-        for _ in range(STEPS):
+        for _ in range(10 if preset == "ultima" else STEPS):
             ledger.step()
         ledger.check()
 

@@ -76,7 +76,7 @@ impl Adaptive {
             learned.slowest_link = self.links.slowest(link.bytes, others);
         }
         if times_stages(policy) {
-            learned.stage_limit = self.timeout.limit();
+            learned.stage_limit = self.timeout.limit_of(bytes);
             learned.stage_time = self.timeout.time_of(stage, bytes);
         }
         learned

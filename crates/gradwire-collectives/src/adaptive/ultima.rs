@@ -2,7 +2,8 @@
 //!
 //! t_B is a percentile of what both stages took on all ranks in exact rounds of the largest bucket. t_C is a moving
 //! average for each stage and bucket size, and its median over the ranks: each rank tells its own when it closes a
-//! transfer. A bucket larger than all before it warms up anew, since a limit learned on a smaller one would cut it.
+//! transfer. A bucket larger than all before it warms up anew, since a limit learned on a smaller one would cut it. One that does
+//! not come again is forgotten: DDP's first step has the whole model in one bucket, whose warm-up would never end.
 //!
 //! ```text
 //!   begins() in the order of the calls, alike on every rank:     WARM-UP x rounds --> TIMED
@@ -12,6 +13,7 @@
 use super::StageEnd;
 use crate::schedules::Stage;
 use gradwire_core::CloseReason;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -25,7 +27,16 @@ pub(super) struct AdaptiveTimeout {
     /// Times of stages in those rounds, of all ranks.
     times: Vec<Duration>,
     limit: Option<Duration>,
+    /// The limit before the largest bucket came, for the results of rounds that began before it.
+    former: Option<Duration>,
     averages: BTreeMap<(usize, Stage), Average>,
+    /// The largest bucket since the largest of all came last, and how often it came.
+    since: (usize, u32),
+    /// How often that may be before the warm-up begins anew with it, in units of the rounds: doubled when a bucket that was
+    /// given up comes again.
+    patience: u32,
+    /// The largest bucket that was given up.
+    given_up: usize,
 }
 
 /// What one stage of one bucket size usually takes.
@@ -46,10 +57,8 @@ impl AdaptiveTimeout {
     /// A round begins. `true`: it is exact. Whatever is not has a limit, although rounds before it may have been told to
     /// warm up for longer.
     pub(super) fn begins(&mut self, bytes: usize, (rounds, percentile): (u16, f32)) -> bool {
-        if bytes > self.largest {
-            (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
-            self.times.clear();
-        }
+        self.grow(bytes);
+        self.give_up(bytes, rounds);
         let warms_up = self.begun < rounds;
         if warms_up && bytes == self.largest {
             self.begun += 1;
@@ -68,18 +77,50 @@ impl AdaptiveTimeout {
         percentile: f32,
         theirs: Option<Duration>,
     ) {
-        if bytes > self.largest {
-            (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
-            self.times.clear();
-        }
+        self.grow(bytes);
         if !warms_up && self.limit.is_none() {
             self.limit = self::percentile(&mut self.times, percentile).or(theirs);
+        }
+    }
+
+    /// While the largest bucket warms up and does not come again, another one takes its place.
+    fn give_up(&mut self, bytes: usize, rounds: u16) {
+        let (largest, times) = self.since;
+        self.since = match bytes.cmp(&largest) {
+            _ if bytes >= self.largest => (0, 0),
+            Ordering::Greater => (bytes, 1),
+            Ordering::Equal => (bytes, times + 1),
+            Ordering::Less => self.since,
+        };
+        if self.begun < rounds && self.since.1 > u32::from(rounds) << self.patience {
+            self.given_up = self.given_up.max(self.largest);
+            self.largest = 0;
+            self.grow(self.since.0);
+        }
+    }
+
+    /// A bucket larger than all before it warms up anew.
+    fn grow(&mut self, bytes: usize) {
+        if bytes > self.largest {
+            self.former = self.limit.or(self.former);
+            if self.largest > 0 && bytes <= self.given_up {
+                self.patience = (self.patience + 1).min(PATIENCE_MAX);
+            }
+            self.since = (0, 0);
+            (self.largest, self.begun, self.ended, self.limit) = (bytes, 0, 0, None);
+            self.times.clear();
         }
     }
 
     /// t_B; `None` until the warm-up is over.
     pub(super) fn limit(&self) -> Option<Duration> {
         self.limit
+    }
+
+    /// What a stage of a round of `bytes` bytes may take. A timed round that began before a larger bucket keeps the limit of
+    /// then: without one it would wait forever for a result of which nothing is sent again.
+    pub(super) fn limit_of(&self, bytes: usize) -> Option<Duration> {
+        self.limit.or(self.former.filter(|_| bytes < self.largest))
     }
 
     /// t_C: the median of what the ranks say.
@@ -171,6 +212,8 @@ fn percentile(times: &mut [Duration], share: f32) -> Option<Duration> {
 
 /// Weight of the latest time in the moving average (section 3.3.2, appendix of the evaluation: 0.95).
 const ALPHA: f64 = 0.95;
+/// Doublings: 1024 times the rounds, more than the buckets of any model's step.
+const PATIENCE_MAX: u32 = 10;
 /// Bucket sizes remembered, for two stages.
 const SIZES_MAX: usize = 1024;
 
@@ -179,6 +222,53 @@ mod tests {
     use super::super::stage_end::tests::receipt;
     use super::*;
     use gradwire_core::Receipt;
+
+    fn exact_round(timeout: &mut AdaptiveTimeout, bytes: usize) -> bool {
+        let warms_up = timeout.begins(bytes, (3, 0.95));
+        timeout.on_ended(bytes, Some((3, 0.95)).filter(|_| warms_up), &[complete(5), complete(5)]);
+        warms_up
+    }
+
+    // test of: ultima/t-b
+    #[test]
+    fn a_bucket_that_does_not_come_again_keeps_nobody_in_the_warm_up() {
+        let mut timeout = AdaptiveTimeout::default();
+        assert!(exact_round(&mut timeout, 9000), "DDP's first step: all in one bucket");
+        let exact = (0..30).take_while(|_| {
+            exact_round(&mut timeout, 1000);
+            exact_round(&mut timeout, 500)
+        });
+        assert_eq!(
+            exact.count(),
+            5,
+            "it is waited for as long as a warm-up takes, and then there is another one"
+        );
+        assert!(!exact_round(&mut timeout, 1000) && timeout.limit_of(1000).is_some());
+    }
+
+    #[test]
+    fn a_largest_bucket_that_comes_seldom_is_waited_for_longer_each_time() {
+        let mut timeout = AdaptiveTimeout::default();
+        let mut steps = 0;
+        while exact_round(&mut timeout, 9000) {
+            steps += 1;
+            assert!(steps < 20, "it never warms up");
+            for _ in 0..20 {
+                exact_round(&mut timeout, 1000);
+            }
+        }
+        assert!(timeout.limit_of(9000).is_some() && timeout.largest == 9000);
+    }
+
+    // test of: ultima/t-b
+    #[test]
+    fn a_round_that_is_timed_keeps_its_limit_when_a_larger_bucket_warms_up() {
+        let mut timeout = warm();
+        assert!(!timeout.begins(1000, (20, 0.95)) && timeout.begins(5000, (20, 0.95)));
+        assert_eq!((timeout.limit_of(1000), timeout.limit_of(5000)), (Some(ms(118)), None));
+        timeout.follows(9000, true, 0.95, None);
+        assert_eq!((timeout.limit_of(1000), timeout.limit_of(9000)), (Some(ms(118)), None));
+    }
 
     fn ms(milliseconds: u64) -> Duration {
         Duration::from_millis(milliseconds)
@@ -231,7 +321,7 @@ mod tests {
         assert!(!timeout.begins(500, (20, 0.95)));
         assert!(timeout.begins(2000, (20, 0.95)));
         assert_eq!(timeout.limit(), None, "a limit of the smaller one would cut it");
-        for _ in 0..50 {
+        for _ in 0..20 {
             assert!(timeout.begins(1000, (20, 0.95)), "exact while the largest warms up");
             timeout.on_ended(1000, Some((20, 0.95)), &[complete(1), complete(1)]);
         }
