@@ -14,7 +14,8 @@
 //! an all-to-all differ between pairs by right: its position says none, its transfers say those of the pair.
 
 use crate::error::{Mismatch, Position};
-use crate::{Algorithm, Collective, DeadlineRule, Dtype, Hadamard, Policy, ReduceOp, Request};
+use crate::rotation;
+use crate::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
 use gradwire_core::Descriptor;
 use std::time::Duration;
 
@@ -122,8 +123,8 @@ impl Call {
     /// Bytes of the bucket that is sent: of a rotated one with its padding.
     pub(crate) fn bytes(&self) -> Option<usize> {
         let elems = usize::try_from(self.elems).ok()?;
-        let rotated = if self.algorithm & ROTATED == 0 { None } else { Hadamard::of(elems) };
-        rotated.map_or(elems, Hadamard::padded).checked_mul(self.dtype.bytes())
+        let sent = if self.algorithm & ROTATED == 0 { elems } else { rotation::elems(elems) };
+        sent.checked_mul(self.dtype.bytes())
     }
 
     /// The same call as one pair of an all-to-all sees it; every other call is the same for every pair.

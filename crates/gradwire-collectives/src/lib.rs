@@ -37,7 +37,7 @@ pub use dtype::{Dtype, ReduceOp};
 pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
-pub use kernels::Hadamard;
+pub use kernels::{Hadamard, WholeHadamard};
 pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
 pub use report::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
 pub use request::{Algorithm, Collective, OpId, Request};

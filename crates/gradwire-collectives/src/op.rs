@@ -535,7 +535,7 @@ impl Op {
     /// Gives the scratch back.
     pub(crate) fn release(mut self, pool: &mut Pool) {
         self.memory.release(pool);
-        pool.rotated.extend(self.rotated.take().map(RotatedBucket::into_buffer));
+        pool.rotated.extend(self.rotated.take().and_then(RotatedBucket::into_buffer));
         self.staging.clear();
         pool.staging.push(self.staging);
     }

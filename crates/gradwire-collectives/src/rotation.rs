@@ -6,23 +6,39 @@
 //! same arithmetic, so replicas stay identical.
 //!
 //! The transform is linear: what is owed of the rotated bucket, rotated back, is what is owed of the caller's. It is kept
-//! where it will go, in the caller's residual, so that a rotated reduction costs the memory of one padded bucket.
+//! where it will go, in the caller's residual. A small bucket is rotated into a padded copy; one from 2^20 elements on is turned in
+//! the caller's output, so that a large one costs no memory.
 
 use crate::memory::Pool;
 use crate::view::Buffer;
-use crate::{Collective, Dtype, Fill, Hadamard, Request, View};
+use crate::{Collective, Dtype, Fill, Hadamard, Request, View, WholeHadamard};
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct RotatedBucket {
-    hadamard: Hadamard,
     dtype: Dtype,
     seed: u64,
     /// The caller's memory.
     input: View,
     output: View,
     residual: View,
-    /// What is reduced in its place.
+    form: Form,
+    /// Something did not count: it is in the residual and beyond.
+    has_lost: bool,
+}
+
+/// What is reduced in place of the caller's bucket.
+#[derive(Debug)]
+enum Form {
+    Padded(Padded),
+    /// The caller's output.
+    Whole(WholeHadamard),
+}
+
+/// A copy with padding.
+#[derive(Debug)]
+struct Padded {
+    hadamard: Hadamard,
     bucket: View,
     /// Own the memory of `bucket`, and of `beyond`.
     buffer: Buffer,
@@ -30,8 +46,6 @@ pub(crate) struct RotatedBucket {
     beyond: View,
     #[expect(dead_code, reason = "it owns the memory")]
     padding: Buffer,
-    /// Something did not count: it is in the residual and beyond.
-    has_lost: bool,
 }
 
 /// The seed of the rotation of collective `sequence`: of every rank the same, of every collective another one.
@@ -44,8 +58,16 @@ pub(crate) fn can_fill(request: &Request) -> bool {
     request.policy.gather.fill != Fill::Previous
 }
 
+/// Elements that are sent for a rotated bucket of `elems`.
+pub(crate) fn elems(elems: usize) -> usize {
+    match (WholeHadamard::of(elems), Hadamard::of(elems)) {
+        (None, Some(hadamard)) => hadamard.padded(),
+        _ => elems,
+    }
+}
+
 impl RotatedBucket {
-    /// Puts a bucket of our own in place of the caller's, in place; importance is not told, because rotated packets are all
+    /// Puts a rotated bucket in place of the caller's; importance is not told, because rotated packets are all
     /// alike. `None`, and nothing changed: the request is exact, its dtype is not rotated, or it is too small.
     pub(crate) fn replace(request: &mut Request, seed: u64, pool: &mut Pool) -> Option<Self> {
         let is_reduction = matches!(request.collective, Collective::AllReduce { .. });
@@ -53,42 +75,38 @@ impl RotatedBucket {
         if !is_reduction || !is_rotated || request.policy.is_exact() || !can_fill(request) {
             return None;
         }
-        let hadamard = Hadamard::of(request.output.len() / request.dtype.bytes())?;
-        let mut buffer = pool.rotated.pop().unwrap_or_default();
-        // SAFETY: the buffer stays beside the view until the collective is over.
-        let bucket = unsafe { buffer.lend(hadamard.padded() * request.dtype.bytes()) };
+        let elems = request.output.len() / request.dtype.bytes();
+        let form = match WholeHadamard::of(elems) {
+            Some(whole) => Form::Whole(whole),
+            None => Form::Padded(Padded::new(Hadamard::of(elems)?, request, pool)),
+        };
         let Request { dtype, input, output, residual, .. } = *request;
-        let mut padding = Buffer::default();
-        let padding_bytes = if residual.is_empty() { 0 } else { bucket.len() - output.len() };
-        // SAFETY: as above.
-        let beyond = unsafe { padding.lend(padding_bytes) };
+        let bucket = match &form {
+            Form::Padded(padded) => padded.bucket,
+            Form::Whole(_) => output,
+        };
         (request.input, request.output) = (bucket, bucket);
         request.tags.importance = None;
-        let has_lost = false;
-        Some(Self {
-            hadamard,
-            dtype,
-            seed,
-            input,
-            output,
-            residual,
-            bucket,
-            buffer,
-            beyond,
-            padding,
-            has_lost,
-        })
+        Some(Self { dtype, seed, input, output, residual, form, has_lost: false })
     }
 
     /// Elements of the bucket that is reduced.
     pub(crate) fn elems(&self) -> u64 {
-        self.hadamard.padded() as u64
+        elems(self.output.len() / self.dtype.bytes()) as u64
     }
 
     /// Rotates the caller's input.
     pub(crate) fn spread(&mut self, scratch: &mut Vec<f32>) {
-        let Self { hadamard, dtype, seed, input, bucket, .. } = self;
-        hadamard.spread(*dtype, *seed, input.as_slice(), bucket.as_mut_slice(), scratch);
+        let Self { dtype, seed, input, output, form, .. } = self;
+        match form {
+            Form::Padded(Padded { hadamard, bucket, .. }) => {
+                hadamard.spread(*dtype, *seed, input.as_slice(), bucket.as_mut_slice(), scratch);
+            }
+            Form::Whole(whole) => {
+                output.copy_from(input);
+                whole.spread(*dtype, *seed, output.as_mut_slice(), scratch);
+            }
+        }
     }
 
     /// Rotates the result back into the caller's output, and then what did not count into its residual.
@@ -96,13 +114,23 @@ impl RotatedBucket {
     /// # Loss
     /// Each element of a residual is its part of what did not count; where everything did, the residual is left as it was.
     pub(crate) fn restore(&mut self, scratch: &mut Vec<f32>) {
-        let Self { hadamard, dtype, seed, output, residual, bucket, has_lost, beyond, .. } = self;
-        hadamard.restore(*dtype, *seed, bucket.as_slice(), output.as_mut_slice(), scratch);
-        if *has_lost {
-            let (inside, behind) = bucket.as_mut_slice().split_at_mut(residual.len());
-            inside.copy_from_slice(residual.as_slice());
-            behind.copy_from_slice(beyond.as_slice());
-            hadamard.restore(*dtype, *seed, bucket.as_slice(), residual.as_mut_slice(), scratch);
+        let Self { dtype, seed, output, residual, form, has_lost, .. } = self;
+        match form {
+            Form::Padded(Padded { hadamard, bucket, beyond, .. }) => {
+                hadamard.restore(*dtype, *seed, bucket.as_slice(), output.as_mut_slice(), scratch);
+                if *has_lost {
+                    let (inside, behind) = bucket.as_mut_slice().split_at_mut(residual.len());
+                    inside.copy_from_slice(residual.as_slice());
+                    behind.copy_from_slice(beyond.as_slice());
+                    hadamard.restore(*dtype, *seed, bucket.as_slice(), residual.as_mut_slice(), scratch);
+                }
+            }
+            Form::Whole(whole) => {
+                whole.restore(*dtype, *seed, output.as_mut_slice(), scratch);
+                if *has_lost {
+                    whole.restore(*dtype, *seed, residual.as_mut_slice(), scratch);
+                }
+            }
         }
     }
 
@@ -110,18 +138,37 @@ impl RotatedBucket {
     pub(crate) fn begin_residual(&mut self) {
         if !self.residual.is_empty() && !std::mem::replace(&mut self.has_lost, true) {
             self.residual.as_mut_slice().fill(0);
-            self.beyond.as_mut_slice().fill(0);
+            self.beyond().as_mut_slice().fill(0);
         }
     }
 
     /// The memory of what did not count of the padding.
     pub(crate) fn beyond(&self) -> View {
-        self.beyond
+        match &self.form {
+            Form::Padded(padded) => padded.beyond,
+            Form::Whole(_) => View::EMPTY,
+        }
     }
 
-    /// The memory, for the next one.
-    pub(crate) fn into_buffer(self) -> Buffer {
-        self.buffer
+    /// Memory for the next one.
+    pub(crate) fn into_buffer(self) -> Option<Buffer> {
+        match self.form {
+            Form::Padded(padded) => Some(padded.buffer),
+            Form::Whole(_) => None,
+        }
+    }
+}
+
+impl Padded {
+    fn new(hadamard: Hadamard, request: &Request, pool: &mut Pool) -> Self {
+        let mut buffer = pool.rotated.pop().unwrap_or_default();
+        // SAFETY: the buffer stays beside the view until the collective is over.
+        let bucket = unsafe { buffer.lend(hadamard.padded() * request.dtype.bytes()) };
+        let mut padding = Buffer::default();
+        let padding_bytes = if request.residual.is_empty() { 0 } else { bucket.len() - request.output.len() };
+        // SAFETY: as above.
+        let beyond = unsafe { padding.lend(padding_bytes) };
+        Self { hadamard, bucket, buffer, beyond, padding }
     }
 }
 

@@ -19,11 +19,14 @@
 mod signs;
 mod strip;
 mod vector;
+mod whole;
 
 use crate::Dtype;
 use signs::Signs;
 use strip::{transform, Plan, LANES_STEP};
 use vector::{Brain, Cell, Four, Half, Single};
+
+pub use whole::WholeHadamard;
 
 /// The transform of buckets of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +65,7 @@ impl Hadamard {
     pub fn spread(self, dtype: Dtype, seed: u64, source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
         let lengths = (self.elems * dtype.bytes(), self.padded() * dtype.bytes());
         assert_eq!((source.len(), target.len()), lengths, "the bucket and the padded bucket");
-        run(Level::best(), (dtype, self.plan(seed, false)), source, target, scratch);
+        run(Level::best(), (dtype, self.plan(seed, false)), Some(source), target, scratch);
     }
 
     /// The inverse of [`Hadamard::spread`], up to rounding: `source` is `[padded]`, `target` `[elems]`.
@@ -76,7 +79,7 @@ impl Hadamard {
     pub fn restore(self, dtype: Dtype, seed: u64, source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
         let lengths = (self.padded() * dtype.bytes(), self.elems * dtype.bytes());
         assert_eq!((source.len(), target.len()), lengths, "the padded bucket and the bucket");
-        run(Level::best(), (dtype, self.plan(seed, true)), source, target, scratch);
+        run(Level::best(), (dtype, self.plan(seed, true)), Some(source), target, scratch);
     }
 
     fn plan(self, seed: u64, is_inverse: bool) -> Plan {
@@ -114,7 +117,13 @@ impl Level {
     }
 }
 
-fn run(level: Level, (dtype, plan): (Dtype, Plan), source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
+fn run(
+    level: Level,
+    (dtype, plan): (Dtype, Plan),
+    source: Option<&[u8]>,
+    target: &mut [u8],
+    scratch: &mut Vec<f32>,
+) {
     match dtype {
         Dtype::F32 => run_cells::<Single>(level, plan, source, target, scratch),
         Dtype::F16 => run_cells::<Half>(level, plan, source, target, scratch),
@@ -123,7 +132,13 @@ fn run(level: Level, (dtype, plan): (Dtype, Plan), source: &[u8], target: &mut [
     }
 }
 
-fn run_cells<C: Cell>(level: Level, plan: Plan, source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
+fn run_cells<C: Cell>(
+    level: Level,
+    plan: Plan,
+    source: Option<&[u8]>,
+    target: &mut [u8],
+    scratch: &mut Vec<f32>,
+) {
     // SAFETY: `Hadamard` makes the plans, and a level is one that the processor has.
     unsafe {
         match level {
@@ -140,7 +155,12 @@ fn run_cells<C: Cell>(level: Level, plan: Plan, source: &[u8], target: &mut [u8]
 /// As [`transform`], and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
-unsafe fn transform_avx2<C: Cell>(plan: Plan, source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
+unsafe fn transform_avx2<C: Cell>(
+    plan: Plan,
+    source: Option<&[u8]>,
+    target: &mut [u8],
+    scratch: &mut Vec<f32>,
+) {
     // SAFETY: as promised by the caller.
     unsafe { transform::<C, vector::x86::Eight>(plan, source, target, scratch) };
 }
@@ -149,7 +169,12 @@ unsafe fn transform_avx2<C: Cell>(plan: Plan, source: &[u8], target: &mut [u8], 
 /// As [`transform`], and the processor has AVX-512.
 #[cfg(all(target_arch = "x86_64", has_avx512))]
 #[target_feature(enable = "avx512f")]
-unsafe fn transform_avx512<C: Cell>(plan: Plan, source: &[u8], target: &mut [u8], scratch: &mut Vec<f32>) {
+unsafe fn transform_avx512<C: Cell>(
+    plan: Plan,
+    source: Option<&[u8]>,
+    target: &mut [u8],
+    scratch: &mut Vec<f32>,
+) {
     // SAFETY: as promised by the caller.
     unsafe { transform::<C, vector::x86::Sixteen>(plan, source, target, scratch) };
 }

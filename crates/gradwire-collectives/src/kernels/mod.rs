@@ -12,7 +12,7 @@ mod magnitude;
 mod scale;
 
 pub(crate) use self::half::{accumulate, join, narrow, split, widen};
-pub use hadamard::Hadamard;
+pub use hadamard::{Hadamard, WholeHadamard};
 pub(crate) use magnitude::{gather_magnitudes, mean_magnitude};
 pub(crate) use scale::{divide, divide_f32, scale, scale_f32, take_away};
 

@@ -42,14 +42,15 @@ impl Plan {
 pub(super) const LANES_STEP: usize = 16;
 
 /// The transform of `source`, which stands for a whole matrix with zeros at its end, into `target`, which may be short of
-/// the matrix too. `strip` is memory to work in.
+/// the matrix too. Without a source `target` is transformed where it is: columns are read whole before they are written.
+/// `strip` is memory to work in.
 ///
 /// # Safety
 /// The plan is one of those that [`Plan`] describes, and the processor has the vectors.
 #[inline(always)]
 pub(super) unsafe fn transform<C: Cell, V: Vector>(
     plan: Plan,
-    source: &[u8],
+    source: Option<&[u8]>,
     target: &mut [u8],
     strip: &mut Vec<f32>,
 ) {
@@ -81,7 +82,8 @@ struct Strip {
 /// Where elements come from and go to.
 struct Ends<'a, C, V> {
     plan: Plan,
-    source: &'a [u8],
+    /// `None`: from the target.
+    source: Option<&'a [u8]>,
     target: &'a mut [u8],
     _types: PhantomData<(C, V)>,
 }
@@ -156,20 +158,21 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     #[inline(always)]
     unsafe fn first<const R: usize>(&self, to: *mut f32, row: usize, strip: Strip) {
         let Strip { lane, width, .. } = strip;
+        let source = self.source.unwrap_or(self.target);
         let mut signs = [0; R];
         if !self.plan.is_inverse {
             for index in 0..R {
                 signs[index] = self.plan.signs.bits(row + index, lane);
             }
         }
-        let is_whole = self.plan.end(row + R - 1, strip) * C::BYTES <= self.source.len();
+        let is_whole = self.plan.end(row + R - 1, strip) * C::BYTES <= source.len();
         for at in (0..width).step_by(V::WIDTH) {
             let elem = row * self.plan.lanes + lane + at;
             // SAFETY: as promised by the caller; the last of the rows ends last.
             unsafe {
                 let mut rows = [V::zero(); R];
                 if is_whole {
-                    let start = self.source.as_ptr().add(elem * C::BYTES);
+                    let start = source.as_ptr().add(elem * C::BYTES);
                     for index in 0..R {
                         let start = start.add(index * self.plan.lanes * C::BYTES);
                         fetch(start.wrapping_add(AHEAD_ROWS * self.plan.lanes * C::BYTES));
@@ -177,7 +180,7 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
                     }
                 } else {
                     for index in 0..R {
-                        rows[index] = self.read(elem + index * self.plan.lanes);
+                        rows[index] = read::<C, V>(source, elem + index * self.plan.lanes);
                     }
                 }
                 for index in 0..R {
@@ -242,26 +245,6 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
         }
     }
 
-    /// The elements from `elem` on; zeros behind the end.
-    ///
-    /// # Safety
-    /// The processor has the vectors.
-    #[inline(always)]
-    unsafe fn read(&self, elem: usize) -> V {
-        let start = elem * C::BYTES;
-        let bytes = V::WIDTH * C::BYTES;
-        // SAFETY: the elements are in `source`, or in `block`.
-        unsafe {
-            if start + bytes <= self.source.len() {
-                return C::load(self.source.as_ptr().add(start));
-            }
-            let mut block = [0; VECTOR_BYTES_MAX];
-            let rest = self.source.get(start..).unwrap_or_default();
-            block[..rest.len()].copy_from_slice(rest);
-            C::load(block.as_ptr())
-        }
-    }
-
     /// Writes the elements from `elem` on, those behind the end excepted.
     ///
     /// # Safety
@@ -280,6 +263,26 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
             let rest = self.target.get_mut(start..).unwrap_or_default();
             rest.copy_from_slice(&block[..rest.len()]);
         }
+    }
+}
+
+/// The elements of `source` from `elem` on; zeros behind the end.
+///
+/// # Safety
+/// The processor has the vectors.
+#[inline(always)]
+unsafe fn read<C: Cell, V: Vector>(source: &[u8], elem: usize) -> V {
+    let start = elem * C::BYTES;
+    let bytes = V::WIDTH * C::BYTES;
+    // SAFETY: the elements are in `source`, or in `block`.
+    unsafe {
+        if start + bytes <= source.len() {
+            return C::load(source.as_ptr().add(start));
+        }
+        let mut block = [0; VECTOR_BYTES_MAX];
+        let rest = source.get(start..).unwrap_or_default();
+        block[..rest.len()].copy_from_slice(rest);
+        C::load(block.as_ptr())
     }
 }
 
