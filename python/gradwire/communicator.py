@@ -22,7 +22,7 @@ from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
 from gradwire._meeting import MeetingServer
 from gradwire._operation import Call, Operation
-from gradwire._policy import policy_numbers
+from gradwire._policy import algorithm_code, policy_numbers
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
 from gradwire.config import Config
@@ -136,8 +136,8 @@ class Communicator:
 
         # Loss
         With `tolerate_loss` an element that contributions are missing for is the mean over the others (`Config.divide_by`), a
-        sum is that mean times the world size. All ranks get the same bits, unless the preset may lose results too (`dlcp`):
-        then `report().filled` says where.
+        sum is that mean times the world size. All ranks get the same bits, unless the preset may lose results too (`mlt`, `dlcp`,
+        `ultima`): then `report().filled` says where.
         """
 
         def prepare() -> Call:
@@ -147,9 +147,10 @@ class Communicator:
             call = Call("all_reduce", array, array if out is None else _arrays.out_like(out, array.shape, array.dtype))
             call.options = options
             call.load()
+            config = self._owner.config
+            options["algorithm"] = algorithm_code(config)
             if tolerate_loss:
                 milliseconds = None if deadline is None else deadline.total_seconds() * 1e3
-                config = self._owner.config
                 numbers = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=milliseconds)
                 options["policy"] = numbers
                 if config.marks_importance():

@@ -35,6 +35,14 @@ except BaseException as error:
 else:
     print("formed")
 """
+# Prints the schedules of an exact reduction and of one that may lose something.
+SCHEDULES = """
+import sys; sys.modules["torch"] = None
+import gradwire, numpy
+with gradwire.Communicator() as communicator:
+    for tolerant in (False, True):
+        print(communicator.all_reduce(numpy.ones(1000, "float32"), "mean", tolerate_loss=tolerant).report().collective)
+"""
 
 
 def free_port() -> int:
@@ -81,6 +89,17 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_collectives(ranks: list[tuple[dict[str, str], str]], check: str) -> None:
     for results, output in ranks:
         assert results.get(check) == "ok", results.get(check, output)
+
+
+@pytest.mark.parametrize("algorithm", ["parameter_server", "halving_doubling"])
+def test_the_operator_chooses_the_schedule(algorithm: str) -> None:
+    port = free_port()
+    processes = [start(["-c", SCHEDULES], rank, 2, port, GRADWIRE_ALGORITHM=algorithm) for rank in range(2)]
+    for process in processes:
+        exact, tolerant = printed(process).split()
+        assert exact == f"all_reduce/{algorithm}"
+        # Halving and doubling is always exact: what may lose something takes a transpose.
+        assert tolerant == ("all_reduce/transpose" if algorithm == "halving_doubling" else exact)
 
 
 def test_a_world_size_that_differs_is_named_on_both_ranks() -> None:
