@@ -22,6 +22,8 @@
 //!   takes a little more room itself and leaves no more of it ([`super::others`]).
 //! - Beyond that the window holds the same few packets for every flow, and while a buffer overflows what is in flight is
 //!   halved whatever the model says ([`super::backoff`]): so flows that came one after the other end with equal shares.
+//! - Over long paths, where nobody has told who shares them, a start takes 64 packets as soon as it knows the round trip, and a
+//!   dip keeps half of the model: what either costs is counted in round trips.
 //! - A flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
 use super::backoff::Backoff;
