@@ -341,13 +341,16 @@ impl Policy {
 
 impl DeadlineRule {
     /// The deadline of one transfer. A measured one divides the bandwidth of the connection by the incast: the
-    /// estimate is the best that one flow has seen, perhaps alone on the link. `None` before there is a measurement.
+    /// estimate is the best that one flow has seen, perhaps alone on the link. Where this rank receives more slowly than it
+    /// sends, what it has received at counts. `None` before there is a measurement.
     fn resolve(self, link: &Link, learned: &Learned) -> Option<Duration> {
         match self {
             Self::Never => None,
             Self::Fixed(deadline) => Some(deadline),
             Self::Measured { factor } => {
-                let network = link.transfer_time(factor.max(1.0))?;
+                let factor = factor.max(1.0);
+                let network =
+                    link.transfer_time(factor)?.max(link.reception_time(factor).unwrap_or_default());
                 Some(network.saturating_add(link.stats.rtt_smoothed * DEADLINE_RTTS).max(DEADLINE_MIN))
             }
             Self::SlowestLink { margin } => Some(learned.slowest_link?.saturating_add(margin)),
@@ -364,8 +367,19 @@ impl Link {
             return None;
         }
         let share = stats.bandwidth as f64 / f64::from(self.incast.max(1));
-        let seconds = f64::from(factor) * self.bytes as f64 / share;
-        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+        Some(self.time_at(share, factor))
+    }
+
+    /// `factor` times what the transfer takes at the rate at which others came, which the others of the incast had shared
+    /// already; `None` before a measurement.
+    fn reception_time(&self, factor: f32) -> Option<Duration> {
+        let rate = self.stats.reception_rate;
+        (rate > 0).then(|| self.time_at(rate as f64, factor))
+    }
+
+    fn time_at(&self, rate: f64, factor: f32) -> Duration {
+        let seconds = f64::from(factor) * self.bytes as f64 / rate;
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
@@ -407,6 +421,7 @@ mod tests {
         rtt_smoothed: Duration::from_millis(1),
         rtt_min: Duration::from_millis(1),
         bandwidth: 12_500_000,
+        reception_rate: 0,
         cwnd: 0,
         tags: NO_TAGS,
     };
@@ -432,6 +447,19 @@ mod tests {
         let contract = reduce(Policy::AUTO, &link(STATS, 1_250_000, 2));
         assert_eq!(contract.deadline, Some(Duration::from_millis(810)));
         assert_eq!(reduce(Policy::AUTO, &link(STATS, 0, 2)).deadline, Some(DEADLINE_MIN));
+    }
+
+    // test of: auto/no-needless-wait
+    #[test]
+    fn a_measured_deadline_knows_that_this_rank_receives_more_slowly_than_it_sends() {
+        // 1.25 MB at 1.25 MB/s take 1 s, however many share the link by now; a faster reception changes nothing.
+        for (reception_rate, ms) in [(1_250_000, 4_010), (125_000_000, 810)] {
+            let contract =
+                reduce(Policy::AUTO, &link(ConnectionStats { reception_rate, ..STATS }, 1_250_000, 2));
+            assert_eq!(contract.deadline, Some(Duration::from_millis(ms)));
+        }
+        let fresh = ConnectionStats { bandwidth: 0, reception_rate: 1_250_000, ..STATS };
+        assert_eq!(reduce(Policy::AUTO, &link(fresh, 1_250_000, 2)).deadline, None);
     }
 
     #[test]

@@ -36,6 +36,9 @@ pub struct ConnectionStats {
     pub rtt_min: Duration,
     /// Estimated bottleneck bandwidth, bytes per second.
     pub bandwidth: u64,
+    /// Best rate at which the last eight first passes of more than a few packets came from the peer, bytes per second; zero
+    /// before the first.
+    pub reception_rate: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
     /// Classes, importance and congestion marks.

@@ -192,6 +192,9 @@ impl Connection {
         let place = grid.chunk_at(u64::from(header.offset), payload.len()).ok_or(DropReason::Grid)?;
         self.record(now, header);
         let half = &mut self.receives[index];
+        if half.missing.contains(place) && !header.flags.contains(Flags::RETRANSMITTED) {
+            half.on_arrival(now, place);
+        }
         if opening.is_none() {
             half.grant_seen = true;
         }

@@ -19,7 +19,7 @@ mod tests;
 
 use crate::paths::{Paths, COPY};
 use crate::recovery::AckOutcome;
-use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, SendHalf};
+use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, ReceptionRate, SendHalf};
 use crate::transit::Transit;
 use crate::{
     CloseReason, ConnectionConfig, ConnectionStats, Event, PathStats, Payload, ReceiveTransfer, SendReceipt,
@@ -76,6 +76,7 @@ pub struct Connection {
     /// The latest data packet: a path that is not trusted gets a copy of it now and then.
     latest_sent: Option<(TransferId, u32)>,
     events: VecDeque<Event>,
+    reception: ReceptionRate,
     outcome: AckOutcome,
     stats: ConnectionStats,
 }
@@ -117,6 +118,7 @@ impl Connection {
             heard_on: PathId(0),
             latest_sent: None,
             events: VecDeque::new(),
+            reception: ReceptionRate::default(),
             outcome: AckOutcome::default(),
             stats: ConnectionStats::default(),
             config,
@@ -251,6 +253,7 @@ impl Connection {
     pub fn stats(&self) -> ConnectionStats {
         let mut stats = self.stats;
         self.paths.fill_stats(&mut stats);
+        stats.reception_rate = self.reception.get();
         stats
     }
 
@@ -273,6 +276,9 @@ impl Connection {
     fn close(&mut self, now: Timestamp, index: usize, reason: CloseReason) {
         let half = self.receives.swap_remove(index);
         let transfer = half.request.transfer;
+        if let Some(rate) = half.reception_rate() {
+            self.reception.insert(rate);
+        }
         self.events.push_back(Event::Received(half.receipt(now, reason)));
         let (chunks, stage_us) = (half.grid.chunks(), half.request.stage_us);
         let missing: Option<Bitmap> = (!half.missing.is_empty()).then_some(half.missing);

@@ -1,6 +1,7 @@
 //! Two connections over a small virtual link.
 
 mod queues;
+mod reception;
 mod silence;
 mod tags;
 

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   STARTUP --no more bandwidth found--> DRAIN --queue is gone--> PROBE BANDWIDTH <--> DIP
-//!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, 6 x 0.98   two packets in flight
+//!   paces at 2.77 x                      1 / 2.77                 1.25, 0.75, 6 x 0.98   two packets (or half) in flight
 //! ```
 //!
 //! What differs from BBR:
@@ -307,7 +307,7 @@ impl BottleneckController {
     /// would take the queue for distance, hold a larger window than the others, and make the queue longer.
     fn advance_dip(&mut self, now: Timestamp, in_flight: u64, since: Timestamp, reached: Option<Timestamp>) {
         let rtt = self.rtt.min().unwrap_or_default();
-        let reached = reached.or((in_flight <= 2 * self.packet_bytes).then_some(now));
+        let reached = reached.or((in_flight <= self.dip_window()).then_some(now));
         self.mode = Mode::Dip { since, reached };
         let hold = self.dip_hold();
         let held = reached.is_some_and(|at| now.since(at) >= hold) && self.others.has_looked();
@@ -316,6 +316,27 @@ impl BottleneckController {
             let again = self.others.end_look(rtt, rate, time_of(KEPT_PACKETS * self.packet_bytes, rate));
             self.dip_at = now + self.dip_interval() / if again { LOOKS_AGAIN } else { 1 };
             self.cruise(now);
+        }
+    }
+
+    /// Whether the path itself is long.
+    fn is_far(&self) -> bool {
+        self.rtt.min().is_some_and(|rtt| rtt >= FAR)
+    }
+
+    /// What a dip keeps in flight: half of the model over long paths, where an empty window costs two round trips of sending;
+    /// a queue as long as the path still drains, and what it leaves of a longer one goes with the next dip.
+    fn dip_window(&self) -> u64 {
+        let half = if self.is_far() && !self.share.is_known() { self.bdp() / 2 } else { 0 };
+        half.max(2 * self.packet_bytes)
+    }
+
+    /// The least window of a start over a long path, where each round trip that the first packets take is long; paced.
+    fn far_start(&self) -> u64 {
+        if self.is_far() && !self.share.is_known() {
+            FAR_START_PACKETS * self.packet_bytes
+        } else {
+            0
         }
     }
 
@@ -361,18 +382,22 @@ impl BottleneckController {
             return;
         }
         let (pacing_gain, window_gain) = match self.mode {
+            // What is in flight by now is a long path and its buffer: more would only overflow.
+            Mode::Startup if self.is_far() && self.round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt)) => {
+                (STARTUP_GAIN, 2 * UNIT)
+            }
             Mode::Startup => (STARTUP_GAIN, STARTUP_GAIN),
             Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, STARTUP_GAIN),
             Mode::ProbeBandwidth { phase, .. } => (PROBE_GAINS.get(phase).copied().unwrap_or(UNIT), 2 * UNIT),
             Mode::Dip { .. } => (UNIT, 0),
         };
         let cwnd = match self.mode {
-            Mode::Dip { .. } => 2 * self.packet_bytes,
+            Mode::Dip { .. } => self.dip_window(),
             Mode::Startup if self.share.is_known() => {
                 self.shared_window(gain(bandwidth, SHARED_START_GAIN)).max(self.share.initial_cwnd())
             }
             _ if self.share.is_known() => self.shared_window(self.decided.get()),
-            Mode::Startup => self.window(window_gain).max(self.share.initial_cwnd()),
+            Mode::Startup => self.window(window_gain).max(self.share.initial_cwnd()).max(self.far_start()),
             // A probe that stays inside the window that everyone fills finds nothing.
             Mode::ProbeBandwidth { .. } => gain(self.window(window_gain), pacing_gain.max(UNIT)),
             Mode::Drain { .. } => self.window(window_gain),
@@ -384,6 +409,10 @@ impl BottleneckController {
         let is_bounded = !self.share.is_known() && !self.others.stands();
         self.cwnd = if is_bounded { self.backoff.bound(cwnd) } else { cwnd };
         self.pacing_rate = gain(bandwidth, pacing_gain).max(self.rate_floor());
+        if matches!(self.mode, Mode::Startup) {
+            let far = rate_of(self.far_start(), self.rtt.min().unwrap_or_default()).unwrap_or(0);
+            self.pacing_rate = self.pacing_rate.max(far);
+        }
     }
 
     /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest: another
@@ -523,6 +552,10 @@ const STARTUP_GAIN: u64 = 2_773;
 const SHARED_START_GAIN: u64 = 1_250;
 /// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
 const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
+/// A queue of others, which a late flow takes for distance, is shorter: 128 packets at 100 Mbit/s are 15 ms.
+const FAR: Duration = Duration::from_millis(20);
+/// What one port of a small switch holds: 18 Mbit/s at 40 ms.
+const FAR_START_PACKETS: u64 = 64;
 /// What a flow keeps in the queue whatever its rate. More would make flows equal sooner, and overflow a small buffer when
 /// there are many of them.
 const KEPT_PACKETS: u64 = 4;

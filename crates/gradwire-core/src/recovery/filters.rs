@@ -147,7 +147,7 @@ pub(super) fn bytes_in(rate: u64, time: Duration) -> u64 {
 }
 
 /// Bytes per second when `bytes` take `time`; `None` when no time passed.
-pub(super) fn rate_of(bytes: u64, time: Duration) -> Option<u64> {
+pub(crate) fn rate_of(bytes: u64, time: Duration) -> Option<u64> {
     let rate = (u128::from(bytes) * NANOS_PER_SECOND).checked_div(time.as_nanos())?;
     Some(u64::try_from(rate).unwrap_or(u64::MAX))
 }

@@ -36,6 +36,7 @@ mod way_back;
 
 pub use bottleneck::BottleneckController;
 pub use controller::Controller;
+pub(crate) use filters::rate_of;
 pub use ledger::{AckOutcome, Ledger, SentPacket};
 pub use pacer::Pacer;
 pub use rate::{AckSample, ControllerKind, ControllerSettings, RateController};

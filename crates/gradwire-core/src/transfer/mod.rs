@@ -7,6 +7,7 @@ mod closed;
 mod early;
 mod grid;
 mod receive;
+mod reception;
 mod send;
 
 pub(crate) use bitmap::Bitmap;
@@ -14,4 +15,5 @@ pub(crate) use closed::{Closed, ClosedTransfers};
 pub(crate) use early::{called_at, EarlyBuffer, EarlyChunk, Stored};
 pub(crate) use grid::{byte_ranges, Grid};
 pub(crate) use receive::ReceiveHalf;
+pub(crate) use reception::ReceptionRate;
 pub(crate) use send::{SendHalf, StatusEffect, ALL_CHUNKS};

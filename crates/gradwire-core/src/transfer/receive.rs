@@ -2,6 +2,7 @@
 //!
 //! claim: mlt/bounded-loss (section 4.2.3): any packet can be placed alone, a bitmap says what is missing.
 
+use super::reception::FirstPass;
 use super::{byte_ranges, Bitmap, Grid};
 use crate::{CloseReason, Contract, Progress, Receipt, ReceiveTransfer, Timestamp, Verdict};
 use core::time::Duration;
@@ -23,6 +24,7 @@ pub(crate) struct ReceiveHalf {
     critical_missing: u32,
     last_new_at: Timestamp,
     first_pass_over_at: Option<Timestamp>,
+    first_pass: FirstPass,
     last_percentile_seen: bool,
     /// Data that the sender could send only because it has the grant.
     pub(crate) grant_seen: bool,
@@ -49,6 +51,7 @@ impl ReceiveHalf {
             critical_missing: grid.critical(request.contract.critical_chunks),
             last_new_at: now,
             first_pass_over_at: None,
+            first_pass: FirstPass::default(),
             last_percentile_seen: false,
             grant_seen: false,
             mismatch_reported: false,
@@ -81,6 +84,19 @@ impl ReceiveHalf {
             self.critical_missing -= 1;
         }
         true
+    }
+
+    /// A new chunk came from the network: counts for the rate of reception until the first pass is over. What came early was
+    /// buffered, and is handed out at once.
+    pub(crate) fn on_arrival(&mut self, now: Timestamp, chunk: u32) {
+        if self.first_pass_over_at.is_none() {
+            self.first_pass.on_arrival(now, u64::from(self.grid.len(chunk)));
+        }
+    }
+
+    /// Bytes per second at which the first pass came; `None` where it was too short to tell.
+    pub(crate) fn reception_rate(&self) -> Option<u64> {
+        self.first_pass.rate()
     }
 
     /// The sender said or showed that everything has been sent once.

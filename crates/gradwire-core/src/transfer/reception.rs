@@ -1,0 +1,99 @@
+//! How fast data arrives: the rate of first passes, as their receiver sees it.
+//!
+//! Fed by the receiving half of each transfer and asked by whoever sets a deadline for one ([`crate::ConnectionStats`]). The
+//! rate that this rank sends at to the same peer says nothing about the other direction, which another card, another queue
+//! or a slower host may serve. Repairs are not counted: they come at the pace of questions, not of the path.
+
+use crate::recovery::rate_of;
+use crate::Timestamp;
+use core::time::Duration;
+
+/// The first pass of one transfer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FirstPass {
+    first: Option<Timestamp>,
+    took: Duration,
+    /// Without the first packet, which marks where the time begins.
+    bytes: u64,
+    packets: u32,
+}
+
+impl FirstPass {
+    /// A new packet of the first pass.
+    pub(crate) fn on_arrival(&mut self, now: Timestamp, bytes: u64) {
+        let Some(first) = self.first else {
+            self.first = Some(now);
+            return;
+        };
+        self.took = now.since(first);
+        self.bytes += bytes;
+        self.packets += 1;
+    }
+
+    /// Bytes per second; `None` where a few bursts would decide it.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        (self.packets >= PACKETS_MIN).then(|| rate_of(self.bytes, self.took)).flatten()
+    }
+}
+
+/// The best of the last few first passes of a connection: one that waited for its sender's other transfers is no slow path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceptionRate {
+    latest: [u64; PASSES],
+    next: usize,
+}
+
+impl ReceptionRate {
+    /// A transfer is over.
+    pub(crate) fn insert(&mut self, rate: u64) {
+        if let Some(slot) = self.latest.get_mut(self.next) {
+            *slot = rate;
+        }
+        self.next = (self.next + 1) % PASSES;
+    }
+
+    /// Bytes per second; zero before the first.
+    pub(crate) fn get(&self) -> u64 {
+        self.latest.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// Several bursts of a paced sender: with fewer the rate is that of the link alone.
+const PACKETS_MIN: u32 = 32;
+/// A stage of eight buckets.
+const PASSES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(packets: u64, us_between: u64) -> FirstPass {
+        let mut pass = FirstPass::default();
+        for packet in 0..=packets {
+            pass.on_arrival(Timestamp::from_nanos((packet * us_between + 7) * 1_000), 1_000);
+        }
+        pass
+    }
+
+    #[test]
+    fn the_rate_is_bytes_by_the_time_between_first_and_last_packet() {
+        assert_eq!(after(100, 100).rate(), Some(10_000_000));
+    }
+
+    #[test]
+    fn a_few_packets_and_packets_at_one_moment_say_nothing() {
+        assert_eq!(after(u64::from(PACKETS_MIN) - 1, 100).rate(), None);
+        assert_eq!(after(100, 0).rate(), None);
+    }
+
+    #[test]
+    fn one_pass_that_waited_is_no_slow_path_and_eight_are() {
+        let mut rate = ReceptionRate::default();
+        assert_eq!(rate.get(), 0);
+        rate.insert(1_000);
+        (0..PASSES - 1).for_each(|_| rate.insert(100));
+        assert_eq!(rate.get(), 1_000);
+        rate.insert(100);
+        assert_eq!(rate.get(), 100);
+    }
+}
