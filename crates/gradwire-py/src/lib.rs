@@ -10,6 +10,7 @@ mod fingerprint;
 mod hadamard;
 mod op;
 mod policy;
+mod simulate;
 
 use pyo3::prelude::*;
 
@@ -30,6 +31,8 @@ mod _native {
     use crate::op::NativeOp;
     #[pymodule_export]
     use crate::policy::{layer_class, policy_problem, preset_defaults, preset_names};
+    #[pymodule_export]
+    use crate::simulate::simulate;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

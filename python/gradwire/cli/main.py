@@ -15,6 +15,7 @@ _COMMANDS = {
     "lab": "gradwire.cli.lab",
     "monitor": "gradwire.cli.monitor",
     "serve": "gradwire.cli.serve",
+    "simulate": "gradwire.cli.simulate",
     "switch": "gradwire.cli.switch",
     "trace": "gradwire.cli.trace",
 }

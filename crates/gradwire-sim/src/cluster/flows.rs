@@ -75,8 +75,16 @@ impl FlowLog {
 }
 
 /// How long the transfers of one call took: those of the first stage from `called_at` of their sender on, those of the second
-/// from the end of the last one that their sender waited for.
-pub(super) fn times(flows: &[Flow], called_at: impl Fn(&Flow) -> Timestamp) -> Vec<(bool, Duration)> {
+/// from the end of the last one that their sender waited for. Schedules of many steps have no such stages: each transfer of
+/// theirs takes from its first packet on.
+pub(super) fn times(
+    flows: &[Flow],
+    has_two_stages: bool,
+    called_at: impl Fn(&Flow) -> Timestamp,
+) -> Vec<(bool, Duration)> {
+    if !has_two_stages {
+        return flows.iter().filter_map(|flow| Some((false, flow.ended? - flow.first_sent))).collect();
+    }
     let mut ready: HashMap<(u32, u32), Timestamp> = HashMap::new();
     for flow in flows.iter().filter(|flow| flow.index == REDUCE) {
         if let Some(ended) = flow.ended {

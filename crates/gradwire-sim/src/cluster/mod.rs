@@ -9,6 +9,7 @@
 //! no time for what they do. A step begins for all ranks together when the last one has ended the one before.
 
 mod background;
+#[cfg(feature = "cli")]
 mod command;
 mod flows;
 mod host;
@@ -17,6 +18,7 @@ mod outcome;
 mod plan;
 mod report;
 
+#[cfg(feature = "cli")]
 pub use command::Burst;
 pub use outcome::{mean, quantile, ClusterError, Cost, LayerLoss, Losses, Outcome};
 pub use plan::{queues, BucketPlan, ClusterPlan, Layer, LinkTrouble, Preset};
@@ -27,11 +29,13 @@ use crate::{EventQueue, Rng, Tensor};
 use background::Background;
 use flows::{Flow, FlowLog};
 use gradwire_collectives::{
-    Collective, DeliveryReport, Dtype, GroupEvent, OpId, ReduceOp, Request, Tags, TransmitSink, View,
+    Algorithm, Collective, DeliveryReport, Dtype, GroupEvent, OpId, ReduceOp, Request, Tags, TransmitSink,
+    View,
 };
 use gradwire_core::{ReceivedMark, Timestamp};
 use host::{Host, Nic};
 use losses::LossTally;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,6 +100,8 @@ pub struct Cluster {
     outcome: Outcome,
     failure: Option<ClusterError>,
     events: u64,
+    /// Whoever waits for the outcome does not any more.
+    stop: Arc<AtomicBool>,
 }
 
 impl Cluster {
@@ -104,7 +110,16 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError`].
     pub fn run(plan: ClusterPlan) -> Result<Outcome, ClusterError> {
+        Self::run_until_told(plan, Arc::default())
+    }
+
+    /// As [`Cluster::run`], until `stop` is set.
+    ///
+    /// # Errors
+    /// [`ClusterError`].
+    pub fn run_until_told(plan: ClusterPlan, stop: Arc<AtomicBool>) -> Result<Outcome, ClusterError> {
         let mut cluster = Self::new(plan)?;
+        cluster.stop = stop;
         cluster.connect()?;
         cluster.begin_troubles();
         for _ in 0..cluster.plan.warm_up {
@@ -152,6 +167,7 @@ impl Cluster {
             outcome: Outcome::default(),
             failure: None,
             events: 0,
+            stop: Arc::default(),
             plan,
         };
         cluster.background.begin(now, &mut cluster.queue);
@@ -210,7 +226,8 @@ impl Cluster {
             }
             _ => flow.first_sent,
         };
-        for (is_pull, time) in flows::times(&flows, called_at) {
+        let has_two_stages = self.plan.algorithm != Algorithm::Ring;
+        for (is_pull, time) in flows::times(&flows, has_two_stages, called_at) {
             self.outcome.flow_times.push(time);
             let of_stage = if is_pull { &mut self.outcome.pull_times } else { &mut self.outcome.push_times };
             of_stage.push(time);
@@ -243,6 +260,9 @@ impl Cluster {
             };
             self.now = at;
             self.events += 1;
+            if self.events % EVENTS_UNWATCHED == 0 && self.stop.load(Ordering::Relaxed) {
+                return Err(ClusterError::Stopped);
+            }
             self.handle(event);
             if let Some(failure) = self.failure.take() {
                 return Err(failure);
@@ -395,6 +415,8 @@ impl Cluster {
     }
 }
 
+/// Events between two looks at whether anybody still waits for the outcome.
+const EVENTS_UNWATCHED: u64 = 1 << 14;
 /// Longest that ranks take to meet.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Between two steps: more than round trips and held-back words take.

@@ -27,6 +27,9 @@ pub enum ClusterError {
         /// How long they had.
         after: Duration,
     },
+    /// It was told to stop.
+    #[error("stopped before the end")]
+    Stopped,
     /// More ranks than hosts.
     #[error("{ranks} ranks do not fit on {hosts} hosts")]
     TooManyRanks {

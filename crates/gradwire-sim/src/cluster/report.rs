@@ -39,7 +39,7 @@ impl Report<'_> {
             out,
             ", \"step_us\": {:.3}, \"lost_share\": {:.6}, \"bytes_sent\": {}, \"bytes_retransmitted\": {}, \
              \"overflowed\": {}, \"dropped_selectively\": {}, \"marked\": {}, \"lost\": {}, \"events\": {}, \
-             \"core_s\": {:.3}, \"memory_bytes\": {memory_bytes}}}",
+             \"core_s\": {:.3}, \"memory_bytes\": {memory_bytes}",
             micros(mean(&outcome.step_times)),
             outcome.losses.share(),
             outcome.bytes_sent,
@@ -51,7 +51,23 @@ impl Report<'_> {
             outcome.cost.events,
             core.as_secs_f64(),
         );
+        self.write_losses(&mut out);
+        out.push('}');
         out
+    }
+
+    /// Elements contributed and not counted, by layer in the order of the plan and by importance.
+    fn write_losses(&self, out: &mut String) {
+        let losses = &self.outcome.losses;
+        for (name, (elems, lost)) in [("important", losses.important), ("unimportant", losses.unimportant)] {
+            let _ = write!(out, ", \"{name}\": {{\"elems\": {elems}, \"lost\": {lost}}}");
+        }
+        out.push_str(", \"layers\": [");
+        for (number, layer) in losses.layers.iter().enumerate() {
+            let separator = if number == 0 { "" } else { ", " };
+            let _ = write!(out, "{separator}{{\"elems\": {}, \"lost\": {}}}", layer.elems, layer.lost);
+        }
+        out.push(']');
     }
 
     fn stages(&self) -> [(&'static str, &[Duration]); 3] {

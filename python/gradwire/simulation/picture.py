@@ -1,0 +1,41 @@
+"""Draws simulated steps: completion times, and what was lost of each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradwire.simulation.result import TIMES, lost_share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_WIDE, _HIGH = 11, 4.2
+
+
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Writes a picture with two panels. Raises OSError where the file cannot be written, ImportError without matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    figure, (times, losses) = pyplot.subplots(1, 2, figsize=(_WIDE, _HIGH), layout="constrained")
+    width = 0.8 / len(results)
+    for number, result in enumerate(results):
+        places = [place + number * width for place in range(len(TIMES))]
+        times.bar(places, [result["flows"][name] for name in TIMES], width, label=result["transport"])
+        losses.plot([100 * lost_share(layer) for layer in reversed(result["layers"])], label=result["transport"])
+    centre = width * (len(results) - 1) / 2
+    times.set_xticks([place + centre for place in range(len(TIMES))], [name.removesuffix("_us") for name in TIMES])
+    times.set_yscale("log")
+    times.set_ylabel("completion time of a transfer, us")
+    times.set_title(f"{results[0]['hosts']} hosts, {results[0]['algorithm'].replace('_', ' ')}")
+    losses.set_xlabel("layer, from the input to the loss")
+    losses.set_ylabel("contributions that did not count, %")
+    losses.set_ylim(bottom=0)
+    losses.set_title("losses by layer")
+    for panel in (times, losses):
+        panel.legend()
+        panel.grid(axis="y", alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
