@@ -25,8 +25,8 @@ Examples:
   gradwire simulate model.pt --servers 0 --workers 16 --algorithm transpose --oversubscription 4 --background 0.3
 
 \b
-It runs the real protocol over a modelled leaf-spine network in virtual time, on one core: some seconds for 100 MB over 12 hosts,
-a minute for each 10 GB that the cluster sends in a step. Payload is not carried. docs/simulation.md says what is modelled.
+It runs the real protocol over a modelled leaf-spine network in virtual time, on one core: some ten to forty seconds for each GB that
+the cluster sends in a step. Payload is not carried. docs/simulation.md says what is modelled.
 
 \b
 Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that cannot be read.
