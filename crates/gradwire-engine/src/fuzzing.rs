@@ -3,9 +3,13 @@
 use crate::interfaces::{self, Interface};
 use crate::rendezvous::{Local, Place, Record, Roster};
 use crate::security::{agree, open_records, seal_record, Channel};
+use crate::succession::Note;
 use crate::{EngineConfig, JobSecret, Security};
 use gradwire_core::wire::TAG_BYTES;
+use gradwire_core::Timestamp;
+use gradwire_membership::{Epoch, Member, Membership, Settings};
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// Reads `text` as the record that another rank published, in a group of two.
 ///
@@ -60,6 +64,59 @@ pub fn read_sealed_record(text: &str) {
 #[must_use]
 pub fn sealed_peer_record() -> String {
     seal_record(&job_secret(), &Record { rank: 1, ..own_record() })
+}
+
+/// Reads `bytes` as notes of a group of three that goes on without lost ranks, each behind its sender's rank and its length, and hands
+/// what they say about epochs to a member.
+///
+/// # Panics
+/// When a note is not written as it was read, when the member says what nobody could read, or when its epochs go backwards.
+pub fn take_notes(mut bytes: &[u8]) {
+    let members = [0, 1, 2].map(|rank| Member { rank, incarnation: 0 });
+    let mut member = Membership::founder(members[0], Epoch::first(members.to_vec()), PATIENT);
+    let mut now = Timestamp::from_nanos(0);
+    while let [rank, length, rest @ ..] = bytes {
+        let (note, behind) = rest.split_at(rest.len().min(usize::from(*length)));
+        bytes = behind;
+        now = now + PATIENT.repeat;
+        let before = member.epoch().number;
+        if let Ok(read) = Note::decode(note) {
+            assert_eq!(read.encode(), note);
+            if let Note::Membership(message) = read {
+                member.handle_message(now, members[usize::from(*rank) % members.len()], message);
+            }
+        } else {
+            member.suspect(now, u32::from(*rank));
+        }
+        member.handle_timeout(now);
+        while member.poll_event().is_some() {}
+        while let Some(transmit) = member.poll_transmit() {
+            let said = Note::Membership(transmit.message);
+            assert_eq!(Note::decode(&said.encode()), Ok(said));
+        }
+        assert!(member.epoch().number >= before);
+    }
+}
+
+const PATIENT: Settings = Settings {
+    repeat: Duration::from_millis(1),
+    attempt: Duration::from_millis(20),
+    patience: Duration::from_millis(200),
+};
+
+/// Notes that [`take_notes`] can read; the beginning of a corpus.
+#[must_use]
+pub fn some_notes() -> Vec<u8> {
+    let members = [0, 1, 2].map(|rank| Member { rank, incarnation: 0 });
+    let mut member = Membership::founder(members[1], Epoch::first(members.to_vec()), PATIENT);
+    let mut notes = vec![2, 0];
+    member.suspect(Timestamp::from_nanos(0), 2);
+    while let Some(transmit) = member.poll_transmit() {
+        let note = Note::Membership(transmit.message).encode();
+        notes.extend([1, u8::try_from(note.len()).unwrap_or(u8::MAX)]);
+        notes.extend(note);
+    }
+    notes
 }
 
 fn job_secret() -> JobSecret {

@@ -22,3 +22,9 @@ fn the_corpus_of_the_sealed_targets_passes() {
 fn the_corpus_of_the_interfaces_target_passes() {
     replay::replay("interfaces", |bytes| fuzzing::choose_interfaces(&String::from_utf8_lossy(bytes)));
 }
+
+#[test]
+fn the_corpus_of_the_notes_target_passes() {
+    replay::replay("notes", fuzzing::take_notes);
+    fuzzing::take_notes(&fuzzing::some_notes());
+}
