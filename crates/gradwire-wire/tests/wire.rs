@@ -227,8 +227,8 @@ fn what_this_version_does_not_speak_is_named() {
     let mut bytes = Header::control(Kind::Ping, ConnectionId::new(1).expect("fits 24 bits")).encode();
     bytes[0] = 0x25;
     assert_eq!(Header::decode(&bytes), Err(DecodeError::Version(2)));
-    bytes[0] = 0x18;
-    assert_eq!(Header::decode(&bytes), Err(DecodeError::Kind(8)));
+    bytes[0] = 0x19;
+    assert_eq!(Header::decode(&bytes), Err(DecodeError::Kind(9)));
 }
 
 #[test]
