@@ -13,6 +13,7 @@ a busy machine changes nothing. Exit status: 0 ring > parameter server > transpo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,31 @@ def measure(settings: dict[str, Any]) -> list[dict[str, Any]]:
     Raises:
         OSError: there is no Rust, it could not be built, or a run broke a promise.
     """
-    command = ["cargo", "run", "--quiet", "--profile", "test", "--locked", "--offline", "--package", "gradwire-sim"]
+    # Of the whole workspace, whose dependencies `make test` has built with the same features.
+    command = [
+        "cargo",
+        "build",
+        "--quiet",
+        "--profile",
+        "test",
+        "--locked",
+        "--offline",
+        "--workspace",
+        "--bin",
+        "gradwire-sim",
+    ]
+    _run(command)
+    simulator = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "debug", "gradwire-sim")
     options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    command += ["--bin", "gradwire-sim", "--", "topology-error", *options]
+    done = _run([str(simulator), "topology-error", *options])
+    return [error_of(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-    return [error_of(json.loads(line)) for line in done.stdout.splitlines()]
+    return done
 
 
 def error_of(row: dict[str, Any]) -> dict[str, Any]:

@@ -253,19 +253,12 @@ def build_stream(small: bool) -> Path:
     """
     if shutil.which("cargo") is None:
         raise ToolMissing("cargo not found: install Rust (https://rustup.rs)")
-    profile, folder = ("test", "debug") if small else ("release", "release")
-    command = [
-        "cargo",
-        "build",
-        "--quiet",
-        "--profile",
-        profile,
-        "--locked",
-        "--offline",
-        "--package",
-        "gradwire-engine",
-    ]
-    subprocess.run([*command, "--example", "stream"], cwd=ROOT, check=True)
+    # The tests are of the whole workspace, where dependencies have other features than those of one package.
+    profile, folder, of = (
+        ("test", "debug", ["--workspace"]) if small else ("release", "release", ["--package", "gradwire-engine"])
+    )
+    command = ["cargo", "build", "--quiet", "--profile", profile, "--locked", "--offline", *of, "--example", "stream"]
+    subprocess.run(command, cwd=ROOT, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), folder, "examples", "stream")
 
 

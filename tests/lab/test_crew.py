@@ -9,7 +9,18 @@ from gradwire.lab.crew import LoopbackCrew, WorkerFailed
 ANSWERS = """
 import os
 from gradwire.lab import crew
-crew.serve(lambda say: lambda order: say({"pid": os.getpid(), **{name: os.environ[name] for name in order["names"]}}))
+
+class Worker:
+    def __init__(self, say):
+        self.say = say
+
+    def obey(self, order):
+        self.say({"pid": os.getpid(), **{name: os.environ[name] for name in order["names"]}})
+
+    def close(self):
+        pass
+
+crew.serve(Worker)
 """
 FAILS = """
 import os, sys
