@@ -41,7 +41,18 @@ def test_every_kind_of_file_names_the_same_tensors_and_leaves_out_what_has_no_gr
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.pt", b"no checkpoint"), ("a.txt", b"one two three"), ("a.safetensors", b"\xff" * 16), ("a.json", b"{}")],
+    [
+        ("a.pt", b"no checkpoint"),
+        ("a.txt", b"one two three"),
+        ("a.txt", b"name \xff"),
+        ("a.safetensors", b"\xff" * 16),
+        ("a.safetensors", struct.pack("<Q", 9) + b'{"a":"b"}'),
+        ("a.json", b"{}"),
+        ("a.json", b"{"),
+        ("a.json", b'{"a": "x"}'),
+        ("a.json", b'{"a": [2, -1]}'),
+        ("a.json", b'{"a": 1.5}'),
+    ],
 )
 def test_what_is_no_model_is_refused_with_a_reason(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

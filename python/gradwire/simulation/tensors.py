@@ -41,18 +41,16 @@ def read_tensors(path: Path) -> list[Tensor]:
 
 
 def _from_text(path: Path) -> list[tuple[str, int]]:
-    lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     try:
+        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         return [(name, int(elems)) for name, elems in lines]
     except ValueError as error:
         raise ValueError(f"{path}: each line is a name and a number of elements") from error
 
 
 def _from_json(path: Path) -> list[tuple[str, int]]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise ValueError(f"{path}: an object of names, each with a number of elements or a shape")
-    return [(name, math.prod(size) if isinstance(size, list) else int(size)) for name, size in found.items()]
+    found = _object(path, path.read_bytes())
+    return [(name, _elems(path, name, size)) for name, size in found.items()]
 
 
 def _from_safetensors(path: Path) -> list[tuple[str, int]]:
@@ -61,12 +59,32 @@ def _from_safetensors(path: Path) -> list[tuple[str, int]]:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise ValueError(f"{path} is no safetensors file")
-        header = json.loads(file.read(length))
+        header = _object(path, file.read(length))
+    header.pop("__metadata__", None)
+    tensors = {name: entry if isinstance(entry, dict) else {} for name, entry in header.items()}
     return [
-        (name, math.prod(entry["shape"]))
-        for name, entry in header.items()
-        if name != "__metadata__" and entry["dtype"].startswith(("F", "BF"))
+        (name, _elems(path, name, entry.get("shape")))
+        for name, entry in tensors.items()
+        if str(entry.get("dtype", "F")).startswith(("F", "BF"))
     ]
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: an object of names, each with a number of elements or a shape")
+    return found
+
+
+def _elems(path: Path, name: str, size: Any) -> int:
+    """A number of elements, or the product of a shape."""
+    sizes = size if isinstance(size, list) else [size]
+    if not all(type(each) is int and each >= 0 for each in sizes):
+        raise ValueError(f"{path}: {name!r} has {size!r}, where a number of elements or a shape belongs")
+    return math.prod(sizes)
 
 
 def _from_torch(path: Path) -> list[tuple[str, int]]:
