@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _WIDE, _HIGH = 11, 4.2
+# Bars on a logarithmic axis show small differences as large ones: only times so many times apart are drawn so.
+_LOG_FROM = 10
 
 
 def draw(results: list[dict[str, Any]], path: Path) -> None:
@@ -17,23 +19,28 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, (times, losses) = pyplot.subplots(1, 2, figsize=(_WIDE, _HIGH), layout="constrained")
     width = 0.8 / len(results)
     for number, result in enumerate(results):
         places = [place + number * width for place in range(len(TIMES))]
         times.bar(places, [result["flows"][name] for name in TIMES], width, label=result["transport"])
-        losses.plot([100 * lost_share(layer) for layer in reversed(result["layers"])], label=result["transport"])
+        lost = [100 * lost_share(layer) for layer in reversed(result["layers"])]
+        losses.plot(range(1, len(lost) + 1), lost, marker=".", label=result["transport"])
     centre = width * (len(results) - 1) / 2
     times.set_xticks([place + centre for place in range(len(TIMES))], [name.removesuffix("_us") for name in TIMES])
-    times.set_yscale("log")
+    every = [result["flows"][name] for result in results for name in TIMES]
+    if max(every) > _LOG_FROM * min(every):
+        times.set_yscale("log")
     times.set_ylabel("completion time of a transfer, us")
     times.set_title(f"{results[0]['hosts']} hosts, {results[0]['algorithm'].replace('_', ' ')}")
     losses.set_xlabel("layer, from the input to the loss")
     losses.set_ylabel("contributions that did not count, %")
     losses.set_ylim(bottom=0)
+    losses.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
     losses.set_title("losses by layer")
+    times.margins(y=0.25)  # room for the legend
     for panel in (times, losses):
         panel.legend()
         panel.grid(axis="y", alpha=0.3)
