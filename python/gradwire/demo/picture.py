@@ -62,9 +62,11 @@ def _curves(axes: Any, plan: Plan, results: list[RunResults]) -> None:
             losses,
             _LINE_STYLES[plan.losses.index(result.run.loss) % len(_LINE_STYLES)],
             color=_COLOURS.get(result.run.backend, _OTHER),
+            marker=".",  # a short run has one point
             label=f"{result.run}: {losses[-1]:.3f}",
         )
     axes.set_title("Validation loss (nats for each byte)", loc="left", fontsize=11)
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_xlabel("step")
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
