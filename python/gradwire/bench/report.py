@@ -16,8 +16,8 @@ from gradwire.bench.plan import size_text
 from gradwire.bench.results import Row, comparisons
 
 _HEADS = (
-    "variant", "collective", "ranks", "size", "condition", "samples", "p50 ms", "p95", "p99", "p99.9", "algbw GB/s",
-    "busbw GB/s", "lost", "CPU s/GB", "wrong",
+    "variant", "collective", "ranks", "size", "condition", "samples", "wrong", "p50 ms", "p95", "p99", "p99.9",
+    "algbw GB/s", "busbw GB/s", "lost", "CPU s/GB",
 )  # fmt: skip
 _COMPARED_HEADS = (
     "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "p99 times", "CPU times",
@@ -40,7 +40,7 @@ def cells_of(row: Row) -> list[str]:
     bandwidths = [f"{row[name]:.3g}" for name in ("algbw_gb_s", "busbw_gb_s")]
     return [
         row["variant"], row["collective"], str(row["ranks"]), size_text(row["bytes"]), figures.condition_text(row),
-        str(row["samples"]), *times, *bandwidths, f"{row['lost_share']:.3%}", f"{row['cpu_s_per_gb']:.3g}", str(row["wrong"]),
+        str(row["samples"]), str(row["wrong"]), *times, *bandwidths, f"{row['lost_share']:.3%}", f"{row['cpu_s_per_gb']:.3g}",
     ]  # fmt: skip
 
 
