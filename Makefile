@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -70,6 +70,10 @@ sim: env ## Simulate seeds and print each failing one: make sim FROM=0 SEEDS=200
 
 fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+audit: ## Known vulnerabilities, licences and sources of the dependencies; needs cargo-deny
+	@command -v cargo-deny >/dev/null || { echo "make audit needs cargo-deny: cargo install cargo-deny --locked" >&2; exit 1; }
+	cargo deny check
 
 bench: build ## The cost of a packet, and all-reduce beside gloo over shaped links
 	cargo bench --package gradwire-core --package gradwire-collectives --package gradwire-engine $(LOCKED) -- --quick
