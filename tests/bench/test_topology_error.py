@@ -15,6 +15,7 @@ def test_topology_error_counts_every_schedule_and_draws(run_quick, tmp_path):
     assert (tmp_path / "topology_error.png").stat().st_size > 10_000
 
 
+# test of: ultima/topology-error
 def test_topology_errors_follow_from_the_missing_values(load_benchmark):
     topology = load_benchmark("topology_error")
     counted = {"ranks": 8, "elems": 1000, "values": 56, "values_squared": 112}

@@ -52,23 +52,28 @@ fn row(line: &str) -> Option<Row<'_>> {
 
 /// What is wrong with one row, given the files with its code and with its tests.
 fn row_complaint(row: &Row<'_>, code: &[&str], tests: &[&str]) -> Option<String> {
-    let names =
-        |cell: &str, paths: &[&str]| paths.iter().any(|path| cell.contains(&format!("`{}`", short(path))));
     let wrong = match row.state {
         "planned" if code.is_empty() && tests.is_empty() => return None,
         "planned" => "is said to be planned, but has marks already",
         "yes" if code.is_empty() => "is said to be done, but no code carries its mark",
         "yes" if tests.is_empty() => "is said to be done, but no test carries its mark",
-        "yes" if !names(row.file, code) => {
-            return Some(format!("does not name its code, {}", short(code[0])))
+        "yes" => {
+            return cell_complaint("code", row.file, code).or_else(|| cell_complaint("test", row.test, tests))
         }
-        "yes" if !names(row.test, tests) => {
-            return Some(format!("does not name its test, {}", short(tests[0])))
-        }
-        "yes" => return None,
         _ => "needs the state `yes` or `planned`",
     };
     Some(wrong.to_owned())
+}
+
+/// Every marked file is named, and every named file is marked: the reader of a row finds all there is and nothing else.
+fn cell_complaint(what: &str, cell: &str, marked: &[&str]) -> Option<String> {
+    let named: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+    let marked: Vec<String> = marked.iter().map(|path| short(path)).collect();
+    if let Some(unnamed) = marked.iter().find(|path| !named.contains(&path.as_str())) {
+        return Some(format!("does not name its {what}, {unnamed}"));
+    }
+    let unmarked = named.iter().find(|path| !marked.iter().any(|marked| marked == *path))?;
+    Some(format!("names {unmarked}, whose {what} does not carry its mark"))
 }
 
 /// A source file as the table names it: `core/contract.rs` for `crates/gradwire-core/src/contract.rs`.
@@ -151,6 +156,22 @@ mod tests {
         let found = complaints("| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | `b.rs` | |\n", code);
         assert_eq!(found, ["docs/papers.md: claim `mlt/stop` does not name its test, a.rs"]);
         assert_eq!(short("crates/gradwire-core/src/transfer/send.rs"), "core/transfer/send.rs");
+    }
+
+    #[test]
+    fn every_file_of_a_row_is_marked_and_every_marked_file_is_in_its_row() {
+        let both = "// claim: mlt/stop\n// test of: mlt/stop\n";
+        let of = |test: &str| {
+            let row = format!("{TABLE_HEAD}| `mlt/stop` | 4.2.3 | yes | words | `a.rs` | {test} | |\n");
+            check(&Tree::of(&[(TABLE, &row), ("a.rs", both), ("b.rs", "// test of: mlt/stop\n")]))
+        };
+        assert_eq!(of("`a.rs`, `b.rs`"), Vec::<String>::new());
+        assert_eq!(of("`a.rs`"), ["docs/papers.md: claim `mlt/stop` does not name its test, b.rs"]);
+        let found = of("`a.rs`, `b.rs`, `c.rs`");
+        assert_eq!(
+            found,
+            ["docs/papers.md: claim `mlt/stop` names c.rs, whose test does not carry its mark"]
+        );
     }
 
     #[test]

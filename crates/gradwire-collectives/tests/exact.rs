@@ -204,7 +204,7 @@ fn all_reduce_of_a_large_bucket_is_exact() {
     }
 }
 
-// test of: mlt/order-free
+// test of: mlt/order-free, report/streaming
 #[test]
 fn loss_and_reordering_change_nothing_in_a_reliable_all_reduce() {
     for seed in 0..6 {

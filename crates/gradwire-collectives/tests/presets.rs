@@ -101,6 +101,7 @@ fn lossy_reduce(percent: u64) -> impl FnMut(&Packet) -> Fate {
     }
 }
 
+// test of: ltp/early-close, ltp/critical-packets
 #[test]
 fn ltp_closes_early_and_never_with_less_than_its_data_percentage_or_without_its_critical_packets() {
     let mut net = Net::new(RANKS, lossy_reduce(8));
@@ -370,6 +371,7 @@ fn a_round_of_which_everything_is_lost_still_ends() {
     }
 }
 
+// test of: ultima/last-percentile, ultima/early-timeout
 #[test]
 fn one_lost_packet_does_not_cost_the_whole_limit() {
     let (mut net, policy) =

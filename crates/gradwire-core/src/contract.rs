@@ -307,6 +307,7 @@ mod tests {
         assert_eq!(AUTO.verdict(&silent), Verdict::Close(CloseReason::Deadline));
     }
 
+    // test of: ltp/early-close
     #[test]
     fn the_soft_threshold_takes_its_fraction_only_after_its_time() {
         let soft = Soft { after: Duration::from_millis(40), min_fraction: 0.8 };

@@ -167,6 +167,7 @@ mod tests {
         assert_eq!(taken, [0, 2, 3, 0, 2, 3]);
     }
 
+    // test of: mlt/spray
     #[test]
     fn chance_spreads_evenly() {
         for spray in [Spray::Random, Spray::Adaptive] {
@@ -176,6 +177,7 @@ mod tests {
         }
     }
 
+    // test of: mlt/spray
     #[test]
     fn of_two_paths_adaptive_takes_the_better_one() {
         let shares = shares(sprayer(Spray::Adaptive, 1), set(&[0, 1, 2, 3]), |path| path as u64);

@@ -14,6 +14,7 @@ from gradwire import _native
 from gradwire.config import Config
 from gradwire.errors import ConfigError, InvalidRequestError
 
+# claim: tags/priority-function
 # What a priority function may return: a class, or a class and a mask over the bucket.
 Tagged = int | tuple[int, torch.Tensor | Sequence[bool]]
 Priority = Callable[[dist.GradBucket], Tagged]

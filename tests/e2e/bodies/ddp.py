@@ -120,6 +120,29 @@ def check_tolerant_gradients_equal_gloo_where_nothing_is_lost() -> None:
             identical_everywhere(ours)
 
 
+# test of: tags/priority-function
+def check_a_function_of_the_users_own_decides_the_class_of_each_bucket_and_what_of_it_is_important() -> None:
+    buckets: list[int] = []
+
+    def sent() -> tuple[list[int], int]:
+        (tags,) = [peer["tags"] for peer in gradwire.torch.stats()["group"]["peers"]]
+        return tags["sent"], tags["important_sent"]
+
+    def priority(bucket: dist.GradBucket) -> tuple[int, list[bool]]:
+        buckets.append(bucket.index())
+        return 3 if bucket.is_last() else 2, [True, False]
+
+    classes, important = sent()
+    train(dist.group.WORLD, lambda model: gradwire.torch.tolerate_loss(model, preset="auto", priority=priority))
+    more, more_important = sent()
+    of_class = [now - before for now, before in zip(more, classes, strict=True)]
+    assert 0 in buckets
+    assert max(buckets) > 0, "one bucket has one class"
+    assert of_class[2] > 0, of_class
+    assert of_class[3] > 0, of_class
+    assert 0 < more_important - important < of_class[2] + of_class[3], (important, more_important, of_class)
+
+
 def check_step_records_count_every_gradient_byte() -> None:
     states = []
     train(dist.group.WORLD, lambda model: states.append(gradwire.torch.tolerate_loss(model, preset="reliable")))

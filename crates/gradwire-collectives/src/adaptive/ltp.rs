@@ -116,6 +116,7 @@ mod tests {
         assert_eq!(links.begins(2, &link(1_000_000), 10), Some(INITIAL), "measured within the epoch");
     }
 
+    // test of: ltp/early-close
     #[test]
     fn the_shortest_complete_transfer_of_the_epoch_takes_its_place() {
         let mut links = LinkThresholds::default();
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!(links.begins(2, &link(1_000_000), 10), Some(INITIAL), "another link is independent");
     }
 
+    // test of: ltp/early-close
     #[test]
     fn each_epoch_learns_anew() {
         let mut links = LinkThresholds::default();

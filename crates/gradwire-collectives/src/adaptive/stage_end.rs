@@ -119,6 +119,7 @@ pub(crate) mod tests {
         stage
     }
 
+    // test of: ultima/t-b
     #[test]
     fn a_stage_lasts_while_something_is_under_way_and_not_while_a_sender_computes() {
         assert_eq!(StageEnd::NOTHING.duration(), ms(0));

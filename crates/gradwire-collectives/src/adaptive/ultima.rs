@@ -382,6 +382,7 @@ mod tests {
         assert_eq!(timeout.completion_time(&StageEnd::NOTHING), None);
     }
 
+    // test of: ultima/t-c
     #[test]
     fn the_moving_average_weighs_the_latest_time_by_095_and_keeps_stages_and_sizes_apart() {
         let mut timeout = warm();
@@ -392,6 +393,7 @@ mod tests {
         assert_eq!(timeout.own_time(Stage::Reduce, 4), None);
     }
 
+    // test of: ultima/t-c
     #[test]
     fn the_usual_time_is_the_median_over_any_number_of_ranks() {
         let mut timeout = warm();

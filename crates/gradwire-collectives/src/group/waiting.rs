@@ -7,6 +7,7 @@ use gradwire_core::Timestamp;
 use std::time::Duration;
 
 impl Group {
+    // claim: report/straggler
     /// What the oldest collective waits for that this rank has called and that has not ended; `None`: there is none.
     #[must_use]
     pub fn waiting(&self, now: Timestamp) -> Option<Waiting> {

@@ -132,6 +132,7 @@ mod tests {
         (0..elems).map(|i| if i < elems / 2 { value(0.01) } else { -value(1.0) }).collect()
     }
 
+    // test of: mlt/magnitude-drop, dlcp/magnitude-drop
     #[test]
     fn a_sample_of_either_papers_size_tells_large_gradients_from_small_ones() {
         let bytes = bytes_of(&two_tensors(1 << 20));

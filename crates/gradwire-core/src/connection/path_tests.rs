@@ -279,11 +279,13 @@ fn a_dead_path_loses_its_share_within_ten_round_trips_and_gets_it_back() {
     check(|path| path.loss_percent = 100, MS(10));
 }
 
+// test of: mlt/gray-path
 #[test]
 fn a_path_that_loses_30_percent_loses_its_share_within_ten_round_trips_and_gets_it_back() {
     check(|path| path.loss_percent = 30, MS(10));
 }
 
+// test of: mlt/gray-path
 #[test]
 fn a_path_that_loses_5_percent_loses_most_of_its_share_within_forty_round_trips_and_gets_it_back() {
     // Chance now and then lets a trial of such a path go well, so the mean is judged.
@@ -294,6 +296,7 @@ fn a_path_that_loses_5_percent_loses_most_of_its_share_within_forty_round_trips_
 }
 
 /// One loss in a hundred packets proves little: such a path is tried again and again, and now and then a trial goes well.
+// test of: mlt/gray-path
 #[test]
 fn a_path_that_loses_1_percent_has_less_than_half_of_its_share_over_a_thousand_round_trips() {
     for case in [(7, 1), (8, 1), (9, 4), (10, 4)] {
@@ -306,6 +309,7 @@ fn a_path_that_loses_1_percent_has_less_than_half_of_its_share_over_a_thousand_r
     }
 }
 
+// test of: mlt/gray-path
 #[test]
 fn a_path_that_becomes_ten_times_slower_loses_its_share_and_gets_it_back() {
     check(|path| path.delay = DELAY * 10, MS(20));
@@ -334,6 +338,7 @@ fn several_paths_lose_nothing_on_a_network_that_loses_nothing_however_their_dela
 }
 
 /// What the model of a network drops is known, so what counts as lost beyond that is spurious.
+// test of: mlt/spray
 #[test]
 fn nothing_counts_as_lost_on_a_network_that_loses_nothing_however_the_paths_differ_and_queue() {
     for (spray, spread, rate, (seed, run)) in cases() {

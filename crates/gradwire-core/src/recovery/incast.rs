@@ -235,6 +235,7 @@ mod tests {
         );
     }
 
+    // test of: auto/schedule-aware-start
     #[test]
     fn a_window_is_what_the_path_has_shown_and_a_share_of_one_buffer() {
         assert_eq!(bound(8).window(u64::MAX), 2 * PACKET, "nothing is known yet");

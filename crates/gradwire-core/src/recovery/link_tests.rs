@@ -124,6 +124,7 @@ fn crowd(kind: ControllerKind, link: Link, flows: usize, incast: u32) -> World {
 }
 
 /// As the flows of a collective do, of which each knows how many they are.
+// test of: auto/schedule-aware-start
 #[test]
 fn flows_of_one_collective_share_a_link_fairly() {
     for (kind, link) in kinds_and_links() {
@@ -298,5 +299,31 @@ fn figures_of_flows_that_start_one_after_the_other() {
             world.run(time);
             std::println!("{kind:?}, {flows} flows, {link:?}: Jain's index {:.2}", jain(&world.run(time)));
         }
+    }
+}
+
+/// The same, of a flow beside another transport.
+#[test]
+#[ignore = "prints figures for docs/papers.md and asserts nothing"]
+fn figures_of_a_flow_beside_a_rival() {
+    for (mbit, rtt, buffer) in [
+        (200, ms(1), 17),
+        (200, ms(1), 66),
+        (200, ms(1), 132),
+        (200, ms(1), 264),
+        (200, ms(40), 680),
+        (200, ms(40), 2_640),
+        (100, ms(1), 64),
+        (1_000, ms(1), 300),
+        (1_000, Duration::from_micros(100), 64),
+        (200, ms(10), 660),
+    ] {
+        let shares: Vec<std::string::String> = [0, 350, 700, 2_000]
+            .map(|head_start| {
+                let share = share_beside_a_rival(link(mbit, rtt, buffer), ms(head_start));
+                std::format!("{:.1}", share * 100.0)
+            })
+            .into();
+        std::println!("{mbit} Mbit/s, {rtt:?}, {buffer} packets: {}", shares.join(" "));
     }
 }

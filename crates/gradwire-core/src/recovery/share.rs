@@ -8,6 +8,7 @@
 use super::headroom::LossCount;
 
 /// One sender's part of what all senders of an incast may have in flight.
+// claim: auto/schedule-aware-start
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
     packet_bytes: u64,
@@ -90,6 +91,7 @@ const MADE_UP_OF: u64 = 6;
 mod tests {
     use super::*;
 
+    // test of: auto/schedule-aware-start
     #[test]
     fn all_senders_together_fit_a_buffer_of_64_packets() {
         for senders in 2..=16 {

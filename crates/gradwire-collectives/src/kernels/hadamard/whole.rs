@@ -8,6 +8,7 @@
 use super::{run, Hadamard, Level, LANES_STEP};
 use crate::Dtype;
 
+// claim: ultima/hadamard
 /// See the module.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WholeHadamard {

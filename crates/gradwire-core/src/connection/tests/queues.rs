@@ -59,6 +59,7 @@ fn critical_packets_go_first_lost_ones_at_once_and_other_lost_ones_after_everyth
     assert!(others_again.is_some_and(|at| at > last_new), "a repair went before new data");
 }
 
+// test of: ltp/critical-packets
 #[test]
 fn no_rule_closes_a_transfer_that_misses_a_critical_packet() {
     let lose = |header: &Header, _: u64| header.kind == Kind::Data && header.offset == 99 * CHUNK;
