@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gradwire import _native
+from gradwire._outbox import LaterOp, Op
 
 logger = logging.getLogger("gradwire")
 
@@ -31,15 +33,26 @@ class Completer:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, ops: Sequence[_native.Op], callback: Callable[[], None]) -> None:
-        """Calls `callback` on the completer's thread when all operations have ended. They may be watched several times."""
+    def watch(self, ops: Sequence[Op], callback: Callable[[], None]) -> None:
+        """Calls back when all operations have ended. They may be watched several times.
+
+        On the completer's thread, but for an operation that could not be submitted: then where that was found out.
+        """
         self._start()
         countdown = _Countdown(len(ops), callback)
+        for op in ops:
+            if isinstance(op, LaterOp):
+                op.when_known(partial(self._watch, countdown))
+            else:
+                self._watch(countdown, op)
+
+    def _watch(self, countdown: _Countdown, op: _native.Op | None) -> None:
+        if op is None:
+            countdown.step()
+            return
         with self._lock:
-            for op in ops:
-                self._waiting.setdefault(op.id, []).append(countdown)
-        for op in ops:  # only now: the thread may take the first before the last is known
-            op.notify()
+            self._waiting.setdefault(op.id, []).append(countdown)
+        op.notify()
 
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback, which must not wait for another callback."""
@@ -66,15 +79,18 @@ class Completer:
 
 
 class _Countdown:
-    """Calls back after so many steps. Used by the completer's thread only."""
+    """Calls back after so many steps."""
 
     def __init__(self, count: int, callback: Callable[[], None]) -> None:
         self._count = count
         self._callback = callback
+        self._lock = threading.Lock()
 
     def step(self) -> None:
-        self._count -= 1
-        if self._count == 0:
+        with self._lock:
+            self._count -= 1
+            is_last = self._count == 0
+        if is_last:
             try:
                 self._callback()
             except Exception:  # a future completed twice is a bug, but must not take the other futures with it

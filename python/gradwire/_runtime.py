@@ -17,6 +17,7 @@ from typing import Any
 
 from gradwire import _native
 from gradwire._completer import Completer
+from gradwire._outbox import Outbox
 from gradwire.config import PORT_BASE, Config, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
 from gradwire.observe import Observer
@@ -46,6 +47,7 @@ class Runtime:
         check_extras(config)
         self.engine = _start_engine(config)
         self.completer = Completer(self.engine, sync_futures=config.sync_futures)
+        self.outbox = Outbox()
         # Strong references: under TORCH_DISTRIBUTED_DEBUG=DETAIL torch drops the Python part of a backend.
         self.backends: dict[str, Any] = {}
         self._warned_of_clear = False
@@ -105,6 +107,8 @@ class Runtime:
             return
         self.backends.clear()
         self.observer.stop()
+        # First: what is not yet in the engine must not come to it any more.
+        self.outbox.stop(timeout_s=1.0)
         self.engine.stop()
         self.completer.join(timeout_s=5.0)
 

@@ -192,6 +192,9 @@ class Config:
     otlp_endpoint: str | None = _setting(None, str, "URL to which OpenTelemetry metrics are sent by OTLP over HTTP, such as "
         "`http://localhost:4318/v1/metrics`. Needs `gradwire[otel]`. Unset: none.", optional=True)
     otlp_every_s: float = _setting(10.0, float, "Pause between two of these exports.", unit="s", low=0.1, high=3600.0)
+    pinned_mb: int = _setting(1024, int, "The most host memory that is page-locked for copies from and to GPUs, in use and kept for "
+        "the next step. Twice the bytes of all gradients never has to wait for the system; what would exceed it gets ordinary memory, "
+        "whose copies block the caller. 0: always so.", unit="MiB", low=0, high=1 << 20)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradwire import _completer, _policy, _rendezvous, _runtime
+from gradwire import _completer, _outbox, _policy, _rendezvous, _runtime
 from gradwire.torch import _compat
 
 _compat.require_torch()
@@ -31,6 +31,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _monitored,
     _ops,
     _own_works,
+    _pinned,
     _profile,
     _reduction,
     _residuals,
@@ -39,7 +40,9 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _sharded,
     _sparse,
     _split,
+    _staging,
     _steps,
+    _streams,
     _tags,
     _tolerant,
     _work,
@@ -112,8 +115,9 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _group, _hook, _memory, _monitored, _ops, _own_works, _policy, _profile, _reduction, _rendezvous,
-    _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _steps, _tags, _tolerant, _work, _backend,
+    _completer, _drift, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile, _reduction,
+    _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant,
+    _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

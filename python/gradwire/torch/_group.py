@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from gradwire import _native
+from gradwire._outbox import Op
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
 from gradwire.errors import EngineError
 from gradwire.torch import _memory
 from gradwire.torch._reduction import name_of
+from gradwire.torch._staging import Staging
 from gradwire.torch._work import GradwireWork
 
 logger = logging.getLogger("gradwire")
@@ -38,7 +40,7 @@ class Call:
         kind: name of the collective in the binding.
         result: tensors that hold the result.
         input, output: contiguous host tensors, or None where the rank reads or writes nothing.
-        after: copies out of staging buffers.
+        staging: copies between them and the caller's tensors.
         options: further keys of `_native.Call`.
         keep: what else must live until the end.
     """
@@ -47,7 +49,7 @@ class Call:
     result: list[torch.Tensor]
     input: torch.Tensor | None = None
     output: torch.Tensor | None = None
-    after: list[Callable[[], None]] = field(default_factory=list)
+    staging: Staging = field(default_factory=Staging)
     options: dict[str, Any] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)
 
@@ -87,16 +89,16 @@ class GroupLink:
         try:
             self.owner.check_process()
             call = prepare()
-            op = self._submit(call, self.timeout if timeout is None else timeout)
+            op = self._send_off(call, self.timeout if timeout is None else timeout)
         except Exception as error:  # noqa: BLE001  see the head of this file
             return self.failed(kind, error)
         self.calls += 1
-        return GradwireWork(kind, [op], call.result, call.after, completer)
+        return GradwireWork(kind, [op], call.result, completer, staging=call.staging)
 
     def failed(self, kind: str, error: Exception) -> GradwireWork:
         """The Work of a call that could not be made."""
-        self._stand_in(kind, error)
-        return GradwireWork(kind, [], [], [], self.owner.completer, failure=error)
+        self._stand_in(kind, error, self._send_off)
+        return GradwireWork(kind, [], [], self.owner.completer, failure=error)
 
     def join_works(self, works: list[GradwireWork]) -> GradwireWork:
         """One Work for several."""
@@ -133,6 +135,23 @@ class GroupLink:
         if not self._native.leave(LEAVE_TIMEOUT_S):
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
 
+    def _send_off(self, call: Call, timeout: timedelta) -> Op:
+        """Submits the call, or has it submitted when its memory is there and the calls before it are under way."""
+        outbox = self.owner.outbox
+        if not call.staging.fetched and not outbox.is_waiting(self):
+            return self._submit(call, timeout)
+
+        def submit() -> _native.Op:
+            try:
+                for fence in call.staging.fetched:
+                    fence.synchronize()
+                return self._submit(call, timeout)
+            except Exception as error:
+                self._stand_in(call.kind, error, self._submit)
+                raise
+
+        return outbox.put(self, submit)
+
     def _submit(self, call: Call, timeout: timedelta) -> _native.Op:
         request: _native.Call = {
             "kind": call.kind,
@@ -144,7 +163,7 @@ class GroupLink:
         request.update(call.options)  # type: ignore[typeddict-item]
         return self._native.submit(request)
 
-    def _stand_in(self, kind: str, error: Exception) -> None:
+    def _stand_in(self, kind: str, error: Exception, submit: Callable[[Call, timedelta], Op]) -> None:
         """Takes the place of a call that failed before it was submitted.
 
         Ranks match collectives by their order. If this rank alone went on, its next call would meet the other ranks' present
@@ -154,6 +173,6 @@ class GroupLink:
         if kind in POINT_TO_POINT or isinstance(error, EngineError):
             return
         try:
-            self._submit(Call("barrier", []), self.timeout)
+            submit(Call("barrier", []), self.timeout)
         except Exception:
             logger.debug("no stand-in for a failed %s", kind, exc_info=True)

@@ -1,17 +1,19 @@
 """Tensors as memory for the engine: address and length, staged through a contiguous host copy where they are not that.
 
 The engine sees only addresses. Whatever it gets here is contiguous, in host memory, and kept alive by the call that
-carries it.
+carries it. How a GPU's tensors come there is in `_staging.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.torch._staging import Staging
+from gradwire.torch._streams import streams_of
 
 Memory = tuple[int, int]
 EMPTY: Memory = (0, 0)
@@ -69,62 +71,63 @@ def address(tensor: Tensor | None) -> Memory:
 
 def is_direct(tensor: Tensor) -> bool:
     """Whether the engine can use the tensor's own memory."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return streams_of(tensor) is None and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
-def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy of it in host memory."""
+def readable(tensor: Tensor, staging: Staging) -> Tensor:
+    """The tensor, or a contiguous copy of it in host memory, which is there when `staging` says so."""
     check(tensor)
     if is_direct(tensor):
         return tensor
-    staged = host_buffer(tensor.shape, tensor)
-    staged.copy_(tensor.detach())
-    return staged
+    buffer = staging.buffer(tensor.shape, tensor)
+    staging.fetch(tensor.detach(), buffer)
+    return buffer
 
 
-def writable(tensor: Tensor, after: list[Callable[[], None]], *, load: bool) -> Tensor:
+def writable(tensor: Tensor, staging: Staging, *, load: bool) -> Tensor:
     """The tensor, or a host copy whose contents go back to the tensor when the collective is done.
 
     Args:
         tensor: what the collective writes.
-        after: gets the copying back.
+        staging: does the copying.
         load: whether the present contents matter (in-place collectives).
     """
     check(tensor)
     if is_direct(tensor):
         return tensor
     tensor = tensor.detach()
-    staged = host_buffer(tensor.shape, tensor)
+    buffer = staging.buffer(tensor.shape, tensor)
     if load:
-        staged.copy_(tensor)
-    after.append(lambda: copy_back(tensor, staged))
-    return staged
-
-
-def host_buffer(shape: Sequence[int], like: Tensor) -> Tensor:
-    """An empty contiguous host tensor of the dtype of `like`; page-locked where `like` is on a GPU."""
-    return torch.empty(tuple(shape), dtype=like.dtype, pin_memory=like.device.type == "cuda")
-
-
-def stacked(rows: Sequence[Tensor]) -> Tensor:
-    """A copy of equally large tensors, one after the other: `[len(rows), elems]`."""
-    same_size(rows)
-    buffer = host_buffer((len(rows), rows[0].numel()), rows[0])
-    for row, tensor in zip(buffer, rows, strict=True):
-        row.copy_(tensor.detach().reshape(-1))
+        staging.fetch(tensor, buffer)
+    staging.deliver(buffer, tensor)
     return buffer
 
 
-def scattered(rows: Sequence[Tensor], after: list[Callable[[], None]]) -> Tensor:
+def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:
+    """A copy of equally large tensors, one after the other: `[len(rows), elems]`."""
+    same_size(rows)
+    return joined(rows, staging).view(len(rows), -1)
+
+
+def scattered(rows: Sequence[Tensor], staging: Staging) -> Tensor:
     """A buffer `[len(rows), elems]` whose rows are copied into the tensors when the collective is done."""
     same_size(rows)
-    buffer = host_buffer((len(rows), rows[0].numel()), rows[0])
+    return parted(rows, staging).view(len(rows), -1)
 
-    def copy() -> None:
-        for row, tensor in zip(buffer, rows, strict=True):
-            copy_back(tensor.detach(), row.view(tensor.shape))
 
-    after.append(copy)
+def joined(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
+    """A flat copy of tensors of one dtype, one after the other."""
+    buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
+    for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
+        staging.fetch(tensor.detach(), part.view(tensor.shape))
+    return buffer
+
+
+def parted(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
+    """A flat buffer whose parts are copied into the tensors, of one dtype, when the collective is done."""
+    buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
+    for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
+        staging.deliver(part.view(tensor.shape), tensor.detach())
     return buffer
 
 
@@ -149,12 +152,3 @@ def devices_of(tensors: Sequence[Tensor]) -> list[torch.device]:
     """The GPUs that the tensors are on, as `torch.futures.Future` wants them."""
     found = {t.device for t in tensors if isinstance(t, Tensor) and t.device.type == "cuda"}
     return sorted(found, key=str)
-
-
-def copy_back(tensor: Tensor, staged: Tensor) -> None:
-    """Copies a staging buffer into the caller's tensor of the same shape."""
-    with torch.no_grad():
-        tensor.copy_(staged)
-    if tensor.device.type == "cuda":
-        # Whoever waits may read from any stream: the copy must be over, not only enqueued on this thread's stream.
-        torch.cuda.current_stream(tensor.device).synchronize()

@@ -19,6 +19,7 @@ from gradwire.torch import _memory, _monitored, _profile, _sparse
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
 from gradwire.torch._reduction import reduction
+from gradwire.torch._staging import Staging
 from gradwire.torch._work import GradwireWork
 
 
@@ -100,10 +101,10 @@ class Collectives:
         """Rows of `tensor` to each rank, rows of `output` from each; empty lists of splits mean equal parts."""
 
         def prepare() -> Call:
-            after: list[Callable[[], None]] = []
+            staging = Staging()
             splits = (self._split_bytes(tensor, input_splits), self._split_bytes(output, output_splits))
-            source, target = _memory.readable(tensor), _memory.writable(output, after, load=False)
-            return Call("all_to_all", [output], source, target, after, {**_copy(tensor), "splits": splits})
+            source, target = _memory.readable(tensor, staging), _memory.writable(output, staging, load=False)
+            return Call("all_to_all", [output], source, target, staging, {**_copy(tensor), "splits": splits})
 
         return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)])
 
@@ -115,15 +116,10 @@ class Collectives:
         def prepare() -> Call:
             self._one_each(inputs)
             self._one_each(outputs)
-            source = torch.cat([_memory.readable(t).reshape(-1) for t in inputs])
-            target = source.new_empty(sum(t.numel() for t in outputs))
-            parts = target.split([t.numel() for t in outputs])
-            after: list[Callable[[], None]] = [
-                partial(_memory.copy_back, t.detach(), part.view(t.shape))
-                for t, part in zip(outputs, parts, strict=True)
-            ]
+            staging = Staging()
+            source, target = _memory.joined(inputs, staging), _memory.parted(outputs, staging)
             splits = ([_nbytes(t) for t in inputs], [_nbytes(t) for t in outputs])
-            return Call("all_to_all", list(outputs), source, target, after, {**_copy(source), "splits": splits})
+            return Call("all_to_all", list(outputs), source, target, staging, {**_copy(source), "splits": splits})
 
         return self._call("all_to_all", inputs, opts, [partial(self._start, "all_to_all", opts, prepare)])
 
@@ -155,10 +151,10 @@ class Collectives:
         """In place, from `opts.rootRank`."""
 
         def prepare(tensor: Tensor) -> Call:
-            after: list[Callable[[], None]] = []
+            staging = Staging()
             root = self._root(opts)
-            buffer = _memory.writable(tensor, after, load=root == self.link.rank)
-            return Call("broadcast", [tensor], buffer, buffer, after, {**_copy(tensor), "peer": root})
+            buffer = _memory.writable(tensor, staging, load=root == self.link.rank)
+            return Call("broadcast", [tensor], buffer, buffer, staging, {**_copy(tensor), "peer": root})
 
         return self._call(
             "broadcast", tensors, opts, [partial(self._start, "broadcast", opts, partial(prepare, t)) for t in tensors]
@@ -169,11 +165,11 @@ class Collectives:
 
         def prepare(tensor: Tensor) -> Call:
             options = {**reduction(tensor, opts.reduceOp), "peer": self._root(opts)}
+            staging = Staging()
             if opts.rootRank != self.link.rank:
-                return Call("reduce", [tensor], _memory.readable(tensor), None, [], options)
-            after: list[Callable[[], None]] = []
-            buffer = _memory.writable(tensor, after, load=True)
-            return Call("reduce", [tensor], buffer, buffer, after, options)
+                return Call("reduce", [tensor], _memory.readable(tensor, staging), None, staging, options)
+            buffer = _memory.writable(tensor, staging, load=True)
+            return Call("reduce", [tensor], buffer, buffer, staging, options)
 
         return self._call(
             "reduce", tensors, opts, [partial(self._start, "reduce", opts, partial(prepare, t)) for t in tensors]
@@ -183,13 +179,13 @@ class Collectives:
         """`outputs[0][r]` at the root becomes rank r's `inputs[0]`."""
 
         def prepare() -> Call:
-            source = _memory.readable(inputs[0])
+            staging = Staging()
+            source = _memory.readable(inputs[0], staging)
             options = {**_copy(source), "peer": self._root(opts)}
             if opts.rootRank != self.link.rank:
-                return Call("gather", [], source, None, [], options)
+                return Call("gather", [], source, None, staging, options)
             self._one_each(outputs[0], like=inputs[0])
-            after: list[Callable[[], None]] = []
-            return Call("gather", list(outputs[0]), source, _memory.scattered(outputs[0], after), after, options)
+            return Call("gather", list(outputs[0]), source, _memory.scattered(outputs[0], staging), staging, options)
 
         return self._call("gather", inputs, opts, [partial(self._start, "gather", opts, prepare)])
 
@@ -197,13 +193,13 @@ class Collectives:
         """`outputs[0]` becomes the root's `inputs[0][rank]`."""
 
         def prepare() -> Call:
-            after: list[Callable[[], None]] = []
-            target = _memory.writable(outputs[0], after, load=False)
+            staging = Staging()
+            target = _memory.writable(outputs[0], staging, load=False)
             source = None
             if opts.rootRank == self.link.rank:
                 self._one_each(inputs[0], like=outputs[0])
-                source = _memory.stacked(inputs[0])
-            return Call("scatter", list(outputs), source, target, after, {**_copy(target), "peer": self._root(opts)})
+                source = _memory.stacked(inputs[0], staging)
+            return Call("scatter", list(outputs), source, target, staging, {**_copy(target), "peer": self._root(opts)})
 
         return self._call(
             "scatter", inputs[0] if inputs else [], opts, [partial(self._start, "scatter", opts, prepare)]
@@ -215,8 +211,9 @@ class Collectives:
         """Matched by tag with a receive of `dst`."""
 
         def prepare() -> Call:
-            source = _memory.readable(tensors[0])
-            return Call("send", list(tensors), source, None, [], {**_copy(source), "peer": dst, "tag": _tag(tag)})
+            staging = Staging()
+            source = _memory.readable(tensors[0], staging)
+            return Call("send", list(tensors), source, None, staging, {**_copy(source), "peer": dst, "tag": _tag(tag)})
 
         return self._call("send", tensors, None, [partial(self._start, "send", None, prepare)])
 
@@ -224,9 +221,11 @@ class Collectives:
         """Matched by tag with a send of `src`; None: of whoever sends first."""
 
         def prepare() -> Call:
-            after: list[Callable[[], None]] = []
-            target = _memory.writable(tensors[0], after, load=False)
-            return Call("receive", list(tensors), None, target, after, {**_copy(target), "peer": src, "tag": _tag(tag)})
+            staging = Staging()
+            target = _memory.writable(tensors[0], staging, load=False)
+            return Call(
+                "receive", list(tensors), None, target, staging, {**_copy(target), "peer": src, "tag": _tag(tag)}
+            )
 
         name = "recvAnySource" if src is None else "recv"
         return self._call(name, tensors, None, [partial(self._start, "receive", None, prepare)])
@@ -271,9 +270,9 @@ class Collectives:
         def prepare() -> Call:
             op = getattr(opts, "reduceOp", None)
             options = {**reduction(tensor, op), **self.link.tolerance_of(tensor, op)}
-            after: list[Callable[[], None]] = []
-            buffer = _memory.writable(tensor, after, load=True)
-            return Call("all_reduce", [tensor], buffer, buffer, after, options)
+            staging = Staging()
+            buffer = _memory.writable(tensor, staging, load=True)
+            return Call("all_reduce", [tensor], buffer, buffer, staging, options)
 
         return self._start("all_reduce", opts, prepare)
 
@@ -286,23 +285,23 @@ class Collectives:
             works, add = _sparse.start(tensor, self.link.world_size, gather)
         except Exception as error:  # noqa: BLE001  see the head of _group.py
             return self.link.failed("all_reduce", error)
-        return GradwireWork.following("all_reduce", works, [tensor], self.link.owner.completer, [add])
+        return GradwireWork.following("all_reduce", works, [tensor], self.link.owner.completer, add)
 
     def _all_gather(self, rows: list[Tensor], tensor: Tensor, opts: Any) -> GradwireWork:
         def prepare() -> Call:
             self._one_each(rows, like=tensor)
-            after: list[Callable[[], None]] = []
-            target = _memory.scattered(rows, after)
-            return Call("all_gather", list(rows), _memory.readable(tensor), target, after, _copy(tensor))
+            staging = Staging()
+            target = _memory.scattered(rows, staging)
+            return Call("all_gather", list(rows), _memory.readable(tensor, staging), target, staging, _copy(tensor))
 
         return self._start("all_gather", opts, prepare)
 
     def _all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
         def prepare() -> Call:
             self._rows_of("all_gather", output, tensor)
-            after: list[Callable[[], None]] = []
-            target = _memory.writable(output, after, load=False)
-            return Call("all_gather", [output], _memory.readable(tensor), target, after, _copy(tensor))
+            staging = Staging()
+            target = _memory.writable(output, staging, load=False)
+            return Call("all_gather", [output], _memory.readable(tensor, staging), target, staging, _copy(tensor))
 
         return self._start("all_gather", opts, prepare)
 
@@ -310,9 +309,9 @@ class Collectives:
         def prepare() -> Call:
             self._one_each(rows, like=output)
             options = reduction(output, getattr(opts, "reduceOp", None))
-            after: list[Callable[[], None]] = []
-            target = _memory.writable(output, after, load=False)
-            return Call("reduce_scatter", [output], _memory.stacked(rows), target, after, options)
+            staging = Staging()
+            target = _memory.writable(output, staging, load=False)
+            return Call("reduce_scatter", [output], _memory.stacked(rows, staging), target, staging, options)
 
         return self._start("reduce_scatter", opts, prepare)
 
@@ -320,9 +319,9 @@ class Collectives:
         def prepare() -> Call:
             self._rows_of("reduce_scatter", tensor, output)
             options = reduction(output, getattr(opts, "reduceOp", None))
-            after: list[Callable[[], None]] = []
-            target = _memory.writable(output, after, load=False)
-            return Call("reduce_scatter", [output], _memory.readable(tensor), target, after, options)
+            staging = Staging()
+            target = _memory.writable(output, staging, load=False)
+            return Call("reduce_scatter", [output], _memory.readable(tensor, staging), target, staging, options)
 
         return self._start("reduce_scatter", opts, prepare)
 

@@ -1,9 +1,13 @@
-"""Collectives in the traces of torch.profiler.
+"""Collectives in the traces of torch.profiler and of NVTX.
 
-Each call makes two events while a profiler records, and costs one look at a flag while none does. `gradwire:all_reduce`,
+Each call makes two events while a profiler records, and costs two looks at flags while none does. `gradwire:all_reduce`,
 with the shapes of its tensors, lasts from the call to the end of the collective: it starts on the caller's thread and ends
 on the completer's, which is what makes it asynchronous for torch. A short `gradwire.call` at its start names group, ranks,
 bytes and dtype under the keys of torch's `record_param_comms`, a name that torch keeps for backends in C++.
+
+Where CUDA is in use each call is also a range of NVTX, for Nsight Systems: `gradwire:all_reduce bytes=100 dtype=float32 group=0
+ranks=2`, from the call until its end is first seen, by a wait, a poll or the completer of its future. With no tool attached
+a range is a call into an empty function.
 """
 
 from __future__ import annotations
@@ -20,20 +24,52 @@ PREFIX = "gradwire:"
 
 
 def begin(name: str, tensors: Sequence[Tensor], describe: Callable[[], dict[str, Any]]) -> Trace | None:
-    """Starts the events of one call; None where no profiler records on this thread.
+    """Starts the events of one call; None where no profiler records on this thread and CUDA is not in use.
 
     Args:
         name: of the collective, as torch's own backends call it in their traces.
         tensors: that this rank puts in.
         describe: what is to be said about the group.
     """
-    if not torch.autograd._profiler_enabled():
+    profiled, ranged = torch.autograd._profiler_enabled(), torch.cuda.is_initialized()
+    if not profiled and not ranged:
         return None
-    return Trace(name, [t for t in tensors if isinstance(t, Tensor)], describe())
+    given = [t for t in tensors if isinstance(t, Tensor)]
+    return Trace(
+        _Events(name, given, describe()) if profiled else None, _Range(name, given, describe()) if ranged else None
+    )
 
 
 class Trace:
-    """One call in the trace."""
+    """One call in the traces."""
+
+    def __init__(self, events: _Events | None, span: _Range | None) -> None:
+        self._events = events
+        self._range = span
+
+    def end_with(self, work: GradwireWork) -> None:
+        """The call ends when the work does."""
+        if self._events is not None:
+            self._events.end_with(work)
+        if self._range is not None:
+            work.on_seen = self._range.end
+
+
+class _Range:
+    """A range of NVTX, which may end on another thread than it began on."""
+
+    def __init__(self, name: str, tensors: list[Tensor], group: dict[str, Any]) -> None:
+        said = f"{PREFIX}{name} bytes={_bytes(tensors)} dtype={_dtype(tensors)}"
+        self._range = torch.cuda.nvtx.range_start(
+            f"{said} group={group['Process Group Name']} ranks={group['Group size']}"
+        )
+
+    def end(self) -> None:
+        torch.cuda.nvtx.range_end(self._range)
+
+
+class _Events:
+    """The two events of torch.profiler."""
 
     def __init__(self, name: str, tensors: list[Tensor], group: dict[str, Any]) -> None:
         elems = sum(t.numel() for t in tensors)
@@ -41,8 +77,8 @@ class Trace:
             "Collective name": name,
             "In msg nelems": elems,
             "Out msg nelems": elems,
-            "bytes": sum(t.numel() * t.element_size() for t in tensors),
-            "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+            "bytes": _bytes(tensors),
+            "dtype": _dtype(tensors),
             **group,
         }
         with torch._C._profiler._RecordFunctionFast("gradwire.call", tensors, facts):
@@ -50,9 +86,16 @@ class Trace:
         self._handle = torch._C._autograd._record_function_with_args_enter(PREFIX + name, *tensors)
 
     def end_with(self, work: GradwireWork) -> None:
-        """The event ends when the work does."""
         # torch carries the caller's profiler to the thread that completes the future; a plain call there would be lost.
         done: torch.futures.Future[None] = torch.futures.Future()
         ended = torch.ops.profiler._call_end_callbacks_on_jit_fut(self._handle, done)
         work.on_end(lambda: done.set_result(None))
         work.wait_also_for(ended)
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _dtype(tensors: list[Tensor]) -> str:
+    return str(tensors[0].dtype).removeprefix("torch.") if tensors else ""

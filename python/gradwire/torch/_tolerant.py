@@ -17,6 +17,7 @@ from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._reduction import reduction
+from gradwire.torch._staging import Staging
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
 
@@ -117,15 +118,15 @@ def all_reduce(
         options |= tag_options(config, traffic_class, important)
         options["priority"] = _order(priority, traffic_class)
         options["contributions"] = contributions
-        after: list[Any] = []
+        staging = Staging()
         if output is None:
-            buffer = _memory.writable(tensor, after, load=True)
-            call = Call("all_reduce", [tensor], buffer, buffer, after, options)
+            buffer = _memory.writable(tensor, staging, load=True)
+            call = Call("all_reduce", [tensor], buffer, buffer, staging, options)
         else:
-            into = _memory.writable(output, after, load=True)
-            call = Call("all_reduce", [output], _memory.readable(tensor), into, after, options)
+            into = _memory.writable(output, staging, load=True)
+            call = Call("all_reduce", [output], _memory.readable(tensor, staging), into, staging, options)
         if residual is not None:
-            rest = _memory.writable(residual, after, load=True)
+            rest = _memory.writable(residual, staging, load=True)
             options["residual"] = _memory.address(rest)
             call.keep.append(rest)
         return call

@@ -13,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gradwire import _native
 from gradwire._completer import Completer
+from gradwire._outbox import Op
 from gradwire.errors import WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
+from gradwire.torch._pinned import Fence
+from gradwire.torch._staging import Staging, after
 
 logger = logging.getLogger("gradwire")
 
@@ -42,19 +43,23 @@ class GradwireWork(dist.Work):
         name: of the collective, for messages.
         ops: operations in flight.
         result: tensors that hold the result, the value of the future.
-        after: what has to run when all operations are done, such as copies out of staging buffers.
         completer: thread that completes futures.
+        staging: copies results back when the operations have ended.
+        parts: works that are waited for with this one.
+        last: what makes the result of the parts' results.
         failure: why nothing was started, delivered to whoever waits.
     """
 
     def __init__(
         self,
         name: str,
-        ops: Sequence[_native.Op],
+        ops: Sequence[Op],
         result: list[torch.Tensor],
-        after: Sequence[Callable[[], None]],
         completer: Completer,
         *,
+        staging: Staging | None = None,
+        parts: Sequence[GradwireWork] = (),
+        last: Callable[[], None] | None = None,
         failure: Exception | None = None,
     ) -> None:
         super().__init__()
@@ -62,7 +67,9 @@ class GradwireWork(dist.Work):
         self.submitted_s = time.monotonic()
         self._ops = ops
         self._result = result
-        self._after = after
+        self._staging = staging
+        self._parts = parts
+        self._last = last
         self._completer = completer
         self._failure = failure
         self._settled = False
@@ -71,9 +78,13 @@ class GradwireWork(dist.Work):
         self._trace: torch.futures.Future[Any] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
+        # Called once by whoever sees the end first.
+        self.on_seen: Callable[[], None] | None = None
+        # On devices: what has to pass before the result may be read. Known when settled.
+        self._fences: list[Fence] = []
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Blocks until the result is there.
+        """Blocks until the result is there; on a GPU, until it is on its way: what the caller starts from then on comes after it.
 
         Args:
             timeout: 0 waits as long as it takes, which the group's timeout bounds.
@@ -88,6 +99,8 @@ class GradwireWork(dist.Work):
         error = self.settle()
         if error is not None:
             raise error
+        for fence in self._fences:
+            fence.join()
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
@@ -111,7 +124,7 @@ class GradwireWork(dist.Work):
         if ended or self._completer.sync_futures or self._completer.is_current_thread():
             for op in self._ops:
                 op.wait()
-        if self.is_completed():
+        if self._has_ended():
             self.complete(base, value)
         else:
             self.on_end(lambda: self.complete(base, value))
@@ -133,27 +146,41 @@ class GradwireWork(dist.Work):
         error = self.settle()
         if error is None and self.observer is not None:
             self.observer(self)
-        base.set_result(value if error is None else error)
+        with after(self._fences):
+            base.set_result(value if error is None else error)
 
     def settle(self) -> Exception | None:
         """What follows the end of the operations, once: copies out of staging buffers. Returns the error, if any."""
         with self._lock:
             if not self._settled:
                 self._failure = self._failure or next(filter(None, (op.error() for op in self._ops)), None)
-                try:
-                    if self._failure is None:
-                        for step in self._after:
-                            step()
-                except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
-                    self._failure = error
+                self._bring_back()
                 if self._failure is not None:
                     self._completer.last_error = self._failure
                 for op in self._ops:
                     if (choice := op.choice()) is not None:
                         logger.info("%s", choice)
-                self._after = ()
+                if self.on_seen is not None:
+                    self.on_seen()
                 self._settled = True
             return self._failure
+
+    def _bring_back(self) -> None:
+        """The results, into the caller's tensors."""
+        for part in self._parts:
+            self._failure = part.settle() or self._failure
+            self._fences += part._fences
+        try:
+            if self._failure is None and self._staging is not None:
+                self._staging.finish()
+                self._fences += self._staging.arrived
+            elif self._staging is not None:
+                self._staging.abandon()
+            if self._failure is None and self._last is not None:
+                self._fences += _made_of(self._fences, self._last)
+        except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
+            self._failure = error
+        self._staging, self._last, self._parts = None, None, ()
 
     def report(self) -> DeliveryReport:
         """What was delivered, after `wait`.
@@ -162,7 +189,7 @@ class GradwireWork(dist.Work):
             WaitTimeoutError: the collective is still in flight.
             GradwireError: it failed.
         """
-        if not self.is_completed():
+        if not self._has_ended():
             raise WaitTimeoutError(f"{self.name} is still in flight: wait for it first")
         error = self.settle()
         if error is not None:
@@ -171,8 +198,11 @@ class GradwireWork(dist.Work):
         return DeliveryReport(collective=self.name) if fields is None else DeliveryReport.from_native(fields)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return all(op.is_done() for op in self._ops)
+        """Whether it has ended, well or not; on a GPU, whether the result is there for every stream."""
+        if not self._has_ended():
+            return False
+        self.settle()
+        return all(fence.passed() for fence in self._fences)
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
@@ -180,7 +210,7 @@ class GradwireWork(dist.Work):
 
     def exception(self) -> Exception | None:
         """The error that it ended with, if any."""
-        return self.settle() if self.is_completed() else None
+        return self.settle() if self._has_ended() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""
@@ -209,13 +239,16 @@ class GradwireWork(dist.Work):
         works: Sequence[GradwireWork],
         result: list[torch.Tensor],
         completer: Completer,
-        last: Sequence[Callable[[], None]] = (),
+        last: Callable[[], None] | None = None,
     ) -> GradwireWork:
         """One work for several, with a result of its own that `last` makes of theirs."""
         ops = [op for work in works for op in work._ops]
-        after: list[Callable[[], None]] = [*(partial(_settled, work) for work in works), *last]
         failure = next((work._failure for work in works if work._failure is not None), None)
-        return cls(name, ops, result, after, completer, failure=failure)
+        return cls(name, ops, result, completer, parts=works, last=last, failure=failure)
+
+    def _has_ended(self) -> bool:
+        """Whether the operations have."""
+        return all(op.is_done() for op in self._ops)
 
     def _wait_for_ops(self, timeout_s: float) -> None:
         end = time.monotonic() + timeout_s if timeout_s > 0 else None
@@ -225,10 +258,12 @@ class GradwireWork(dist.Work):
                 raise WaitTimeoutError(f"{self.name} is still in flight after {timeout_s:g} s", waited_s=timeout_s)
 
 
-def _settled(work: GradwireWork) -> None:
-    error = work.settle()
-    if error is not None:
-        raise error
+def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:
+    """Makes a result of what came before these fences, on the current streams of this thread; what comes after it."""
+    for fence in parts:
+        fence.join()
+    last()
+    return [Fence(f.streams, f.device, f.streams.record(f.streams.current(f.device))) for f in parts]
 
 
 def _unwrap(future: torch.futures.Future[Any]) -> Any:

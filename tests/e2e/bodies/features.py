@@ -189,4 +189,40 @@ def check_collectives_are_in_the_profile_with_group_and_bytes() -> None:
     assert [event.input_shapes for event in named] == [[[25]], [[25]]]
     assert all(event.is_async for event in named)
     assert len(calls) == 2
-    assert all(event.kwinputs["bytes"] == 100 and event.kwinputs["Group size"] == WORLD_SIZE for event in calls)
+    said = {
+        "Collective name": "all_reduce",
+        "bytes": 100,
+        "dtype": "float32",
+        "Process Group Name": WORLD.group_name,
+        "Process Group Ranks": str(list(range(WORLD_SIZE))),
+        "Group size": WORLD_SIZE,
+    }
+    assert all(said.items() <= event.kwinputs.items() for event in calls)
+
+
+def check_collectives_are_ranges_of_nvtx_where_cuda_is_in_use() -> None:
+    begun: list[str] = []
+    ended: list[int] = []
+
+    def start(message: str) -> int:
+        begun.append(message)
+        return len(begun) - 1
+
+    dist.all_reduce(torch.ones(25))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda.nvtx, "range_start", start)
+        patch.setattr(torch.cuda.nvtx, "range_end", ended.append)
+        work = dist.all_reduce(torch.ones(25), async_op=True)
+        assert (begun, ended) == (
+            [f"gradwire:all_reduce bytes=100 dtype=float32 group={WORLD.group_name} ranks={WORLD_SIZE}"], []
+        )  # fmt: skip
+        work.wait()
+        work.wait()
+        assert ended == [0], "once"
+        gradwire.torch.all_reduce(torch.ones(4, dtype=torch.bfloat16), async_op=True).get_future().wait()
+        dist.barrier()
+    assert [message.split()[:2] for message in begun[1:]] == [
+        ["gradwire:all_reduce", "bytes=8"], ["gradwire:barrier", "bytes=0"]
+    ]  # fmt: skip
+    assert sorted(ended) == [0, 1, 2]

@@ -1,0 +1,228 @@
+"""Collectives on tensors of a device whose streams are as lazy as its interface allows: a missing wait is a wrong number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.errors import MismatchError
+from gradwire.torch import _staging, _streams
+from lazy_streams import LazyStreams
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+GLOO = dist.new_group(backend="gloo")
+WORLD = dist.group.WORLD
+
+
+def on(streams: LazyStreams, run: Callable[[], None]) -> None:
+    """Runs with host tensors taken for those of a device."""
+    _streams._of_type["cpu"] = streams
+    try:
+        run()
+    finally:
+        del _streams._of_type["cpu"]
+
+
+def whole(elems: int, rank: int = RANK) -> torch.Tensor:
+    return torch.arange(elems, dtype=torch.float32) + 1000 * rank
+
+
+def check_buckets_are_fetched_sent_and_brought_back_in_order() -> None:
+    streams = LazyStreams()
+
+    def run() -> None:
+        buckets = [torch.zeros(50_000 + k) for k in range(6)]
+        for bucket in buckets:  # the "kernel" that computes it has not run yet when it is handed over
+            streams.compute(lambda bucket=bucket: bucket.copy_(whole(bucket.numel())))
+        works = [dist.all_reduce(bucket, async_op=True) for bucket in buckets]
+        dist.barrier()  # needs no copy, and may not overtake
+        for work in works:
+            work.wait()
+        for bucket in buckets:
+            expected = sum(whole(bucket.numel(), r) for r in range(WORLD_SIZE))
+            assert torch.equal(streams.read(bucket), expected)
+        held = set(streams.held)
+        assert {(b.data_ptr(), side) for b in buckets for side in ("out", "back")} <= held
+
+    on(streams, run)
+
+
+def check_the_caller_never_waits_for_a_copy_out() -> None:
+    streams = LazyStreams()
+
+    def run() -> None:
+        tensor = torch.ones(1000)
+        before = streams.log.count("synchronize out")
+        caller_blocked = streams.synchronize
+        here = threading.current_thread()
+
+        def synchronize(event: object) -> None:
+            assert threading.current_thread() is not here
+            caller_blocked(event)
+
+        streams.synchronize = synchronize  # type: ignore[method-assign]
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert torch.equal(streams.read(tensor), torch.full((1000,), float(WORLD_SIZE)))
+        assert streams.log.count("synchronize out") == before + 1
+
+    on(streams, run)
+
+
+def check_a_result_reaches_a_stream_only_through_its_wait() -> None:
+    streams = LazyStreams()
+
+    def run() -> None:
+        tensor = torch.zeros(100)
+        work = dist.broadcast(tensor if RANK else tensor + 7, 0, async_op=True)
+        while not work._has_ended():  # the operation, not the copy
+            pass
+        if RANK:
+            assert not work.is_completed(), "the copy back has not run: nobody waited for it"
+            assert torch.equal(streams.read(tensor), torch.zeros(100))
+        work.wait()
+        if RANK:
+            assert torch.equal(streams.read(tensor), torch.full((100,), 7.0))
+            assert work.is_completed()
+
+    on(streams, run)
+
+
+def check_every_collective_moves_what_the_stream_computed() -> None:
+    streams = LazyStreams(eager_reader=True)
+
+    def run() -> None:
+        elems = 3000
+        rows = [torch.zeros(elems) for _ in range(WORLD_SIZE)]
+        dist.all_gather(rows, whole(elems))
+        assert all(torch.equal(row, whole(elems, r)) for r, row in enumerate(rows))
+        flat = torch.zeros(WORLD_SIZE * elems)
+        dist.all_gather_into_tensor(flat, whole(elems))
+        assert torch.equal(flat, torch.cat([whole(elems, r) for r in range(WORLD_SIZE)]))
+        part = torch.zeros(elems)
+        dist.reduce_scatter_tensor(part, whole(WORLD_SIZE * elems))
+        mine = slice(RANK * elems, (RANK + 1) * elems)
+        assert torch.equal(part, sum(whole(WORLD_SIZE * elems, r)[mine] for r in range(WORLD_SIZE)))
+        given = [whole(10 + r) for r in range(WORLD_SIZE)]
+        taken = [torch.zeros(10 + RANK) for _ in range(WORLD_SIZE)]
+        dist.all_to_all(taken, given)
+        assert all(torch.equal(t, whole(10 + RANK, r)) for r, t in enumerate(taken))
+        matrix = whole(64).view(8, 8).t()  # not contiguous
+        dist.all_reduce(matrix)
+        assert torch.equal(matrix, sum(whole(64, r).view(8, 8).t() for r in range(WORLD_SIZE)))
+        total = whole(elems)
+        dist.reduce(total, 0)
+        if RANK == 0:
+            assert torch.equal(total, sum(whole(elems, r) for r in range(WORLD_SIZE)))
+        box = torch.zeros(5)
+        if RANK == 0:
+            for other in range(1, WORLD_SIZE):
+                dist.send(whole(5), other)
+        else:
+            dist.recv(box, 0)
+            assert torch.equal(box, whole(5, 0))
+
+    on(streams, run)
+
+
+def check_sparse_sums() -> None:
+    def run() -> None:
+        tensor = torch.sparse_coo_tensor([[RANK, 5]], [1.0, 2.0], (8,))
+        dist.all_reduce(tensor)
+        expected = torch.zeros(8)
+        expected[:WORLD_SIZE] += 1.0
+        expected[5] += 2.0 * WORLD_SIZE
+        assert torch.equal(tensor.to_dense(), expected)
+
+    on(LazyStreams(eager_reader=True), run)
+
+
+def check_models_train_as_on_the_host() -> None:
+    def trained(tolerant: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), bucket_cap_mb=0.01)
+        if tolerant:
+            gradwire.torch.tolerate_loss(model, preset="reliable")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(whole(64) / 1000 + step).square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    for tolerant in (False, True):
+        expected = trained(tolerant)
+        found: list[torch.Tensor] = []
+        on(LazyStreams(eager_reader=True), lambda tolerant=tolerant, found=found: found.extend(trained(tolerant)))
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def check_sharded_models_train_as_on_the_host() -> None:
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        mesh = DeviceMesh.from_group(WORLD, "cpu", mesh_dim_names=("shard",))
+        model = fully_shard(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), mesh=mesh)
+        gradwire.torch.tolerate_loss(model, preset="reliable")
+        for step in range(3):
+            model(whole(64).view(1, -1) / 1000 + step).square().mean().backward()
+        return [p.grad.full_tensor().clone() for p in model.parameters()]
+
+    expected = trained()
+    found: list[torch.Tensor] = []
+    on(LazyStreams(eager_reader=True), lambda: found.extend(trained()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def check_buffers_are_used_again() -> None:
+    streams = LazyStreams(eager_reader=True)
+
+    def run() -> None:
+        for _ in range(20):
+            works = [dist.all_reduce(torch.ones(10_000), async_op=True) for _ in range(2)]
+            for work in works:
+                work.wait()
+        assert streams.pinned_bytes == 2 * 65536
+        assert _staging.pool_of(streams).held_bytes == streams.pinned_bytes
+
+    on(streams, run)
+
+
+class Broken(LazyStreams):
+    """A device whose copies fail."""
+
+    def synchronize(self, event: object) -> None:  # noqa: ARG002
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def check_a_copy_that_fails_is_the_works_error_and_where_all_fail_the_group_goes_on() -> None:
+    def run() -> None:
+        works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(2)]
+        for work in works:
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                work.wait()
+        future = dist.all_reduce(torch.ones(10), async_op=True).get_future()
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            future.wait()
+
+    on(Broken(), run)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+
+
+def check_a_copy_that_fails_on_one_rank_alone_is_an_error_on_all() -> None:
+    group = dist.new_group()
+    streams = Broken() if RANK == 0 else LazyStreams()
+
+    def run() -> None:
+        with pytest.raises((RuntimeError, MismatchError)):
+            dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
+
+    on(streams, run)

@@ -1,0 +1,112 @@
+"""Tensors of a device on their way to the engine and back, over streams that do nothing before they have to.
+
+The order of events is tested here; `tests/gpu` has the same with a GPU's own streams.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gradwire.torch import _streams
+from gradwire.torch._pinned import Fence, PinnedPool
+from gradwire.torch._staging import Staging
+from launch import Outcome, checks_of, launch
+from lazy_streams import LazyStreams
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return launch("staged", 2, tmp_path_factory.mktemp("staged"))
+
+
+@pytest.mark.parametrize("check", checks_of("staged"))
+def test_staged(outcome: Outcome, check: str) -> None:
+    outcome.require(check)
+
+
+def test_every_rank_ends_cleanly(outcome: Outcome) -> None:
+    outcome.require_clean_exit()
+
+
+def test_a_process_may_end_while_a_copy_has_not(tmp_path: Path) -> None:
+    launch("staged_at_exit", 2, tmp_path).require_clean_exit()
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> LazyStreams:
+    lazy = LazyStreams()
+    monkeypatch.setitem(_streams._of_type, "cpu", lazy)
+    return lazy
+
+
+def test_the_order_of_one_call(streams: LazyStreams) -> None:
+    staging, tensor = Staging(), torch.ones(4)
+    buffer = staging.buffer(tensor.shape, tensor)
+    staging.fetch(tensor, buffer)
+    staging.deliver(buffer, tensor)
+    staging.finish()
+    assert streams.log == [
+        "record caller", "out waits for caller", "copy on out", "record out",  # fetched
+        "record caller",  # what the result may not overtake
+        "back waits for caller", "copy on back", "record back",
+    ]  # fmt: skip
+    assert [fence.event.stream.name for fence in (*staging.fetched, *staging.arrived)] == ["out", "back"]
+
+
+def test_a_result_does_not_overtake_who_still_reads_its_memory(streams: LazyStreams) -> None:
+    staging, tensor, read_before = Staging(), torch.zeros(4), torch.empty(4)
+    streams.compute(lambda: read_before.copy_(tensor))
+    buffer = staging.buffer(tensor.shape, tensor)
+    staging.deliver(buffer, tensor)
+    buffer.fill_(9.0)
+    staging.finish()
+    staging.arrived[0].synchronize()
+    assert torch.equal(read_before, torch.zeros(4))
+    assert torch.equal(tensor, torch.full((4,), 9.0))
+
+
+def test_a_buffer_is_not_used_again_before_its_copy_has_ended(streams: LazyStreams) -> None:
+    pool = PinnedPool(streams, 1 << 20)
+    side = streams.side(CPU, "back")
+    first = pool.lease(5000)
+    assert first is not None
+    streams.copy(side, torch.empty(1), torch.zeros(1))
+    fence = Fence(streams, CPU, streams.record(side))
+    first.give_back([fence])
+    second = pool.lease(5000)
+    assert second is not None
+    assert second.memory.data_ptr() != first.memory.data_ptr()
+    fence.synchronize()
+    third = pool.lease(5000)
+    assert third is not None
+    assert third.memory.data_ptr() == first.memory.data_ptr()
+    assert pool.held_bytes == 2 * 8192
+
+
+def test_the_pool_is_bounded_and_makes_room_of_what_is_idle(streams: LazyStreams) -> None:
+    pool = PinnedPool(streams, 3 * 8192)
+    small = [pool.lease(8000) for _ in range(3)]
+    assert all(small)
+    assert pool.lease(1) is None, "beyond the bound there is ordinary memory"
+    small.pop().give_back([])
+    small.pop().give_back([])
+    large = pool.lease(16000)
+    assert large is not None
+    assert pool.held_bytes == 3 * 8192
+    assert "unpin" in streams.log
+    del large, small
+    assert pool.held_bytes == 0, "what nobody gave back is forgotten"
+
+
+def test_what_does_not_fit_is_staged_in_ordinary_memory(streams: LazyStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADWIRE_PINNED_MB", "0")
+    staging, tensor = Staging(), torch.ones(4)
+    buffer = staging.buffer(tensor.shape, tensor)
+    staging.fetch(tensor, buffer)
+    staging.fetched[0].synchronize()
+    assert torch.equal(buffer, tensor)
+    assert streams.pinned_bytes == 0
