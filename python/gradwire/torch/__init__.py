@@ -25,6 +25,7 @@ from gradwire._runtime import configure  # noqa: E402
 from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check
     _backend,
     _drift,
+    _early,
     _group,
     _hook,
     _memory,
@@ -48,6 +49,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _work,
 )
 from gradwire.torch._drift import Difference, DriftMeter, DriftReport  # noqa: E402
+from gradwire.torch._early import EarlySteps  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
@@ -58,6 +60,7 @@ __all__ = [
     "Difference",
     "DriftMeter",
     "DriftReport",
+    "EarlySteps",
     "GradwireWork",
     "LossTolerance",
     "ShardedLossTolerance",
@@ -115,7 +118,7 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile, _reduction,
+    _completer, _drift, _early, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile, _reduction,
     _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant,
     _work, _backend,
 ):  # fmt: skip

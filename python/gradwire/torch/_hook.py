@@ -5,7 +5,7 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,8 @@ from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport
+from gradwire.torch._early import EarlySteps, OptimizerOf
+from gradwire.torch._early import check as check_early
 from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._scalars import ScalarWriter, StepScalars
@@ -152,6 +154,7 @@ def tolerate_loss(
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)
     state.scalars = StepScalars(tensorboard)
+    state.is_compressed = compression is not None
     hook = average_what_arrives if compression is None else compression(average_what_arrives)
     model.register_comm_hook(state, hook)
     return state
@@ -175,6 +178,9 @@ class LossTolerance(Delivered):
         priority: Priority | None = None,
     ) -> None:
         self.group = model.process_group
+        self.is_compressed = False
+        self._model = model
+        self._early: EarlySteps | None = None
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
@@ -232,6 +238,31 @@ class LossTolerance(Delivered):
         """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`."""
         return self.drift.resynchronize(buffers=buffers, optimizer=optimizer)
 
+    def step_in_forward(self, optimizer_of: OptimizerOf, layers: Sequence[torch.nn.Module] | None = None) -> EarlySteps:
+        """Moves each layer's optimizer step into the next forward pass, which no longer waits for the back layers' gradients.
+
+        `backward` then returns when every bucket is on its way, and the script neither steps nor clears gradients: each layer
+        waits for its own buckets, steps and computes. Results are the same bits. What needs all gradients before the
+        first step (clipping by their common norm, a GradScaler) cannot be had with it. Gradients cannot be read between
+        `backward` and the next forward pass. Call it once, before the first backward.
+
+        Args:
+            optimizer_of: makes the optimizer of a list of parameters: `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
+            layers: modules, in the order of the forward pass, whose parameters are stepped as a whole before each forward pass of the
+                module; what is in none of them is stepped before the model's. None: the model's children, those of plain
+                containers (Sequential, ModuleList, ModuleDict) one by one.
+
+        Returns:
+            The optimizers, and `finish`, which is to be called before parameters are read other than by a forward pass or
+            `state_dict`.
+
+        Raises:
+            UnsupportedError: not with these options of DDP or of `tolerate_loss`.
+        """
+        check_early(self._model, compressed=self.is_compressed, keeps_previous=self._latest is not None)
+        self._early = EarlySteps(self._model.module, optimizer_of, layers)
+        return self._early
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket `[elems]` in place."""
         gradient = bucket.buffer()
@@ -250,6 +281,8 @@ class LossTolerance(Delivered):
         output = None if self._latest is None else self._latest.of(bucket)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
         work = all_reduce(gradient, group=self.group, async_op=True, **tensors, **tags, **self.arguments)
+        if self._early is not None:
+            return self._early.take(bucket, work, self._meter.add)
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
 

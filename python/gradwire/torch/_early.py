@@ -1,0 +1,151 @@
+"""Steps of the optimizer inside the next forward pass: each layer waits for its own gradients and for nobody else's.
+
+DDP ends `backward` when every bucket has ended, so a script that steps after `backward` begins its next forward pass with
+the slowest bucket, though the front layers' are the first that arrive. Here the hook tells DDP that a bucket has ended as soon as
+it is on its way, and what waits for it is the forward pass of the layers whose gradients it holds: wait, step the layer's optimizer,
+compute, while the back layers' buckets are still being sent. Every parameter is used with the value that it has in a script that
+steps after `backward`, bit for bit, for optimizers that treat parameters one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.torch import _memory
+from gradwire.torch._work import GradwireWork
+
+# parameters of one layer -> its optimizer
+OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(eq=False)
+class _Layer:
+    """Parameters that are stepped together, before the forward pass of the module that they belong to."""
+
+    parameters: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+
+class _Arrival:
+    """A bucket on its way."""
+
+    def __init__(self, work: GradwireWork, on_end: Callable[[GradwireWork], None]) -> None:
+        self._work = work
+        self._on_end: Callable[[GradwireWork], None] | None = on_end
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._on_end is not None:
+            self._on_end(self._work)
+            self._on_end = None
+
+
+class EarlySteps:
+    """What `LossTolerance.step_in_forward` returns.
+
+    Args:
+        model: what DDP has wrapped.
+        optimizer_of: makes the optimizer of one layer.
+        layers: see `step_in_forward`.
+    """
+
+    def __init__(self, model: nn.Module, optimizer_of: OptimizerOf, layers: Sequence[nn.Module] | None) -> None:
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        # Of a parameter whose gradient is on its way: where it will be, and the bucket.
+        self._owed: dict[int, tuple[Tensor, _Arrival]] = {}
+        self._layers: list[_Layer] = []
+        self._optimizer_of = optimizer_of
+        owners: dict[int, _Layer] = {}
+        for module in layers_of(model) if layers is None else layers:
+            self._watch(module, list(module.parameters()), owners)
+        self._watch(model, [p for p in model.parameters() if id(p) not in owners], owners)
+        model.register_forward_hook(self._check_that_nothing_is_owed)
+        model.register_state_dict_pre_hook(lambda *_: self.finish())
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of the layers, front to back: for schedulers, and to be saved with a checkpoint after `finish`."""
+        return [layer.optimizer for layer in self._layers]
+
+    def finish(self) -> None:
+        """Waits for every gradient and steps every layer. Before parameters are read other than by a forward pass.
+
+        Raises:
+            GradwireError: a collective failed.
+        """
+        self._step(self._layers)
+
+    def take(
+        self, bucket: Any, work: GradwireWork, on_end: Callable[[GradwireWork], None]
+    ) -> torch.futures.Future[Tensor]:
+        """Called by the hook: the bucket's gradients are on their way. DDP is told that they are there."""
+        arrival = _Arrival(work, on_end)
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._owed[id(parameter)] = (gradient, arrival)
+        done: torch.futures.Future[Tensor] = torch.futures.Future(devices=_memory.devices_of([bucket.buffer()]))
+        done.set_result(bucket.buffer())
+        return done
+
+    def _watch(self, module: nn.Module, parameters: list[nn.Parameter], owners: dict[int, _Layer]) -> None:
+        """Steps these parameters before each forward pass of `module`, and with them whoever owns some of them already."""
+        parameters = [p for p in parameters if p.requires_grad]
+        own = [p for p in parameters if id(p) not in owners]
+        if own:
+            layer = _Layer(own, self._optimizer_of(own))
+            self._layers.append(layer)
+            owners.update((id(p), layer) for p in own)
+        needed = list(dict.fromkeys(owners[id(p)] for p in parameters))
+        module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed))
+
+    def _step(self, layers: Sequence[_Layer]) -> None:
+        for layer in layers:
+            owed = [(p, *self._owed.pop(id(p))) for p in layer.parameters if id(p) in self._owed]
+            for parameter, gradient, arrival in owed:
+                arrival.wait()
+                parameter.grad = gradient
+            if owed:
+                layer.optimizer.step()
+                layer.optimizer.zero_grad(set_to_none=True)
+
+    def _check_that_nothing_is_owed(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        if self._owed:
+            names = ", ".join(sorted(self._names[each] for each in self._owed))
+            raise InvalidRequestError(
+                f"the forward pass ended without the modules of {names}, whose values are those of the step before: pass "
+                "step_in_forward(layers=...) the modules whose forward pass uses them, or a parent of these"
+            )
+
+
+def layers_of(model: nn.Module) -> Iterator[nn.Module]:
+    """The children of a model, and in place of a plain container its children: its forward pass is theirs, one by one."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or type(child).forward is nn.Sequential.forward:
+            yield from layers_of(child)
+        else:
+            yield child
+
+
+def check(model: DistributedDataParallel, *, compressed: bool, keeps_previous: bool) -> None:
+    """Whether layers of this model can be stepped early.
+
+    Raises:
+        UnsupportedError: they cannot. Fields: what.
+    """
+    reasons = {
+        "gradient_as_bucket_view=False: DDP copies gradients when backward ends, before they are there": (
+            not model.gradient_as_bucket_view
+        ),
+        "find_unused_parameters=True: which layers a forward pass uses has to be known": model.find_unused_parameters,
+        "compression: gradients are halves until their bucket has ended": compressed,
+        "gather_fill = previous: averages are not where DDP has gradients": keeps_previous,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UnsupportedError(f"step_in_forward does not go with {reason}", what=reason.partition(":")[0])

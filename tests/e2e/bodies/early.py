@@ -1,0 +1,149 @@
+"""Optimizer steps inside the next forward pass: the same bits, and front layers that wait for nobody else's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradwire.torch
+import pytest
+import torch
+import torch.distributed as dist
+from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.torch import _early
+from rank import RANK
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH, STEPS = 64, 5
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: list[Optimizer] = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+]
+
+
+class Tied(nn.Module):
+    """Blocks in a plain container, a scale of the model's own, and a last layer with the weights of the first, used before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.blocks(self.first(self.last(x * self.scale))))
+
+
+class Sideways(nn.Module):
+    """Uses the weights of a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.one(x), self.other.weight, self.other.bias)
+
+
+def parallel(model: Callable[[], nn.Module], **options: Any) -> DistributedDataParallel:
+    torch.manual_seed(4)
+    return DistributedDataParallel(model(), **{"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01, **options})
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(10 * step + RANK))
+
+
+def backward(model: DistributedDataParallel, step: int) -> None:
+    if step == 2:  # gradients of two batches
+        with model.no_sync():
+            model(batch(90)).square().mean().backward()
+    model(batch(step)).square().mean().backward()
+
+
+def check_parameters_are_those_of_steps_after_backward() -> None:
+    for optimizer_of in OPTIMIZERS:
+        late = parallel(Tied)
+        gradwire.torch.tolerate_loss(late, preset="reliable")
+        optimizer = optimizer_of(list(late.parameters()))
+        early = parallel(Tied)
+        state = gradwire.torch.tolerate_loss(early, preset="reliable")
+        steps = state.step_in_forward(optimizer_of)
+        assert len(steps.optimizers) == 6, "the first layer, four blocks, the scale; the last has what the first owns"
+        for step in range(STEPS):
+            backward(late, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            backward(early, step)
+            if step == 3:
+                with torch.no_grad():
+                    assert torch.equal(early.eval()(batch(0)), late.eval()(batch(0)))
+        expected, found = late.state_dict(), early.state_dict()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert state.total.buckets >= 2 * STEPS
+        assert [record.buckets > 0 for record in state.steps] == [True] * STEPS
+
+
+def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_for() -> None:
+    model = parallel(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))))
+    steps = gradwire.torch.tolerate_loss(model, preset="reliable").step_in_forward(OPTIMIZERS[0])
+    for step in range(3):
+        backward(model, 10 + step)
+    log: list[str] = []
+    for number, layer in enumerate(model.module):
+        layer.register_forward_hook(lambda *_, number=number: log.append(f"computed {number}"))
+    numbers = {id(p): number for number, layer in enumerate(model.module) for p in layer.parameters()}
+    real = _early._Arrival.wait
+    waited: dict[int, int] = {}
+    for each, (_, arrival) in steps._owed.items():
+        waited[id(arrival)] = min(numbers[each], waited.get(id(arrival), len(numbers)))
+
+    def wait(arrival: _early._Arrival) -> None:
+        line = f"waited for the bucket of {waited[id(arrival)]}"
+        if line not in log:
+            log.append(line)
+        real(arrival)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_early._Arrival, "wait", wait)
+        model(batch(0))
+    assert log == [line for n in range(4) for line in (f"waited for the bucket of {n}", f"computed {n}")]
+
+
+def check_a_layer_that_was_used_without_its_step_is_an_error() -> None:
+    model = parallel(Sideways)
+    gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
+    backward(model, 0)
+    with pytest.raises(InvalidRequestError, match=r"other\.bias, other\.weight"):
+        model(batch(1))
+    model = parallel(Sideways)
+    state = gradwire.torch.tolerate_loss(model)
+    state.step_in_forward(OPTIMIZERS[0], layers=[model.module])
+    for step in (0, 1):
+        model(batch(step)).square().mean().backward()
+
+
+def check_what_does_not_go_with_it_is_refused() -> None:
+    for options in ({"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
+        with pytest.raises(UnsupportedError, match=next(iter(options))):
+            gradwire.torch.tolerate_loss(parallel(Tied, **options)).step_in_forward(OPTIMIZERS[0])
+    for more in ({"compression": default_hooks.bf16_compress_wrapper}, {"preset": "mlt", "gather_fill": "previous"}):
+        with pytest.raises(UnsupportedError, match="does not go with"):
+            gradwire.torch.tolerate_loss(parallel(Tied), **more).step_in_forward(OPTIMIZERS[0])
+
+
+def check_gradients_that_may_be_lost_leave_replicas_equal() -> None:
+    model = parallel(Tied)
+    steps = gradwire.torch.tolerate_loss(model, loss_bound=0.1).step_in_forward(OPTIMIZERS[1])
+    for step in range(STEPS):
+        backward(model, step)
+    steps.finish()
+    for parameter in model.parameters():
+        mine = parameter.detach().clone()
+        dist.broadcast(mine, 0)
+        assert torch.equal(mine, parameter)
