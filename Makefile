@@ -5,12 +5,14 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-faults test-frameworks check sim fuzz audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults test-frameworks check sim fuzz audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
+# Releases of PyTorch beside the one in .venv, which is the newest: see docs/torch.md.
+TORCH_RANGE ?= 2.9.0 2.14.1
 # Extra flags for pip, for example PIP_FLAGS='--no-index --find-links /media/wheels' on a machine without network.
 PIP_FLAGS ?=
 # Extra arguments for the demo, the tests and the benchmark, for example ARGS='--steps 50'.
@@ -52,6 +54,9 @@ test-torch: build ## PyTorch's own tests of torch.distributed at world size 2 an
 	@mkdir -p bench-out
 	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_equality.py
 	$(PY) tests/torch_suite/suite.py --json bench-out/torch_suite.json $(ARGS)
+
+test-torch-range: build ## The tests that need torch most, with the lowest supported release and the one before the highest
+	PIP_FLAGS='$(PIP_FLAGS)' ARGS='$(ARGS)' scripts/torch_range.sh $(TORCH_RANGE)
 
 test-frameworks: build $(FRAMEWORKS)/.requirements ## The examples with Lightning, Accelerate and Ray Train, installed beside .venv
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(ARGS)

@@ -87,6 +87,26 @@ def test_a_buffer_is_not_used_again_before_its_copy_has_ended(streams: LazyStrea
     assert pool.held_bytes == 2 * 8192
 
 
+@pytest.mark.usefixtures("streams")
+def test_a_calls_buffer_is_free_when_its_result_has_arrived_and_not_when_the_call_ends() -> None:
+    def buffer_of(staging: Staging) -> torch.Tensor:
+        return staging.buffer([100], torch.ones(100))
+
+    ended, tensor = Staging(), torch.zeros(100)
+    first = buffer_of(ended)
+    ended.deliver(first, tensor)
+    ended.finish()
+    during = buffer_of(Staging())
+    assert during.data_ptr() != first.data_ptr()
+    ended.arrived[0].synchronize()
+    assert buffer_of(Staging()).data_ptr() == first.data_ptr()
+    failed = Staging()
+    second = buffer_of(failed)
+    failed.fetch(tensor, second)
+    failed.abandon()
+    assert buffer_of(Staging()).data_ptr() != second.data_ptr(), "the copy out still writes there"
+
+
 def test_the_pool_is_bounded_and_makes_room_of_what_is_idle(streams: LazyStreams) -> None:
     pool = PinnedPool(streams, 3 * 8192)
     small = [pool.lease(8000) for _ in range(3)]

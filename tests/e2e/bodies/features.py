@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import WaitTimeoutError
+from gradwire.torch import _compat
+from gradwire.torch._ops import Collectives
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -226,3 +228,28 @@ def check_collectives_are_ranges_of_nvtx_where_cuda_is_in_use() -> None:
         ["gradwire:all_reduce", "bytes=8"], ["gradwire:barrier", "bytes=0"]
     ]  # fmt: skip
     assert sorted(ended) == [0, 1, 2]
+
+
+def check_a_compiled_model_trains() -> None:
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        return train(torch.compile(model, backend="aot_eager"), sgd(model))
+
+    as_with_gloo(run)
+
+
+def check_a_group_may_have_another_backend_for_each_device() -> None:
+    if _compat.backend_class() is None:
+        return  # before torch 2.14 a group of Python's takes all devices
+    total = torch.full((4,), WORLD_SIZE * (WORLD_SIZE + 1) / 2)
+    for backend, ours, theirs in (("cpu:gradwire,cuda:gloo", "cpu", "cuda"), ("cpu:gloo,cuda:gradwire", "cuda", "cpu")):
+        group = dist.new_group(backend=backend)
+        adapter = group._get_backend(torch.device(ours))
+        assert isinstance(adapter, Collectives)
+        assert not isinstance(group._get_backend(torch.device(theirs)), Collectives)
+        before = adapter.link.calls
+        tensor = torch.full((4,), float(RANK + 1))
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor, total)
+        assert adapter.link.calls == before + (ours == "cpu")
+        dist.destroy_process_group(group)

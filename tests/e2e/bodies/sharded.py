@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -101,6 +102,8 @@ if not LOSSY:
         assert state.total.buckets == 3 * STEPS
 
     def check_gradients_can_be_divided_by_a_factor_of_ones_own() -> None:
+        if _compat.backend_class() is None:
+            return  # before 2.14 torch hides the factor: see bodies/collectives.py
         # A factor that is not the world size makes torch ask for PREMUL_SUM.
         gradients = []
         for group in (GLOO, dist.group.WORLD):
