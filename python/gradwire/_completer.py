@@ -36,7 +36,7 @@ class Completer:
     def watch(self, ops: Sequence[Op], callback: Callable[[], None]) -> None:
         """Calls back when all operations have ended. They may be watched several times.
 
-        On the completer's thread, but for an operation that could not be submitted: then where that was found out.
+        On the completer's thread; where an operation could not be submitted, on one of its own.
         """
         self._start()
         countdown = _Countdown(len(ops), callback)
@@ -48,7 +48,8 @@ class Completer:
 
     def _watch(self, countdown: _Countdown, op: _native.Op | None) -> None:
         if op is None:
-            countdown.step()
+            # Found out on the outbox's thread, which a callback could wait for.
+            threading.Thread(target=countdown.step, name="gradwire-failed", daemon=True).start()
             return
         with self._lock:
             self._waiting.setdefault(op.id, []).append(countdown)
