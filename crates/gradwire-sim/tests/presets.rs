@@ -8,6 +8,8 @@ use std::time::Duration;
 const BYTES: usize = 1 << 20;
 const LOSS: f64 = 0.05;
 const WARM_UP: usize = 3;
+/// Half of the round trip of 1 ms, and 128 datagrams of 1514 bytes at 100 Mbit/s.
+const FIRST_WORD: Duration = Duration::from_nanos(500_000 + 128 * 1_514 * 80);
 
 fn runs(policy: Policy, loss: f64) -> Vec<Summary> {
     let seeds = 0..6;
@@ -45,6 +47,8 @@ fn where_packets_are_lost_mlt_is_faster_than_waiting_for_everything_and_no_prese
     }
 }
 
+/// A stage ends at most one limit after its last sender's first word, and a collective has two. The limit is the time of one
+/// stage of an exact round, which took no longer than its round. A word takes half a round trip, behind a full buffer at most.
 #[test]
 fn ultima_loses_nothing_while_it_warms_up_and_keeps_the_time_of_its_warm_up_after_that() {
     let rounds = WARM_UP as u16;
@@ -53,7 +57,12 @@ fn ultima_loses_nothing_while_it_warms_up_and_keeps_the_time_of_its_warm_up_afte
         let all: Vec<Vec<Duration>> = run.op_times.iter().map(|op| op.iter().copied().collect()).collect();
         let longest = |ops: &[Vec<Duration>]| ops.iter().flatten().max().copied().unwrap_or_default();
         let (exact, timed) = all.split_at(WARM_UP);
-        assert!(longest(timed) <= 2 * longest(exact), "{:?} after {:?}", longest(timed), longest(exact));
+        assert!(
+            longest(timed) <= 2 * (longest(exact) + FIRST_WORD),
+            "{:?} after {:?}",
+            longest(timed),
+            longest(exact)
+        );
         assert!(run.elems_uncounted > 0, "best effort lost nothing: the test proves nothing");
     }
 }

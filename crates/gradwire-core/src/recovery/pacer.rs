@@ -3,6 +3,12 @@
 //! Asked by the connection before each packet. Credit is counted in byte-nanoseconds per second (bytes times
 //! 10^9), so that any rate gains whole units in any nanosecond and nothing is ever rounded away: the average
 //! is the rate, however often the bucket is asked.
+//!
+//! Where the rate changes, the time since the bucket was last asked counts at the new one, so a connection whose data waits
+//! for it is asked after each acknowledgement ([`crate::Connection::wants_polls`]). Time that counts at the rate that held
+//! then would need no such care, but makes every search for more bandwidth shorter: a flow whose acknowledgements come in
+//! lumps of 4 ms then used 82 % of a link of 1 Gbit/s, and [`super::TimelyController`] as much of 100 Mbit/s at 5 % loss, where 85 % are
+//! asked for.
 
 use super::filters::bytes_in;
 use crate::Timestamp;
