@@ -106,11 +106,17 @@ impl TimelyController {
         // The link may also be faster than the rate to start with.
         self.rate = self.rate.max(self.delivered.saturating_mul(2));
         let full = self.delivered > 0 && queue > self.queue_max(self.delivered);
-        if full || round.losses.exceeds(START_LOSS_PERCENT) {
+        if full || self.overflows(round) {
             self.starting = false;
             self.rate = self.delivered.max(self.model.rate_min());
             self.model.look_soon(now);
         }
+    }
+
+    /// Known senders start within a buffer that they share, with two packets each where they are many: one of these that a switch
+    /// drops, because others are more important, would tell of a path that carries next to nothing.
+    fn overflows(&self, round: &Round) -> bool {
+        !self.model.is_shared() && round.losses.exceeds(START_LOSS_PERCENT)
     }
 
     fn adjust(&mut self, round: &Round, rtt: Duration, queue: Duration) {
@@ -243,3 +249,38 @@ const RAISES_CALM: u32 = 5;
 const RAISES_MAX: u32 = RAISES_CALM + 7;
 /// Random loss is a few percent at most; doubling into a full buffer loses up to half.
 const START_LOSS_PERCENT: u64 = 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two packets leave, one is dropped, and the acknowledgement of the other waits for a second one until its time is over.
+    fn after_a_lost_first_packet(senders: u32) -> TimelyController {
+        let mut controller = TimelyController::new(&ControllerSettings {
+            initial_rate: 125_000_000,
+            incast: senders,
+            paths: 1,
+            packet_bytes: 1_408,
+            standing_bytes: 1 << 20,
+        });
+        let sample = AckSample {
+            now: Timestamp::from_nanos(300_000),
+            rtt: Some(Duration::from_micros(24)),
+            acked_bytes: 1_408,
+            delivery_rate: Some(1_408 * 1_000_000 / 274),
+            ..AckSample::default()
+        };
+        controller.on_ack(&sample);
+        let lost = AckSample { rtt: None, acked_bytes: 0, lost_bytes: 1_408, delivery_rate: None, ..sample };
+        controller.on_ack(&lost);
+        let next = AckSample { now: Timestamp::from_nanos(1_000_000), round_ended: true, ..sample };
+        controller.on_ack(&next);
+        controller
+    }
+
+    #[test]
+    fn one_of_two_first_packets_among_known_senders_tells_nothing_of_the_rate() {
+        assert!(after_a_lost_first_packet(108).pacing_rate() >= 125_000_000);
+        assert!(after_a_lost_first_packet(1).pacing_rate() < 10_000_000, "alone it is the end of the path's buffer");
+    }
+}
