@@ -2,43 +2,21 @@
 //
 // A synchronous parameter-server burst over ns-3's own TcpDctcp: every worker pushes its gradients, split evenly over the servers,
 // and each server sends its part back to all workers when the last push to it is in. One connection for each transfer, as the
-// papers' flows are. Completion: from the call to the last byte at the receiver. Prints one JSON object.
+// papers' flows are. Or over PIAS or pFabric, which are the same with other queues, marks and windows. Completion: from the call to the last byte at the receiver. Prints one JSON object.
 
-#include "fabric.h"
+#include "burst.h"
+#include "pfabric.h"
+#include "pias.h"
 
-#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <functional>
-#include <numeric>
 
 using namespace ns3;
+using burst::PrintTimes;
+using burst::Settings;
+using burst::ShapeOf;
 
 namespace {
-
-struct Settings {
-    uint32_t hosts = 36;
-    uint64_t bytes = 2'700'000;
-    double rtoMinUs = 10'000;
-    double jitterUs = 0;
-    double oversubscription = 1;
-    uint32_t initialWindow = 10;
-    bool perPacket = false;
-    uint32_t seed = 1;
-};
-
-fabric::Shape ShapeOf(const Settings& settings) {
-    fabric::Shape shape;
-    const uint32_t leaves = (settings.hosts + 15) / 16;
-    shape.hostsPerLeaf = (settings.hosts + leaves - 1) / leaves;
-    shape.leaves = (settings.hosts + shape.hostsPerLeaf - 1) / shape.hostsPerLeaf;
-    const double needed = static_cast<double>(shape.hostRate) * shape.hostsPerLeaf / shape.spines;
-    if (settings.oversubscription > 1) {
-        shape.coreRate = static_cast<uint64_t>(needed / settings.oversubscription);
-    }
-    shape.perPacket = settings.perPacket;
-    return shape;
-}
 
 void Configure(const Settings& settings) {
     const Time rto = NanoSeconds(static_cast<uint64_t>(settings.rtoMinUs * 1000));
@@ -55,14 +33,28 @@ void Configure(const Settings& settings) {
     Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(4 << 20));
     Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(4 << 20));
     RngSeedManager::SetSeed(settings.seed);
+    if (settings.transport == "pfabric") {
+        pfabric::Configure();
+    }
+}
+
+fabric::Shape ShapeFor(const Settings& settings) {
+    fabric::Shape shape = ShapeOf(settings);
+    if (settings.transport == "pias") {
+        shape.bands = pias::Bands();
+    } else if (settings.transport == "pfabric") {
+        shape.makeQueue = pfabric::PortQueue::Make;
+        // Packets of a flow need no order where a timeout alone sends again.
+        shape.perPacket = true;
+    }
+    return shape;
 }
 
 class Burst {
   public:
     Burst(const Settings& settings, fabric::Network& network) : m_settings(settings), m_network(network) {
-        // Of every four hosts the last one is a server: spread evenly over the racks.
         for (uint32_t host = 0; host < settings.hosts; ++host) {
-            (host % 4 == 3 ? m_servers : m_workers).push_back(host);
+            (burst::IsServer(settings, host) ? m_servers : m_workers).push_back(host);
         }
         m_missing.assign(settings.hosts, m_workers.size());
     }
@@ -85,9 +77,9 @@ class Burst {
         std::vector<double> all = m_pushes;
         all.insert(all.end(), m_pulls.begin(), m_pulls.end());
         const size_t expected = 2 * m_workers.size() * m_servers.size();
-        std::printf("{\"simulator\": \"ns-3\", \"transport\": \"dctcp\", \"hosts\": %u, \"bytes\": %lu, \"rto_min_us\": %g, "
+        std::printf("{\"simulator\": \"ns-3\", \"transport\": \"%s\", \"hosts\": %u, \"bytes\": %lu, \"rto_min_us\": %g, "
                     "\"jitter_us\": %g, \"oversubscription\": %g, \"unfinished\": %zu, ",
-                    m_settings.hosts, m_settings.bytes, m_settings.rtoMinUs, m_settings.jitterUs, m_settings.oversubscription,
+                    m_settings.transport.c_str(), m_settings.hosts, m_settings.bytes, m_settings.rtoMinUs, m_settings.jitterUs, m_settings.oversubscription,
                     expected - all.size());
         PrintTimes("flows", all);
         PrintTimes("pushes", m_pushes);
@@ -137,6 +129,11 @@ class Burst {
         Ptr<Socket> sender = Socket::CreateSocket(m_network.hosts.Get(from), TcpSocketFactory::GetTypeId());
         sender->Bind();
         sender->TraceConnectWithoutContext("CongState", MakeCallback(&Burst::OnState, this));
+        if (m_settings.transport == "pias") {
+            pias::Demote(sender, m_settings.piasStep);
+        } else if (m_settings.transport == "pfabric") {
+            pfabric::Tell(sender, bytes);
+        }
         sender->SetConnectCallback(
             [bytes](Ptr<Socket> socket) {
                 socket->Send(Create<Packet>(bytes));
@@ -148,18 +145,6 @@ class Burst {
 
     void OnState(TcpSocketState::TcpCongState_t, TcpSocketState::TcpCongState_t now) {
         m_timeouts += now == TcpSocketState::CA_LOSS ? 1 : 0;
-    }
-
-    static void PrintTimes(const char* name, std::vector<double> times) {
-        std::sort(times.begin(), times.end());
-        const double mean = times.empty() ? 0 : std::accumulate(times.begin(), times.end(), 0.0) / times.size();
-        auto at = [&times](double share) {
-            const size_t rank = static_cast<size_t>(std::ceil(times.size() * share));
-            return times.empty() ? 0 : times[std::max<size_t>(rank, 1) - 1];
-        };
-        std::printf("\"%s\": {\"count\": %zu, \"mean_us\": %.3f, \"p50_us\": %.3f, \"p99_us\": %.3f, \"p999_us\": %.3f, "
-                    "\"max_us\": %.3f}, ",
-                    name, times.size(), mean, at(0.5), at(0.99), at(0.999), at(1));
     }
 
     Settings m_settings;
@@ -179,17 +164,18 @@ class Burst {
 int main(int argc, char* argv[]) {
     Settings settings;
     CommandLine command("A synchronous parameter-server burst over TcpDctcp; prints one JSON object.");
-    command.AddValue("hosts", "hosts; of every four one is a server", settings.hosts);
-    command.AddValue("bytes", "bytes that each worker pushes and pulls", settings.bytes);
+    burst::AddTo(command, settings);
+    command.AddValue("transport", "dctcp, pias or pfabric", settings.transport);
+    command.AddValue("pias-step", "bytes for which a flow of PIAS loses a priority", settings.piasStep);
     command.AddValue("rto-min-us", "least retransmission timeout", settings.rtoMinUs);
-    command.AddValue("jitter-us", "workers start so much late at most", settings.jitterUs);
-    command.AddValue("oversubscription", "a leaf's hosts have so many times what its uplinks carry", settings.oversubscription);
     command.AddValue("initial-window", "packets", settings.initialWindow);
     command.AddValue("per-packet", "spread packets, not flows, over the spines", settings.perPacket);
-    command.AddValue("seed", "of every chance", settings.seed);
     command.Parse(argc, argv);
+    const std::vector<std::string> transports = {"dctcp", "pias", "pfabric"};
+    NS_ABORT_MSG_IF(std::find(transports.begin(), transports.end(), settings.transport) == transports.end(),
+                    "there is no transport " << settings.transport);
     Configure(settings);
-    fabric::Network network(ShapeOf(settings));
+    fabric::Network network(ShapeFor(settings));
     Burst burst(settings, network);
     burst.Start();
     const auto began = std::chrono::steady_clock::now();

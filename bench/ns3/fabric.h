@@ -12,7 +12,9 @@
 #include "ns3/point-to-point-module.h"
 #include "ns3/traffic-control-module.h"
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fabric {
@@ -22,9 +24,19 @@ using namespace ns3;
 struct Counters {
     uint64_t overflowed = 0;
     uint64_t marked = 0;
+    uint64_t droppedSelectively = 0;
 };
 
-// One queue of `bytes` bytes; a packet that would lie above `threshold` bytes is marked if it is ECN-capable (DCTCP's K).
+// What every port of a kind has. A band's threshold: a packet that would lie above so many bytes of it is marked if it is
+// ECN-capable (DCTCP's K), and else dropped if `dropsUncapable` (MLT section 5.2); `ofPort`: of all bands together. A packet's band is
+// its DSCP, 0 the most urgent.
+struct Bands {
+    std::vector<uint32_t> thresholds;
+    bool dropsUncapable = false;
+    bool ofPort = false;
+};
+
+// Strict priority over one buffer of `bytes` bytes.
 class PortQueue : public QueueDisc {
   public:
     static TypeId GetTypeId() {
@@ -34,30 +46,54 @@ class PortQueue : public QueueDisc {
 
     PortQueue() : QueueDisc(QueueDiscSizePolicy::NO_LIMITS) {}
 
-    void Set(uint32_t bytes, uint32_t threshold, Counters* counters) {
+    void Set(uint32_t bytes, const Bands& bands, Counters* counters) {
         m_bytes = bytes;
-        m_threshold = threshold;
+        m_bands = bands;
         m_counters = counters;
     }
 
+    // The packet that the device holds back behind the one on the link is of this queue, too.
+    void Count(Ptr<PointToPointNetDevice> device) { m_device = device; }
+
   private:
     bool DoEnqueue(Ptr<QueueDiscItem> item) override {
-        const uint32_t after = GetInternalQueue(0)->GetNBytes() + item->GetSize();
-        if (after > m_bytes) {
+        const uint32_t ahead = m_device ? m_device->GetQueue()->GetNBytes() : 0;
+        if (ahead + GetNBytes() + item->GetSize() > m_bytes) {
             m_counters->overflowed += 1;
             DropBeforeEnqueue(item, "full");
             return false;
         }
-        if (after > m_threshold && Mark(item, "long")) {
-            m_counters->marked += 1;
+        const size_t band = BandOf(item);
+        const uint32_t before = m_bands.ofPort ? GetNBytes() : GetInternalQueue(band)->GetNBytes();
+        if (ahead + before + item->GetSize() > m_bands.thresholds[band]) {
+            if (Mark(item, "long")) {
+                m_counters->marked += 1;
+            } else if (m_bands.dropsUncapable) {
+                m_counters->droppedSelectively += 1;
+                DropBeforeEnqueue(item, "long");
+                return false;
+            }
         }
-        return GetInternalQueue(0)->Enqueue(item);
+        return GetInternalQueue(band)->Enqueue(item);
     }
 
-    Ptr<QueueDiscItem> DoDequeue() override { return GetInternalQueue(0)->Dequeue(); }
+    size_t BandOf(Ptr<QueueDiscItem> item) const {
+        Ptr<Ipv4QueueDiscItem> packet = DynamicCast<Ipv4QueueDiscItem>(item);
+        const size_t band = packet ? packet->GetHeader().GetTos() >> 2 : 0;
+        return std::min(band, m_bands.thresholds.size() - 1);
+    }
+
+    Ptr<QueueDiscItem> DoDequeue() override {
+        for (size_t band = 0; band < GetNInternalQueues(); ++band) {
+            if (Ptr<QueueDiscItem> item = GetInternalQueue(band)->Dequeue()) {
+                return item;
+            }
+        }
+        return nullptr;
+    }
 
     bool CheckConfig() override {
-        if (GetNInternalQueues() == 0) {
+        while (GetNInternalQueues() < m_bands.thresholds.size()) {
             // The limit is in DoEnqueue.
             AddInternalQueue(CreateObjectWithAttributes<DropTailQueue<QueueDiscItem>>(
                 "MaxSize", QueueSizeValue(QueueSize("1000000p"))));
@@ -68,7 +104,8 @@ class PortQueue : public QueueDisc {
     void InitializeParams() override {}
 
     uint32_t m_bytes = 0;
-    uint32_t m_threshold = 0;
+    Bands m_bands;
+    Ptr<PointToPointNetDevice> m_device;
     Counters* m_counters = nullptr;
 };
 
@@ -80,9 +117,17 @@ struct Shape {
     uint64_t coreRate = 400'000'000'000;  // bit/s
     uint64_t linkDelayNs = 2900;
     uint32_t bufferBytes = 512 << 10;
-    uint32_t thresholdBytes = 65 * 1500;
+    Bands bands = {{65 * 1500}, false, false};
     bool perPacket = false;
+    // In place of PortQueue, of so many bytes.
+    std::function<Ptr<QueueDisc>(uint32_t, Counters*)> makeQueue;
+    // Ports are no part of the hash: all that one host sends another takes one way.
+    bool perPair = false;
+    // Of a PortQueue: what its device holds is a part of it.
+    bool countsDevice = false;
 };
+
+constexpr uint32_t kUnlimited = 1U << 30;
 
 inline Ipv4Address AddressOf(uint32_t host) { return Ipv4Address(0x0a000001U + host); }
 inline uint32_t HostOf(Ipv4Address address) { return address.Get() - 0x0a000001U; }
@@ -147,6 +192,9 @@ class Routing : public Ipv4RoutingProtocol {
         if (m_shape.perPacket) {
             return m_random->GetInteger(0, m_shape.spines - 1);
         }
+        if (m_shape.perPair) {
+            return Mix(uint64_t{HostOf(header.GetSource())} << 40 | uint64_t{HostOf(header.GetDestination())} << 8) % m_shape.spines;
+        }
         uint8_t ports[4] = {0, 0, 0, 0};
         packet->CopyData(ports, sizeof ports);
         const uint64_t hosts = uint64_t{header.GetSource().Get()} << 32 | header.GetDestination().Get();
@@ -187,6 +235,8 @@ class Network {
 
     NodeContainer hosts;
     Counters counters;
+    // What each host has not sent yet.
+    std::vector<Ptr<PortQueue>> nics;
 
   private:
     void Install(NodeContainer nodes, Routing::Role role) {
@@ -210,13 +260,29 @@ class Network {
             const uint32_t interface = ipv4->AddInterface(device);
             ipv4->SetUp(interface);
             const bool isHost = end == 0 && rate == m_shape.hostRate && node->GetId() < hosts.GetN();
-            Ptr<PortQueue> queue = CreateObject<PortQueue>();
-            const uint32_t unlimited = 1U << 30;
-            queue->Set(isHost ? unlimited : m_shape.bufferBytes, isHost ? unlimited : m_shape.thresholdBytes, &counters);
+            Ptr<QueueDisc> queue = MakeQueue(isHost);
             Ptr<TrafficControlLayer> layer = node->GetObject<TrafficControlLayer>();
+            if (m_shape.countsDevice) {
+                DynamicCast<PortQueue>(queue)->Count(DynamicCast<PointToPointNetDevice>(device));
+            }
             layer->SetRootQueueDiscOnDevice(device, queue);
             layer->ScanDevices();
         }
+    }
+
+    Ptr<QueueDisc> MakeQueue(bool isHost) {
+        if (m_shape.makeQueue) {
+            return m_shape.makeQueue(isHost ? kUnlimited : m_shape.bufferBytes, &counters);
+        }
+        Ptr<PortQueue> queue = CreateObject<PortQueue>();
+        if (isHost) {
+            nics.push_back(queue);
+            const std::vector<uint32_t> thresholds(m_shape.bands.thresholds.size(), kUnlimited);
+            queue->Set(kUnlimited, {thresholds, false, false}, &counters);
+        } else {
+            queue->Set(m_shape.bufferBytes, m_shape.bands, &counters);
+        }
+        return queue;
     }
 
     Shape m_shape;

@@ -281,6 +281,9 @@ mod tests {
     #[test]
     fn one_of_two_first_packets_among_known_senders_tells_nothing_of_the_rate() {
         assert!(after_a_lost_first_packet(108).pacing_rate() >= 125_000_000);
-        assert!(after_a_lost_first_packet(1).pacing_rate() < 10_000_000, "alone it is the end of the path's buffer");
+        assert!(
+            after_a_lost_first_packet(1).pacing_rate() < 10_000_000,
+            "alone it is the end of the path's buffer"
+        );
     }
 }

@@ -12,9 +12,12 @@ pub struct Burst {
     /// Preset of the transport.
     #[arg(long, default_value = "auto")]
     preset: String,
-    /// Hosts at 100 Gbit/s, 16 for each leaf at most; of every four one is a server.
+    /// Hosts at 100 Gbit/s, 16 for each leaf at most.
     #[arg(long, default_value_t = 144)]
     hosts: usize,
+    /// Of the hosts; 0: a quarter, at least one.
+    #[arg(long, default_value_t = 0)]
+    servers: usize,
     /// Bytes that each worker pushes and pulls.
     #[arg(long, default_value_t = 2_700_000)]
     bytes: u64,
@@ -36,6 +39,9 @@ pub struct Burst {
     /// Rate controller: bottleneck, timely or receiving_rate. The preset's, unless it is named.
     #[arg(long)]
     controller: Option<String>,
+    /// Bytes of headers around each datagram on a link: Ethernet's 42, or another network's.
+    #[arg(long, default_value_t = 42)]
+    header_bytes: u64,
     /// Of every chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -75,11 +81,18 @@ impl Burst {
     }
 
     fn plan(&self) -> Result<ClusterPlan, String> {
-        if self.hosts < 4 {
-            return Err(format!("{} hosts: at least 4, of which one is a server", self.hosts));
+        if self.hosts < 2 || self.servers >= self.hosts {
+            return Err(format!(
+                "{} hosts, {} servers: at least one of each is needed",
+                self.hosts, self.servers
+            ));
         }
         let plan = ClusterPlan::burst(&self.preset, self.hosts, self.bytes);
         let mut plan = plan.ok_or_else(|| format!("there is no preset {}", self.preset))?;
+        if self.servers > 0 {
+            plan = plan.with_servers(self.servers);
+        }
+        plan.topology.header_bytes = self.header_bytes;
         if let Some(name) = &self.controller {
             let kind = ControllerKind::ALL.into_iter().find(|kind| kind.name() == name);
             plan.host.controller = kind.ok_or_else(|| format!("there is no rate controller {name}"))?;

@@ -150,6 +150,14 @@ impl ClusterPlan {
         })
     }
 
+    /// The same hosts, of which so many are dedicated servers.
+    #[must_use]
+    pub fn with_servers(mut self, servers: usize) -> Self {
+        self.workers = self.ranks() - servers;
+        self.host.servers = Servers::Dedicated { count: servers as u32, buffer_bytes: u64::MAX };
+        self
+    }
+
     /// Ranks of the connections.
     #[must_use]
     pub fn ranks(&self) -> usize {
