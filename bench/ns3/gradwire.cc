@@ -3,6 +3,7 @@
 // The burst over gradwire: every host has a rank of the product behind its C interface, and one UDP socket. Settings of the ranks,
 // beginning, and what counts as the time of a transfer are those of `gradwire-sim burst`, so that the two simulators can be compared:
 // a push takes from its worker's call to the receiver's first word that it is over, a pull from the end of the last push to its server.
+// A packet takes 12 bytes less on the links here than on those of Ethernet: `gradwire-sim burst --header-bytes 30`.
 
 #include "burst.h"
 
@@ -22,7 +23,6 @@ constexpr uint16_t kPort = 4000;
 constexpr uint32_t kSettleNs = 2'000'000;
 // What a host hands to its network card ahead of time: the plan of `gradwire-sim burst` has the same.
 constexpr uint32_t kNicBytes = 64 << 10;
-// Links of Ethernet take 12 bytes more for each packet than those of ns-3 here: `gradwire-sim burst --header-bytes 30`.
 
 uint64_t Now() { return Simulator::Now().GetNanoSeconds(); }
 
