@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults test-frameworks check sim fuzz audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -49,6 +49,9 @@ test-python: build ## The Python tests; ARGS='-k name' selects
 
 test-faults: build ## Every fault in every phase of a group, over real processes in a lab network
 	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fault_matrix.py $(ARGS)
+
+soak: build ## Churn: kill, stop, cut and bring back ranks of a training job in a lab network: make soak MINUTES=15 ARGS=--json=FILE
+	$(PY) tests/soak/soak.py --minutes $(or $(MINUTES),15) $(ARGS)
 
 test-torch: build ## PyTorch's own tests of torch.distributed at world size 2 and 4, and every collective beside gloo up to 8
 	@mkdir -p bench-out

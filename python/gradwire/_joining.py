@@ -9,18 +9,18 @@ import contextlib
 import os
 from typing import Any
 
-from gradwire import _native
+from gradwire._boundary import Entrance
 from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
-from gradwire._rendezvous import Place, form_group
-from gradwire._runtime import Runtime, configuration, configure, current
+from gradwire._rendezvous import Formed, Place, form_group
+from gradwire._runtime import configuration, configure, current
 from gradwire.config import Config
 from gradwire.errors import ConfigError
 
 
-def meet(address: tuple[str, int], place: Place) -> tuple[Runtime, _native.Group]:
-    """Forms the group of all ranks; rank 0 listens meanwhile."""
+def meet(address: tuple[str, int], place: Place) -> Formed:
+    """Forms the group of all ranks, or joins it; rank 0 listens meanwhile, and where lost ranks may join again as long as it lives."""
     host, port = address
-    server = MeetingServer(host, port, place.world_size) if place.rank == 0 else None
+    server = listen(address, place.world_size) if place.rank == 0 else None
     failure: BaseException | None = None
     try:
         store = MeetingStore(host, port, place.rank, place.timeout.total_seconds())
@@ -30,11 +30,34 @@ def meet(address: tuple[str, int], place: Place) -> tuple[Runtime, _native.Group
         failure = error
         raise
     finally:
-        if server is not None:
+        if server is not None and (failure is not None or not stays(address)):
             server.end(failure, LINGER_S if failure is None or isinstance(failure, Exception) else 0.0)
+            _boards.pop(address, None)
 
 
-def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> tuple[Runtime, _native.Group]:
+def listen(address: tuple[str, int], world_size: int) -> MeetingServer:
+    """The board of this process at an address. One that stays is used by all of its communicators."""
+    server = _boards.get(address) or MeetingServer(*address, world_size)
+    if configuration().on_peer_loss == "continue":
+        _boards[address] = server
+    return server
+
+
+def stays(address: tuple[str, int]) -> bool:
+    """Whether this process goes on listening there."""
+    return address in _boards
+
+
+def entrance(address: tuple[str, int], round_number: int, place: Place) -> Entrance:
+    """Where ranks join a group that runs."""
+
+    def connect() -> MeetingStore:
+        return MeetingStore(*address, place.rank, ANSWER_S)
+
+    return Entrance(connect, round_number, place.rank, place.world_size)
+
+
+def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> Formed:
     """Forms a part, whose `place` this is, while `rank` 0 of the whole listens."""
     with contextlib.closing(MeetingStore(*address, rank, place.timeout.total_seconds())) as store:
         return form_group(PartOfStore(store, prefix), place)
@@ -49,6 +72,11 @@ def address(rendezvous: str | None) -> tuple[str, int]:
             field="rendezvous",
         )
     return parse_address(address)
+
+
+# Boards that stay, and how long a member that looks there waits for one that is gone.
+_boards: dict[tuple[str, int], MeetingServer] = {}
+ANSWER_S = 1.0
 
 
 def apply(config: Config) -> None:

@@ -35,8 +35,8 @@ VERSION = 1
 # A record has a few hundred bytes for each peer: enough for thousands of ranks.
 FRAME_BYTES_MAX = 1 << 20
 KEY_CHARS_MAX = 256
-# A rank writes its round, its record and the end.
-KEYS_PER_RANK = 8
+# A rank writes its round, its record and the end, and some more when it joins again; groups that are formed one after the other.
+KEYS_PER_RANK = 64
 # Connections beyond one for each rank: ranks of a job of another size, which learn that they are, and strangers.
 SPARE_CLIENTS = 16
 # Within this a client says who it is.

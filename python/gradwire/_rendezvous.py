@@ -8,7 +8,8 @@ because the server processes know no prefix of torch's; they are numbered behind
 
 Keys, below the prefix that torch gives each group: `gradwire/rounds/<rank>` counts how often a rank has formed a group on
 this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record;
-`gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all.
+`gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all. A rank that is started
+again while a group with `on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradwire import _native
+from gradwire._boundary import Entrance
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
-from gradwire.errors import GradwireError, MissingRankError, RendezvousError, SettingsMismatchError, WorldSizeError
+from gradwire.errors import (
+    GradwireError,
+    MissingRankError,
+    NotMemberError,
+    RendezvousError,
+    SettingsMismatchError,
+    WorldSizeError,
+)
 
 logger = logging.getLogger("gradwire")
 
@@ -80,8 +89,26 @@ class Served:
         return self.workers + self.servers
 
 
-def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
+class Formed(NamedTuple):
+    """A connected group.
+
+    Attributes:
+        owner: the process's engine.
+        native: the group.
+        round_number: in which it was formed.
+        is_new: this rank has joined it while it ran.
+    """
+
+    owner: Runtime
+    native: _native.Group
+    round_number: int = 0
+    is_new: bool = False
+
+
+def form_group(store: Any, place: Place) -> Formed:
     """Starts the engine if this is the process's first group, and connects to all other ranks.
+
+    If they have formed the group with an earlier life of this rank, and go on without lost ranks, it joins them.
 
     Args:
         store: the group's Store, already prefixed by torch.
@@ -98,10 +125,16 @@ def form_group(store: Any, place: Place) -> tuple[Runtime, _native.Group]:
     rank, timeout_s = place.rank, place.timeout.total_seconds()
     servers = _dedicated_servers(place)
     if servers:
-        return form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s)
-    round_number = store.add(f"gradwire/rounds/{rank}", 1)
+        return Formed(*form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s))
+    round_number = int(store.add(f"gradwire/rounds/{rank}", 1))
+    running = _running_round(store, rank, round_number)
+    if running:
+        store.set(f"gradwire/rounds/{rank}", str(running))
+        return _join_running(store, place, running)
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
-    return _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), {}, timeout_s)
+    more = {"name": place.name}
+    formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
+    return Formed(*formed, round_number)
 
 
 def form_served_group(
@@ -159,6 +192,51 @@ def _dedicated_servers(place: Place) -> int:
         logger.info("group %s: parameter servers are its own ranks; dedicated ones serve the default group", place.name)
         return 0
     return servers
+
+
+def _running_round(store: Any, rank: int, round_number: int) -> int:
+    """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
+    try:
+        continues = configuration().on_peer_loss == "continue"
+    except GradwireError:
+        return 0
+    for earlier in range(round_number - 1 if continues else 0, 0, -1):
+        key = f"gradwire/{earlier}/end"
+        if store.check([key]) and not json.loads(store.get(key))["error"]:
+            return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier
+    return 0
+
+
+def _join_running(store: Any, place: Place, round_number: int) -> Formed:
+    rank, end = place.rank, time.monotonic() + place.timeout.total_seconds()
+    owner = runtime()
+    owner.check_process()
+    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
+    entries = board.collect(place.timeout.total_seconds())
+    _compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
+    formed = [entries[other]["record"] for other in sorted(entries)]
+    entrance = Entrance(lambda: store, round_number, rank, place.world_size)
+    name = entries[rank]["name"]
+    while True:
+        pending = owner.engine.new_group(rank, place.world_size, name)
+
+        def new_record(life: int, pending: _native.PendingGroup = pending) -> str:
+            pending.live_again(life)
+            return pending.record()
+
+        life = entrance.publish(new_record)
+        logger.info("rank %d waits to join the group again, as life %d", rank, life)
+        running = entrance.answered(life, max(end - time.monotonic(), 0.0))
+        try:
+            group = pending.join_running(formed, running, max(end - time.monotonic(), POLL_MIN_S))
+        except NotMemberError as error:
+            # The members had waited for it in vain, or have lost somebody in the middle of it.
+            if time.monotonic() > end:
+                raise
+            logger.info("rank %d tries to join once more: %s", rank, error)
+            continue
+        owner.observer.add(group, board.address)
+        return Formed(owner, group, round_number, is_new=True)
 
 
 def _form(

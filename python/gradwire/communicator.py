@@ -20,10 +20,11 @@ import numpy as np
 
 from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
+from gradwire._boundary import Boundary
 from gradwire._meeting import MeetingServer
 from gradwire._operation import Call, Operation
 from gradwire._policy import algorithm_code, policy_numbers
-from gradwire._rendezvous import Place
+from gradwire._rendezvous import Formed, Place
 from gradwire._runtime import Runtime
 from gradwire.config import Config
 from gradwire.errors import (
@@ -93,7 +94,7 @@ class Communicator:
         self._address = _joining.address(rendezvous)
         self._name = f"communicator {next(_numbers)}"
         place = Place(self.rank, self.world_size, self._name, timeout)
-        self._owner, self._native = _joining.meet(self._address, place)
+        self._become(place, *_joining.meet(self._address, place))
 
     # Every rank to every rank.
 
@@ -381,6 +382,28 @@ class Communicator:
         epoch = self._native.stats()["epoch"]
         return tuple(range(self.world_size)) if epoch is None else tuple(epoch["members"])
 
+    def sync(self, *arrays: Array) -> bool:
+        """Lets a rank that was lost and started again join, and gives it what the others have (`on_peer_loss="continue"`).
+
+        All ranks call it between two steps; a rank that was started again before any other call. At most one joins in a call. It costs
+        one small all-reduce, and nothing with `on_peer_loss="raise"`.
+
+        Args:
+            arrays: all that a rank needs to go on: parameters, state of the optimizer, the number of the step; of any dtype and shape,
+                the same on every rank. A rank that joins gets the others' here, exactly.
+
+        Returns:
+            Whether a rank has joined, this one or another.
+
+        Raises:
+            InvalidRequestError: on the rank that joins: the arrays are not those of the others.
+            UnsupportedError: this is a part of a split.
+            GroupError: the group has ended.
+        """
+        if self._boundary is None:
+            raise UnsupportedError("nobody can join a part: call sync of the whole")
+        return self._boundary.sync(arrays)
+
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """A communicator of the ranks with the same `color`; every rank of this one calls it.
 
@@ -417,17 +440,26 @@ class Communicator:
         members.sort(key=lambda rank: int(asked[rank, 1]))
         place = Place(members.index(self.rank), len(members), name, self._timeout)
         formed = self._meet_again(None if color is None else place)
-        return None if formed is None else self._part(place, *formed)
+        return None if formed is None else self._part(place, *formed[:2])
+
+    def _become(
+        self, place: Place, owner: Runtime, native: _native.Group, round_number: int = 0, is_new: bool = False
+    ) -> None:
+        self._owner, self._native = owner, native
+        self._boundary: Boundary | None = None
+        if round_number:
+            entrance = _joining.entrance(self._address, round_number, place)
+            self._boundary = Boundary(owner, native, entrance, place, is_new=is_new)
 
     def _part(self, place: Place, owner: Runtime, native: _native.Group) -> Communicator:
         part = Communicator.__new__(Communicator)
         part.rank, part.world_size = place.rank, place.world_size
         part._timeout, part._closed, part._splits = self._timeout, False, 0
         part._address, part._name, part._is_part = self._address, place.name, True
-        part._owner, part._native = owner, native
+        part._become(place, owner, native)
         return part
 
-    def _meet_again(self, place: Place | None) -> tuple[Runtime, _native.Group] | None:
+    def _meet_again(self, place: Place | None) -> Formed | None:
         """Forms the parts while rank 0 listens; a rank without a place only waits until the others have met."""
         server, failure = self._listen_again()
         try:
@@ -442,14 +474,14 @@ class Communicator:
             finally:
                 self.barrier()  # whatever became of this rank's part, the others still need the server
         finally:
-            if server is not None:
+            if server is not None and not _joining.stays(self._address):
                 server.end(None, 0.0)
 
     def _listen_again(self) -> tuple[MeetingServer | None, GradwireError | None]:
         if self.rank:
             return None, None
         try:
-            return MeetingServer(*self._address, self.world_size), None
+            return _joining.listen(self._address, self.world_size), None
         except GradwireError as error:
             return None, error
 
@@ -460,6 +492,8 @@ class Communicator:
         self._closed = True
         with contextlib.suppress(EngineError):
             self._owner.check_process()
+            if self._boundary is not None:
+                self._boundary.leave()
             if not self._native.leave(LEAVE_TIMEOUT_S):
                 logger.info("not every rank confirmed the goodbye of rank %d", self.rank)
 

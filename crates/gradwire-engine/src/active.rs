@@ -18,7 +18,7 @@ use crate::{
     GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats,
     WatchStats,
 };
-use continuing::{is_relay, Relay};
+use continuing::{is_relay, Door, Relay};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp};
@@ -108,15 +108,23 @@ pub(crate) struct ActiveGroup {
     succession: Option<Box<Succession>>,
     /// Its connections of earlier epochs, latest first.
     relays: Vec<Relay>,
+    /// By rank: how later lives of ranks are spoken to before they are members.
+    doors: Vec<Option<Door>>,
 }
 
 impl ActiveGroup {
     /// Starts to connect.
     pub(crate) fn new(mut setup: GroupSetup, connected: Sender<Result<(), OpError>>, now: Timestamp) -> Self {
         let peers = addresses_of(&mut setup);
-        let succession = setup.lineage.take().map(|lineage| Box::new(Succession::new(lineage)));
-        let (ranks, group) = (peers.len(), Group::new(setup.config.clone(), now));
-        Self {
+        let contacts = setup.contacts.take();
+        let succession = setup.lineage.take().map(|lineage| match &contacts {
+            None => Box::new(Succession::new(lineage)),
+            Some(contacts) => Box::new(Succession::joiner(lineage, contacts.clone(), now)),
+        });
+        let group = Group::new(setup.config.clone(), now);
+        let ranks = succession.as_ref().map_or(peers.len(), |succession| succession.ranks());
+        let search_at = vec![None; peers.len()];
+        let mut new = Self {
             setup,
             group,
             peers,
@@ -128,11 +136,16 @@ impl ActiveGroup {
             workers_left: None,
             awaiting_workers: None,
             wake_at: None,
-            search_at: vec![None; ranks],
+            search_at,
             dirty: true,
             succession,
             relays: Vec::new(),
+            doors: Vec::new(),
+        };
+        for member in contacts.iter().flat_map(|contacts| &contacts.members) {
+            new.open_door(*member);
         }
+        new
     }
 
     /// Its name in the engine.
@@ -152,7 +165,8 @@ impl ActiveGroup {
     /// Takes its connections out of the table.
     pub(crate) fn remove_routes(&self, routes: &mut Routes) {
         let relays = self.relays.iter().map(|relay| &relay.ids);
-        let ids = std::iter::once(&self.setup.ids).chain(relays);
+        let doors = self.succession.as_ref().map(|succession| &succession.lineage.doors);
+        let ids = std::iter::once(&self.setup.ids).chain(relays).chain(doors);
         ids.flat_map(|ids| ids.by_rank.iter().flatten()).for_each(|id| routes.remove(*id));
     }
 
@@ -261,12 +275,16 @@ impl ActiveGroup {
         while let Some(event) = self.group.poll_event() {
             match event {
                 GroupEvent::Connected => {
-                    self.announce(Ok(()));
+                    if !self.is_joining() {
+                        self.announce(Ok(()));
+                    }
                     self.on_connected(now);
                 }
                 GroupEvent::Failed(error) => {
                     self.on_failed(now, &error);
-                    self.announce(Err(error.clone()));
+                    if !self.is_joining() {
+                        self.announce(Err(error.clone()));
+                    }
                     self.on_workers_left(Err(error));
                 }
                 GroupEvent::Served(report) => self.served.add(&report),

@@ -119,6 +119,7 @@ impl Driver {
                 let free = self.groups.iter().position(Option::is_none);
                 let place = free.unwrap_or(self.groups.len());
                 group.insert_routes(place as u32, &mut self.routes);
+                group.insert_doors(place as u32, &mut self.routes);
                 if place == self.groups.len() {
                     self.groups.push(None);
                 }
@@ -134,6 +135,12 @@ impl Driver {
                 match self.find(group) {
                     Some(group) => group.submit(now, *request, InFlight { op, keep_alive, preset }),
                     None => end_submitted(&op, keep_alive),
+                }
+            }
+            Command::Admit { group, record, admitted } => {
+                if let Some(group) = self.find(group) {
+                    // The caller may have stopped waiting.
+                    let _ = admitted.send(group.admit(&record));
                 }
             }
             Command::Leave { group, left } => {

@@ -2,10 +2,9 @@
 
 use crate::handle::lock;
 use crate::interfaces::Source;
-use crate::rendezvous::{are_local, Record, Roster};
-use crate::security::{
-    agree, open_records, seal_record, Agreed, Channel, JobSecret, PublishedSecret, Security,
-};
+use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
+use crate::rendezvous::{read_one, Record, Roster};
+use crate::security::{agree, open_records, Agreed, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::Before;
 use crate::{
@@ -13,9 +12,8 @@ use crate::{
     UnreachablePeer, WatchStats,
 };
 use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Request, Servers};
-use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
-use gradwire_core::{ConnectionConfig, ConnectionId};
-use gradwire_membership::{Message, MEMBERS_MAX};
+use gradwire_core::ConnectionId;
+use gradwire_membership::Epoch;
 use std::net::SocketAddr;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
@@ -23,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// Packets that go over one path at a time where segmentation offload joins them: a burst over many paths would else
 /// leave in messages of one or two, and a choice that comes four packets later is as good.
-const SPRAY_RUN: u32 = 4;
+pub(crate) const SPRAY_RUN: u32 = 4;
 /// Longest wait for an answer of the network thread, which never blocks: only a bug or a stopped process exceeds it.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
@@ -53,6 +51,8 @@ pub(crate) struct GroupSetup {
     pub(crate) ids: ReservedIds,
     /// What the group is formed again with when a rank is lost; `None`: it ends then.
     pub(crate) lineage: Option<Box<Lineage>>,
+    /// The group runs, and this rank joins it: whom to ask.
+    pub(crate) contacts: Option<Epoch>,
 }
 
 /// Connection ids that return to the engine when dropped.
@@ -81,6 +81,13 @@ impl ReservedIds {
     }
 }
 
+impl ReservedIds {
+    /// As records have them.
+    pub(crate) fn values(&self) -> Vec<u32> {
+        self.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect()
+    }
+}
+
 impl Drop for ReservedIds {
     fn drop(&mut self) {
         if self.shared.check_process().is_ok() {
@@ -95,6 +102,8 @@ pub struct PendingGroup {
     shared: Arc<Shared>,
     record: Record,
     ids: ReservedIds,
+    /// For ranks that join later.
+    doors: Option<ReservedIds>,
     dedicated: Option<DedicatedServers>,
 }
 
@@ -129,28 +138,29 @@ impl PendingGroup {
             return Err(invalid);
         }
         let ids = ReservedIds::draw(shared, rank, ranks).ok_or(invalid)?;
-        let connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
+        let connections = ids.values();
         let config = &shared.local.config;
+        let continues = config.on_peer_loss == OnPeerLoss::Continue && dedicated.is_none();
+        let doors = if continues { ReservedIds::draw(shared, rank, ranks) } else { None };
         let makes_secret = rank == 0 && config.secret.is_none() && config.security != Security::Off;
         let secret = makes_secret.then(|| PublishedSecret(JobSecret::generate()));
-        let record = Record { servers, secret, ..shared.local.record(name, rank, connections) };
-        Ok(Self { shared: Arc::clone(shared), record, ids, dedicated })
+        let places = doors.as_ref().map(ReservedIds::values).unwrap_or_default();
+        let record =
+            Record { servers, secret, doors: places, ..shared.local.record(name, rank, connections) };
+        Ok(Self { shared: Arc::clone(shared), record, ids, doors, dedicated })
+    }
+
+    /// This rank is a later life of its own, which joins a group that runs ([`PendingGroup::join_running_while`]). Say so before
+    /// [`PendingGroup::record`]; `incarnation` is larger than that of every earlier life.
+    pub fn live_again(&mut self, incarnation: u64) {
+        (self.record.incarnation, self.record.secret) = (incarnation, None);
     }
 
     /// This rank's record, JSON of about a kilobyte: format, version, rank, world size, host, addresses, settings; sealed
     /// with the job secret, if one was configured. Publish it in the store that all ranks can read.
     #[must_use]
     pub fn record(&self) -> String {
-        match self.configured_secret() {
-            Some(secret) => seal_record(secret, &self.record),
-            None => self.record.to_json(),
-        }
-    }
-
-    /// The configured secret, where it is used.
-    fn configured_secret(&self) -> Option<&JobSecret> {
-        let config = &self.shared.local.config;
-        config.secret.as_ref().filter(|_| config.security != Security::Off)
+        published(&self.shared, &self.record)
     }
 
     /// Compares every rank's record with our own (which may be among them), connects to all peers and returns when all
@@ -173,39 +183,89 @@ impl PendingGroup {
         timeout: Option<Duration>,
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Option<GroupHandle>, JoinError> {
-        let records = open_records(&self.record, self.configured_secret(), records)?;
+        let records = open_records(&self.record, configured_secret(&self.shared), records)?;
         let roster = Roster::new(&self.record, &records)?;
         let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
         let key = GroupKey(self.shared.next_id());
         let shared = Arc::clone(&self.shared);
-        let (rank, world_size) = (self.record.rank, self.record.workers());
+        let place = (self.record.rank, self.record.workers());
         let setup = Box::new(self.into_setup(key, &roster)?);
-        let (connected, wait) = channel();
-        shared.send(Command::Join { setup, connected })?;
-        let handle = GroupHandle { shared, key, rank, world_size };
-        let started = Instant::now();
-        loop {
-            let left = timeout.saturating_sub(started.elapsed());
-            match wait.recv_timeout(left.min(ASK_INTERVAL)) {
-                Ok(Ok(())) => return Ok(Some(handle)),
-                Ok(Err(error)) => return Err(JoinError::Failed(error)),
-                Err(RecvTimeoutError::Disconnected) => return Err(handle.shared.stopped_error().into()),
-                Err(RecvTimeoutError::Timeout) if left <= ASK_INTERVAL => {
-                    return Err(handle.unreachable(&roster, timeout));
-                }
-                // Dropped, the handle leaves: who was reached already is told.
-                Err(RecvTimeoutError::Timeout) if !goes_on() => return Ok(None),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
+        connect(shared, (setup, &roster), place, timeout, &mut goes_on)
     }
 
-    fn into_setup(self, key: GroupKey, roster: &Roster) -> Result<GroupSetup, JoinError> {
+    /// Joins a group that goes on without lost ranks and runs, in the place of an earlier life of this rank: `formed` are the records of
+    /// those who formed it, `running` what a member has answered to this rank's record ([`GroupHandle::admit`]). Returns when the members
+    /// have decided on an epoch with this rank and reached it: its first call is the first that they make after they have admitted it. Asks
+    /// several times in a second whether to go on, as [`PendingGroup::join_while`].
+    ///
+    /// # Errors
+    /// [`JoinError`]: what disagrees; [`JoinError::Failed`] when no member took this rank in, which was then given up.
+    pub fn join_running_while(
+        self,
+        formed: &[String],
+        running: &str,
+        timeout: Duration,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<GroupHandle>, JoinError> {
+        let secret = configured_secret(&self.shared);
+        let roster = Roster::of_running(&self.record, &open_records(&self.record, secret, formed)?)?;
+        let running = Running::read(running)?;
+        let later = open_records(&self.record, secret, &running.records)?;
+        let later = later.iter().map(|text| read_one(&self.record, text));
+        let later = later.collect::<Result<Vec<Record>, JoinError>>()?;
+        let key = GroupKey(self.shared.next_id());
+        let (shared, place) = (Arc::clone(&self.shared), (self.record.rank, self.record.workers()));
+        let setup = Box::new(self.into_joining(key, &roster, later, &running)?);
+        connect(shared, (setup, &roster), place, timeout, &mut goes_on)
+    }
+
+    fn into_joining(
+        mut self,
+        key: GroupKey,
+        roster: &Roster,
+        later: Vec<Record>,
+        running: &Running,
+    ) -> Result<GroupSetup, JoinError> {
+        let agreed = agree(self.shared.local.config.security, configured_secret(&self.shared), roster)?;
+        let grid = Grid {
+            datagram_bytes: roster.datagram_bytes,
+            paths: roster.paths,
+            fingerprint: roster.fingerprint(),
+        };
+        let Some(mut lineage) = self.lineage(roster, &agreed, grid)? else {
+            return Err(not_running("only a group with on_peer_loss = continue can be joined".to_owned()));
+        };
+        for record in later.into_iter().chain([self.record.clone()]) {
+            let rank = record.rank as usize;
+            lineage.records[rank] = record;
+        }
+        let contacts = running.epoch(&lineage)?;
+        let (rank, world_size, peers) = (0, 1, Vec::new());
+        let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::EVERY_RANK);
+        let incast = self.shared.local.config.incast;
+        Ok(GroupSetup {
+            key,
+            name: self.record.group.clone(),
+            config: GroupConfig { rank, world_size, peers, incast, exchange, servers },
+            candidates: Vec::new(),
+            channels: Vec::new(),
+            security: lineage.security(),
+            datagram_bytes: grid.datagram_bytes,
+            source_ports: self.record.source_ports.clone(),
+            paths: grid.paths,
+            sources: self.shared.local.sources.clone(),
+            ids: ReservedIds { shared: Arc::clone(&self.shared), by_rank: vec![None] },
+            lineage: Some(lineage),
+            contacts: Some(contacts),
+        })
+    }
+
+    fn into_setup(mut self, key: GroupKey, roster: &Roster) -> Result<GroupSetup, JoinError> {
         let mut peers = Vec::new();
         let mut candidates = Vec::new();
         let mut channels = Vec::new();
         let mode = self.shared.local.config.security;
-        let agreed = agree(mode, self.configured_secret(), roster)?;
+        let agreed = agree(mode, configured_secret(&self.shared), roster)?;
         let fingerprint = roster.fingerprint();
         let grid = Grid { datagram_bytes: roster.datagram_bytes, paths: roster.paths, fingerprint };
         let lineage = self.lineage(roster, &agreed, grid)?;
@@ -243,11 +303,12 @@ impl PendingGroup {
             sources: self.shared.local.sources.clone(),
             ids: self.ids,
             lineage,
+            contacts: None,
         })
     }
 
     fn lineage(
-        &self,
+        &mut self,
         roster: &Roster,
         agreed: &Agreed,
         grid: Grid,
@@ -268,136 +329,40 @@ impl PendingGroup {
         }
         let shared = Arc::clone(&self.shared);
         let (records, agreed) = (roster.records.clone(), agreed.clone());
-        Ok(Some(Box::new(Lineage { shared, records, agreed, grid, rank: self.record.rank })))
-    }
-}
-
-/// What all connections of a group have in common.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grid {
-    datagram_bytes: usize,
-    paths: u8,
-    fingerprint: u64,
-}
-
-fn connection(
-    shared: &Shared,
-    (ours, theirs): (&Record, &Record),
-    (local, remote): (Option<ConnectionId>, u32),
-    grid: Grid,
-) -> Result<ConnectionConfig, JoinError> {
-    let Some((local, remote)) = local.zip(ConnectionId::new(remote)) else {
-        let problem = "a connection id does not fit in 24 bits".to_owned();
-        return Err(JoinError::RecordInvalid { position: theirs.rank as usize, problem });
-    };
-    let config = &shared.local.config;
-    let senders = u64::from(ours.world_size - 1).max(1);
-    Ok(ConnectionConfig {
-        local,
-        remote,
-        datagram_bytes: grid.datagram_bytes,
-        fingerprint: grid.fingerprint,
-        eager_bytes: config.eager_bytes,
-        ack_every: config.ack_every,
-        ack_delay_max: config.ack_delay_max,
-        controller: config.controller,
-        initial_rate: config.initial_rate,
-        incast: ours.world_size - 1,
-        // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
-        receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
-        peer_timeout: config.peer_timeout,
-        paths: grid.paths,
-        spray: config.spray,
-        spray_run: if shared.features.gso { SPRAY_RUN } else { 1 },
-    })
-}
-
-/// What a group was formed with, and is formed with again among those who are left.
-pub(crate) struct Lineage {
-    pub(crate) shared: Arc<Shared>,
-    /// Of the first epoch, by rank.
-    records: Vec<Record>,
-    agreed: Agreed,
-    grid: Grid,
-    /// This one's, in the first epoch.
-    pub(crate) rank: u32,
-}
-
-impl Lineage {
-    /// Whether what the members of a group of so many say about it fits into a datagram.
-    fn fits(members: usize, datagram_bytes: usize) -> bool {
-        let bytes = HEADER_BYTES + 1 + Message::bytes_max(members) + TAG_BYTES;
-        members <= MEMBERS_MAX && bytes <= datagram_bytes
-    }
-
-    /// Ranks of the first epoch.
-    pub(crate) fn world_size(&self) -> u32 {
-        self.records.len() as u32
-    }
-
-    /// The host of a rank of the first epoch.
-    pub(crate) fn host(&self, rank: u32) -> String {
-        self.records.get(rank as usize).map_or(String::new(), |record| record.host.clone())
-    }
-
-    /// The group of an epoch: its members are numbered from 0 in the order of their first ranks. Keys depend on the epoch and on
-    /// the connection ids, so nothing of another epoch opens. `remote`: the connection id that a member wants to see, by its first rank.
-    pub(crate) fn setup(
-        &self,
-        key: GroupKey,
-        members: (u64, &[u32]),
-        ids: ReservedIds,
-        remote: impl Fn(u32) -> u32,
-    ) -> Result<GroupSetup, JoinError> {
-        let (epoch, members) = members;
-        let place = members.iter().position(|rank| *rank == self.rank).unwrap_or_default();
-        let world_size = members.len() as u32;
-        let name = self.records[self.rank as usize].group.clone();
-        let record = |index: usize| {
-            let mut record = self.records[members[index] as usize].clone();
-            (record.rank, record.world_size) = (index as u32, world_size);
-            record.group = format!("{name}/epoch/{epoch}");
-            record.connections = vec![0; members.len()];
-            record
+        let (rank, is_local) = (self.record.rank, roster.is_local());
+        let Some(doors) = self.doors.take() else {
+            return Err(EngineError::RankInvalid { rank, world_size: self.record.world_size }.into());
         };
-        let fingerprint = members.iter().fold(self.grid.fingerprint ^ epoch, |digest, rank| {
-            (digest ^ u64::from(*rank)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-        let grid = Grid { fingerprint, ..self.grid };
-        let mut ours = record(place);
-        ours.connections = ids.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect();
-        let (mut peers, mut candidates, mut channels) = (Vec::new(), Vec::new(), Vec::new());
-        for index in (0..members.len()).filter(|index| *index != place) {
-            let mut theirs = record(index);
-            theirs.connections[place] = remote(members[index]);
-            let ids = (ids.by_rank[index], theirs.connections[place]);
-            let connection = connection(&self.shared, (&ours, &theirs), ids, grid)?;
-            let host = format!("rank {} of the first epoch, on {}", members[index], theirs.host);
-            peers.push(PeerConfig { rank: index as u32, host, connection });
-            candidates.push(ours.candidates(&theirs));
-            channels.push(self.agreed.channel(&ours, &theirs, grid.paths));
+        Ok(Some(Box::new(Lineage { shared, records, agreed, grid, is_local, doors, rank })))
+    }
+}
+
+/// Hands a group to the network thread and waits until it is connected.
+fn connect(
+    shared: Arc<Shared>,
+    (setup, roster): (Box<GroupSetup>, &Roster),
+    (rank, world_size): (u32, u32),
+    timeout: Duration,
+    goes_on: &mut impl FnMut() -> bool,
+) -> Result<Option<GroupHandle>, JoinError> {
+    let key = setup.key;
+    let (connected, wait) = channel();
+    shared.send(Command::Join { setup, connected })?;
+    let handle = GroupHandle { shared, key, rank, world_size };
+    let started = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        match wait.recv_timeout(left.min(ASK_INTERVAL)) {
+            Ok(Ok(())) => return Ok(Some(handle)),
+            Ok(Err(error)) => return Err(JoinError::Failed(error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(handle.shared.stopped_error().into()),
+            Err(RecvTimeoutError::Timeout) if left <= ASK_INTERVAL => {
+                return Err(handle.unreachable(roster, timeout));
+            }
+            // Dropped, the handle leaves: who was reached already is told.
+            Err(RecvTimeoutError::Timeout) if !goes_on() => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
         }
-        let EngineConfig { incast, servers, .. } = self.shared.local.config;
-        let servers = servers.map_or(Servers::EVERY_RANK, Servers::Colocated);
-        let rank = place as u32;
-        Ok(GroupSetup {
-            key,
-            name,
-            config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
-            candidates,
-            channels,
-            security: SecurityStats {
-                cipher: self.agreed.cipher_name(),
-                secret_configured: self.shared.local.config.secret.is_some(),
-                all_local: are_local(&self.records),
-            },
-            datagram_bytes: grid.datagram_bytes,
-            source_ports: ours.source_ports,
-            paths: grid.paths,
-            sources: self.shared.local.sources.clone(),
-            ids,
-            lineage: None,
-        })
     }
 }
 
@@ -469,6 +434,19 @@ impl GroupHandle {
         let (request, handle) = (Box::new((request, before)), op.clone());
         self.shared.send(Command::Submit { group: self.key, request, preset, op, keep_alive })?;
         Ok(handle)
+    }
+
+    /// Lets the rank join that has published `record`, in a group that goes on without lost ranks. All members call it for the same
+    /// record, and then each makes one exact call among all; with that one ended, the rank may be handed the text that is returned here by
+    /// any of them. What the members call next is the first call in which it takes part, if it has come by then
+    /// ([`crate::EpochStats::joined`]).
+    ///
+    /// # Errors
+    /// [`JoinError`]: it has another secret or settings, its rank is a member, or this life of it was admitted before.
+    pub fn admit(&self, record: String) -> Result<String, JoinError> {
+        let (admitted, wait) = channel();
+        self.shared.send(Command::Admit { group: self.key, record, admitted })?;
+        wait.recv_timeout(ANSWER_MAX).map_err(|_| self.shared.stopped_error())?
     }
 
     /// Ends everything in flight with [`gradwire_collectives::OpError::ShutDown`], at once; peers are told in the

@@ -19,6 +19,7 @@ pub mod fuzzing;
 mod group;
 mod handle;
 mod interfaces;
+mod lineage;
 mod rendezvous;
 mod routes;
 mod security;
@@ -41,8 +42,8 @@ pub use group::{DedicatedServers, GroupHandle, PendingGroup};
 pub use handle::{Completions, OpHandle, Outcome};
 pub use security::{JobSecret, Security, SECRET_BYTES_MIN};
 pub use stats::{
-    AgreedStats, CallStats, EndedBy, EngineStats, EpochStats, Features, GroupStats, Histogram, LostStats,
-    PathStats, PeerStats, SecurityStats, ServedStats, ShareHistogram, StageStats, StragglerStats, TagCounts,
-    TimeHistogram, WaitingStats, WatchStats,
+    AgreedStats, CallStats, EndedBy, EngineStats, EpochStats, Features, GroupStats, Histogram, JoinedStats,
+    LostStats, PathStats, PeerStats, SecurityStats, ServedStats, ShareHistogram, StageStats, StragglerStats,
+    TagCounts, TimeHistogram, WaitingStats, WatchStats,
 };
 pub use timeline::{CallTimes, Clock, PeerTimes, Timeline};

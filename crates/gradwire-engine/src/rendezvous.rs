@@ -8,6 +8,7 @@ use crate::security::{random_bytes, Cipher, Hex, PublishedSecret, RANDOM_BYTES};
 use crate::{EngineConfig, JoinError};
 use gradwire_core::wire::VERSION;
 use gradwire_core::PATHS_MAX;
+use gradwire_membership::Member;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -60,6 +61,13 @@ pub(crate) struct Record {
     pub(crate) secret: Option<PublishedSecret>,
     /// Connection id for each peer to write into its packets, by rank (the own place is 0).
     pub(crate) connections: Vec<u32>,
+    /// Which life of the rank it is: 0 forms the group, a later one joins it while it runs.
+    #[serde(default)]
+    pub(crate) incarnation: u64,
+    /// In a group that goes on without lost ranks: connection id for a later life of each rank to write into what it says before it is a
+    /// member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) doors: Vec<u32>,
 }
 
 /// Where a process is.
@@ -134,6 +142,8 @@ impl Local {
             random: Hex(random_bytes()),
             secret: None,
             connections,
+            incarnation: 0,
+            doors: Vec::new(),
         }
     }
 }
@@ -148,6 +158,37 @@ impl Record {
     pub(crate) fn to_json(&self) -> String {
         // A struct of numbers, strings and lists always serialises.
         serde_json::to_string(self).expect("a record is plain data")
+    }
+
+    /// Whether this rank can join a group that has agreed on so large datagrams and so many paths, and may be one that meets over
+    /// loopback: who does not would be spoken to in clear.
+    ///
+    /// # Errors
+    /// [`JoinError::SettingsMismatch`].
+    pub(crate) fn fits_into(
+        &self,
+        first: &Self,
+        (datagram_bytes, paths, is_local): (usize, u8, bool),
+    ) -> Result<(), JoinError> {
+        let meets = self.is_local_to(first) && self.loopback;
+        let rank = self.rank;
+        if is_local && !meets {
+            let (theirs, ours) = ("another".to_owned(), "one for all ranks".to_owned());
+            return Err(JoinError::SettingsMismatch { rank, field: "network namespace", theirs, ours });
+        }
+        let bytes = if is_local { self.datagram_bytes_local } else { self.datagram_bytes };
+        if bytes < datagram_bytes {
+            return same(rank, "bytes of a datagram", &bytes, &datagram_bytes);
+        }
+        if self.source_ports.len() < usize::from(paths) {
+            return same(rank, "paths", &self.source_ports.len(), &usize::from(paths));
+        }
+        Ok(())
+    }
+
+    /// Which life of which rank it is.
+    pub(crate) fn member(&self) -> Member {
+        Member { rank: self.rank, incarnation: self.incarnation }
     }
 
     fn is_local_to(&self, other: &Self) -> bool {
@@ -194,21 +235,32 @@ impl Roster {
     /// # Errors
     /// The first disagreement; a wrong world size comes before missing ranks, because it explains them.
     pub(crate) fn new(ours: &Record, published: &[String]) -> Result<Self, JoinError> {
-        let mut slots: Vec<Option<Record>> = vec![None; ours.world_size as usize];
-        for (position, text) in published.iter().enumerate() {
-            let theirs = parse(position, text)?;
-            compare(&theirs, ours)?;
-            place(&mut slots, theirs)?;
-        }
+        let mut slots = read(ours, published)?;
         let own = &mut slots[ours.rank as usize];
         if own.as_ref().is_some_and(|record| record != ours) {
             let first = own.as_ref().map_or(String::new(), Record::who);
             return Err(JoinError::DuplicateRank { rank: ours.rank, first, second: ours.who() });
         }
         *own = Some(ours.clone());
-        let missing: Vec<u32> = (0..ours.world_size).filter(|r| slots[*r as usize].is_none()).collect();
+        Self::of_all(slots)
+    }
+
+    /// Of a group that runs, for a rank that is to join it: the records of those who formed it, its own earlier life among them.
+    ///
+    /// # Errors
+    /// The first disagreement with `ours`, or with what the group has agreed on.
+    pub(crate) fn of_running(ours: &Record, published: &[String]) -> Result<Self, JoinError> {
+        let roster = Self::of_all(read(ours, published)?)?;
+        let grid = (roster.datagram_bytes, roster.paths, roster.is_local());
+        ours.fits_into(&roster.records[0], grid)?;
+        Ok(roster)
+    }
+
+    fn of_all(slots: Vec<Option<Record>>) -> Result<Self, JoinError> {
+        let world_size = slots.len() as u32;
+        let missing: Vec<u32> = (0..world_size).filter(|r| slots[*r as usize].is_none()).collect();
         if !missing.is_empty() {
-            return Err(JoinError::MissingRanks { ranks: missing, world_size: ours.world_size });
+            return Err(JoinError::MissingRanks { ranks: missing, world_size });
         }
         let records: Vec<Record> = slots.into_iter().flatten().collect();
         let datagram_bytes = common_datagram_bytes(&records);
@@ -237,6 +289,33 @@ impl Roster {
         }
         digest.0
     }
+}
+
+fn read(ours: &Record, published: &[String]) -> Result<Vec<Option<Record>>, JoinError> {
+    let mut slots: Vec<Option<Record>> = vec![None; ours.world_size as usize];
+    for (position, text) in published.iter().enumerate() {
+        let theirs = parse(position, text)?;
+        compare(&theirs, ours)?;
+        place(&mut slots, theirs)?;
+    }
+    Ok(slots)
+}
+
+/// Reads the record of a rank that is to join the group of `ours`, or has joined it before.
+///
+/// # Errors
+/// It is none, or disagrees.
+pub(crate) fn read_one(ours: &Record, text: &str) -> Result<Record, JoinError> {
+    let theirs = parse(0, text)?;
+    compare(&theirs, ours)?;
+    let ranks = ours.world_size as usize;
+    let fits =
+        (theirs.rank as usize) < ranks && theirs.connections.len() == ranks && theirs.doors.len() == ranks;
+    if fits {
+        return Ok(theirs);
+    }
+    let problem = format!("rank {} with {} doors", theirs.rank, theirs.doors.len());
+    Err(JoinError::RecordInvalid { position: 0, problem })
 }
 
 fn parse(position: usize, text: &str) -> Result<Record, JoinError> {

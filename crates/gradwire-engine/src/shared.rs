@@ -6,7 +6,8 @@ use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
 use crate::succession::Before;
 use crate::{
-    Completions, EngineError, EngineStats, Features, GroupStats, OpHandle, OsError, Timeline, WatchStats,
+    Completions, EngineError, EngineStats, Features, GroupStats, JoinError, OpHandle, OsError, Timeline,
+    WatchStats,
 };
 use gradwire_collectives::{OpError, Request};
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ pub(crate) enum Command {
         op: OpHandle,
         keep_alive: Box<dyn Send>,
     },
+    /// A rank has published this to join a group that goes on without lost ones; answered with what it needs to know.
+    Admit { group: GroupKey, record: String, admitted: Sender<Result<String, JoinError>> },
     /// Leave a group; answered when nothing more has to be said.
     Leave { group: GroupKey, left: Option<Sender<()>> },
     /// Answered when every worker has left the group of a dedicated server, or when it has failed. The latest asker counts.

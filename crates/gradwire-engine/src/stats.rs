@@ -107,6 +107,23 @@ pub struct EpochStats {
     pub members: Vec<u32>,
     /// Who was lost, in order.
     pub lost: Vec<LostStats>,
+    /// Who has joined, in order.
+    pub joined: Vec<JoinedStats>,
+    /// Whether this rank may go on; false once it was left out, or has found no majority.
+    pub is_member: bool,
+}
+
+/// A rank that has joined a group while it ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct JoinedStats {
+    /// In the first epoch.
+    pub rank: u32,
+    /// Which of its lives it is.
+    pub incarnation: u64,
+    /// Its host.
+    pub host: String,
+    /// Number of the epoch that began with it.
+    pub epoch: u64,
 }
 
 /// A rank that was lost.

@@ -154,6 +154,11 @@ impl Membership {
         self.progress = self.progress.map(|steps| steps + 1);
     }
 
+    /// Who wants to join has to say so again: nobody is taken in until then, unless it was put to the vote already.
+    pub fn forget_joiners(&mut self) {
+        self.joining.clear();
+    }
+
     /// The parameters after the present epoch's frontier are here.
     pub fn fetched(&mut self) {
         if self.phase == Phase::Member && !self.acceptor.is_bound() {
@@ -471,7 +476,8 @@ impl Membership {
         for member in self.epoch.members.clone() {
             self.transmit(member, Message::Join);
         }
-        self.next_at = Some(now + self.settings.attempt);
+        // Members take a rank in only between two of their steps, and wait there for no longer than they have to.
+        self.next_at = Some(now + self.settings.repeat);
     }
 
     fn halt(&mut self) {

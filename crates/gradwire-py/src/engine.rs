@@ -5,8 +5,8 @@ use crate::errors::{config_error, engine_error, invalid_request, join_error, op_
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
-    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, Offload,
-    OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
+    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError,
+    Offload, OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -110,18 +110,48 @@ impl NativePendingGroup {
         pending.as_ref().map(PendingGroup::record).ok_or_else(|| used(py))
     }
 
+    /// This rank joins a group that runs, as so late a life of itself; before `record`.
+    fn live_again(&self, py: Python<'_>, incarnation: u64) -> PyResult<()> {
+        let mut pending = self.0.lock().map_err(|_| used(py))?;
+        pending.as_mut().map(|pending| pending.live_again(incarnation)).ok_or_else(|| used(py))
+    }
+
+    /// Joins a group that runs. May be called once, instead of `join`.
+    fn join_running(
+        &self,
+        py: Python<'_>,
+        formed: Vec<String>,
+        running: String,
+        timeout_s: f64,
+    ) -> PyResult<NativeGroup> {
+        self.join_by(py, timeout_s, |pending, timeout, goes_on| {
+            pending.join_running_while(&formed, &running, timeout, goes_on)
+        })
+    }
+
     /// Connects to all peers. May be called once. A signal whose handler raises gives the group up.
     fn join(&self, py: Python<'_>, records: Vec<String>, timeout_s: f64) -> PyResult<NativeGroup> {
+        self.join_by(py, timeout_s, |pending, timeout, goes_on| {
+            pending.join_while(&records, Some(timeout), goes_on)
+        })
+    }
+}
+
+impl NativePendingGroup {
+    fn join_by<J>(&self, py: Python<'_>, timeout_s: f64, join: J) -> PyResult<NativeGroup>
+    where
+        J: FnOnce(PendingGroup, Duration, &mut dyn FnMut() -> bool) -> Joined + Send,
+    {
         let taken = self.0.lock().ok().and_then(|mut pending| pending.take());
         let pending = taken.ok_or_else(|| used(py))?;
         let timeout = Duration::try_from_secs_f64(timeout_s)
             .map_err(|e| invalid_request(py, format!("timeout of {timeout_s} s: {e}")))?;
         let mut raised = None;
-        let goes_on = || {
+        let mut goes_on = || {
             raised = Python::attach(|py| py.check_signals()).err();
             raised.is_none()
         };
-        let joined = py.detach(|| pending.join_while(&records, Some(timeout), goes_on));
+        let joined = py.detach(|| join(pending, timeout, &mut goes_on));
         match (joined, raised) {
             (_, Some(error)) => Err(error),
             (Ok(Some(group)), None) => Ok(NativeGroup(group)),
@@ -130,6 +160,9 @@ impl NativePendingGroup {
         }
     }
 }
+
+/// How joining ended; `None`: it was called off.
+type Joined = Result<Option<GroupHandle>, JoinError>;
 
 fn used(py: Python<'_>) -> PyErr {
     invalid_request(py, "this group has been joined already".to_owned())
@@ -152,6 +185,11 @@ impl NativeGroup {
             None => self.0.submit(request, Box::new(keep)),
         };
         op.map(NativeOp).map_err(|e| engine_error(py, &e))
+    }
+
+    /// Lets the rank join that has published `record`; what it needs to know.
+    fn admit(&self, py: Python<'_>, record: String) -> PyResult<String> {
+        py.detach(|| self.0.admit(record)).map_err(|e| join_error(py, &e))
     }
 
     /// Ends everything in flight at once.

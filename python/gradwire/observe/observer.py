@@ -201,7 +201,14 @@ class _Watched:
         if epoch is None or epoch["number"] == self.epoch:
             return
         lost = [one for one in epoch["lost"] if one["epoch"] > self.epoch]
+        joined = [one for one in epoch["joined"] if one["epoch"] > self.epoch]
         self.epoch = epoch["number"]
+        for one in joined:
+            logger.warning(
+                "group %s, epoch %d: rank %d (%s) has joined", self.name, one["epoch"], one["rank"], one["host"]
+            )
+        if not lost:
+            return
         logger.warning("group %s, epoch %d: ranks %s go on without %s",
                        self.name, self.epoch, ", ".join(map(str, epoch["members"])),
                        ", ".join(f"rank {one['rank']} ({one['host']})" for one in lost))  # fmt: skip

@@ -26,6 +26,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _backend,
     _drift,
     _early,
+    _elastic,
     _group,
     _hook,
     _memory,
@@ -50,6 +51,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
 )
 from gradwire.torch._drift import Difference, DriftMeter, DriftReport  # noqa: E402
 from gradwire.torch._early import EarlySteps  # noqa: E402
+from gradwire.torch._elastic import ElasticState  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
@@ -61,6 +63,7 @@ __all__ = [
     "DriftMeter",
     "DriftReport",
     "EarlySteps",
+    "ElasticState",
     "GradwireWork",
     "LossTolerance",
     "ShardedLossTolerance",
@@ -118,8 +121,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _early, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile, _reduction,
-    _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant,
+    _completer, _drift, _early, _elastic, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy, _profile,
+    _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant,
     _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))

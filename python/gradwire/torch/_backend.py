@@ -44,9 +44,11 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
 def connect(store: Any, place: Place) -> Any:
     """This rank's adapter of a new group."""
-    owner, native = form_group(store, place)
+    owner, native, round_number, is_new = form_group(store, place)
     link = GroupLink(owner, native, place)
     link.store = store
+    if round_number:
+        link.open_entrance(round_number, is_new=is_new)
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
     owner.backends[place.name] = adapter

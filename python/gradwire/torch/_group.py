@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gradwire import _native
+from gradwire._boundary import Boundary, Entrance
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
@@ -71,11 +72,18 @@ class GroupLink:
         self.name = place.name
         self.timeout = place.timeout
         self.store: Any = None
+        # Where lost ranks come back; not in a group with dedicated servers.
+        self.boundary: Boundary | None = None
         self.calls = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
         self._native = native
         self._left = False
+
+    def open_entrance(self, round_number: int, *, is_new: bool) -> None:
+        """Lets lost ranks come back to the round of the Store in which the group was formed."""
+        entrance = Entrance(lambda: self.store, round_number, self.rank, self.world_size)
+        self.boundary = Boundary(self.owner, self._native, entrance, self.place, is_new=is_new)
 
     def tolerance_of(self, tensor: torch.Tensor, op: Any) -> dict[str, Any]:
         """Options of an all-reduce that the group's tolerance adds: none but for sums and means of gradients."""
@@ -132,6 +140,8 @@ class GroupLink:
             self.owner.check_process()
         except EngineError:
             return
+        if self.boundary is not None:
+            self.boundary.leave()
         if not self._native.leave(LEAVE_TIMEOUT_S):
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
 

@@ -3,14 +3,16 @@
 use super::{addresses_of, ActiveGroup, InFlight, PeerAddress, Sink};
 use crate::code_points::CodePoints;
 use crate::group::ReservedIds;
+use crate::lineage::DoorSetup;
 use crate::routes::{Route, Routes};
-use crate::socket::PathSockets;
+use crate::socket::{PathSockets, RawAddress};
 use crate::succession::{Before, Forming, Next, Note, Phase, Step, Succession, Sync};
-use crate::{EpochStats, Outcome};
+use crate::{EpochStats, JoinError, Outcome};
 use gradwire_collectives::{
     Collective, DeliveryReport, Group, OpError, OpId, PeerDelivery, Request, TransmitSink,
 };
 use gradwire_core::{ConnectionId, Header, Kind, Mark, Timestamp};
+use gradwire_membership::Member;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,13 +21,22 @@ use std::sync::Arc;
 pub(super) struct Relay {
     /// Tells its routes apart from those of others.
     number: u32,
-    /// First ranks.
-    members: Arc<[u32]>,
+    members: Vec<Member>,
     peers: Vec<PeerAddress>,
     pub(super) ids: ReservedIds,
     remotes: Vec<Option<ConnectionId>>,
 }
 
+/// How a rank that joins is spoken to before it is a member, and by it the members: only notes pass.
+#[derive(Debug)]
+pub(super) struct Door {
+    member: Member,
+    peer: PeerAddress,
+    remote: ConnectionId,
+}
+
+/// Marks the peer of a route as a door's, with RELAY; then comes the rank.
+const DOOR: u32 = 1 << 30;
 /// Marks the peer of a route as one of a relay's; then come its number and the rank.
 const RELAY: u32 = 1 << 31;
 const RELAY_SHIFT: u32 = 16;
@@ -44,6 +55,9 @@ impl ActiveGroup {
     pub(super) fn address_of(&mut self, peer: u32) -> Option<&mut PeerAddress> {
         if !is_relay(peer) {
             return self.peers.get_mut(peer as usize);
+        }
+        if let Some(rank) = door_place(peer) {
+            return self.doors.get_mut(rank)?.as_mut().map(|door| &mut door.peer);
         }
         let (number, rank) = relay_place(peer);
         let relay = self.relays.iter_mut().find(|relay| relay.number == number)?;
@@ -69,7 +83,7 @@ impl ActiveGroup {
         else {
             return is_relay(peer);
         };
-        let from = self.first_rank(peer);
+        let from = self.life_of(peer);
         if let (Some(succession), Some(from), Ok(note)) = (&mut self.succession, from, Note::decode(body)) {
             succession.on_note(now, from, note);
             self.dirty = true;
@@ -77,13 +91,59 @@ impl ActiveGroup {
         true
     }
 
-    fn first_rank(&self, peer: u32) -> Option<u32> {
+    fn life_of(&self, peer: u32) -> Option<Member> {
         if !is_relay(peer) {
-            return self.succession.as_ref().map(|succession| succession.first_rank(peer));
+            return self.succession.as_ref()?.lives.get(peer as usize).copied();
+        }
+        if let Some(rank) = door_place(peer) {
+            return self.doors.get(rank)?.as_ref().map(|door| door.member);
         }
         let (number, rank) = relay_place(peer);
         let relay = self.relays.iter().find(|relay| relay.number == number)?;
         relay.members.get(rank as usize).copied()
+    }
+
+    /// Whether this rank is about to join a group that runs.
+    pub(super) fn is_joining(&self) -> bool {
+        self.succession.as_ref().is_some_and(|succession| succession.is_joining())
+    }
+
+    /// Takes a rank in, if it comes before the call after the next one.
+    pub(crate) fn admit(&mut self, record: &str) -> Result<String, JoinError> {
+        let Some(succession) = &mut self.succession else {
+            let problem = "only a group with on_peer_loss = continue can be joined".to_owned();
+            return Err(JoinError::RecordInvalid { position: 0, problem });
+        };
+        let (joiner, running) = succession.admit(record)?;
+        self.open_door(joiner);
+        Ok(running)
+    }
+
+    /// From now on a life of a rank can be spoken to.
+    pub(super) fn open_door(&mut self, member: Member) {
+        let Some(succession) = &self.succession else { return };
+        let setup = succession.record(member).and_then(|record| succession.lineage.door(record));
+        let host = succession.lineage.host(member.rank);
+        let Some(DoorSetup { candidates, channel, remote }) = setup else { return };
+        self.doors.resize_with(succession.ranks(), || None);
+        let door = &mut self.doors[member.rank as usize];
+        if door.as_ref().is_some_and(|door| door.member == member) {
+            // What has come over it does not come again.
+            return;
+        }
+        let candidates = candidates.into_iter().map(RawAddress::new).collect();
+        let peer = PeerAddress { host, candidates, channel, ..PeerAddress::NOWHERE };
+        *door = Some(Door { member, peer, remote });
+    }
+
+    /// Enters the ids by which later lives of ranks are heard into the table.
+    pub(crate) fn insert_doors(&self, place: u32, routes: &mut Routes) {
+        let Some(succession) = &self.succession else { return };
+        for (rank, id) in succession.lineage.doors.by_rank.iter().enumerate() {
+            if let Some(id) = *id {
+                routes.insert(Route { id, group: place, peer: RELAY | DOOR | rank as u32 });
+            }
+        }
     }
 
     /// Takes a call of a group that goes on.
@@ -112,7 +172,8 @@ impl ActiveGroup {
             self.in_flight.insert(id, in_flight);
             return;
         }
-        succession.calls.add(request, in_flight, before, now);
+        let number = succession.calls.add(request, in_flight, before, now);
+        succession.called(number);
         self.start_calls(now);
     }
 
@@ -178,9 +239,9 @@ impl ActiveGroup {
 
     /// The group has failed.
     pub(super) fn on_failed(&mut self, now: Timestamp, error: &OpError) {
-        let is_joining = self.connected.is_some();
+        let is_forming = self.connected.is_some() && !self.is_joining();
         let Some(succession) = &mut self.succession else { return };
-        if is_joining || !succession.on_failed(now, error) {
+        if is_forming || !succession.on_failed(now, error) {
             self.end_succession(error.clone());
         }
     }
@@ -233,6 +294,8 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return };
         succession.calls.restart(changed_at);
         succession.change(Phase::Running);
+        succession.settle();
+        self.announce(Ok(()));
         self.start_calls(now);
     }
 
@@ -266,7 +329,7 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return };
         let Forming { epoch, ids, .. } = forming;
         let members: Vec<u32> = epoch.members.iter().map(|member| member.rank).collect();
-        let remote = |rank| succession.connection_of(rank);
+        let remote = |rank| succession.connection_of(&epoch, rank);
         let setup = succession.lineage.setup(self.setup.key, (epoch.number, &members), ids, remote);
         let mut setup = match setup {
             Ok(setup) => setup,
@@ -282,7 +345,7 @@ impl ActiveGroup {
         for peer in &old.config.peers {
             remotes[peer.rank as usize] = Some(peer.connection.remote);
         }
-        let relay = Relay { number, members: Arc::clone(&succession.members), peers, ids: old.ids, remotes };
+        let relay = Relay { number, members: succession.lives.clone(), peers, ids: old.ids, remotes };
         for (rank, id) in relay.ids.by_rank.iter().enumerate() {
             if let Some(id) = *id {
                 let peer = RELAY | number << RELAY_SHIFT | rank as u32;
@@ -309,6 +372,8 @@ impl ActiveGroup {
             succession.change(Phase::Over(error.clone()));
         }
         succession.notes.clear();
+        self.announce(Err(error.clone()));
+        let Some(succession) = &mut self.succession else { return };
         let ended = succession.calls.drain();
         ended.into_iter().for_each(|pending| self.finish(pending.in_flight, Err(error.clone())));
     }
@@ -329,9 +394,9 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return 0 };
         let mut refused = 0;
         while sockets.has_room() {
-            let Some((rank, body)) = succession.notes.pop_front() else { break };
-            let place = |members: &[u32]| members.iter().position(|member| *member == rank);
-            let present = place(&succession.members).and_then(|place| {
+            let Some((to, body)) = succession.notes.pop_front() else { break };
+            let place = |members: &[Member]| members.iter().position(|member| *member == to);
+            let present = place(&succession.lives).and_then(|place| {
                 let peer = self.setup.config.peers.iter().find(|peer| peer.rank as usize == place)?;
                 Some((peer.connection.remote, place))
             });
@@ -352,9 +417,17 @@ impl ActiveGroup {
                     send(&mut relay.peers, to);
                 }
             }
+            let door = self.doors.get_mut(to.rank as usize).and_then(Option::as_mut);
+            if let Some(door) = door.filter(|door| door.member == to) {
+                send(std::slice::from_mut(&mut door.peer), (door.remote, 0));
+            }
         }
         refused
     }
+}
+
+fn door_place(peer: u32) -> Option<usize> {
+    (peer & DOOR != 0).then_some((peer & !(RELAY | DOOR)) as usize)
 }
 
 fn relay_place(peer: u32) -> (u32, u32) {

@@ -67,7 +67,7 @@ enum State {
 
 struct Kept {
     state: State,
-    /// Bytes of all-reduces up to this call, itself included: the same on all ranks, because they make the same calls.
+    /// Bytes of all-reduces and broadcasts up to this call, itself included: the same on all ranks, because they make the same calls.
     bytes_so_far: u64,
 }
 
@@ -88,6 +88,8 @@ pub(crate) struct Calls {
     changed_at: u64,
     /// Calls that ended well somewhere, and whose result nobody has.
     orphans: Vec<u64>,
+    /// Calls before it were made before this rank joined.
+    joined_at: u64,
 }
 
 /// What is to be done about the next call.
@@ -100,6 +102,16 @@ pub(crate) enum Next {
 }
 
 impl Calls {
+    /// This rank joins: its first call has this number.
+    pub(crate) fn begin_at(&mut self, number: u64) {
+        (self.first, self.next_start, self.below, self.joined_at) = (number, number, number, number);
+    }
+
+    /// Whether it was made before this rank joined.
+    pub(crate) fn has_no_part_in(&self, number: u64) -> bool {
+        number < self.joined_at
+    }
+
     /// Takes a call; its number.
     pub(crate) fn add(
         &mut self,
@@ -108,7 +120,7 @@ impl Calls {
         before: Before,
         now: Timestamp,
     ) -> u64 {
-        if let Collective::AllReduce { .. } = request.collective {
+        if let Collective::AllReduce { .. } | Collective::Broadcast { .. } = request.collective {
             self.bytes_so_far += request.output.len() as u64;
         }
         let pending = Pending { request, in_flight, submitted: now, before, was_started: false };
@@ -333,6 +345,18 @@ mod tests {
         calls.restart(1);
         assert_eq!(started(&mut calls), [0]);
         assert_eq!(memory, [7; 8]);
+    }
+
+    #[test]
+    fn who_joins_begins_with_the_call_that_the_others_make_next() {
+        let mut calls = Calls::default();
+        calls.begin_at(7);
+        assert!(calls.has_no_part_in(6) && !calls.has_no_part_in(7));
+        let mut memory = [1; 8];
+        assert_eq!(add(&mut calls, &mut memory, ReduceOp::Avg), 7);
+        calls.hold(6, Held::default());
+        assert!(calls.held(6).is_none(), "it has no use for what came before");
+        assert_eq!(started(&mut calls), [7]);
     }
 
     #[test]

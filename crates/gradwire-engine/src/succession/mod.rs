@@ -4,7 +4,7 @@
 //!   running --a rank is lost, or a member promises the next epoch--> waiting --no majority, or without this rank--> over
 //!      ^                                                               |  ^
 //!      |                                                     decided   v  | frozen again
-//!   syncing <--all have answered-- connecting <--all are ready-- forming -+
+//!   syncing <--all have answered-- connecting <--all are ready-- forming -+ <--decided with it-- waiting: a rank that joins
 //! ```
 //!
 //! The protocol that decides is `gradwire-membership`. Here its messages travel, and each epoch gets a [`gradwire_collectives::Group`]
@@ -20,8 +20,10 @@ pub(crate) use calls::{Before, Calls, Held, Next};
 pub(crate) use note::{Note, Ready};
 pub(crate) use sync::Sync;
 
-use crate::group::{Lineage, ReservedIds};
-use crate::{EpochStats, LostStats};
+use crate::group::ReservedIds;
+use crate::lineage::Lineage;
+use crate::rendezvous::Record;
+use crate::{EpochStats, JoinError, JoinedStats, LostStats};
 use gradwire_collectives::{Collective, OpError, OpId, Request};
 use gradwire_core::Timestamp;
 use gradwire_membership::{Epoch, Event, Member, Membership, Message, Settings};
@@ -55,20 +57,29 @@ pub(crate) struct Succession {
     pub(crate) calls: Calls,
     /// Calls that the present group has started.
     pub(crate) running: HashMap<OpId, u64>,
-    /// Of the present group: number, and members by their first ranks.
+    /// Of the present group: number, and members by their first ranks, with their lives.
     pub(crate) epoch: u64,
     pub(crate) members: Arc<[u32]>,
+    pub(crate) lives: Vec<Member>,
     /// The latest loss.
     pub(crate) verdict: Option<OpError>,
     /// What is to be said to whom.
-    pub(crate) notes: VecDeque<(u32, Vec<u8>)>,
+    pub(crate) notes: VecDeque<(Member, Vec<u8>)>,
     me: Member,
     membership: Membership,
     history: Vec<(u64, Arc<[u32]>)>,
     lost: Vec<LostStats>,
+    joined: Vec<JoinedStats>,
+    /// The latest life of each rank that was admitted, whether it has come or not.
+    admitted: BTreeMap<u32, Record>,
+    /// Call before which they may come, and whether they still may.
+    boundary: u64,
+    admits: bool,
+    /// This rank has joined and has made no call.
+    is_new: bool,
     /// The latest that each member said, and that was said to it.
-    heard: BTreeMap<u32, Ready>,
-    said: BTreeMap<u32, Ready>,
+    heard: BTreeMap<Member, Ready>,
+    said: BTreeMap<Member, Ready>,
     peer_timeout: Duration,
     repeat: Duration,
     /// Memory of a collective that was broken off, until its group is gone.
@@ -86,27 +97,51 @@ pub(crate) enum Step {
 impl Succession {
     /// Of a group that begins.
     pub(crate) fn new(lineage: Box<Lineage>) -> Self {
-        let me = life(lineage.rank);
-        let epoch = Epoch::first((0..lineage.world_size()).map(life).collect());
+        let epoch = Epoch::first(lineage.records.iter().map(Record::member).collect());
+        let (members, lives) = (ranks_of(&epoch), epoch.members.clone());
+        let begin = |me, settings| Membership::founder(me, epoch, settings);
+        let mut new = Self::with(lineage, Phase::Running, begin);
+        (new.members, new.lives, new.is_new) = (Arc::clone(&members), lives, false);
+        new.history.push((0, members));
+        new
+    }
+
+    /// Of a rank that joins a group that runs; `contacts`: whom it asks.
+    pub(crate) fn joiner(lineage: Box<Lineage>, contacts: Epoch, now: Timestamp) -> Self {
+        let phase = Phase::Waiting { since: now, ask_at: now };
+        Self::with(lineage, phase, |me, settings| Membership::joiner(me, contacts, settings, now))
+    }
+
+    fn with(
+        lineage: Box<Lineage>,
+        phase: Phase,
+        membership: impl FnOnce(Member, Settings) -> Membership,
+    ) -> Self {
+        let me = lineage.records[lineage.rank as usize].member();
         let peer_timeout = lineage.shared.local.config.peer_timeout;
         let repeat = (peer_timeout / REPEATS).max(REPEAT_MIN);
         // Who promises at once is not waited for; only a second loss in the middle of it costs an attempt.
         let attempt = peer_timeout / 2;
         let settings = Settings { repeat, attempt, patience: attempt * ATTEMPTS_MAX };
-        let members: Arc<[u32]> = ranks_of(&epoch);
         Self {
             lineage,
-            phase: Phase::Running,
+            phase,
             calls: Calls::default(),
             running: HashMap::new(),
             epoch: 0,
-            members: Arc::clone(&members),
+            members: Arc::default(),
+            lives: Vec::new(),
             verdict: None,
             notes: VecDeque::new(),
             me,
-            membership: Membership::founder(me, epoch, settings),
-            history: vec![(0, members)],
+            membership: membership(me, settings),
+            history: Vec::new(),
             lost: Vec::new(),
+            joined: Vec::new(),
+            admitted: BTreeMap::new(),
+            boundary: 0,
+            admits: false,
+            is_new: true,
             heard: BTreeMap::new(),
             said: BTreeMap::new(),
             peer_timeout,
@@ -175,7 +210,69 @@ impl Succession {
 
     /// For people.
     pub(crate) fn stats(&self) -> EpochStats {
-        EpochStats { number: self.epoch, members: self.members.to_vec(), lost: self.lost.clone() }
+        let (lost, joined) = (self.lost.clone(), self.joined.clone());
+        let is_member = !matches!(self.phase, Phase::Over(OpError::NotMember { .. }));
+        EpochStats { number: self.epoch, members: self.members.to_vec(), lost, joined, is_member }
+    }
+
+    /// Ranks that the group began with.
+    pub(crate) fn ranks(&self) -> usize {
+        self.lineage.records.len()
+    }
+
+    /// Whether this rank is about to join.
+    pub(crate) fn is_joining(&self) -> bool {
+        self.is_new
+    }
+
+    /// Calls go on in the present epoch, with what this rank needs for them.
+    pub(crate) fn settle(&mut self) {
+        self.is_new = false;
+        self.membership.fetched();
+    }
+
+    /// A rank has published that it wants to join. It may until this rank makes the call after the next one: all members are then between the
+    /// same two calls, the first of which tells each that all others know the record.
+    ///
+    /// # Errors
+    /// It has another secret or settings, is a member, or is no later than a life that is known: an old record brings nobody back.
+    pub(crate) fn admit(&mut self, text: &str) -> Result<(Member, String), JoinError> {
+        let record = self.lineage.read(text)?;
+        let (joiner, rank) = (record.member(), record.rank);
+        let refused = |problem: &str| {
+            let problem = format!("life {} of rank {rank} cannot join: {problem}", joiner.incarnation);
+            Err(JoinError::RecordInvalid { position: rank as usize, problem })
+        };
+        if !self.is_running() {
+            return refused("the group is about to change");
+        }
+        if self.members.contains(&rank) {
+            return refused("its rank is a member that lives");
+        }
+        let admitted = self.admitted.get(&rank).filter(|admitted| **admitted != record).map(Record::member);
+        if [self.lineage.member(rank), admitted].into_iter().flatten().any(|known| known >= joiner) {
+            return refused("a life as late is known");
+        }
+        self.admitted.insert(rank, record);
+        (self.boundary, self.admits) = (self.calls.next() + 1, true);
+        Ok((joiner, self.lineage.running(self.epoch, &self.lives)))
+    }
+
+    /// The call with this number was made here.
+    pub(crate) fn called(&mut self, number: u64) {
+        if self.admits && number >= self.boundary {
+            self.admits = false;
+            self.membership.forget_joiners();
+        }
+    }
+
+    /// What is known of a life of a rank that has been admitted, or that is a member.
+    pub(crate) fn record(&self, member: Member) -> Option<&Record> {
+        let member_of = |rank| self.lineage.records.get(rank as usize);
+        [self.admitted.get(&member.rank), member_of(member.rank)]
+            .into_iter()
+            .flatten()
+            .find(|record| record.member() == member)
     }
 
     /// Ranks in a request, as the present group numbers them.
@@ -216,17 +313,26 @@ impl Succession {
     }
 
     /// A member says something.
-    pub(crate) fn on_note(&mut self, now: Timestamp, from: u32, note: Note) {
+    pub(crate) fn on_note(&mut self, now: Timestamp, from: Member, note: Note) {
         match note {
-            Note::Membership(message) => self.membership.handle_message(now, life(from), message),
+            Note::Membership(Message::Join) if !self.takes_in(from) => {}
+            Note::Membership(message) => self.membership.handle_message(now, from, message),
             Note::Ready(ready) => {
                 self.heard.insert(from, ready);
                 let is_past = !matches!(self.phase, Phase::Forming(_));
-                if let Some(said) = self.said.get(&from).filter(|said| is_past && said.epoch == ready.epoch) {
+                let is_asked = is_past && ready.asks;
+                if let Some(said) = self.said.get(&from).filter(|said| is_asked && said.epoch == ready.epoch)
+                {
                     self.notes.push_back((from, Note::Ready(*said).encode()));
                 }
             }
         }
+    }
+
+    /// Whether a rank that wants to join is heard: between two calls, by the first of the members alone, or because it is one already and
+    /// does not know.
+    fn takes_in(&self, joiner: Member) -> bool {
+        self.membership.epoch().has(joiner) || (self.admits && self.lives.first() == Some(&self.me))
     }
 
     /// Members that do not answer under the present epoch, by its numbers.
@@ -256,7 +362,7 @@ impl Succession {
         }
         step = step.or_else(|| self.check_phase(now));
         while let Some(transmit) = self.membership.poll_transmit() {
-            self.notes.push_back((transmit.to.rank, Note::Membership(transmit.message).encode()));
+            self.notes.push_back((transmit.to, Note::Membership(transmit.message).encode()));
         }
         step
     }
@@ -276,10 +382,17 @@ impl Succession {
     /// The group of the epoch is there.
     pub(crate) fn entered(&mut self, now: Timestamp, epoch: &Epoch, unsure: Range<u64>) {
         let members = ranks_of(epoch);
-        for rank in self.members.iter().filter(|rank| !members.contains(rank)) {
-            let host = self.lineage.host(*rank);
-            self.lost.push(LostStats { rank: *rank, host, epoch: epoch.number });
+        for Member { rank, .. } in self.lives.iter().copied().filter(|member| !epoch.has(*member)) {
+            let host = self.lineage.host(rank);
+            self.lost.push(LostStats { rank, host, epoch: epoch.number });
         }
+        let is_new =
+            |member: &&Member| if self.is_new { **member == self.me } else { !self.lives.contains(member) };
+        for Member { rank, incarnation } in epoch.members.iter().filter(is_new).copied() {
+            let host = self.lineage.host(rank);
+            self.joined.push(JoinedStats { rank, incarnation, host, epoch: epoch.number });
+        }
+        self.lives.clone_from(&epoch.members);
         self.history.push((epoch.number, Arc::clone(&members)));
         (self.epoch, self.members) = (epoch.number, members);
         self.running.clear();
@@ -302,6 +415,13 @@ impl Succession {
         let (place, count) =
             (epoch.members.iter().position(|member| *member == self.me), epoch.members.len());
         let place = place.unwrap_or_default() as u32;
+        for member in &epoch.members {
+            match self.record(*member).cloned() {
+                Some(record) => self.lineage.records[member.rank as usize] = record,
+                // It cannot be reached from here: without this rank the others go on.
+                None => return self.wait(now),
+            }
+        }
         let Some(ids) = ReservedIds::draw(&self.lineage.shared, place, count as u32) else {
             // Without connection ids it falls silent, and the others go on.
             return self.wait(now);
@@ -310,8 +430,10 @@ impl Succession {
         self.said.clear();
         for (member, id) in epoch.members.iter().zip(&ids.by_rank) {
             if let Some(id) = id {
-                let ready = Ready { epoch: epoch.number, connection: id.value(), below, next };
-                self.said.insert(member.rank, ready);
+                let (is_new, boundary) = (self.is_new, self.boundary);
+                let (epoch, connection, asks) = (epoch.number, id.value(), false);
+                let ready = Ready { epoch, connection, below, next, asks, is_new, boundary };
+                self.said.insert(*member, ready);
             }
         }
         self.phase = Phase::Forming(Forming { epoch, ids, since: now, say_at: now });
@@ -325,7 +447,8 @@ impl Succession {
                     *ask_at = now + self.repeat;
                     self.ask();
                 }
-                (now >= since + self.stuck_after()).then(|| self.end(NO_MAJORITY))
+                (now >= since + self.stuck_after())
+                    .then(|| self.end(if self.is_new { NOT_TAKEN_IN } else { NO_MAJORITY }))
             }
             Phase::Forming(_) => self.form(now),
             _ => None,
@@ -336,33 +459,37 @@ impl Succession {
     fn ask(&mut self) {
         let note = Note::Membership(Message::Ask { epoch: self.membership.epoch().number }).encode();
         for member in self.membership.epoch().members.iter().filter(|member| **member != self.me) {
-            self.notes.push_back((member.rank, note.clone()));
+            self.notes.push_back((*member, note.clone()));
         }
     }
 
     fn form(&mut self, now: Timestamp) -> Option<Step> {
         let Phase::Forming(forming) = &mut self.phase else { return None };
         let number = forming.epoch.number;
-        let is_ready = |rank: &u32| self.heard.get(rank).is_some_and(|ready| ready.epoch == number);
+        let is_ready = |member: &Member| self.heard.get(member).is_some_and(|ready| ready.epoch == number);
         if now >= forming.say_at {
             forming.say_at = now + self.repeat;
-            for (rank, ready) in &self.said {
-                self.notes.push_back((*rank, Note::Ready(*ready).encode()));
+            for (member, ready) in &self.said {
+                self.notes.push_back((*member, Note::Ready(Ready { asks: true, ..*ready }).encode()));
             }
         }
-        let missing: Vec<u32> = self.said.keys().copied().filter(|rank| !is_ready(rank)).collect();
+        let missing: Vec<Member> = self.said.keys().copied().filter(|member| !is_ready(member)).collect();
         if missing.is_empty() {
             // What was said is said once more when somebody asks.
             let heard = self.heard.values().filter(|ready| ready.epoch == number);
-            let all = || heard.clone().chain(self.said.values().take(1));
+            // Who has just joined has made none of these calls.
+            let all = || heard.clone().chain(self.said.values().take(1)).filter(|ready| !ready.is_new);
+            if self.is_new {
+                self.calls.begin_at(all().map(|ready| ready.boundary).max()?);
+            }
             let unsure = all().map(|ready| ready.below).min()?..all().map(|ready| ready.next).max()?;
             let phase = std::mem::replace(&mut self.phase, Phase::Running);
             let Phase::Forming(forming) = phase else { return None };
             return Some(Step::Reform(forming, unsure));
         }
         if now >= forming.since + self.peer_timeout {
-            for rank in missing {
-                self.membership.suspect(now, rank);
+            for member in missing {
+                self.membership.suspect(now, member.rank);
             }
             forming.since = now;
         }
@@ -370,26 +497,23 @@ impl Succession {
     }
 
     /// The connection id that a member wants to see.
-    pub(crate) fn connection_of(&self, rank: u32) -> u32 {
-        self.heard.get(&rank).map_or(0, |ready| ready.connection)
+    pub(crate) fn connection_of(&self, epoch: &Epoch, rank: u32) -> u32 {
+        let said = epoch.of_rank(rank).and_then(|member| self.heard.get(&member));
+        said.filter(|ready| ready.epoch == epoch.number).map_or(0, |ready| ready.connection)
     }
 
     fn end(&mut self, outcome: &'static str) -> Step {
         let cause = match &self.verdict {
             Some(error) => error.to_string(),
+            None if self.is_new => "it was to join: start it again".to_owned(),
             None => "the other ranks, which have lost somebody".to_owned(),
         };
         Step::End(OpError::NotMember { epoch: self.membership.epoch().number, outcome, cause })
     }
 
     fn stuck_after(&self) -> Duration {
-        self.peer_timeout * ATTEMPTS_MAX
+        self.peer_timeout * if self.is_new { JOIN_TIMEOUTS } else { ATTEMPTS_MAX }
     }
-}
-
-/// The first life of a rank.
-fn life(rank: u32) -> Member {
-    Member { rank, incarnation: 0 }
 }
 
 fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {
@@ -397,7 +521,10 @@ fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {
 }
 
 const EXCLUDED: &str = "the others go on without it";
+const NOT_TAKEN_IN: &str = "the members of the group that runs did not take it in";
 const NO_MAJORITY: &str = "no majority of the ranks can be reached, and fewer may not go on";
+/// A rank that joins is taken in within one, and one more may pass until a member is lost meanwhile.
+const JOIN_TIMEOUTS: u32 = 3;
 /// What was not answered is said again so often in the peer timeout.
 const REPEATS: u32 = 100;
 /// Less would be a burst while a host is busy.

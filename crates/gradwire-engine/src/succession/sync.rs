@@ -13,8 +13,10 @@ use std::time::Duration;
 const ENTRY_BYTES: usize = 16;
 const NOT_ENDED: u64 = 0;
 const ENDED: u64 = 1;
+/// It was made before this rank joined.
+const NO_PART: u64 = 2;
 /// Above it: bytes of the result that is here.
-const HELD: u64 = 2;
+const HELD: u64 = 3;
 
 /// See the module's documentation.
 pub(crate) struct Sync {
@@ -48,6 +50,7 @@ impl Sync {
         for number in unsure.clone() {
             let held = calls.held(number);
             let state = match held {
+                _ if calls.has_no_part_in(number) => NO_PART,
                 Some(held) => HELD + held.bytes.len() as u64,
                 None if calls.has_ended(number) => ENDED,
                 None => NOT_ENDED,
