@@ -63,8 +63,8 @@ class ElasticState:
     def sync(self) -> bool:
         """Lets at most one rank join that was lost and started again, and gives it everything here as the others have it.
 
-        All ranks call it between two steps; one that was started again before any other call of the group. It costs one small
-        all-reduce, and a broadcast of the state when a rank joins; nothing with `on_peer_loss="raise"`.
+        All ranks call it between two steps, with no call in flight; one that was started again before any other call of the group. It
+        costs one small all-reduce, and a broadcast of the state when a rank joins; nothing with `on_peer_loss="raise"`.
 
         Returns:
             Whether wrappers that count calls must be made anew on every rank, DistributedDataParallel above all: when a rank has
