@@ -443,6 +443,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn who_joins_a_group_that_runs_must_fit_into_what_it_has_agreed_on() {
+        let formed = records(3);
+        let again = || Record { incarnation: 1, doors: vec![7; 3], ..formed[1].clone() };
+        let join = |record: &Record| Roster::of_running(record, &published(&formed));
+        assert_eq!(join(&again()).unwrap().records, formed, "its earlier life is part of what was agreed");
+        let elsewhere = Record { network_namespace: 9, ..again() };
+        let small = Record { datagram_bytes_local: 1_000, ..again() };
+        for (record, what) in [(elsewhere, "network namespace"), (small, "bytes of a datagram")] {
+            let refused = join(&record).unwrap_err();
+            assert!(
+                matches!(&refused, JoinError::SettingsMismatch { field, .. } if *field == what),
+                "{refused}"
+            );
+        }
+        assert!(read_one(&formed[0], &again().to_json()).is_ok());
+        for doors in [vec![], vec![7; 2]] {
+            assert!(read_one(&formed[0], &Record { doors, ..again() }.to_json()).is_err());
+        }
+    }
+
+    #[test]
     fn agreeing_records_form_a_roster_with_or_without_our_own() {
         let all = records(3);
         let roster = Roster::new(&all[1], &published(&all)).unwrap();
