@@ -60,10 +60,10 @@ def train(comm: gradwire.Communicator) -> None:
     weights, moment, step = np.zeros(ELEMS, "float32"), np.zeros(ELEMS, "float64"), np.zeros(1, np.int64)
     together = np.zeros(1, np.int64)
     while together[0] < STEPS_TOGETHER and step[0] < STEPS_MAX:
-        started = time.monotonic()
+        before = comm.stats()["engine"]["datagrams_sent"]
         if comm.sync(weights, moment, step, together):
-            took = time.monotonic() - started
-            say(joined=comm.members, at=int(step[0]), digest=digest(weights, moment), took=took)
+            sent = comm.stats()["engine"]["datagrams_sent"] - before
+            say(joined=comm.members, at=int(step[0]), digest=digest(weights, moment), sent=sent)
         be_lost(int(step[0]))
         number = int(step[0])
         mean = gradient(RANK, number)
