@@ -236,6 +236,7 @@ impl Succession {
     ///
     /// # Errors
     /// It has another secret or settings, is a member, or is no later than a life that is known: an old record brings nobody back.
+    /// [`JoinError::Failed`]: the group is changing, and it may be tried again.
     pub(crate) fn admit(&mut self, text: &str) -> Result<(Member, String), JoinError> {
         let record = self.lineage.read(text)?;
         let (joiner, rank) = (record.member(), record.rank);
@@ -244,7 +245,8 @@ impl Succession {
             Err(JoinError::RecordInvalid { position: rank as usize, problem })
         };
         if !self.is_running() {
-            return refused("the group is about to change");
+            // Not its fault: it may be admitted by the next call.
+            return Err(JoinError::Failed(self.unfinished()));
         }
         if self.members.contains(&rank) {
             return refused("its rank is a member that lives");
