@@ -40,6 +40,7 @@ KERNEL_GB_S_MIN = 3.0
 PACKET_ELEMS = 352  # of 1408 bytes, what a datagram of 1472 carries
 MB = 1 << 20
 BUCKET_BYTES = 25 * MB
+ODD_ELEMS = 12_345  # more than whole columns hold: they are mixed in
 KINDS = ("burst", "scattered")
 PATIENCE_S = 180.0
 
@@ -51,13 +52,10 @@ def gradient(elems: int, seed: int) -> torch.Tensor:
     return torch.randn(elems, generator=chance) * sizes
 
 
-def rotated(tensor: torch.Tensor, elems: int, seed: int, *, inverse: bool = False) -> torch.Tensor:
-    """What `gradwire_collectives::Hadamard` makes of it."""
-    shape = _native.hadamard_shape(elems)
-    assert shape is not None
-    target = torch.empty(elems if inverse else shape[1], dtype=tensor.dtype)
-    code = _memory.DTYPE_CODES[tensor.dtype]
-    _native.hadamard(code, seed, _memory.address(tensor), _memory.address(target), inverse)
+def rotated(tensor: torch.Tensor, seed: int, *, inverse: bool = False) -> torch.Tensor:
+    """What a reduction of a bucket of this size makes of it (`gradwire_collectives::WholeHadamard`)."""
+    target = tensor.clone()
+    _native.hadamard_in_place(_memory.DTYPE_CODES[tensor.dtype], seed, _memory.address(target), inverse)
     return target
 
 
@@ -81,11 +79,11 @@ def errors(elems: int, share: float, seeds: int) -> list[dict[str, Any]]:
     for seed in range(seeds):
         bucket = gradient(elems, seed)
         power = bucket.square().mean()
-        spread = rotated(bucket, elems, seed)
+        spread = rotated(bucket, seed)
         for kind in KINDS:
-            plain = without(bucket, lost_packets(-(-elems // PACKET_ELEMS), share, kind, seed))
-            holes = lost_packets(-(-spread.numel() // PACKET_ELEMS), share, kind, seed)
-            back = rotated(without(spread, holes), elems, seed, inverse=True)
+            holes = lost_packets(-(-elems // PACKET_ELEMS), share, kind, seed)
+            plain = without(bucket, holes)
+            back = rotated(without(spread, holes), seed, inverse=True)
             for name, got in (("plain", plain), ("hadamard", back)):
                 error = float((got - bucket).square().mean() / power)
                 rows.append({"seed": seed, "kind": kind, "transform": name, "relative_error": error})
@@ -208,7 +206,7 @@ def run(*, share: float, seeds: int, ranks: int, samples: int, out: Path, json_f
     torch.set_num_threads(1)
     tell(f"errors over {seeds} seeds")
     results: dict[str, Any] = {"benchmark": "hadamard", "machine": machine(), "share": share}
-    results["errors"] = errors(BUCKET_BYTES // 4, share, seeds)
+    results["errors"] = errors(BUCKET_BYTES // 4 + ODD_ELEMS, share, seeds)
     tell("kernel")
     results["kernel_gb_s"] = kernel(rounds=20 if samples else 2)
     try:

@@ -14,7 +14,7 @@
 
 use crate::adaptive::StageEnd;
 use crate::view::OwnMemory;
-use crate::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use crate::{Collective, Dtype, Request};
 use gradwire_core::{ConnectionStats, Receipt};
 use std::time::Duration;
 
@@ -131,17 +131,10 @@ impl Agreement {
         let row = self.rank as usize * Word::BYTES;
         let words = self.words.view();
         Request {
-            collective: Collective::AllGather,
-            dtype: Dtype::Bytes,
-            reduce: ReduceOp::Sum,
             input: words.part(&(row..row + Word::BYTES)),
             output: words,
-            policy: Policy::RELIABLE,
-            residual: View::EMPTY,
-            timeout: Duration::ZERO,
             priority: PRIORITY_LAST,
-            tags: Tags::default(),
-            wants_contributions: false,
+            ..Request::exact(Collective::AllGather, Dtype::Bytes, Duration::ZERO)
         }
     }
 

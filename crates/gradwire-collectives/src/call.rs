@@ -332,22 +332,14 @@ const PARAMETER_SERVER: u8 = Algorithm::ParameterServer as u8;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DivideBy, EarlyRule, Fill, GatherRule, Rotation, SoftRule, Tags, View};
+    use crate::{DivideBy, EarlyRule, Fill, GatherRule, Rotation, SoftRule};
     use gradwire_core::Reliability;
 
     fn request(collective: Collective, policy: Policy) -> Request {
         Request {
-            collective,
-            dtype: Dtype::F32,
             reduce: ReduceOp::Avg,
-            input: View::EMPTY,
-            output: View::EMPTY,
             policy,
-            residual: View::EMPTY,
-            timeout: Duration::from_secs(1),
-            priority: 0,
-            tags: Tags::default(),
-            wants_contributions: false,
+            ..Request::exact(collective, Dtype::F32, Duration::from_secs(1))
         }
     }
 

@@ -13,7 +13,7 @@ use crate::settings::CallSettings;
 use crate::verdict::AbortRecord;
 use crate::{
     Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
-    ReduceOp, Request, Servers, Tags, TransmitSink, View,
+    ReduceOp, Request, Servers, TransmitSink, View,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -314,17 +314,16 @@ fn request_of(
     };
     let is_tolerant = what & 15 < 4 && how & 8 != 0;
     Request {
-        collective,
-        dtype: if how & 16 == 0 { Dtype::F32 } else { Dtype::I32 },
         reduce: if how & 32 == 0 { ReduceOp::Sum } else { ReduceOp::Avg },
         input,
         output,
         policy: if is_tolerant { Policy::AUTO } else { Policy::RELIABLE },
-        residual: View::EMPTY,
-        timeout: Duration::from_millis(if how & 64 == 0 { 30_000 } else { 50 }),
         priority: how >> 7,
-        tags: Tags::default(),
-        wants_contributions: false,
+        ..Request::exact(
+            collective,
+            if how & 16 == 0 { Dtype::F32 } else { Dtype::I32 },
+            Duration::from_millis(if how & 64 == 0 { 30_000 } else { 50 }),
+        )
     }
 }
 

@@ -4,7 +4,8 @@
 //! bucket of 256 MB among four ranks. So the upper 16 bits of each sum live in the output, where the result will be, and the
 //! lower ones beside it; and these only for chunks that are open: the first value of a chunk is a half like any other, and the
 //! last contribution finishes the chunk on the spot. While all ranks send alike that is a window that moves with the
-//! packets; behind a rank that is late it grows to the size of the shard, and no further.
+//! packets; behind a rank that is late it grows to the size of the shard, or of a piece of a large one ([`crate::schedules`]), and
+//! no further.
 //!
 //! Called by [`crate::memory::Memory`] for each payload, which is one chunk; nothing is allocated for a single one.
 

@@ -20,7 +20,9 @@ use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::{closed_by, Contributions};
 use crate::rotation::RotatedBucket;
-use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
+use crate::schedules::{
+    blocks_of, further_transfers, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target,
+};
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request, View};
@@ -147,7 +149,7 @@ impl Op {
         let mut memory = Memory::new(views, reduction, place.chunk_bytes);
         memory.beyond = rotated.as_ref().map_or(View::EMPTY, RotatedBucket::beyond);
         let indices = match request.collective {
-            Collective::AllReduce { .. } => 2 * place.world_size.max(2) as usize,
+            Collective::AllReduce { .. } => 2 * place.world_size as usize + further_transfers(bytes),
             _ => 1,
         };
         let is_exact = request.policy.is_exact();

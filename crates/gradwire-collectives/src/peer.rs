@@ -159,23 +159,11 @@ const OFFERS_AHEAD_MAX: usize = 1 << 20;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+    use crate::{Algorithm, Collective, Dtype, Request};
     use std::time::Duration;
 
     fn opening(tag: u32) -> Opening {
-        let request = Request {
-            collective: Collective::Send { to: 1, tag },
-            dtype: Dtype::Bytes,
-            reduce: ReduceOp::Sum,
-            input: View::EMPTY,
-            output: View::EMPTY,
-            policy: Policy::RELIABLE,
-            residual: View::EMPTY,
-            timeout: Duration::from_secs(1),
-            priority: 0,
-            tags: Tags::default(),
-            wants_contributions: false,
-        };
+        let request = Request::exact(Collective::Send { to: 1, tag }, Dtype::Bytes, Duration::from_secs(1));
         Opening { total_bytes: 0, descriptor: Call::of(&request, Algorithm::Auto).encode(), called_us: 0 }
     }
 

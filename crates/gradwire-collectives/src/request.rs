@@ -123,20 +123,26 @@ pub struct Request {
 }
 
 impl Request {
-    /// Bare signals between all pairs, without memory and for nobody to wait for.
-    pub(crate) fn nothing() -> Self {
+    /// An exact call, a sum where it reduces, that goes before all others. It has no memory yet: set `input` and `output`.
+    #[must_use]
+    pub fn exact(collective: Collective, dtype: Dtype, timeout: Duration) -> Self {
         Self {
-            collective: Collective::Barrier,
-            dtype: Dtype::Bytes,
+            collective,
+            dtype,
             reduce: ReduceOp::Sum,
             input: View::EMPTY,
             output: View::EMPTY,
             policy: Policy::RELIABLE,
             residual: View::EMPTY,
-            timeout: Duration::ZERO,
+            timeout,
             priority: 0,
             tags: Tags::default(),
             wants_contributions: false,
         }
+    }
+
+    /// Bare signals between all pairs, without memory and for nobody to wait for.
+    pub(crate) fn nothing() -> Self {
+        Self::exact(Collective::Barrier, Dtype::Bytes, Duration::ZERO)
     }
 }

@@ -6,7 +6,7 @@
 //! same arithmetic, so replicas stay identical.
 //!
 //! The transform is linear: what is owed of the rotated bucket, rotated back, is what is owed of the caller's. It is kept
-//! where it will go, in the caller's residual. A small bucket is rotated into a padded copy; one from 2^20 elements on is turned in
+//! where it will go, in the caller's residual. A small bucket is rotated into a padded copy; one from 2^17 elements on is turned in
 //! the caller's output, so that a large one costs no memory.
 
 use crate::memory::Pool;

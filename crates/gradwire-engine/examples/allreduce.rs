@@ -7,7 +7,7 @@
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
 //! is the processor time of rank 0 for one round.
 
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Request, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -172,19 +172,7 @@ fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), B
 
 /// One collective from submission to its end.
 fn run(group: &GroupHandle, collective: Collective, view: View) -> Result<(), Box<dyn Error>> {
-    let request = Request {
-        collective,
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
-        input: view,
-        output: view,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: TIMEOUT,
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
-    };
+    let request = Request { input: view, output: view, ..Request::exact(collective, Dtype::F32, TIMEOUT) };
     let op = group.submit(request, Box::new(()))?;
     match op.wait(Some(TIMEOUT)).ok_or("timed out")? {
         Ok(_) => Ok(()),

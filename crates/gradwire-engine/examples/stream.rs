@@ -9,7 +9,7 @@
 //! which the two ends share when they are on one machine. After `--seconds` both ends give up; `bytes` says how far the
 //! transfer came (rank 1) and `wrong` counts 32-bit words of a complete transfer that are not what was sent.
 
-use gradwire_engine::collectives::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_engine::collectives::{Collective, Dtype, Request, View};
 use gradwire_engine::{Engine, EngineConfig, EngineStats, GroupHandle, OpHandle, PeerStats};
 use serde::Serialize;
 use std::error::Error;
@@ -122,19 +122,7 @@ fn start(options: &Options, group: &GroupHandle, memory: &mut [u32]) -> Result<O
         0 => (Collective::Send { to: 1, tag: 0 }, view, View::EMPTY),
         _ => (Collective::Receive { from: Some(0), tag: 0 }, View::EMPTY, view),
     };
-    let request = Request {
-        collective,
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
-        input,
-        output,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: TIMEOUT,
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
-    };
+    let request = Request { input, output, ..Request::exact(collective, Dtype::F32, TIMEOUT) };
     Ok(group.submit(request, Box::new(()))?)
 }
 

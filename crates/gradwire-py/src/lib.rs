@@ -26,7 +26,7 @@ mod _native {
     #[pymodule_export]
     use crate::fingerprint::fingerprints;
     #[pymodule_export]
-    use crate::hadamard::{hadamard, hadamard_shape};
+    use crate::hadamard::{hadamard, hadamard_in_place, hadamard_shape};
     #[pymodule_export]
     use crate::op::NativeOp;
     #[pymodule_export]

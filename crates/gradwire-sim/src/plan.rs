@@ -1,7 +1,9 @@
 //! What the ranks of a scenario are asked to do: collectives, their memory, and what can go wrong around them.
 
 use crate::values::{contribution, copied_byte, encode, store};
-use gradwire_collectives::{Algorithm, Collective, Dtype, Hadamard, Policy, ReduceOp, Rotation};
+use gradwire_collectives::{
+    Algorithm, Collective, Dtype, Hadamard, Policy, ReduceOp, Rotation, WholeHadamard,
+};
 use std::time::Duration;
 
 /// One collective of a scenario; every rank submits the same list in the same order.
@@ -127,8 +129,8 @@ impl OpPlan {
     #[must_use]
     pub fn sent_bytes(&self) -> usize {
         let rotates = self.is_tolerant() && self.policy.rotation != Rotation::Off;
-        let rotated = Hadamard::of(self.elems).filter(|_| rotates);
-        rotated.map_or(self.elems, Hadamard::padded) * self.dtype.bytes()
+        let padded = Hadamard::of(self.elems).filter(|_| rotates && WholeHadamard::of(self.elems).is_none());
+        padded.map_or(self.elems, Hadamard::padded) * self.dtype.bytes()
     }
 
     /// The call of `rank`. `op` is the place of this plan in the scenario.

@@ -4,7 +4,7 @@ use crate::plan::{OpPlan, OutputPlan};
 use crate::record::Provenance;
 use crate::{HostOptions, Scenario, Tensor};
 use gradwire_collectives::{
-    DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, Tags, TransmitSink,
+    DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, TransmitSink,
 };
 use gradwire_core::{ConnectionConfig, ConnectionId, Mark, Timestamp};
 use std::collections::VecDeque;
@@ -114,17 +114,13 @@ impl Rank {
         let id = self.group.submit(
             local,
             Request {
-                collective: plan.collective(op, rank, scenario.world_size),
-                dtype: plan.dtype,
                 reduce: plan.reduce,
                 input,
                 output: run.output.view(),
                 policy,
                 residual: run.residual.view(),
-                timeout: OP_TIMEOUT,
                 priority: plan.priority,
-                tags: Tags::default(),
-                wants_contributions: false,
+                ..Request::exact(plan.collective(op, rank, scenario.world_size), plan.dtype, OP_TIMEOUT)
             },
         );
         self.runs[op] = Some(run);

@@ -1,7 +1,7 @@
 //! Deliberate damage: the proof that the checkers can fail.
 
 use crate::rank::{Finished, OpRun, Packet, Rank, RESIDUAL_FILL};
-use gradwire_collectives::{Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_collectives::{Collective, Dtype, Policy, Request};
 use gradwire_core::wire::{
     Flags, Header, Kind, Reader, StatusBody, TransferState, HEADER_BYTES, OPENING_BYTES,
 };
@@ -237,19 +237,7 @@ impl Saboteur {
 }
 
 fn barrier() -> Request {
-    Request {
-        collective: Collective::Barrier,
-        dtype: Dtype::Bytes,
-        reduce: ReduceOp::Sum,
-        input: View::EMPTY,
-        output: View::EMPTY,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: Duration::from_secs(3600),
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
-    }
+    Request::exact(Collective::Barrier, Dtype::Bytes, Duration::from_secs(3600))
 }
 
 /// Bytes at the end of a datagram that must belong to the payload for a flip to be one of data.

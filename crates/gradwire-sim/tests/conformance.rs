@@ -1,6 +1,8 @@
 //! The same calls in virtual time over a lossy network and over real sockets, against the same formulas.
 
-use gradwire_collectives::{Algorithm, Request, Tags};
+use gradwire_collectives::{
+    Algorithm, Collective, Dtype, GatherRule, Policy, ReduceOp, Request, Rotation, View,
+};
 use gradwire_engine::{
     DedicatedServers, Engine, EngineConfig, EngineError, GroupHandle, OpHandle, PendingGroup,
 };
@@ -65,6 +67,121 @@ fn dedicated_servers_sum_everything_that_workers_do_over_real_sockets() {
             assert_eq!(server.wait_for_workers(PATIENCE).expect("the engine runs"), Some(Ok(())));
         }
         engines.iter().for_each(Engine::stop);
+    }
+}
+
+/// All ranks have the same values, so the mean of those that count is these, whatever a busy machine loses.
+#[test]
+fn every_preset_reduces_over_real_sockets_in_every_schedule_rotated_or_not() {
+    for world_size in [2, 3, 5, 8, 16] {
+        let engines = engines(world_size);
+        let groups = join(&engines, |engine, rank| engine.new_group(rank, world_size, "presets"));
+        let mut in_flight: VecDeque<Mean> = VecDeque::new();
+        for call in means() {
+            if in_flight.len() == IN_FLIGHT {
+                in_flight.pop_front().into_iter().for_each(Mean::check);
+            }
+            in_flight.push_back(Mean::start(&groups, call));
+        }
+        in_flight.into_iter().for_each(Mean::check);
+        leave(groups);
+        engines.iter().for_each(Engine::stop);
+    }
+}
+
+/// Policy, schedule, dtype and elements.
+type Call = (Policy, Algorithm, Dtype, usize);
+
+fn means() -> Vec<Call> {
+    let mut calls = Vec::new();
+    let schedules =
+        [Algorithm::Transpose, Algorithm::Ring, Algorithm::ParameterServer, Algorithm::HalvingDoubling];
+    // Rotated with padding and, the large one, where they are with a rest mixed in. Five, three and eight have nothing in common.
+    let sizes = [1, 5_003, 30_011, (1 << 17) + 5_003, 2_048].into_iter().cycle();
+    let dtypes = [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().cycle();
+    let mut rest = sizes.zip(dtypes);
+    for (_, preset) in Policy::PRESETS {
+        for algorithm in schedules {
+            for rotation in [Rotation::Off, Rotation::On] {
+                // What is lost on its way back is filled with something else.
+                let policy = Policy { gather: GatherRule::EXACT, rotation, ..preset };
+                let (elems, dtype) = rest.next().unwrap_or((1, Dtype::F32));
+                calls.push((policy, algorithm, dtype, elems));
+            }
+        }
+    }
+    calls
+}
+
+/// A mean in flight, with the tensor of each rank.
+struct Mean {
+    call: Call,
+    ranks: Vec<(OpHandle, Tensor)>,
+}
+
+impl Mean {
+    fn start(groups: &[GroupHandle], call: Call) -> Self {
+        let (policy, algorithm, dtype, elems) = call;
+        let bytes: Vec<u8> = (0..elems).flat_map(|index| encode(dtype, value(index))).collect();
+        let submit = |group: &GroupHandle| {
+            let tensor = Tensor::from_bytes(&bytes);
+            let (input, output, residual) = (tensor.view(), tensor.view(), View::EMPTY);
+            let exact = Request::exact(Collective::AllReduce { algorithm }, dtype, PATIENCE);
+            let request = Request { reduce: ReduceOp::Avg, input, output, residual, policy, ..exact };
+            (group.submit(request, Box::new(())).expect("the engine runs"), tensor)
+        };
+        Self { call, ranks: groups.iter().map(submit).collect() }
+    }
+
+    /// Rotated, values are rounded when they are sent, when they are divided and when they are turned back, each time by a unit at most, and
+    /// in float32 at each step: none is off by more than the norm of its block times that.
+    fn check(self) {
+        let Self { call: call @ (policy, _, dtype, elems), ranks } = self;
+        let unit = match dtype {
+            Dtype::F32 => 64.0 * 2_f64.powi(-24),
+            Dtype::F16 => 3.0 * 2_f64.powi(-11),
+            _ => 3.0 * 2_f64.powi(-8),
+        };
+        let rounds = policy.rotation == Rotation::On && elems >= 2_048;
+        // The mean square of the values is 6.
+        let square_max = if rounds { unit * unit * 6.0 } else { 0.0 };
+        let most = if rounds { unit * (6.0 * 4_096.0_f64).sqrt() } else { 0.0 };
+        for (rank, (handle, tensor)) in ranks.iter().enumerate() {
+            let outcome = handle.wait(Some(PATIENCE)).unwrap_or_else(|| panic!("{call:?} hangs"));
+            assert!(outcome.is_ok(), "{call:?}: {outcome:?}");
+            let off: Vec<f64> = tensor
+                .as_slice()
+                .chunks_exact(dtype.bytes())
+                .enumerate()
+                .map(|(index, bytes)| decode(dtype, bytes) - f64::from(value(index)))
+                .collect();
+            assert_eq!(off.len(), elems);
+            let square = off.iter().map(|off| off * off).sum::<f64>() / elems as f64;
+            let is_right = square <= square_max && off.iter().all(|off| off.abs() <= most);
+            assert!(is_right, "{call:?} on rank {rank}: off by {} on average", square.sqrt());
+            assert!(tensor.guards_are_intact(), "{call:?}: memory was overrun");
+        }
+    }
+}
+
+/// A whole number that every float has.
+fn value(index: usize) -> f32 {
+    (index % 5) as f32
+}
+
+fn encode(dtype: Dtype, value: f32) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => value.to_le_bytes().to_vec(),
+        Dtype::F16 => half::f16::from_f32(value).to_le_bytes().to_vec(),
+        _ => half::bf16::from_f32(value).to_le_bytes().to_vec(),
+    }
+}
+
+fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
+    match dtype {
+        Dtype::F32 => f64::from(f32::from_le_bytes(bytes.try_into().expect("four bytes"))),
+        Dtype::F16 => half::f16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
+        _ => half::bf16::from_le_bytes(bytes.try_into().expect("two bytes")).to_f64(),
     }
 }
 
@@ -154,17 +271,11 @@ fn submit(
         OutputPlan::Holds(content) => Tensor::from_bytes(&content),
     };
     let request = Request {
-        collective: plan.collective(op, rank, world_size),
-        dtype: plan.dtype,
         reduce: plan.reduce,
         input: input.view(),
         output: output.view(),
         policy: plan.policy,
-        residual: gradwire_collectives::View::EMPTY,
-        timeout: PATIENCE,
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
+        ..Request::exact(plan.collective(op, rank, world_size), plan.dtype, PATIENCE)
     };
     let handle = groups[rank].submit(request, Box::new(())).expect("the engine runs");
     (rank, handle, input, output)

@@ -1,7 +1,7 @@
 //! What a group tells its connections.
 
 use super::*;
-use crate::{Algorithm, Dtype, Policy, ReduceOp, Tags, View};
+use crate::{Algorithm, Dtype, View};
 
 const WORLD_SIZE: u32 = 6;
 
@@ -16,17 +16,9 @@ fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {
     // SAFETY: the caller keeps the memory longer than the group uses it.
     let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
     let request = Request {
-        collective,
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
         input: view,
         output: view,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: Duration::from_secs(1),
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
+        ..Request::exact(collective, Dtype::F32, Duration::from_secs(1))
     };
     group.submit(Timestamp::ZERO, request);
 }

@@ -14,8 +14,9 @@
 //!
 //! Sums are float32 whatever the dtype. A transform of one block is off by at most log2(block) * 2^-24 of the block's norm
 //! (each butterfly rounds once and keeps the norm otherwise), and float16 and bfloat16 are rounded once more, at the end, by at
-//! most 2^-11 and 2^-8 of each value.
+//! most 2^-11 and 2^-8 of each value: once on each way, also where a rest is mixed in.
 
+mod rest;
 mod signs;
 mod strip;
 mod vector;
@@ -84,7 +85,7 @@ impl Hadamard {
 
     fn plan(self, seed: u64, is_inverse: bool) -> Plan {
         let Self { block, lanes, .. } = self;
-        Plan { block, lanes, signs: Signs::new(seed, lanes), is_inverse }
+        Plan { block, lanes, rest: 0, signs: Signs::new(seed, lanes), is_inverse }
     }
 }
 

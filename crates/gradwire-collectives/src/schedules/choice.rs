@@ -137,24 +137,21 @@ const SIZES_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dtype, Servers, Tags, View};
+    use crate::{Dtype, Servers, View};
     use std::time::Duration;
 
     fn all_reduce(memory: &mut [u8], dtype: Dtype, policy: Policy) -> Request {
         // SAFETY: the request only carries the view, nothing reads through it.
         let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
         Request {
-            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
-            dtype,
-            reduce: ReduceOp::Sum,
             input: view,
             output: view,
             policy,
-            residual: View::EMPTY,
-            timeout: Duration::from_secs(1),
-            priority: 0,
-            tags: Tags::default(),
-            wants_contributions: false,
+            ..Request::exact(
+                Collective::AllReduce { algorithm: Algorithm::Auto },
+                dtype,
+                Duration::from_secs(1),
+            )
         }
     }
 

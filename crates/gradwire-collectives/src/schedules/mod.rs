@@ -189,11 +189,33 @@ fn all_reduce(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn 
         Algorithm::HalvingDoubling => Box::new(halving::HalvingDoubling::new(place, bytes)),
         Algorithm::ParameterServer => {
             let has_settings = Call::of(request, algorithm).has_settings();
-            Box::new(server::worker(place, bytes, in_place, has_settings))
+            let worker = server::worker(place, bytes, in_place, has_settings);
+            Box::new(worker.in_pieces(piece_bytes(request, place)))
         }
-        _ => Box::new(transpose::Transpose::rotating(place, bytes, in_place)),
+        _ => {
+            let transpose = transpose::Transpose::rotating(place, bytes, in_place);
+            Box::new(transpose.in_pieces(piece_bytes(request, place)))
+        }
     }
 }
+
+/// Most bytes of a shard that are contributed at a time. A dedicated server is there for the sums, with memory of its own choosing.
+fn piece_bytes(request: &Request, place: Place) -> usize {
+    if request.dtype.is_half() && !place.servers.are_dedicated() {
+        PIECE_BYTES
+    } else {
+        usize::MAX
+    }
+}
+
+/// Transfers between two ranks beside the two of a small all-reduce, or of each step.
+pub(crate) fn further_transfers(bytes: usize) -> usize {
+    1 + bytes.div_ceil(PIECE_BYTES)
+}
+
+/// Of halves: what the lower bits of their sums take at most. Behind a late rank the others wait with what is beyond it, so
+/// it is no smaller than it has to be: three quarters of what an all-reduce may take beside the tensor.
+const PIECE_BYTES: usize = 48 << 20;
 
 /// The bytes of a shard and of a block whose contributions are counted, where `request` reduces on this rank.
 pub(crate) fn blocks_of(request: &Request, algorithm: Algorithm, place: Place) -> Option<(usize, usize)> {

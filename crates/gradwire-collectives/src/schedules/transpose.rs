@@ -15,6 +15,10 @@
 //! Parameter servers ([`super::server`]) are other owners of the shards, and everything else is the same: a dedicated one
 //! owns a shard and contributes nothing to it.
 //!
+//! Halves are summed in float32, whose lower bits take as much memory as the shard while one rank is late ([`crate::halves`]). So a
+//! large shard of them is contributed in pieces, each a transfer of its own: receives of the next one are posted when all
+//! ranks' part of this one is in, and what is not posted waits at its sender.
+//!
 //! In place, the result of a shard must not overwrite what is still being sent: the receive of stage two is posted
 //! when the send of the same memory has concluded.
 
@@ -49,6 +53,10 @@ pub(super) struct Transpose {
     contributes: bool,
     /// Contributions follow the settings of the call: owners know nothing else of it.
     has_settings: bool,
+    /// Most bytes of a shard that are contributed at a time.
+    piece_bytes: usize,
+    /// The piece of the own shard that is being summed, and contributions to it that are not in.
+    piece: usize,
     contributions_open: u32,
     /// Sends of each stage that may be posted beside those that are open.
     slots: [u32; 2],
@@ -70,6 +78,8 @@ impl Transpose {
             in_place: false,
             contributes: true,
             has_settings: false,
+            piece_bytes: usize::MAX,
+            piece: 0,
             contributions_open: 0,
             slots: [u32::MAX; 2],
             next_result: place.peers() + 1,
@@ -104,6 +114,20 @@ impl Transpose {
         Self { has_settings, ..self }
     }
 
+    /// Contributions of at most `bytes` bytes at a time, whole chunks.
+    pub(super) fn in_pieces(self, bytes: usize) -> Self {
+        let chunk = self.place.chunk_bytes;
+        Self { piece_bytes: (bytes / chunk).max(1).saturating_mul(chunk), ..self }
+    }
+
+    /// Piece `number` of a shard; the first one of an empty shard is empty.
+    fn piece(&self, shard: &Range<usize>, number: usize) -> Option<Range<usize>> {
+        let start = number.saturating_mul(self.piece_bytes);
+        let is_there = number == 0 || start < shard.len();
+        let end = start.saturating_add(self.piece_bytes).min(shard.len());
+        is_there.then(|| shard.start + start..shard.start + end)
+    }
+
     /// The first chunk of what this rank reduces, which is the first of its accumulator.
     fn first_chunk(&self) -> usize {
         self.layout.first_chunk(self.own.index)
@@ -120,8 +144,23 @@ impl Transpose {
     }
 
     fn expect_contribution(&self, from: u32, posts: &mut Vec<Post>) {
-        let (target, bytes) = (Target::Add { at: 0, chunk: self.first_chunk() }, self.own.shard.len());
-        posts.push(Post::Receive { from, index: REDUCE, target, bytes, loss: contribution_loss(bytes) });
+        let Some(piece) = self.piece(&self.own.shard, self.piece) else { return };
+        let (at, bytes) = (piece.start - self.own.shard.start, piece.len());
+        let target = Target::Add { at, chunk: self.first_chunk() + at / self.place.chunk_bytes };
+        let index = index_of_piece(self.piece);
+        posts.push(Post::Receive { from, index, target, bytes, loss: contribution_loss(bytes) });
+    }
+
+    /// Sends piece `number` of what this rank contributes to the shard of `owner`, if there is one.
+    fn contribute(&self, owner: &Owner, number: usize, posts: &mut Vec<Post>) -> bool {
+        let Some(range) = self.piece(&owner.shard, number) else { return false };
+        let (to, index, loss) = (owner.rank, index_of_piece(number), contribution_loss(range.len()));
+        posts.push(Post::Send { to, index, side: Side::Input, range, weights: None, loss });
+        true
+    }
+
+    fn owner_at(&self, rank: u32) -> Option<Owner> {
+        self.owners.iter().find(|owner| owner.rank == rank).cloned()
     }
 
     // claim: ltp/exact-broadcast, auto/identical-replicas
@@ -164,14 +203,13 @@ impl Transpose {
     /// Posts sends while there are slots.
     fn post_sends(&mut self, posts: &mut Vec<Post>) {
         while self.slots[REDUCE as usize] > 0 && self.next_contribution < self.owners.len() {
-            let Owner { rank: to, shard: range, .. } = self.owners[self.next_contribution].clone();
+            let owner = self.owners[self.next_contribution].clone();
             self.next_contribution += 1;
             self.slots[REDUCE as usize] -= 1;
             if self.has_settings {
-                self.post_settings(to, posts);
+                self.post_settings(owner.rank, posts);
             }
-            let loss = contribution_loss(range.len());
-            posts.push(Post::Send { to, index: REDUCE, side: Side::Input, range, weights: None, loss });
+            self.contribute(&owner, 0, posts);
         }
         while self.slots[GATHER as usize] > 0 && self.next_result <= self.place.peers() {
             let to = self.place.after(self.next_result);
@@ -201,30 +239,44 @@ impl Schedule for Transpose {
 
     fn on_received(&mut self, _from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>) {
         match index {
-            REDUCE => {
-                self.contributions_open -= 1;
-                self.finish_sum(memory, posts);
-            }
+            GATHER => {}
             // The first worker's are everybody's: their fingerprint is compared with every transfer.
             SETTINGS if std::mem::replace(&mut self.has_settings, false) => {
                 self.place.others().for_each(|from| self.expect_contribution(from, posts));
             }
-            _ => {}
+            SETTINGS => {}
+            _ => {
+                self.contributions_open -= 1;
+                if self.contributions_open == 0 && self.piece(&self.own.shard, self.piece + 1).is_some() {
+                    self.piece += 1;
+                    self.contributions_open = self.place.peers();
+                    self.place.others().for_each(|from| self.expect_contribution(from, posts));
+                }
+                self.finish_sum(memory, posts);
+            }
         }
     }
 
     fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
-        if index == REDUCE && self.in_place {
-            let owner = self.owners.iter().find(|owner| owner.rank == to);
-            owner.into_iter().for_each(|owner| self.expect_result(owner, posts));
-        }
+        let Some(number) = piece_of_index(index).filter(|_| self.in_place) else { return };
+        let owner = self.owner_at(to).filter(|owner| self.piece(&owner.shard, number + 1).is_none());
+        owner.iter().for_each(|owner| self.expect_result(owner, posts));
     }
 
-    fn on_concluded(&mut self, _to: u32, index: u32, posts: &mut Vec<Post>) {
-        if index != SETTINGS {
-            self.slots[index as usize] += 1;
-            self.post_sends(posts);
+    fn on_concluded(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
+        let number = piece_of_index(index);
+        if index == SETTINGS {
+            return;
         }
+        if let (Some(number), Some(owner)) = (number, self.owner_at(to)) {
+            // It keeps its slot.
+            if self.contribute(&owner, number + 1, posts) {
+                return;
+            }
+        }
+        let stage = if number.is_some() { REDUCE } else { GATHER };
+        self.slots[stage as usize] = self.slots[stage as usize].saturating_add(1);
+        self.post_sends(posts);
     }
 
     fn has_more(&self) -> bool {
@@ -238,6 +290,24 @@ fn contribution_loss(bytes: usize) -> Loss {
         Loss::Never
     } else {
         Loss::In(Stage::Reduce)
+    }
+}
+
+/// The transfers of the first piece and of those behind it.
+fn index_of_piece(number: usize) -> u32 {
+    if number == 0 {
+        REDUCE
+    } else {
+        SETTINGS + number as u32
+    }
+}
+
+/// The inverse; `None`: no contribution.
+fn piece_of_index(index: u32) -> Option<usize> {
+    match index {
+        REDUCE => Some(0),
+        GATHER | SETTINGS => None,
+        later => Some((later - SETTINGS) as usize),
     }
 }
 
@@ -264,8 +334,12 @@ mod tests {
 
     impl Rank {
         fn new(rank: u32, world_size: u32, incast: u32) -> Self {
+            Self::with_bytes(rank, world_size, incast, 64 * world_size as usize)
+        }
+
+        fn with_bytes(rank: u32, world_size: u32, incast: u32, bytes: usize) -> Self {
             let place = place(rank, world_size, 5, incast);
-            let mut bytes = vec![0; 64 * world_size as usize];
+            let mut bytes = vec![0; bytes];
             // SAFETY: the vector is kept beside the view and nobody else touches it.
             let view = unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) };
             let (dtype, reduce) = (Dtype::F32, ReduceOp::Sum);
@@ -346,6 +420,54 @@ mod tests {
         }
         assert_eq!(sends_of(0, &mut posts).len(), 2);
         assert!(!rank.schedule.has_more(), "the result is not there yet: receives hold the memory");
+    }
+
+    /// Every transfer between two ranks of a shard of four chunks, in pieces of one and a half, in the order of its start.
+    #[test]
+    fn a_shard_in_pieces_is_contributed_piece_by_piece_when_all_have_sent_the_one_before() {
+        let mut rank = Rank::with_bytes(1, 3, 2, 3 * 256);
+        rank.schedule = rank.schedule.in_pieces(96);
+        let (mut posts, mut pool) = (Vec::new(), Pool::default());
+        rank.schedule.start(&mut rank.memory, &mut pool, &mut posts);
+        let own = rank.schedule.own.shard.clone();
+        let sends = |posts: &[Post]| -> Vec<(u32, u32, usize)> {
+            let send = |post: &Post| match post {
+                Post::Send { to, index, range, .. } => Some((*to, *index, range.len())),
+                Post::Receive { .. } => None,
+            };
+            posts.iter().filter_map(send).collect()
+        };
+        let receives = |posts: &[Post]| -> Vec<(u32, u32, Target)> {
+            let receive = |post: &Post| match post {
+                Post::Receive { from, index, target, bytes: 64, .. } => Some((*from, *index, *target)),
+                _ => None,
+            };
+            posts.iter().filter_map(receive).collect()
+        };
+        assert_eq!(sends(&posts), [(2, 0, 64), (0, 0, 64)], "a chunk at a time");
+        assert_eq!(receives(&posts).len(), 2);
+        posts.clear();
+        let first_chunk = rank.schedule.first_chunk();
+        for (piece, index) in [(1, 3), (2, 4), (3, 5)] {
+            let before = index_of_piece(piece - 1);
+            rank.schedule.on_received(0, before, &mut rank.memory, &mut posts);
+            assert!(posts.is_empty(), "rank 2 has not sent piece {}", piece - 1);
+            rank.schedule.on_received(2, before, &mut rank.memory, &mut posts);
+            let target = Target::Add { at: 64 * piece, chunk: first_chunk + piece };
+            assert_eq!(receives(&posts), [(2, index, target), (0, index, target)]);
+            posts.clear();
+            rank.schedule.on_sent(2, before, &mut posts);
+            assert!(posts.is_empty(), "the memory of a shard is free when all of it has been sent");
+            rank.schedule.on_concluded(2, before, &mut posts);
+            assert_eq!(sends(&posts), [(2, index, 64)]);
+            posts.clear();
+        }
+        rank.schedule.on_sent(2, 5, &mut posts);
+        assert!(matches!(posts[..], [Post::Receive { from: 2, index: GATHER, bytes: 256, .. }]));
+        posts.clear();
+        rank.schedule.on_received(0, 5, &mut rank.memory, &mut posts);
+        rank.schedule.on_received(2, 5, &mut rank.memory, &mut posts);
+        assert_eq!(sends(&posts), [(2, GATHER, own.len()), (0, GATHER, own.len())]);
     }
 
     /// The rank that owns the first shard of a bucket in collective `sequence`, as each rank sees it.

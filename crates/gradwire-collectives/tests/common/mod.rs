@@ -7,7 +7,7 @@ use gradwire_collectives::core::wire::{ConnectionId, Header};
 use gradwire_collectives::core::{ConnectionConfig, Mark, Timestamp};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpError,
-    OpId, PeerConfig, Policy, ReduceOp, Request, Servers, Tags, TransmitSink, View,
+    OpId, PeerConfig, Request, Servers, TransmitSink, View,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -355,19 +355,7 @@ impl Tensor {
 
 /// A reliable request with every view empty.
 pub(crate) fn request(collective: Collective) -> Request {
-    Request {
-        collective,
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
-        input: View::EMPTY,
-        output: View::EMPTY,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: Duration::from_secs(30),
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
-    }
+    Request::exact(collective, Dtype::F32, Duration::from_secs(30))
 }
 
 /// An in-place all-reduce of `tensor`.

@@ -293,24 +293,21 @@ fn can_go_on(
 mod tests {
     use super::*;
     use crate::{Completions, OpHandle};
-    use gradwire_collectives::{Algorithm, Dtype, Policy, Tags, View};
+    use gradwire_collectives::{Algorithm, Dtype, View};
     use std::time::Duration;
 
     fn request(memory: &mut [u8], reduce: ReduceOp) -> Request {
         // SAFETY: the tests keep their memory longer than their calls.
         let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
         Request {
-            collective: Collective::AllReduce { algorithm: Algorithm::Auto },
-            dtype: Dtype::U8,
             reduce,
             input: view,
             output: view,
-            policy: Policy::RELIABLE,
-            residual: View::EMPTY,
-            timeout: Duration::from_secs(1),
-            priority: 0,
-            tags: Tags::default(),
-            wants_contributions: false,
+            ..Request::exact(
+                Collective::AllReduce { algorithm: Algorithm::Auto },
+                Dtype::U8,
+                Duration::from_secs(1),
+            )
         }
     }
 

@@ -4,7 +4,7 @@
 //! somebody lacks is broadcast. All of it are collectives of the new group, in an order that follows from the table.
 
 use super::calls::{Calls, Held};
-use gradwire_collectives::{Collective, Dtype, OpId, Policy, ReduceOp, Request, Tags, View};
+use gradwire_collectives::{Collective, Dtype, OpId, Request, View};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
@@ -120,19 +120,7 @@ impl Sync {
     }
 
     fn request(&self, collective: Collective) -> Request {
-        Request {
-            collective,
-            dtype: Dtype::Bytes,
-            reduce: ReduceOp::Sum,
-            input: View::EMPTY,
-            output: View::EMPTY,
-            policy: Policy::RELIABLE,
-            residual: View::EMPTY,
-            timeout: self.timeout,
-            priority: 0,
-            tags: Tags::default(),
-            wants_contributions: false,
-        }
+        Request::exact(collective, Dtype::Bytes, self.timeout)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Several engines in one process, each a rank, over loopback with ephemeral ports.
 #![allow(dead_code)] // Each test file uses its part.
 
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Policy, ReduceOp, Request, Tags, View};
+use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Request, View};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, PendingGroup};
 use std::time::Duration;
 
@@ -78,17 +78,9 @@ impl Tensor {
 #[must_use]
 pub(crate) fn all_reduce(view: View) -> Request {
     Request {
-        collective: Collective::AllReduce { algorithm: Algorithm::Auto },
-        dtype: Dtype::F32,
-        reduce: ReduceOp::Sum,
         input: view,
         output: view,
-        policy: Policy::RELIABLE,
-        residual: View::EMPTY,
-        timeout: PATIENCE,
-        priority: 0,
-        tags: Tags::default(),
-        wants_contributions: false,
+        ..Request::exact(Collective::AllReduce { algorithm: Algorithm::Auto }, Dtype::F32, PATIENCE)
     }
 }
 

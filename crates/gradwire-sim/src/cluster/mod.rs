@@ -30,7 +30,6 @@ use background::Background;
 use flows::{Flow, FlowLog};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, Dtype, GroupEvent, OpId, ReduceOp, Request, Tags, TransmitSink,
-    View,
 };
 use gradwire_core::{ReceivedMark, Timestamp};
 use host::{Host, Nic};
@@ -331,17 +330,17 @@ impl Cluster {
         let (input, output) = (self.input.view_of(plan.bytes()), self.output.view_of(plan.bytes()));
         let importance = self.plan.preset.importance;
         let request = Request {
-            collective: Collective::AllReduce { algorithm: self.plan.algorithm },
-            dtype: Dtype::F32,
             reduce: ReduceOp::Avg,
             input,
             output,
             policy: self.plan.preset.policy,
-            residual: View::EMPTY,
-            timeout: STEP_MAX * 2,
             priority: plan.priority,
             tags: Tags { class: plan.class, importance: importance.map(|rule| Arc::new(rule) as Arc<_>) },
-            wants_contributions: false,
+            ..Request::exact(
+                Collective::AllReduce { algorithm: self.plan.algorithm },
+                Dtype::F32,
+                STEP_MAX * 2,
+            )
         };
         let id = self.hosts[rank].group.submit(self.now, request);
         self.hosts[rank].calls.push((id, bucket));

@@ -7,7 +7,7 @@
 //! Right means: within the rounding of the arithmetic that the bucket went through. A butterfly keeps the norm of a block and
 //! rounds each value once, so a transform is off by at most log2(block) units of the block's norm. Two transforms, one addition for
 //! each rank and up to four roundings more (division, scale) make `2 log2(block) + ranks + 4` units of float32, times
-//! the sum of all ranks' norms. Halves are rounded besides: when they are sent, when the result is, when it is turned back, and in
+//! the sum of all ranks' norms. Where a rest is mixed in, each way has six more: four sums of 16, a difference and what it adds. Halves are rounded besides: when they are sent, when the result is, when it is turned back, and in
 //! a ring at each step.
 
 use super::tolerant::{contains, View};
@@ -15,7 +15,7 @@ use crate::mix;
 use crate::record::merge;
 use crate::values::{contribution, load};
 use crate::Violation;
-use gradwire_collectives::{DivideBy, Dtype, Fill, Hadamard, ReduceOp};
+use gradwire_collectives::{DivideBy, Dtype, Fill, Hadamard, ReduceOp, WholeHadamard};
 use half::{bf16, f16};
 
 /// Checks a reduction of which every report says that it was rotated.
@@ -38,8 +38,10 @@ pub(super) fn check(view: &View<'_>) -> Result<(), Violation> {
 struct Rotated {
     block: usize,
     lanes: usize,
+    /// Elements of the matrix. Of a large bucket, which is turned where it is, the others are mixed with it.
+    matrix: usize,
     seed: u64,
-    /// For each rank, `[block, lanes]`.
+    /// For each rank, `[block, lanes]`, and the rest.
     inputs: Vec<Vec<f64>>,
     /// For each column, the sum of the ranks' norms.
     norms: Vec<f64>,
@@ -49,8 +51,12 @@ struct Rotated {
 impl Rotated {
     fn new(view: &View<'_>) -> Result<Self, Violation> {
         let plan = view.plan;
+        let whole = WholeHadamard::of(plan.elems);
         let hadamard = Hadamard::of(plan.elems);
-        let padded = hadamard.map_or(0, Hadamard::padded) as u64;
+        let padded = match whole {
+            Some(_) => plan.elems as u64,
+            None => hadamard.map_or(0, Hadamard::padded) as u64,
+        };
         if let Some(rank) = view.reports.iter().position(|report| report.rotated_elems != padded) {
             let reported = format!("{} rotated elements", view.reports[rank].rotated_elems);
             return Err(Violation::ReportDisagrees {
@@ -60,17 +66,27 @@ impl Rotated {
                 actual: padded.to_string(),
             });
         }
-        let block = hadamard.map_or(1, Hadamard::block);
-        let lanes = padded as usize / block;
+        let block = whole.map_or(hadamard.map_or(1, Hadamard::block), WholeHadamard::block);
+        // Whole columns, sixteen at a time; padding makes them so.
+        let lanes = padded as usize / (16 * block) * 16;
+        let matrix = block * lanes;
         let seed = GROUP ^ view.reports[0].sequence.wrapping_mul(ODD);
         let ranks = view.outputs.len();
-        let mut rotated =
-            Self { block, lanes, seed, inputs: Vec::new(), norms: Vec::new(), unit: unit(view, block) };
+        let mut rotated = Self {
+            block,
+            lanes,
+            matrix,
+            seed,
+            inputs: Vec::new(),
+            norms: Vec::new(),
+            unit: unit(view, block),
+        };
         for rank in 0..ranks {
             let value = |elem: u64| contribution(plan.dtype, plan.reduce, view.op, rank, elem) as f64;
             let mut values: Vec<f64> = (0..plan.elems as u64).map(value).collect();
             values.resize(padded as usize, 0.0);
             rotated.flip(&mut values);
+            rotated.mix_rest(&mut values);
             rotated.butterflies(&mut values);
             rotated.inputs.push(values);
         }
@@ -182,6 +198,7 @@ impl Rotated {
         times: f64,
     ) -> Option<(u64, String, String)> {
         self.butterflies(&mut rotated);
+        self.mix_rest(&mut rotated);
         self.flip(&mut rotated);
         let dtype = view.plan.dtype;
         let mut errors = vec![0.0; self.lanes];
@@ -209,7 +226,7 @@ impl Rotated {
 
     fn flip(&self, values: &mut [f64]) {
         let words = self.lanes.div_ceil(64) as u64;
-        for (row, line) in values.chunks_exact_mut(self.lanes).enumerate() {
+        for (row, line) in values[..self.matrix].chunks_exact_mut(self.lanes).enumerate() {
             for (word, part) in line.chunks_mut(64).enumerate() {
                 let number = row as u64 * words + word as u64;
                 // SplitMix64 from the mixed seed, by position.
@@ -222,8 +239,22 @@ impl Rotated {
         }
     }
 
-    /// The orthonormal transform of each column.
+    /// Swaps each element behind the matrix with the sum over four of 16 elements of its column: rows 16 i to 16 i + 15 in row i of
+    /// the rest. A reflection, its own inverse.
+    fn mix_rest(&self, values: &mut [f64]) {
+        for place in self.matrix..values.len() {
+            let (row, lane) = (place / self.lanes - self.block, place % self.lanes);
+            let partners = (0..16).map(|index| (16 * row + index) * self.lanes + lane);
+            let share = partners.clone().map(|partner| values[partner]).sum::<f64>() / 4.0;
+            let more = (values[place] - share) / 4.0;
+            values[place] = share;
+            partners.for_each(|partner| values[partner] += more);
+        }
+    }
+
+    /// The orthonormal transform of each column of the matrix.
     fn butterflies(&self, values: &mut [f64]) {
+        let values = &mut values[..self.matrix];
         let mut half = self.lanes;
         while half < values.len() {
             for pair in values.chunks_exact_mut(2 * half) {
@@ -248,7 +279,7 @@ fn unit(view: &View<'_>, block: usize) -> f64 {
         Dtype::Bf16 => 1.0 / 256.0,
         _ => 0.0,
     };
-    let single = (2.0 * f64::from(block.ilog2()) + ranks + 4.0) / f64::from(1 << 24);
+    let single = (2.0 * (f64::from(block.ilog2()) + 6.0) + ranks + 4.0) / f64::from(1 << 24);
     // A sum from which values are missing is scaled to all ranks.
     let scale = if view.plan.reduce == ReduceOp::Avg { 1.0 } else { ranks };
     (single + halves * half_unit) * scale

@@ -14,6 +14,7 @@
 // See above: iterators would need closures here.
 #![allow(clippy::needless_range_loop)]
 
+use super::rest::MIXED_ROWS;
 use super::signs::Signs;
 use super::vector::{Cell, Vector};
 use std::marker::PhantomData;
@@ -25,6 +26,8 @@ pub(super) struct Plan {
     pub(super) block: usize,
     /// Columns, a multiple of [`LANES_STEP`].
     pub(super) lanes: usize,
+    /// Elements of the tensor behind the matrix, which are mixed with it ([`super::rest`]): at most a sixteenth as many rows.
+    pub(super) rest: usize,
     pub(super) signs: Signs,
     /// Signs after the last butterfly, not before the first.
     pub(super) is_inverse: bool,
@@ -35,6 +38,12 @@ impl Plan {
     #[inline(always)]
     fn end(self, row: usize, strip: Strip) -> usize {
         row * self.lanes + strip.lane + strip.width
+    }
+
+    /// The first so many rows of the matrix are mixed with the rest.
+    #[inline(always)]
+    fn mixed_rows(self) -> usize {
+        self.rest.div_ceil(self.lanes) * MIXED_ROWS
     }
 }
 
@@ -72,19 +81,40 @@ pub(super) unsafe fn transform<C: Cell, V: Vector>(
 
 /// Some columns of the matrix, `[rows, STRIP_LANES]` floats in a buffer.
 #[derive(Clone, Copy)]
-struct Strip {
+pub(super) struct Strip {
     start: *mut f32,
     /// First column.
-    lane: usize,
-    width: usize,
+    pub(super) lane: usize,
+    pub(super) width: usize,
+    slots: Slots,
+}
+
+/// Where rows are in a strip, in floats from its start.
+#[derive(Clone, Copy)]
+struct Slots {
+    some: usize,
+    near: usize,
+    some_floats: usize,
+    group_floats: usize,
+}
+
+impl Strip {
+    /// Where row `row` of the strip begins.
+    #[inline(always)]
+    pub(super) fn row(self, row: usize) -> *mut f32 {
+        let Slots { some, near, some_floats, group_floats } = self.slots;
+        let (group, within) = (row / near, row % near);
+        let floats = group * group_floats + within / some * some_floats + within % some * STRIP_LANES;
+        self.start.wrapping_add(floats)
+    }
 }
 
 /// Where elements come from and go to.
-struct Ends<'a, C, V> {
-    plan: Plan,
+pub(super) struct Ends<'a, C, V> {
+    pub(super) plan: Plan,
     /// `None`: from the target.
     source: Option<&'a [u8]>,
-    target: &'a mut [u8],
+    pub(super) target: &'a mut [u8],
     _types: PhantomData<(C, V)>,
 }
 
@@ -102,10 +132,12 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
         memory.resize(rows * STRIP_LANES + LANES_STEP, 0.0);
         let aligned = memory.as_ptr().align_offset(VECTOR_BYTES_MAX);
         let start = memory[aligned..].as_mut_ptr();
+        let (some_floats, group_floats) = ((A + 1) * STRIP_LANES, group_rows(A, B) * STRIP_LANES);
+        let slots = Slots { some: A, near: A * B, some_floats, group_floats };
         for lane in (0..self.plan.lanes).step_by(STRIP_LANES) {
             let width = STRIP_LANES.min(self.plan.lanes - lane);
             // SAFETY: the memory holds the rows of a strip, and its columns are in the matrix.
-            unsafe { self.columns::<A, B, D, E>(Strip { start, lane, width }) };
+            unsafe { self.columns::<A, B, D, E>(Strip { start, lane, width, slots }) };
         }
     }
 
@@ -120,9 +152,12 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     ) {
         let (near, far) = (A * B, D * E);
         debug_assert_eq!(near * far, self.plan.block);
-        let (some_floats, group_floats) = ((A + 1) * STRIP_LANES, group_rows(A, B) * STRIP_LANES);
+        let Slots { some_floats, group_floats, .. } = strip.slots;
         // SAFETY: row `b * A + a` of group `g` begins at `g * group_floats + b * some_floats + a * STRIP_LANES`, in the strip.
         unsafe {
+            if !self.plan.is_inverse {
+                self.mix_rest(strip);
+            }
             for group in 0..far {
                 let start = strip.start.add(group * group_floats);
                 for some in 0..B {
@@ -148,6 +183,9 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
                     self.last::<D>(start, group_floats, (row, near), strip);
                 }
             }
+            if self.plan.is_inverse {
+                self.mix_rest(strip);
+            }
         }
     }
 
@@ -159,8 +197,10 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     unsafe fn first<const R: usize>(&self, to: *mut f32, row: usize, strip: Strip) {
         let Strip { lane, width, .. } = strip;
         let source = self.source.unwrap_or(self.target);
+        // They are in the strip already, with their signs.
+        let is_mixed = !self.plan.is_inverse && row < self.plan.mixed_rows();
         let mut signs = [0; R];
-        if !self.plan.is_inverse {
+        if !self.plan.is_inverse && !is_mixed {
             for index in 0..R {
                 signs[index] = self.plan.signs.bits(row + index, lane);
             }
@@ -171,7 +211,11 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
             // SAFETY: as promised by the caller; the last of the rows ends last.
             unsafe {
                 let mut rows = [V::zero(); R];
-                if is_whole {
+                if is_mixed {
+                    for index in 0..R {
+                        rows[index] = V::load(to.add(index * STRIP_LANES + at));
+                    }
+                } else if is_whole {
                     let start = source.as_ptr().add(elem * C::BYTES);
                     for index in 0..R {
                         let start = start.add(index * self.plan.lanes * C::BYTES);
@@ -217,6 +261,8 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
         // A power of two, like the block's root: scaling rounds nothing.
         let scale = 1.0 / (self.plan.block as f32).sqrt();
         let is_whole = self.plan.end(row + (R - 1) * step, strip) * C::BYTES <= self.target.len();
+        let mixed_rows = if self.plan.is_inverse { self.plan.mixed_rows() } else { 0 };
+        let mixed = mixed_rows.saturating_sub(row).div_ceil(step).min(R);
         for at in (0..width).step_by(V::WIDTH) {
             let elem = row * self.plan.lanes + lane + at;
             // SAFETY: as promised by the caller; the last of the rows ends last.
@@ -226,12 +272,16 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
                     rows[index] = V::load(from.add(index * stride + at));
                 }
                 butterflies(&mut rows);
-                for index in 0..R {
+                for index in 0..mixed {
+                    // They wait in the strip for the rest.
+                    rows[index].scale(scale).store(from.add(index * stride + at));
+                }
+                for index in mixed..R {
                     rows[index] = rows[index].scale(scale).flip((signs[index] >> at) as u32);
                 }
                 if is_whole {
                     let start = self.target.as_mut_ptr().add(elem * C::BYTES);
-                    for index in 0..R {
+                    for index in mixed..R {
                         let start = start.add(index * step * self.plan.lanes * C::BYTES);
                         fetch(start.wrapping_add(self.plan.lanes * C::BYTES));
                         C::store(rows[index], start);
@@ -250,7 +300,7 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     /// # Safety
     /// The processor has the vectors.
     #[inline(always)]
-    unsafe fn write(&mut self, elem: usize, values: V) {
+    pub(super) unsafe fn write(&mut self, elem: usize, values: V) {
         let start = elem * C::BYTES;
         let bytes = V::WIDTH * C::BYTES;
         // SAFETY: the elements are in `target`, or in `block`.
@@ -271,7 +321,7 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
 /// # Safety
 /// The processor has the vectors.
 #[inline(always)]
-unsafe fn read<C: Cell, V: Vector>(source: &[u8], elem: usize) -> V {
+pub(super) unsafe fn read<C: Cell, V: Vector>(source: &[u8], elem: usize) -> V {
     let start = elem * C::BYTES;
     let bytes = V::WIDTH * C::BYTES;
     // SAFETY: the elements are in `source`, or in `block`.

@@ -1,11 +1,11 @@
 //! The transform of a large bucket in its own memory: no padding, no copy.
 //!
-//! The bucket is a matrix of 4096 rows, with as many whole columns as it has, and a rest, less than 65536 elements. The rest is mixed
-//! with elements in front of it first: it is the last row of another matrix, which ends where the bucket ends. So both
-//! together are one rotation, its own inverse the other way round. A packet of the rest that is lost takes a row of the second
-//! matrix, the share of one in its rows, from the elements there; all others take the same share of every column.
+//! The bucket is a matrix of `block` rows, with as many whole columns as it has, and a rest, less than 16 elements of each
+//! row. The rest is mixed with elements in front of it in the same pass ([`super::rest`]), so that no value is rounded more than once on
+//! each way. A packet of the rest that is lost takes a sixteenth of the square of 16 elements for each of its own; all others
+//! take the same share of every column.
 
-use super::{run, Hadamard, Level, LANES_STEP};
+use super::{run, Level, Plan, Signs, BLOCKS, LANES_STEP};
 use crate::Dtype;
 
 // claim: ultima/hadamard
@@ -13,87 +13,81 @@ use crate::Dtype;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WholeHadamard {
     elems: usize,
-    most: Hadamard,
-    /// Ends where the bucket ends.
-    rest: Option<Hadamard>,
+    block: usize,
+    lanes: usize,
 }
 
 impl WholeHadamard {
-    /// For a bucket of `elems` elements; `None`: it has less than 2^20, and [`Hadamard`] pads it.
+    /// For a bucket of `elems` elements; `None`: it has less than 2^17, and [`super::Hadamard`] pads it.
     #[must_use]
     pub fn of(elems: usize) -> Option<Self> {
-        if elems < ELEMS_MIN {
-            return None;
-        }
-        let lanes = elems / (BLOCK * LANES_STEP) * LANES_STEP;
-        let whole = |block, lanes| Hadamard { elems: block * lanes, block, lanes };
-        let most = whole(BLOCK, lanes);
-        let row = (elems - most.elems).next_multiple_of(LANES_STEP);
-        // The larger the block, the smaller the share that the rest is of each of its columns.
-        let block = REST_BLOCKS.into_iter().find(|block| block * row <= elems)?;
-        Some(Self { elems, most, rest: (row > 0).then(|| whole(block, row)) })
+        let block = BLOCKS.into_iter().find(|block| block * LANES_MIN <= elems)?;
+        let lanes = elems / (block * LANES_STEP) * LANES_STEP;
+        (elems >= ELEMS_MIN).then_some(Self { elems, block, lanes })
     }
 
-    /// Transforms `bucket`, `[elems]` of `dtype`: float32, float16 or bfloat16. `seed` and `scratch` as for [`Hadamard::spread`].
+    /// Elements of a block, a power of four.
+    #[must_use]
+    pub fn block(self) -> usize {
+        self.block
+    }
+
+    /// Transforms `bucket`, `[elems]` of `dtype`: float32, float16 or bfloat16. `seed` and `scratch` as for
+    /// [`Hadamard::spread`](super::Hadamard::spread).
     ///
     /// # Panics
     /// When the length is another one.
     pub fn spread(self, dtype: Dtype, seed: u64, bucket: &mut [u8], scratch: &mut Vec<f32>) {
-        self.mix_rest(dtype, (seed, false), bucket, scratch);
-        turn(self.most, dtype, (seed, false), bucket, scratch);
+        self.turn(Level::best(), (dtype, seed, false), bucket, scratch);
     }
 
     /// The inverse, up to rounding.
     ///
     /// # Loss
     /// A value that is zero because it did not arrive perturbs each value of its column a little. One that is not a number
-    /// makes all of them so, and those that are mixed with them.
+    /// makes all of them so.
     ///
     /// # Panics
     /// When the length is another one.
     pub fn restore(self, dtype: Dtype, seed: u64, bucket: &mut [u8], scratch: &mut Vec<f32>) {
-        turn(self.most, dtype, (seed, true), bucket, scratch);
-        self.mix_rest(dtype, (seed, true), bucket, scratch);
+        self.turn(Level::best(), (dtype, seed, true), bucket, scratch);
     }
 
-    fn mix_rest(
+    fn turn(
         self,
-        dtype: Dtype,
-        (seed, is_inverse): (u64, bool),
+        level: Level,
+        (dtype, seed, is_inverse): (Dtype, u64, bool),
         bucket: &mut [u8],
         scratch: &mut Vec<f32>,
     ) {
-        assert_eq!(bucket.len(), self.elems * dtype.bytes(), "the bucket");
-        if let Some(rest) = self.rest {
-            let start = (self.elems - rest.elems) * dtype.bytes();
-            turn(rest, dtype, (!seed, is_inverse), &mut bucket[start..], scratch);
-        }
+        let Self { elems, block, lanes } = self;
+        assert_eq!(bucket.len(), elems * dtype.bytes(), "the bucket");
+        let rest = elems - block * lanes;
+        let plan = Plan { block, lanes, rest, signs: Signs::new(seed, lanes), is_inverse };
+        run(level, (dtype, plan), None, bucket, scratch);
     }
 }
 
-/// Turns the matrix that `memory` begins with.
-fn turn(
-    matrix: Hadamard,
-    dtype: Dtype,
-    (seed, is_inverse): (u64, bool),
-    memory: &mut [u8],
-    scratch: &mut Vec<f32>,
-) {
-    let plan = matrix.plan(seed, is_inverse);
-    run(Level::best(), (dtype, plan), None, &mut memory[..matrix.elems * dtype.bytes()], scratch);
-}
-
-/// As in [`Hadamard`].
-const BLOCK: usize = 4096;
-/// Powers of four, as in [`Hadamard`]; rows of 65536 elements in the least of them are [`ELEMS_MIN`].
-const REST_BLOCKS: [usize; 3] = [256, 64, 16];
-/// From here on the padding of a copy costs less than the copy, and the rest has enough elements in front of it.
-const ELEMS_MIN: usize = 1 << 20;
+/// So that the rest, less than 16 * `block` elements, finds 16 rows for each of its own among those of the matrix.
+const LANES_MIN: usize = 16 * LANES_STEP;
+/// From here on the padding of a copy costs more than smaller blocks do.
+const ELEMS_MIN: usize = 1 << 17;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::narrow;
+    use crate::kernels::hadamard::Hadamard;
+    use crate::kernels::{narrow, widen};
+
+    const SIZES: [usize; 7] = [
+        1 << 17,
+        (1 << 17) + 1,
+        (1 << 18) - 1,
+        (1 << 18) + 12_345,
+        (1 << 20) - 16,
+        (1 << 20) + 65_535,
+        (1 << 20) + 123_457,
+    ];
 
     fn value(index: usize) -> f32 {
         (index as f32 * 0.37).sin() * if index % 1000 < 100 { 10.0 } else { 0.1 }
@@ -111,23 +105,109 @@ mod tests {
         values.iter().map(|value| f64::from(*value).powi(2)).sum()
     }
 
+    /// The transform by its definition, in float64.
+    fn defined(whole: WholeHadamard, seed: u64, values: &[f32]) -> Vec<f64> {
+        let WholeHadamard { block, lanes, .. } = whole;
+        let signs = Signs::new(seed, lanes);
+        let mut out: Vec<f64> = values.iter().copied().map(f64::from).collect();
+        for (place, value) in out.iter_mut().enumerate().take(block * lanes) {
+            if signs.bits(place / lanes, place % lanes) & 1 == 1 {
+                *value = -*value;
+            }
+        }
+        for place in block * lanes..values.len() {
+            let (row, lane) = (place / lanes - block, place % lanes);
+            let partners = move |index: usize| (row * 16 + index) * lanes + lane;
+            let share = (0..16).map(|index| out[partners(index)]).sum::<f64>() / 4.0;
+            let more = (out[place] - share) / 4.0;
+            out[place] = share;
+            (0..16).for_each(|index| out[partners(index)] += more);
+        }
+        let mut half = lanes;
+        while half < block * lanes {
+            for pair in out[..block * lanes].chunks_exact_mut(2 * half) {
+                let (first, second) = pair.split_at_mut(half);
+                for (a, b) in first.iter_mut().zip(second) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            half *= 2;
+        }
+        out[..block * lanes].iter_mut().for_each(|value| *value /= (block as f64).sqrt());
+        out
+    }
+
     #[test]
     fn large_buckets_of_any_size_are_turned_where_they_are_and_back() {
-        for elems in [1 << 20, (1 << 20) + 1, (1 << 20) + 65_535, (1 << 20) + 123_457] {
+        for elems in SIZES {
             let whole = WholeHadamard::of(elems).expect("large enough");
             let (mut memory, mut scratch) = (bucket(elems), Vec::new());
             let before = floats(&memory);
             whole.spread(Dtype::F32, 7, &mut memory, &mut scratch);
             let spread = floats(&memory);
-            assert!((energy(&spread) / energy(&before) - 1.0).abs() < 1e-6, "it is a rotation");
-            let same = spread.iter().zip(&before).filter(|(a, b)| a == b).count();
-            assert!(same < elems / 100, "{same} of {elems} elements were left alone");
+            let norm = energy(&before).sqrt();
+            let off: Vec<f32> = spread
+                .iter()
+                .zip(defined(whole, 7, &before))
+                .map(|(a, b)| (f64::from(*a) - b) as f32)
+                .collect();
+            // Each butterfly rounds once, and so does what mixes the rest: four sums, a difference and another sum.
+            assert!(energy(&off).sqrt() <= 18.0 * 2_f64.powi(-24) * norm, "{elems}: not what is defined");
+            assert!((energy(&spread) / energy(&before) - 1.0).abs() < 1e-6, "{elems}: it is a rotation");
             whole.restore(Dtype::F32, 7, &mut memory, &mut scratch);
             let off: Vec<f32> = floats(&memory).iter().zip(&before).map(|(a, b)| a - b).collect();
-            // Each butterfly rounds once: 12 of one transform and 8 of the other, there and back.
-            assert!(energy(&off).sqrt() <= 40.0 * 2_f64.powi(-24) * energy(&before).sqrt(), "{elems}");
+            assert!(energy(&off).sqrt() <= 36.0 * 2_f64.powi(-24) * norm, "{elems}");
         }
-        assert_eq!(WholeHadamard::of((1 << 20) - 1), None);
+        assert_eq!(WholeHadamard::of((1 << 17) - 1), None);
+    }
+
+    /// The same bits on all that the processor has, and none of them off by more than one rounding of the true value: a rest that was
+    /// rounded before it was mixed would be.
+    #[test]
+    fn halves_are_rounded_once_on_each_way_whatever_the_processor() {
+        for (elems, constant) in SIZES.into_iter().zip([false, true].into_iter().cycle()) {
+            let whole = WholeHadamard::of(elems).expect("large enough");
+            for (dtype, unit) in [(Dtype::F16, 1.0 / 2_048.0), (Dtype::Bf16, 1.0 / 256.0)] {
+                let values: Vec<f32> =
+                    (0..elems).map(|index| if constant { 1.0 } else { value(index) }).collect();
+                let (mut source, mut before) = (vec![0; 2 * elems], vec![0.0; elems]);
+                narrow(dtype, &values, &mut source);
+                widen(dtype, &source, &mut before);
+                let expected = defined(whole, 5, &before);
+                for level in Level::all() {
+                    let (mut memory, mut scratch) = (source.clone(), vec![f32::NAN; 3]);
+                    let (mut there, mut back) = (vec![0.0; elems], vec![0.0; elems]);
+                    whole.turn(level, (dtype, 5, false), &mut memory, &mut scratch);
+                    widen(dtype, &memory, &mut there);
+                    whole.turn(level, (dtype, 5, true), &mut memory, &mut scratch);
+                    widen(dtype, &memory, &mut back);
+                    for (got, want) in there.iter().zip(&expected) {
+                        // Subnormal float16, and float32 of values up to 100.
+                        let bound = unit * want.abs() + 1e-5;
+                        assert!((f64::from(*got) - want).abs() <= bound, "{level:?} {dtype:?} of {elems}");
+                    }
+                    let off: Vec<f32> = back.iter().zip(&before).map(|(a, b)| a - b).collect();
+                    let bound = (2.0 * unit + 1e-5) * energy(&before).sqrt();
+                    assert!(energy(&off).sqrt() <= bound, "{level:?} {dtype:?} of {elems}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_gives_the_same_bits() {
+        for elems in [(1 << 17) + 12_345, (1 << 20) + 12_345] {
+            let whole = WholeHadamard::of(elems).expect("large enough");
+            for is_inverse in [false, true] {
+                let of = |level| {
+                    let mut memory = bucket(elems);
+                    whole.turn(level, (Dtype::F32, 3, is_inverse), &mut memory, &mut Vec::new());
+                    memory
+                };
+                let expected = of(Level::Any);
+                assert!(Level::all().all(|level| of(level) == expected), "{elems}");
+            }
+        }
     }
 
     #[test]
