@@ -55,6 +55,8 @@ class Soak:
         self.problems: list[str] = []
         # What is wrong with a rank, and when it ends.
         self.wrong: dict[int, tuple[str, float]] = {}
+        # Who is well again, and has made no step since.
+        self.returning: dict[int, float] = {}
         self.began = time.monotonic()
         self.read_to = [0] * self.ranks
         self.events: list[list[dict[str, Any]]] = [[] for _ in range(self.ranks)]
@@ -97,9 +99,12 @@ class Soak:
 
     def inflict(self, now: float) -> None:
         """The next fault, if those who are well would still be a majority of every epoch that there may be."""
-        well = [rank for rank in range(self.ranks) if rank not in self.wrong]
+        away = {**self.wrong, **self.returning}
+        well = [rank for rank in range(self.ranks) if rank not in away]
         members = self.members()
-        missing = [rank for rank in range(self.ranks) if rank in self.wrong or rank not in members]
+        missing = [rank for rank in range(self.ranks) if rank in away or rank not in members]
+        if not well:
+            return
         rank, fault = self.dice.choice(well), self.dice.choice(FAULTS)
         pause = self.dice.uniform(0.1, 3.0) * self.options["peer_timeout"]
         if rank not in members or 2 * (self.ranks - len(missing) - 1) <= self.ranks or (fault == "kill" and rank == 0):
@@ -120,6 +125,7 @@ class Soak:
             if now < until:
                 continue
             del self.wrong[rank]
+            self.returning[rank] = time.monotonic()
             if fault == "kill":
                 self.processes[rank] = self.start(rank)
             elif fault == "stop":
@@ -152,6 +158,8 @@ class Soak:
             for event in fresh:
                 if "step" in event and "epoch" in event:
                     self.latest[rank] = event
+                    if event["at"] > self.returning.get(rank, event["at"]):
+                        del self.returning[rank]
             if self.processes[rank].poll() not in (None, -signal.SIGKILL) and not (self.folder / "end").exists():
                 self.problems.append(f"rank {rank} ended with {self.processes[rank].returncode}")
         latest = max((event["at"] for event in self.latest.values()), default=self.began)
