@@ -79,17 +79,16 @@ impl GradwireRank {
     fn all_reduce(&mut self, now: Timestamp, input: View, output: View) -> u64 {
         let importance = self.config.importance();
         let request = Request {
-            collective: Collective::AllReduce { algorithm: Algorithm::ParameterServer },
-            dtype: Dtype::F32,
             reduce: ReduceOp::Avg,
             input,
             output,
             policy: self.config.policy(),
-            residual: View::EMPTY,
-            timeout: CALL_MAX,
-            priority: 0,
             tags: Tags { class: 0, importance: importance.map(|rule| Arc::new(rule) as Arc<_>) },
-            wants_contributions: false,
+            ..Request::exact(
+                Collective::AllReduce { algorithm: Algorithm::ParameterServer },
+                Dtype::F32,
+                CALL_MAX,
+            )
         };
         self.group.submit(now, request).0
     }
