@@ -41,6 +41,18 @@ fn equal_seeds_give_equal_runs_and_others_do_not() {
 }
 
 #[test]
+fn a_lone_transfer_takes_as_long_whenever_it_starts() {
+    for seed in 0..8 {
+        let mut plan = ClusterPlan::burst("auto", 2, 2_700_000).expect("a preset");
+        (plan.seed, plan.jitter) = (seed, Duration::from_micros(20));
+        // 216 us at 100 Gbit/s; the burst that a sender finds its rate with once looked like another flow that makes room, which took
+        // as long again.
+        let longest = *run(plan).flow_times.last().expect("a push and a pull");
+        assert!(longest < Duration::from_micros(324), "seed {seed}: {longest:?}");
+    }
+}
+
+#[test]
 fn auto_ends_the_papers_burst_of_144_hosts_without_a_loss_and_without_a_tail() {
     let outcome = run(ClusterPlan::burst("auto", 144, 2_700_000).expect("a preset"));
     assert_eq!((outcome.switches.overflowed, outcome.switches.dropped_selectively), (0, 0));

@@ -185,11 +185,11 @@ impl BottleneckController {
         match before {
             // Another flow dips: a flow that joins it sees the path without the queues of both, and from then on they dip
             // together.
-            Some(least) if rtt < least - least / 8 => self.dip_at = now,
-            _ if self.may_join(now) && self.previous_rtt.is_some_and(|previous| rtt < previous * 3 / 4) => {
+            Some(least) if has_fallen(least, rtt, 8) => self.dip_at = now,
+            _ if self.may_join(now) && self.previous_rtt.is_some_and(|before| has_fallen(before, rtt, 4)) => {
                 self.dip_at = now
             }
-            Some(least) if rtt > least + least / 32 => {}
+            Some(least) if rtt > least + (least / 32).max(RESOLUTION) => {}
             _ => self.dip_at = now + self.dip_interval(),
         }
     }
@@ -539,6 +539,11 @@ impl RateController for BottleneckController {
     }
 }
 
+/// Whether a round trip has become shorter by more than one part in `parts`, and by more than a burst of the flow's own makes of it.
+fn has_fallen(before: Duration, now: Duration, parts: u32) -> bool {
+    now + (before / parts).max(FALL_MIN) < before
+}
+
 fn gain(value: u64, per_mille: u64) -> u64 {
     u64::try_from(u128::from(value) * u128::from(per_mille) / u128::from(UNIT)).unwrap_or(u64::MAX)
 }
@@ -582,6 +587,11 @@ const OVERFLOW_LOSS_PERCENT: u64 = 30;
 /// A round trip must exceed the least one by more than a scheduler's jitter to show a queue: half of what a window
 /// lets stand.
 const QUEUE_MIN: Duration = Duration::from_micros(500);
+/// Of round trips: an acknowledgement says in whole microseconds how long it waited.
+const RESOLUTION: Duration = Duration::from_micros(1);
+/// A queue that falls by less may be that of one burst: 64 KB take 5 us at 100 Gbit/s. A dip for it would last until a delayed
+/// acknowledgement has come, twenty such round trips.
+const FALL_MIN: Duration = Duration::from_micros(20);
 /// Time that the window lets a flow stand in queues beyond its model, where others leave theirs standing.
 const STANDING: Duration = Duration::from_millis(1);
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
