@@ -182,13 +182,11 @@ impl BottleneckController {
     fn learn_rtt(&mut self, now: Timestamp, rtt: Duration) {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
+        let joins = self.may_join(now) && self.previous_rtt.is_some_and(|before| has_fallen(before, rtt, 4));
         match before {
             // Another flow dips: a flow that joins it sees the path without the queues of both, and from then on they dip
             // together.
-            Some(least) if has_fallen(least, rtt, 8) => self.dip_at = now,
-            _ if self.may_join(now) && self.previous_rtt.is_some_and(|before| has_fallen(before, rtt, 4)) => {
-                self.dip_at = now
-            }
+            Some(least) if joins || has_fallen(least, rtt, 8) => self.dip_at = now,
             Some(least) if rtt > least + (least / 32).max(RESOLUTION) => {}
             _ => self.dip_at = now + self.dip_interval(),
         }
