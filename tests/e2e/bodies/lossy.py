@@ -116,7 +116,7 @@ def check_a_rotated_tensor_loses_a_little_of_every_element_and_replicas_agree() 
                 tensor, preset="mlt", algorithm=algorithm, residual=residual, hadamard="on", gather_loss_bound=0.0
             )
             report = work.report()
-            assert report.rotated_elems > ELEMS
+            assert report.rotated_elems >= ELEMS
             means, inputs = everybodys(tensor), everybodys(own)
             assert all(torch.equal(mean, tensor) for mean in means)
             if report.elems_uncounted == 0:
