@@ -82,7 +82,7 @@ fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 # Of the crates that handle memory and parse what arrives; leaks are not looked for, since the network thread outlives the tests.
 asan: env ## The Rust tests of the protocol and the engine under AddressSanitizer; needs a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 cargo +nightly test $(LOCKED) --tests --target x86_64-unknown-linux-gnu \
-		--target-dir target/asan -p gradwire-wire -p gradwire-core -p gradwire-collectives -p gradwire-engine
+		--target-dir target/asan -p gradwire-wire -p gradwire-core -p gradwire-collectives -p gradwire-engine -p gradwire-capi
 
 audit: ## Known vulnerabilities, licences and sources of the dependencies; needs cargo-deny
 	@command -v cargo-deny >/dev/null || { echo "make audit needs cargo-deny: cargo install cargo-deny --locked" >&2; exit 1; }
