@@ -57,7 +57,7 @@ class Completer:
 
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback, which must not wait for another callback."""
-        return self._thread is threading.current_thread()
+        return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread, which ends when the engine has stopped and every callback has run."""

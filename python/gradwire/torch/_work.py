@@ -105,8 +105,7 @@ class GradwireWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the list of result tensors. For a hook that nests collectives it has ended: see `NESTING_HOOKS`."""
-        caller = sys._getframe(1)  # C++ in between makes no frames
-        return self.future_of(self._result, ended=caller.f_globals.get("__name__") in NESTING_HOOKS)
+        return self.future_of(self._result, ended=_calling_module() in NESTING_HOOKS)
 
     def future_of(self, value: Any, *, ended: bool = False) -> torch.futures.Future[Any]:
         """A future of `value`, which holds the result tensors in the caller's form. The first call decides.
@@ -256,6 +255,14 @@ class GradwireWork(dist.Work):
             left = None if end is None else max(0.0, end - time.monotonic())
             if not op.wait(left):
                 raise WaitTimeoutError(f"{self.name} is still in flight after {timeout_s:g} s", waited_s=timeout_s)
+
+
+def _calling_module() -> str | None:
+    """Whose Python calls the caller of this function, through C++ or not; None: nobody's, as on autograd's thread of a GPU."""
+    try:
+        return sys._getframe(2).f_globals.get("__name__")
+    except ValueError:
+        return None
 
 
 def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
+import gradwire.torch
 import torch
 import torch.distributed as dist
 from gradwire.errors import ForkedError
 from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 GLOO = dist.new_group(backend="gloo")
@@ -37,8 +44,6 @@ def check_a_forked_dataloader_worker_is_refused_and_harms_nobody() -> None:
 
 
 def check_a_future_completes_on_one_thread_in_the_order_of_the_operations() -> None:
-    import threading
-
     seen: list[tuple[int, str]] = []
     works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(20)]
     futures = [
@@ -51,9 +56,50 @@ def check_a_future_completes_on_one_thread_in_the_order_of_the_operations() -> N
     assert others <= {"gradwire-completer"}, others  # callbacks of what had ended already run here
 
 
-def check_a_busy_python_thread_does_not_stop_the_network() -> None:
-    import threading
+class Within(torch.autograd.Function):
+    """Runs the backward pass of a model within others: within 60 of them autograd does so on a C++ thread of its own."""
 
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, levels: int, innermost: Callable[[], None]) -> torch.Tensor:
+        ctx.levels, ctx.innermost = levels, innermost
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if not ctx.levels:
+            ctx.innermost()
+            return gradient, None, None
+        with torch.enable_grad():
+            inner = torch.ones(1, requires_grad=True)
+            Within.apply(inner, ctx.levels - 1, ctx.innermost).backward()
+        return gradient, None, None
+
+
+def check_a_backward_pass_may_run_on_a_thread_of_autograds_without_a_python_frame() -> None:
+    def trained(levels: int | None, *, tolerant: bool) -> tuple[list[torch.Tensor], set[bool]]:
+        torch.manual_seed(1)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), bucket_cap_mb=0.01)
+        called: set[bool] = set()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda _: called.add(sys._getframe().f_back is not None))
+        if tolerant:
+            gradwire.torch.tolerate_loss(model, preset="reliable")
+        for step in range(3):
+            loss = model(torch.full((4, 64), 1.0 + step + RANK)).square().mean()
+            if levels is None:
+                loss.backward()
+            else:
+                Within.apply(torch.ones(1, requires_grad=True), levels, loss.backward).backward()
+        return [p.grad.clone() for p in model.parameters()], called
+
+    for tolerant in (False, True):
+        expected, _ = trained(None, tolerant=tolerant)
+        found, called = trained(60, tolerant=tolerant)
+        assert called == {False}, "Python's frames are below autograd's: this tests nothing"
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def check_a_busy_python_thread_does_not_stop_the_network() -> None:
     stop = threading.Event()
     spinner = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
     spinner.start()
