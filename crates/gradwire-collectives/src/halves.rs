@@ -9,7 +9,7 @@
 //!
 //! Called by [`crate::memory::Memory`] for each payload, which is one chunk; nothing is allocated for a single one.
 
-use crate::kernels;
+use crate::kernels::{self, Closing};
 use crate::{Dtype, ReduceOp};
 
 /// How the halves of one collective are reduced.
@@ -17,17 +17,6 @@ use crate::{Dtype, ReduceOp};
 pub(crate) struct Kind {
     pub(crate) dtype: Dtype,
     pub(crate) reduce: ReduceOp,
-}
-
-/// What is left to do with a whole sum.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Closing {
-    /// It is the result.
-    Keep,
-    /// A mean divides.
-    Divide(u16),
-    /// A scaled sum multiplies.
-    Scale(f64),
 }
 
 /// See the module.
@@ -119,19 +108,11 @@ impl HalfSums {
             match next {
                 Next::Open(slot) => kernels::split(sum, upper, &mut self.slots.lower(slot)[at..]),
                 Next::Finished(closing) => {
-                    close(sum, closing);
+                    kernels::close_f32(closing, sum);
                     kernels::narrow(dtype, sum, upper);
                 }
             }
         }
-    }
-}
-
-fn close(sum: &mut [f32], closing: Closing) {
-    match closing {
-        Closing::Keep => {}
-        Closing::Divide(count) => kernels::divide_f32(sum, count),
-        Closing::Scale(factor) => kernels::scale_f32(sum, factor),
     }
 }
 
@@ -223,7 +204,7 @@ mod tests {
                         want.iter_mut().zip(wide(dtype, part)).for_each(|(sum, value)| *sum += value);
                     }
                     sums.finish(kind, 0, closing, &mut target);
-                    close(&mut want, closing);
+                    kernels::close_f32(closing, &mut want);
                     let mut rounded = vec![0; 2 * elems];
                     narrow(dtype, &want, &mut rounded);
                     assert!(target == rounded, "{elems} of {dtype:?}, {closing:?}, {last_is_missing}");

@@ -3,12 +3,17 @@
 //! Payload is added where it lands, straight from the receive buffer. Sums of float32, float64 and integers live in
 //! the output itself; a sum of halves at the owner of a shard is kept in float32 ([`crate::halves`]), so that it is rounded
 //! once. For each chunk the number of contributions is counted, and a mean divides by it; with a result comes its count.
+//! The pass that adds the last contribution to a chunk makes it the result: only what loss has left incomplete is passed over again.
 //!
 //! No reference to the input is held while the output is written: they may be the same memory.
 
-use crate::halves::{Closing, HalfSums, Kind};
+mod cells;
+
+use crate::halves::{HalfSums, Kind};
+use crate::kernels::{self, Closing};
 use crate::view::Buffer;
-use crate::{kernels, DivideBy, Dtype, Fill, ReduceOp, View};
+use crate::{DivideBy, Dtype, Fill, ReduceOp, View};
+use cells::Cells;
 use std::ops::Range;
 
 /// Scratch of finished collectives, for the next ones: in steady state nothing is allocated for each bucket.
@@ -67,8 +72,13 @@ pub(crate) struct Memory {
     halves: Option<HalfSums>,
     /// Contributions for each chunk of the bucket, as far as this rank knows them.
     counts: Vec<u16>,
+    /// Counts what [`Memory::sum`] adds.
+    cells: Cells,
     /// Fewest and most of them in a chunk that was finished.
     contributors: Option<(u16, u16)>,
+    /// Bytes of the accumulator that were read once more after their last contribution.
+    #[cfg(test)]
+    pub(crate) passed_again: usize,
 }
 
 impl Memory {
@@ -87,7 +97,10 @@ impl Memory {
             base: 0,
             halves,
             counts,
+            cells: Cells::default(),
             contributors: None,
+            #[cfg(test)]
+            passed_again: 0,
         }
     }
 
@@ -176,15 +189,21 @@ impl Memory {
                 return self.place(self.base + at, payload);
             }
         }
+        let is_last = self.is_whole(chunk);
         if self.halves.is_some() {
-            self.add_halves(at, chunk, payload);
+            self.add_halves((at, chunk), payload, is_last);
         } else {
-            self.sum(at, payload);
+            self.add_part(at, payload, is_last);
         }
     }
 
-    fn add_halves(&mut self, at: usize, chunk: usize, payload: &[u8]) {
-        let is_last = self.count(chunk) == self.reduction.world_size;
+    /// Whether every rank's contribution is in a chunk, so that it is the result already. A lone rank adds nothing.
+    fn is_whole(&self, chunk: usize) -> bool {
+        let world_size = self.reduction.world_size;
+        world_size > 1 && self.count(chunk) == world_size
+    }
+
+    fn add_halves(&mut self, (at, chunk): (usize, usize), payload: &[u8], is_last: bool) {
         let (kind, closing) = (self.kind(), self.closing(self.divisor(chunk)));
         let start = self.base + at;
         let mut target = self.output.part(&(start..start + payload.len()));
@@ -194,6 +213,18 @@ impl Memory {
             halves.add_last(kind, (chunk, closing), target, payload);
         } else {
             halves.add(kind, chunk, target, payload);
+        }
+    }
+
+    /// Adds a payload, or the part of one, to the accumulator that is the output itself.
+    fn add_part(&mut self, at: usize, payload: &[u8], is_last: bool) {
+        let Reduction { dtype, reduce, world_size, .. } = self.reduction;
+        let closing = if is_last { self.closing(world_size) } else { Closing::Keep };
+        let start = self.base + at;
+        let mut target = self.output.part(&(start..start + payload.len()));
+        match closing {
+            Closing::Keep => kernels::combine(dtype, reduce, target.as_mut_slice(), payload),
+            _ => kernels::add_last(dtype, closing, target.as_mut_slice(), payload),
         }
     }
 
@@ -212,12 +243,21 @@ impl Memory {
         }
     }
 
-    /// Adds a payload at byte `at` of an accumulator that is the output itself, without counting it.
+    /// Every byte of `area` will get so many contributions by [`Memory::sum`].
+    pub(crate) fn expect_sums(&mut self, area: &Range<usize>, contributions: u16, pool: &mut Pool) {
+        self.cells = Cells::expect(area, contributions, pool);
+    }
+
+    /// Adds a payload at byte `at` of an accumulator that is the output itself, however the payloads are cut.
     pub(crate) fn sum(&mut self, at: usize, payload: &[u8]) {
-        let Reduction { dtype, reduce, .. } = self.reduction;
-        let start = self.base + at;
-        let mut target = self.output.part(&(start..start + payload.len()));
-        kernels::combine(dtype, reduce, target.as_mut_slice(), payload);
+        let bytes = at..at + payload.len();
+        self.cells.count(&bytes);
+        let mut start = bytes.start;
+        while start < bytes.end {
+            let (end, is_last) = self.cells.run(&(start..bytes.end));
+            self.add_part(start, &payload[start - at..end - at], is_last);
+            start = end;
+        }
     }
 
     /// Contributions in the blocks that were finished here: the fewest and the most.
@@ -230,10 +270,12 @@ impl Memory {
         self.contributors = Some((least.min(count), most.max(count)));
     }
 
-    /// Turns the whole sum of all ranks in `area` into the result.
+    /// The sums of all ranks in `area` are the result: that of a lone rank is not yet.
     pub(crate) fn finish_sum(&mut self, area: &Range<usize>) {
         self.note_contributors(self.reduction.world_size);
-        self.finish_run(area.clone(), self.reduction.world_size);
+        if self.reduction.world_size == 1 {
+            self.finish_run(area.clone(), 1);
+        }
     }
 
     /// Puts `payload` at byte `at` of the output.
@@ -257,7 +299,8 @@ impl Memory {
                 }
                 let factor = self.factor(1);
                 if self.is_scaled(factor) {
-                    kernels::scale(self.reduction.dtype, self.output.part(range).as_mut_slice(), factor);
+                    let closing = Closing::Scale(factor);
+                    kernels::close(self.reduction.dtype, closing, self.output.part(range).as_mut_slice());
                 }
             }
         }
@@ -340,7 +383,8 @@ impl Memory {
 
     /// Turns the sums in `area` (bytes of the accumulator, `first_chunk` the chunk at its start) into the result:
     /// a mean over the contributions of each chunk, or a sum scaled by the share of ranks that are in it, which
-    /// expects the same value as if all were. Then halves are rounded into the output.
+    /// expects the same value as if all were. Then halves are rounded into the output. Chunks that hold all ranks' are the result
+    /// since the last was added.
     ///
     /// # Loss
     /// A contribution that did not arrive is left out of the mean, or counts as zero ([`DivideBy`]). Where none is there, which only a server without one of
@@ -357,12 +401,18 @@ impl Memory {
                 end = (end + self.chunk_bytes).min(area.end);
             }
             self.note_contributors(count);
-            self.finish_run(start..end, self.divisor(chunk));
+            if !self.is_whole(chunk) {
+                self.finish_run(start..end, self.divisor(chunk));
+            }
             start = end;
         }
     }
 
     fn finish_run(&mut self, run: Range<usize>, count: u16) {
+        #[cfg(test)]
+        {
+            self.passed_again += run.len();
+        }
         let mut part = self.output.part(&(self.base + run.start..self.base + run.end));
         if count == 0 {
             return part.as_mut_slice().fill(0);
@@ -375,11 +425,7 @@ impl Memory {
             }
             return;
         }
-        match closing {
-            Closing::Keep => {}
-            Closing::Divide(count) => kernels::divide(kind.dtype, part.as_mut_slice(), count),
-            Closing::Scale(factor) => kernels::scale(kind.dtype, part.as_mut_slice(), factor),
-        }
+        kernels::close(kind.dtype, closing, part.as_mut_slice());
     }
 
     /// What a sum of `count` contributions is multiplied by, to expect the value of all.
@@ -407,6 +453,7 @@ impl Memory {
         if self.counts.capacity() > 0 {
             pool.counts.push(std::mem::take(&mut self.counts));
         }
+        self.cells.release(pool);
         pool.halves.extend(self.halves.take());
     }
 }

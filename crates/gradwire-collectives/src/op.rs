@@ -558,3 +558,6 @@ fn proves_that_all_joined(collective: &Collective) -> bool {
 const PRIORITY_IN_ORDER: u8 = 128;
 /// Copying more than this costs about what a round trip in a rack does.
 const STAGED_BYTES_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests;

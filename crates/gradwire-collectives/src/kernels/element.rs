@@ -18,6 +18,14 @@ pub(super) trait Element: Copy {
     fn largest(self, other: Self) -> Self;
 }
 
+/// An element that a mean divides and a scaled sum multiplies in its own precision.
+pub(super) trait Scalable: Element {
+    /// Divided, not multiplied by a reciprocal, so that a mean of equal values is that value; integers truncate towards zero.
+    fn divided(self, count: u16) -> Self;
+    /// Integers times a whole factor wrap.
+    fn scaled(self, factor: f64) -> Self;
+}
+
 /// An element with bits.
 pub(super) trait Bits: Element {
     /// Bitwise and.
@@ -26,8 +34,6 @@ pub(super) trait Bits: Element {
     fn or(self, other: Self) -> Self;
     /// Bitwise exclusive or.
     fn xor(self, other: Self) -> Self;
-    /// A whole number, wrapped around.
-    fn wrapped(whole: i64) -> Self;
 }
 
 /// `accumulator[i] = combine(accumulator[i], source[i])`.
@@ -97,6 +103,18 @@ macro_rules! float {
                 }
             }
         }
+
+        impl Scalable for $type {
+            #[inline(always)]
+            fn divided(self, count: u16) -> Self {
+                self / <$type>::from(count)
+            }
+
+            #[inline(always)]
+            fn scaled(self, factor: f64) -> Self {
+                self * factor as $type
+            }
+        }
     };
 }
 
@@ -141,10 +159,18 @@ macro_rules! integer {
             fn xor(self, other: Self) -> Self {
                 self ^ other
             }
+        }
+
+        impl Scalable for $type {
+            /// Through `i128`, which holds every integer dtype and every count: a mean happens once for each element.
+            #[inline(always)]
+            fn divided(self, count: u16) -> Self {
+                Self::try_from(i128::from(self) / i128::from(count.max(1))).unwrap_or(self)
+            }
 
             #[inline(always)]
-            fn wrapped(whole: i64) -> Self {
-                whole as $type
+            fn scaled(self, factor: f64) -> Self {
+                self.wrapping_mul(factor as i64 as $type)
             }
         }
     };

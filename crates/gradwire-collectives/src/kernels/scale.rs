@@ -1,57 +1,107 @@
-//! The last step of a reduction: a mean divides, a scaled sum multiplies.
+//! The last step of a reduction: a mean divides, a scaled sum multiplies, in the pass that adds the last contribution.
 
-use super::element::{fold, map, Bits, Element};
+use super::element::{fold, map, Scalable};
 use super::half::{narrow, widen};
-use crate::Dtype;
+use crate::{Dtype, ReduceOp};
 
 /// Elements of a half that are scaled at once, on the stack.
 const BLOCK: usize = 64;
 
-/// `values[i] /= count` over elements of `dtype`. Floats are divided, not multiplied by a reciprocal, so that a
-/// mean of equal values is that value; integers truncate towards zero.
-pub(crate) fn divide(dtype: Dtype, values: &mut [u8], count: u16) {
+/// What is left to do with a whole sum.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Closing {
+    /// It is the result.
+    Keep,
+    /// A mean divides.
+    Divide(u16),
+    /// A scaled sum multiplies.
+    Scale(f64),
+}
+
+/// Turns sums of `dtype` into the result, halves in float32.
+pub(crate) fn close(dtype: Dtype, closing: Closing, values: &mut [u8]) {
     match dtype {
-        Dtype::F32 => map::<f32>(values, |v| v / f32::from(count)),
-        Dtype::F64 => map::<f64>(values, |v| v / f64::from(count)),
-        Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| divide_f32(wide, count)),
-        Dtype::U8 => integers::<u8>(values, count),
-        Dtype::I8 => integers::<i8>(values, count),
-        Dtype::I16 => integers::<i16>(values, count),
-        Dtype::I32 => integers::<i32>(values, count),
-        Dtype::I64 => integers::<i64>(values, count),
-        Dtype::U16 => integers::<u16>(values, count),
-        Dtype::U32 => integers::<u32>(values, count),
-        Dtype::U64 => integers::<u64>(values, count),
-        Dtype::Bool | Dtype::Bytes => debug_assert!(false, "requests for such means are refused"),
+        Dtype::F32 => each::<f32>(closing, values),
+        Dtype::F64 => each::<f64>(closing, values),
+        Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| close_f32(closing, wide)),
+        Dtype::U8 => each::<u8>(closing, values),
+        Dtype::I8 => each::<i8>(closing, values),
+        Dtype::I16 => each::<i16>(closing, values),
+        Dtype::I32 => each::<i32>(closing, values),
+        Dtype::I64 => each::<i64>(closing, values),
+        Dtype::U16 => each::<u16>(closing, values),
+        Dtype::U32 => each::<u32>(closing, values),
+        Dtype::U64 => each::<u64>(closing, values),
+        Dtype::Bool | Dtype::Bytes => {
+            debug_assert!(closing == Closing::Keep, "requests for such means and sums are refused");
+        }
     }
 }
 
-/// `values[i] *= factor`, floats in their own precision (halves in float32), integers times a whole factor and wrapped.
-pub(crate) fn scale(dtype: Dtype, values: &mut [u8], factor: f64) {
-    match dtype {
-        Dtype::F32 => map::<f32>(values, |v| v * factor as f32),
-        Dtype::F64 => map::<f64>(values, |v| v * factor),
-        Dtype::F16 | Dtype::Bf16 => in_float32(dtype, values, |wide| scale_f32(wide, factor)),
-        Dtype::U8 => wrapping::<u8>(values, factor),
-        Dtype::I8 => wrapping::<i8>(values, factor),
-        Dtype::I16 => wrapping::<i16>(values, factor),
-        Dtype::I32 => wrapping::<i32>(values, factor),
-        Dtype::I64 => wrapping::<i64>(values, factor),
-        Dtype::U16 => wrapping::<u16>(values, factor),
-        Dtype::U32 => wrapping::<u32>(values, factor),
-        Dtype::U64 => wrapping::<u64>(values, factor),
-        Dtype::Bool | Dtype::Bytes => debug_assert!(false, "requests for such sums are refused"),
+fn each<T: Scalable>(closing: Closing, values: &mut [u8]) {
+    match closing {
+        Closing::Keep => {}
+        Closing::Divide(count) => map::<T>(values, |v| v.divided(count)),
+        Closing::Scale(factor) => map::<T>(values, |v| v.scaled(factor)),
     }
 }
 
-/// `values[i] /= count`.
-pub(crate) fn divide_f32(values: &mut [f32], count: u16) {
-    values.iter_mut().for_each(|v| *v /= f32::from(count));
+/// As [`close`], of sums in float32.
+pub(crate) fn close_f32(closing: Closing, values: &mut [f32]) {
+    match closing {
+        Closing::Keep => {}
+        Closing::Divide(count) => values.iter_mut().for_each(|v| *v = v.divided(count)),
+        Closing::Scale(factor) => values.iter_mut().for_each(|v| *v = v.scaled(factor)),
+    }
 }
 
-/// `values[i] *= factor`.
-pub(crate) fn scale_f32(values: &mut [f32], factor: f64) {
-    values.iter_mut().for_each(|v| *v *= factor as f32);
+/// The last contribution: `accumulator[i] = close(accumulator[i] + source[i])` in one pass, with the bits that
+/// [`super::combine`] and [`close`] give one after the other. The shorter length counts.
+pub(crate) fn add_last(dtype: Dtype, closing: Closing, accumulator: &mut [u8], source: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        return unsafe { add_last_avx2(dtype, closing, accumulator, source) };
+    }
+    add_last_any(dtype, closing, accumulator, source);
+}
+
+/// # Safety
+/// The processor has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn add_last_avx2(dtype: Dtype, closing: Closing, accumulator: &mut [u8], source: &[u8]) {
+    add_last_any(dtype, closing, accumulator, source);
+}
+
+#[inline(always)]
+pub(super) fn add_last_any(dtype: Dtype, closing: Closing, accumulator: &mut [u8], source: &[u8]) {
+    match dtype {
+        Dtype::F32 => add_each::<f32>(closing, accumulator, source),
+        Dtype::F64 => add_each::<f64>(closing, accumulator, source),
+        Dtype::U8 => add_each::<u8>(closing, accumulator, source),
+        Dtype::I8 => add_each::<i8>(closing, accumulator, source),
+        Dtype::I16 => add_each::<i16>(closing, accumulator, source),
+        Dtype::I32 => add_each::<i32>(closing, accumulator, source),
+        Dtype::I64 => add_each::<i64>(closing, accumulator, source),
+        Dtype::U16 => add_each::<u16>(closing, accumulator, source),
+        Dtype::U32 => add_each::<u32>(closing, accumulator, source),
+        Dtype::U64 => add_each::<u64>(closing, accumulator, source),
+        // Sums of halves live in float32 ([`crate::halves`]), which closes them itself.
+        Dtype::F16 | Dtype::Bf16 | Dtype::Bool | Dtype::Bytes => {
+            super::combine_any(dtype, ReduceOp::Sum, accumulator, source);
+            close(dtype, closing, accumulator);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_each<T: Scalable>(closing: Closing, accumulator: &mut [u8], source: &[u8]) {
+    match closing {
+        Closing::Keep => fold::<T>(accumulator, source, T::add),
+        Closing::Divide(count) => fold::<T>(accumulator, source, |a, s| a.add(s).divided(count)),
+        Closing::Scale(factor) => fold::<T>(accumulator, source, |a, s| a.add(s).scaled(factor)),
+    }
 }
 
 /// `values[i] -= factor * source[i]` over elements of a float dtype, halves in float32; zero where that is not finite.
@@ -97,14 +147,4 @@ fn in_float32(dtype: Dtype, values: &mut [u8], change: impl Fn(&mut [f32])) {
         change(wide);
         narrow(dtype, wide, block);
     }
-}
-
-fn wrapping<T: Bits>(values: &mut [u8], factor: f64) {
-    let factor = T::wrapped(factor as i64);
-    map::<T>(values, |v| v.multiply(factor));
-}
-
-/// Through `i128`, which holds every integer dtype and every count: a mean happens once for each element.
-fn integers<T: Element + Into<i128> + TryFrom<i128>>(values: &mut [u8], count: u16) {
-    map::<T>(values, |v| T::try_from(v.into() / i128::from(count.max(1))).unwrap_or(v));
 }

@@ -108,10 +108,10 @@ fn assert_same(dtype: Dtype, reduce: ReduceOp, got: &[u8], want: &[u8]) {
 #[test]
 fn integers_are_multiplied_by_whole_factors_and_wrap_around() {
     let mut values = [100_u8, 0xFF, 3];
-    scale(Dtype::I8, &mut values, 2.0);
+    close(Dtype::I8, Closing::Scale(2.0), &mut values);
     assert_eq!(values.map(|v| v as i8), [-56, -2, 6]);
     let mut wide = (u64::MAX - 1).to_le_bytes();
-    scale(Dtype::U64, &mut wide, -1.0);
+    close(Dtype::U64, Closing::Scale(-1.0), &mut wide);
     assert_eq!(u64::from_le_bytes(wide), 2);
 }
 
@@ -178,11 +178,40 @@ proptest! {
 }
 
 #[test]
+fn adding_the_last_contribution_gives_the_bits_of_adding_and_closing_on_every_processor() {
+    for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.supports(ReduceOp::PremulSum(3.0))) {
+        for closing in [Closing::Keep, Closing::Divide(3), Closing::Divide(7), Closing::Scale(3.0)] {
+            for elems in [1, 7, 350] {
+                // Bits of all kinds, but finite: the exponents of floats stay in the middle.
+                let values = |seed: usize| -> Vec<u8> {
+                    (0..elems * dtype.bytes())
+                        .map(|at| {
+                            if dtype.is_float() && (at + 1) % dtype.bytes() == 0 {
+                                0x3E
+                            } else {
+                                (at * seed % 251) as u8
+                            }
+                        })
+                        .collect()
+                };
+                let (source, mut want) = (values(97), values(53));
+                let (mut fused, mut portable) = (want.clone(), want.clone());
+                combine(dtype, ReduceOp::Sum, &mut want, &source);
+                close(dtype, closing, &mut want);
+                add_last(dtype, closing, &mut fused, &source);
+                scale::add_last_any(dtype, closing, &mut portable, &source);
+                assert!(fused == want && portable == want, "{elems} of {dtype:?}, {closing:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_mean_of_equal_values_is_that_value() {
     for count in 1..=8_u16 {
         let mut floats: Vec<u8> =
             (0..100).flat_map(|i| (i as f32 * f32::from(count)).to_le_bytes()).collect();
-        divide(Dtype::F32, &mut floats, count);
+        close(Dtype::F32, Closing::Divide(count), &mut floats);
         let want: Vec<u8> = (0..100).flat_map(|i| (i as f32).to_le_bytes()).collect();
         assert_eq!(floats, want);
     }
@@ -191,7 +220,7 @@ fn a_mean_of_equal_values_is_that_value() {
 #[test]
 fn integer_means_truncate_towards_zero() {
     let mut values: Vec<u8> = [-7_i32, -1, 0, 7, i32::MIN].into_iter().flat_map(i32::to_le_bytes).collect();
-    divide(Dtype::I32, &mut values, 2);
+    close(Dtype::I32, Closing::Divide(2), &mut values);
     let want: Vec<u8> = [-3_i32, 0, 0, 3, i32::MIN / 2].into_iter().flat_map(i32::to_le_bytes).collect();
     assert_eq!(values, want);
 }
@@ -199,6 +228,6 @@ fn integer_means_truncate_towards_zero() {
 #[test]
 fn halves_are_scaled_in_float32() {
     let mut values = f16::from_f32(1000.0).to_le_bytes().to_vec();
-    scale(Dtype::F16, &mut values, 0.001);
+    close(Dtype::F16, Closing::Scale(0.001), &mut values);
     assert_eq!(values, f16::from_f32(1000.0 * 0.001_f32).to_le_bytes());
 }

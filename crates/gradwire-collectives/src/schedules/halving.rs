@@ -169,6 +169,8 @@ impl Schedule for HalvingDoubling {
             let within = self.rank_of(self.number - self.cube);
             return posts.push(Self::send(within, REDUCE, all));
         }
+        let contributions = self.steps() + u32::from(self.folded_in().is_some());
+        memory.expect_sums(&self.kept(self.steps()), contributions as u16, pool);
         if let Some(beyond) = self.folded_in() {
             posts.push(Self::sum(self.rank_of(beyond), all));
         }

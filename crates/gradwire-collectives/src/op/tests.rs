@@ -1,0 +1,289 @@
+//! Whole collectives on memory alone: packets of all transfers come in any order, whole or not at all.
+
+use super::*;
+use crate::{DivideBy, Dtype, ReduceOp, Servers};
+use gradwire_core::CloseReason;
+
+const CHUNK_BYTES: usize = 128;
+
+/// A packet under way: sender, receiver, transfer, and the bytes of it.
+type Packet = (u32, u32, u32, Range<usize>);
+
+/// A transfer under way: sender, receiver and index, packets that are not there, and what was lost of it.
+struct Open {
+    key: (u32, u32, u32),
+    packets: usize,
+    lost: Vec<Range<u64>>,
+}
+
+/// One collective on all ranks. Values are whole, so that every order of additions gives the same bits.
+struct Ranks {
+    ops: Vec<Op>,
+    inputs: Vec<Vec<u8>>,
+    outputs: Vec<Vec<u8>>,
+    packets: Vec<Packet>,
+    open: Vec<Open>,
+    pool: Pool,
+    chance: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    collective: Collective,
+    dtype: Dtype,
+    reduce: ReduceOp,
+    world_size: u32,
+    elems: usize,
+    sequence: u64,
+}
+
+impl Case {
+    fn algorithm(&self) -> Algorithm {
+        match self.collective {
+            Collective::AllReduce { algorithm } => algorithm,
+            _ => Algorithm::Auto,
+        }
+    }
+
+    /// Rows that a rank gives, and that it gets.
+    fn rows(&self, rank: u32) -> (usize, usize) {
+        match self.collective {
+            Collective::ReduceScatter => (self.world_size as usize, 1),
+            Collective::Reduce { root } => (1, usize::from(root == rank)),
+            _ => (1, 1),
+        }
+    }
+
+    fn value(&self, rank: u32, at: usize) -> f32 {
+        ((at * 7 + rank as usize * 3) % 16) as f32 * self.world_size as f32
+    }
+
+    fn result(&self, at: usize) -> f32 {
+        let sum: f32 = (0..self.world_size).map(|rank| self.value(rank, at)).sum();
+        match self.reduce {
+            ReduceOp::Avg => sum / self.world_size as f32,
+            ReduceOp::PremulSum(factor) => sum * factor as f32,
+            _ => sum,
+        }
+    }
+
+    fn bytes(&self, elems: Range<usize>, value: impl Fn(usize) -> f32) -> Vec<u8> {
+        let values: Vec<f32> = elems.map(value).collect();
+        let mut bytes = vec![0; values.len() * self.dtype.bytes()];
+        match self.dtype {
+            Dtype::F32 => {
+                bytes.chunks_mut(4).zip(values).for_each(|(b, v)| b.copy_from_slice(&v.to_le_bytes()))
+            }
+            Dtype::I64 => bytes
+                .chunks_mut(8)
+                .zip(values)
+                .for_each(|(b, v)| b.copy_from_slice(&(v as i64).to_le_bytes())),
+            half => crate::kernels::narrow(half, &values, &mut bytes),
+        }
+        bytes
+    }
+}
+
+impl Ranks {
+    fn new(case: &Case, seed: u64) -> Self {
+        let mut ranks = Self {
+            ops: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            packets: Vec::new(),
+            open: Vec::new(),
+            pool: Pool::default(),
+            chance: seed,
+        };
+        for rank in 0..case.world_size {
+            let (given, got) = case.rows(rank);
+            ranks.inputs.push(case.bytes(0..given * case.elems, |at| case.value(rank, at)));
+            ranks.outputs.push(vec![0; got * case.elems * case.dtype.bytes()]);
+            let op = ranks.op(case, rank);
+            ranks.ops.push(op);
+        }
+        for rank in 0..case.world_size {
+            let mut posts = Vec::new();
+            ranks.ops[rank as usize].start(&mut ranks.pool, &mut posts);
+            ranks.send(rank, &posts);
+        }
+        ranks
+    }
+
+    fn op(&mut self, case: &Case, rank: u32) -> Op {
+        let view = |bytes: &mut Vec<u8>| {
+            // SAFETY: the vector is neither moved out nor resized, and nobody else touches it while the operation lives.
+            unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) }
+        };
+        let request = Request {
+            input: view(&mut self.inputs[rank as usize]),
+            output: view(&mut self.outputs[rank as usize]),
+            reduce: case.reduce,
+            policy: Policy { divide_by: DivideBy::Contributions, ..Policy::RELIABLE },
+            ..Request::exact(case.collective.clone(), case.dtype, Duration::from_secs(1))
+        };
+        let place = Place {
+            rank,
+            world_size: case.world_size,
+            sequence: case.sequence,
+            chunk_bytes: CHUNK_BYTES,
+            incast: case.world_size.max(2) - 1,
+            servers: Servers::default(),
+        };
+        let name = Name { id: OpId(0), submitted: Timestamp::ZERO, point_to_point: None, rotation: None };
+        Op::new(request, case.algorithm(), place, name, &mut self.pool)
+    }
+
+    fn send(&mut self, from: u32, posts: &[Post]) {
+        for post in posts {
+            let Post::Send { to, index, range, .. } = post else { continue };
+            let bytes = range.len();
+            let grid = (0..bytes.max(1)).step_by(CHUNK_BYTES);
+            let packets = grid.map(|at| (from, *to, *index, at..(at + CHUNK_BYTES).min(bytes)));
+            self.packets.extend(packets);
+            let packets = bytes.div_ceil(CHUNK_BYTES).max(1);
+            self.open.push(Open { key: (from, *to, *index), packets, lost: Vec::new() });
+        }
+    }
+
+    /// Delivers all; the packets that `is_lost` are not.
+    fn run(&mut self, is_lost: impl Fn(&Packet) -> bool) {
+        while !self.packets.is_empty() {
+            self.chance = self.chance.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            let start = (self.chance >> 33) as usize % self.packets.len();
+            let count = self.packets.len();
+            let at = (start..start + count)
+                .map(|at| at % count)
+                .find(|at| self.is_expected(*at))
+                .expect("a transfer under way is expected, or nothing will ever be");
+            let packet = self.packets.swap_remove(at);
+            self.deliver(&packet, is_lost(&packet));
+        }
+    }
+
+    fn is_expected(&mut self, at: usize) -> bool {
+        let (from, to, index, _) = self.packets[at].clone();
+        self.ops[to as usize].receives.at(from, index).is_some()
+    }
+
+    fn deliver(&mut self, (from, to, index, bytes): &Packet, is_lost: bool) {
+        let transfer = self.ops[*from as usize].transfer(*index, false);
+        if !is_lost && !bytes.is_empty() {
+            let sender = &mut self.ops[*from as usize];
+            let (payload, weight) = sender.payload(*to, transfer, bytes.clone()).expect("it is open");
+            let payload = payload.to_vec();
+            self.ops[*to as usize].on_payload(*from, transfer, bytes.start, weight, &payload);
+        }
+        let at = self.open.iter().position(|open| open.key == (*from, *to, *index)).expect("it is open");
+        self.open[at].packets -= 1;
+        if is_lost {
+            self.open[at].lost.push(bytes.start as u64..bytes.end as u64);
+        }
+        if self.open[at].packets == 0 {
+            let open = self.open.swap_remove(at);
+            self.conclude((*from, *to), transfer, open.lost);
+        }
+    }
+
+    fn conclude(&mut self, (from, to): (u32, u32), transfer: TransferId, missing: Vec<Range<u64>>) {
+        let receipt = Receipt {
+            transfer,
+            reason: CloseReason::AllArrived,
+            received_bytes: 0,
+            total_bytes: 0,
+            waited_for_peer: Duration::ZERO,
+            called_at: None,
+            began_at: Timestamp::ZERO,
+            elapsed: Duration::ZERO,
+            deadline: None,
+            missing: missing.clone(),
+        };
+        let mut posts = Vec::new();
+        self.ops[to as usize].on_received(from, &receipt, &mut posts);
+        self.send(to, &posts);
+        posts.clear();
+        self.ops[from as usize].on_sent(to, &SendReceipt { transfer, missing, stage_us: 0 }, &mut posts);
+        self.send(from, &posts);
+    }
+
+    fn passed_again(&self) -> usize {
+        self.ops.iter().map(|op| op.memory.passed_again).sum()
+    }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let all_reduce = |algorithm| Collective::AllReduce { algorithm };
+    let collectives = [
+        all_reduce(Algorithm::Ring),
+        all_reduce(Algorithm::Transpose),
+        all_reduce(Algorithm::HalvingDoubling),
+        all_reduce(Algorithm::ParameterServer),
+        Collective::ReduceScatter,
+        Collective::Reduce { root: 1 },
+    ];
+    let kinds = [
+        (Dtype::F32, ReduceOp::Avg),
+        (Dtype::F32, ReduceOp::PremulSum(0.5)),
+        (Dtype::I64, ReduceOp::Avg),
+        (Dtype::Bf16, ReduceOp::Avg),
+    ];
+    collectives.into_iter().flat_map(move |collective| {
+        let kinds = kinds.into_iter().filter({
+            let handed_on = [all_reduce(Algorithm::Ring), all_reduce(Algorithm::HalvingDoubling)];
+            let in_halves = handed_on.contains(&collective);
+            move |(dtype, _)| !in_halves || !dtype.is_half()
+        });
+        kinds.flat_map(move |(dtype, reduce)| {
+            let collective = collective.clone();
+            (2..=9).map(move |world_size| Case {
+                collective: collective.clone(),
+                dtype,
+                reduce,
+                world_size,
+                // Shards that end within a packet, and one that is short.
+                elems: 61 * world_size as usize + 5,
+                sequence: u64::from(world_size) / 2,
+            })
+        })
+    })
+}
+
+// test of: report/streaming
+#[test]
+fn the_pass_that_adds_the_last_contribution_makes_the_result_and_there_is_no_other() {
+    for (seed, case) in (0..).zip(cases()) {
+        let mut ranks = Ranks::new(&case, seed);
+        ranks.run(|_| false);
+        for (rank, output) in (0..).zip(&ranks.outputs) {
+            let first =
+                if case.collective == Collective::ReduceScatter { rank as usize * case.elems } else { 0 };
+            let (_, rows) = case.rows(rank);
+            let want = case.bytes(first..first + rows * case.elems, |at| case.result(at));
+            assert!(*output == want, "rank {rank} of {case:?}");
+        }
+        assert_eq!(ranks.passed_again(), 0, "bytes were passed over again in {case:?}");
+        assert!(ranks.ops.iter().all(Op::is_complete), "{case:?}");
+    }
+}
+
+// test of: report/streaming
+#[test]
+fn only_blocks_that_loss_left_incomplete_are_passed_over_again() {
+    for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::ParameterServer] {
+        let case = Case {
+            collective: Collective::AllReduce { algorithm },
+            dtype: Dtype::F32,
+            reduce: ReduceOp::Avg,
+            world_size: 4,
+            elems: 4 * 96,
+            sequence: 0,
+        };
+        let mut ranks = Ranks::new(&case, 7);
+        // The second packet of the first contribution of rank 1, whoever it is for.
+        let first = ranks.packets.iter().find(|(from, ..)| *from == 1).cloned().expect("it contributes");
+        ranks.run(|(from, to, index, bytes)| {
+            (*from, *to, *index) == (first.0, first.1, first.2) && bytes.start == CHUNK_BYTES
+        });
+        assert_eq!(ranks.passed_again(), CHUNK_BYTES, "{algorithm:?}");
+    }
+}
