@@ -33,7 +33,7 @@ class Completer:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def watch(self, ops: Sequence[Op], callback: Callable[[], None]) -> None:
+    def watch(self, ops: Sequence[Op], callback: Callable[[], object]) -> None:
         """Calls back when all operations have ended. They may be watched several times.
 
         On the completer's thread; where an operation could not be submitted, on one of its own.
@@ -82,7 +82,7 @@ class Completer:
 class _Countdown:
     """Calls back after so many steps."""
 
-    def __init__(self, count: int, callback: Callable[[], None]) -> None:
+    def __init__(self, count: int, callback: Callable[[], object]) -> None:
         self._count = count
         self._callback = callback
         self._lock = threading.Lock()

@@ -195,6 +195,10 @@ class Config:
     pinned_mb: int = _setting(1024, int, "The most host memory that is page-locked for copies from and to GPUs, in use and kept for "
         "the next step. Twice the bytes of all gradients never has to wait for the system; what would exceed it gets ordinary memory, "
         "whose copies block the caller. 0: always so.", unit="MiB", low=0, high=1 << 20)
+    gpu_chunk_mb: int = _setting(8, int, "An all-reduce, reduce or broadcast of a GPU's tensor that is larger goes in equal pieces of at "
+        "most this: the first is sent while the next is still copied to the host, and its result goes back while the next one "
+        "comes. Each piece is a transfer of its own for deadlines and bounds of loss. 0: in one piece.", unit="MiB", low=0,
+        high=1 << 20, everywhere=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,9 @@ class DeliveryReport:
             not count there is a share of many elements of the tensor.
         epoch: with `on_peer_loss="continue"`, the epoch of the group under which it ended; 0 is the first.
         members: and the ranks that took part, by which its means are divided. Empty where a lost rank ends the group.
+        parts: the reports of the calls that this one consists of, where it was sent in pieces (`gpu_chunk_mb`) or coalesced. Bytes and
+            elements are their sums then, times their longest, `epoch` and `members` those of the last; `contributions` are in
+            the parts alone.
     """
 
     collective: str = ""
@@ -149,6 +153,7 @@ class DeliveryReport:
     rotated_elems: int = 0
     epoch: int = 0
     members: tuple[int, ...] = ()
+    parts: tuple[DeliveryReport, ...] = ()
 
     @property
     def lost_share(self) -> float:
@@ -182,3 +187,82 @@ class DeliveryReport:
         counts = fields.pop("contributions")
         contributions = None if counts is None else Contributions.from_native(counts)
         return cls(**fields, peers=peers, sources=sources, stragglers=stragglers, contributions=contributions)
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[DeliveryReport]) -> DeliveryReport:
+        """One report of calls that are one to their caller, each about the elements after those of the one before."""
+        if len(parts) == 1:
+            return parts[0]
+        elapsed_s = max(part.elapsed_s for part in parts)
+        compute_wait_s = max(part.compute_wait_s for part in parts)
+        totals = {name: sum(getattr(part, name) for part in parts) for name in SUMMED}
+        return cls(
+            collective=parts[0].collective,
+            sequence=parts[0].sequence,
+            **totals,
+            elapsed_s=elapsed_s,
+            compute_wait_s=compute_wait_s,
+            network_wait_s=elapsed_s - compute_wait_s,
+            uncounted=_shifted(parts, "uncounted"),
+            filled=_shifted(parts, "filled"),
+            peers=_of_each_rank([peer for part in parts for peer in part.peers]),
+            sources=_of_each_rank([peer for part in parts for peer in part.sources]),
+            stragglers=_longest([late for part in parts for late in part.stragglers]),
+            contributors=max(part.contributors for part in parts),
+            contributors_least=min((part.contributors_least for part in parts if part.contributors), default=0),
+            reduce_ended_by=_least_accepting(part.reduce_ended_by for part in parts),
+            gather_ended_by=_least_accepting(part.gather_ended_by for part in parts),
+            replicas_identical=all(part.replicas_identical for part in parts),
+            warm_up=all(part.warm_up for part in parts),
+            rotated_elems=sum(map(_sent, parts)) if any(part.rotated_elems for part in parts) else 0,
+            epoch=parts[-1].epoch,
+            members=parts[-1].members,
+            parts=tuple(parts),
+        )
+
+
+SUMMED = ("elems", "bytes_received", "bytes_expected", "bytes_sent", "bytes_retransmitted")
+# What may end a transfer, the one that accepts most first.
+ENDS = ("", "all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
+
+
+def _sent(report: DeliveryReport) -> int:
+    """Elements of what was sent in place of the tensor, or of the tensor."""
+    return report.rotated_elems or report.elems
+
+
+def _shifted(parts: Sequence[DeliveryReport], name: str) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    before = 0
+    for part in parts:
+        found += [(start + before, end + before) for start, end in getattr(part, name)]
+        before += _sent(part)
+    return tuple(found)
+
+
+def _of_each_rank(peers: Sequence[PeerDelivery]) -> tuple[PeerDelivery, ...]:
+    whole: dict[int, PeerDelivery] = {}
+    for peer in peers:
+        known = whole.get(peer.rank)
+        whole[peer.rank] = (
+            peer
+            if known is None
+            else PeerDelivery(
+                peer.rank,
+                known.elems_received + peer.elems_received,
+                known.elems_expected + peer.elems_expected,
+                _least_accepting((known.closed_by, peer.closed_by)),
+                max(known.waited_for_peer_s, peer.waited_for_peer_s),
+                max(known.network_time_s, peer.network_time_s),
+            )
+        )
+    return tuple(whole.values())
+
+
+def _longest(stragglers: Sequence[Straggler]) -> tuple[Straggler, ...]:
+    by_length = sorted(stragglers, key=lambda late: late.waited_s)
+    return tuple({(late.rank, late.cause): late for late in by_length}.values())
+
+
+def _least_accepting(ends: Iterable[str]) -> str:
+    return max(ends, key=ENDS.index)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from gradwire.torch import _streams
 
 
 class Stream:
@@ -124,3 +125,12 @@ class LazyStreams:
             stream = self.current(tensor.device)
             stream.run(len(stream.todo))
             return tensor.clone()
+
+
+def on(streams: LazyStreams, run: Callable[[], None]) -> None:
+    """Runs with host tensors taken for those of a device."""
+    _streams._of_type["cpu"] = streams
+    try:
+        run()
+    finally:
+        del _streams._of_type["cpu"]

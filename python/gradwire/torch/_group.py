@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from gradwire._outbox import Op
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
 from gradwire.errors import EngineError
-from gradwire.torch import _memory
+from gradwire.torch import _memory, _pieces
+from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
 from gradwire.torch._staging import Staging
 from gradwire.torch._work import GradwireWork
@@ -85,23 +87,43 @@ class GroupLink:
         entrance = Entrance(lambda: self.store, round_number, self.rank, self.world_size)
         self.boundary = Boundary(self.owner, self._native, entrance, self.place, is_new=is_new)
 
-    def tolerance_of(self, tensor: torch.Tensor, op: Any) -> dict[str, Any]:
+    def tolerance_of(self, piece: Piece, op: Any) -> dict[str, Any]:
         """Options of an all-reduce that the group's tolerance adds: none but for sums and means of gradients."""
-        if self.tolerance is None or tensor.dtype not in _memory.TOLERANT_DTYPES or name_of(op) not in AVERAGED:
+        if self.tolerance is None or piece.tensor.dtype not in _memory.TOLERANT_DTYPES or name_of(op) not in AVERAGED:
             return {}
-        return self.tolerance
+        return {**self.tolerance, "policy": _pieces.share_of(self.tolerance["policy"], piece.count)}
 
     def start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
         """Prepares and submits a call; whatever goes wrong is in the Work."""
-        completer = self.owner.completer
+        work = self._start(kind, timeout, prepare)
+        self.calls += work.was_submitted
+        return work
+
+    def start_in_pieces(
+        self, kind: str, timeout: timedelta | None, whole: Piece, prepare: Callable[[Piece], Call]
+    ) -> GradwireWork:
+        """The same of a call that may be cut into pieces (`_pieces.py`), each of which is prepared by itself."""
+        chunk_mb = self.owner.config.gpu_chunk_mb
+        try:
+            pieces, last = _pieces.cut(whole, chunk_mb)
+        except Exception as error:  # noqa: BLE001  see the head of this file
+            return self.failed(kind, error)
+        works = [self._start(kind, timeout, partial(prepare, piece)) for piece in pieces]
+        work = works[0]
+        if len(works) > 1:
+            work = GradwireWork.following(kind, works, [whole.tensor], self.owner.completer, last)
+        work.explain = partial(_pieces.explained, tensor=whole.tensor, chunk_mb=chunk_mb)
+        self.calls += work.was_submitted
+        return work
+
+    def _start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
         try:
             self.owner.check_process()
             call = prepare()
             op = self._send_off(call, self.timeout if timeout is None else timeout)
         except Exception as error:  # noqa: BLE001  see the head of this file
             return self.failed(kind, error)
-        self.calls += 1
-        return GradwireWork(kind, [op], call.result, completer, staging=call.staging)
+        return GradwireWork(kind, [op], call.result, self.owner.completer, staging=call.staging)
 
     def failed(self, kind: str, error: Exception) -> GradwireWork:
         """The Work of a call that could not be made."""

@@ -18,6 +18,7 @@ from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _monitored, _profile, _sparse
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
+from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import reduction
 from gradwire.torch._staging import Staging
 from gradwire.torch._work import GradwireWork
@@ -150,30 +151,30 @@ class Collectives:
     def broadcast(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
         """In place, from `opts.rootRank`."""
 
-        def prepare(tensor: Tensor) -> Call:
-            staging = Staging()
+        def prepare(piece: Piece) -> Call:
+            staging, part = Staging(), piece.tensor
             root = self._root(opts)
-            buffer = _memory.writable(tensor, staging, load=root == self.link.rank)
-            return Call("broadcast", [tensor], buffer, buffer, staging, {**_copy(tensor), "peer": root})
+            buffer = _memory.writable(part, staging, load=root == self.link.rank)
+            return Call("broadcast", [part], buffer, buffer, staging, {**_copy(part), "peer": root})
 
-        return self._call(
-            "broadcast", tensors, opts, [partial(self._start, "broadcast", opts, partial(prepare, t)) for t in tensors]
-        )
+        start = partial(self.link.start_in_pieces, "broadcast", _timeout(opts), prepare=prepare)
+        return self._call("broadcast", tensors, opts, [partial(start, Piece([t])) for t in tensors])
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
         """In place at `opts.rootRank`; other ranks' tensors stay as they are."""
 
-        def prepare(tensor: Tensor) -> Call:
-            options = {**reduction(tensor, opts.reduceOp), "peer": self._root(opts)}
-            staging = Staging()
-            if opts.rootRank != self.link.rank:
-                return Call("reduce", [tensor], _memory.readable(tensor, staging), None, staging, options)
-            buffer = _memory.writable(tensor, staging, load=True)
-            return Call("reduce", [tensor], buffer, buffer, staging, options)
+        def prepare(piece: Piece) -> Call:
+            part, staging = piece.tensor, Staging()
+            options = {**reduction(part, opts.reduceOp), "peer": self._root(opts)}
+            if not piece.written:
+                return Call("reduce", [part], _memory.readable(part, staging), None, staging, options)
+            buffer = _memory.writable(part, staging, load=True)
+            return Call("reduce", [part], buffer, buffer, staging, options)
 
-        return self._call(
-            "reduce", tensors, opts, [partial(self._start, "reduce", opts, partial(prepare, t)) for t in tensors]
-        )
+        start = partial(self.link.start_in_pieces, "reduce", _timeout(opts), prepare=prepare)
+        is_root = opts.rootRank == self.link.rank
+        wholes = [Piece([t]) if is_root else Piece([], t) for t in tensors]
+        return self._call("reduce", tensors, opts, [partial(start, whole) for whole in wholes])
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> GradwireWork | None:
         """`outputs[0][r]` at the root becomes rank r's `inputs[0]`."""
@@ -267,14 +268,14 @@ class Collectives:
         if isinstance(tensor, Tensor) and tensor.layout is not torch.strided:
             return self._sparse_all_reduce(tensor, opts)
 
-        def prepare() -> Call:
-            op = getattr(opts, "reduceOp", None)
-            options = {**reduction(tensor, op), **self.link.tolerance_of(tensor, op)}
+        def prepare(piece: Piece) -> Call:
+            op, part = getattr(opts, "reduceOp", None), piece.tensor
+            options = {**reduction(part, op), **self.link.tolerance_of(piece, op)}
             staging = Staging()
-            buffer = _memory.writable(tensor, staging, load=True)
-            return Call("all_reduce", [tensor], buffer, buffer, staging, options)
+            buffer = _memory.writable(part, staging, load=True)
+            return Call("all_reduce", [part], buffer, buffer, staging, options)
 
-        return self._start("all_reduce", opts, prepare)
+        return self.link.start_in_pieces("all_reduce", _timeout(opts), Piece([tensor]), prepare)
 
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any) -> GradwireWork:
         def gather(rows: list[Tensor], own: Tensor) -> GradwireWork:

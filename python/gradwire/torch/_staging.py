@@ -9,8 +9,8 @@ that computes waits for a copy:
     engine                                        send, reduce, receive --+   |
     back stream                                                           +--> copy, arrived
 
-So the copies of a bucket run while the one before it is sent. A bucket is copied as a whole, because the engine takes the
-memory of a call as a whole: 25 MB cross PCIe in a millisecond or two, and 10 Gbit/s in twenty.
+So the copies of a call run while the one before it is sent. Large calls are cut into pieces that are calls of their own here
+(`_pieces.py`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
+from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import reduction
 from gradwire.torch._staging import Staging
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
@@ -98,9 +99,9 @@ def all_reduce(
     """
     link = link_of(group)
 
-    def prepare() -> Call:
-        config = link.owner.config
-        options = reduction(tensor, op)
+    def prepare(piece: Piece) -> Call:
+        config, (into, rest) = link.owner.config, piece.written
+        options = reduction(piece.tensor, op)
         _check_tolerant(tensor, residual, output)
         options["policy"] = timed_policy(
             config,
@@ -108,31 +109,30 @@ def all_reduce(
             loss_bound=loss_bound,
             deadline=deadline,
             step_delay_max=step_delay_max,
-            delay_share=delay_share,
+            delay_share=delay_share / piece.count,
             gather_loss_bound=gather_loss_bound,
             gather_fill=gather_fill,
             divide_by=divide_by,
             hadamard=hadamard,
         )
         options["algorithm"] = algorithm_code(config, algorithm)
-        options |= tag_options(config, traffic_class, important)
+        options |= tag_options(config, traffic_class, piece.mask(important))
         options["priority"] = _order(priority, traffic_class)
         options["contributions"] = contributions
         staging = Staging()
-        if output is None:
-            buffer = _memory.writable(tensor, staging, load=True)
-            call = Call("all_reduce", [tensor], buffer, buffer, staging, options)
-        else:
-            into = _memory.writable(output, staging, load=True)
-            call = Call("all_reduce", [output], _memory.readable(tensor, staging), into, staging, options)
-        if residual is not None:
-            rest = _memory.writable(residual, staging, load=True)
-            options["residual"] = _memory.address(rest)
-            call.keep.append(rest)
+        assert into is not None
+        target = _memory.writable(into, staging, load=True)
+        source = target if piece.read is None else _memory.readable(piece.read, staging)
+        call = Call("all_reduce", [into], source, target, staging, options)
+        if rest is not None:
+            owed = _memory.writable(rest, staging, load=True)
+            options["residual"] = _memory.address(owed)
+            call.keep.append(owed)
         return call
 
+    whole = Piece([tensor, residual]) if output is None else Piece([output, residual], tensor)
     trace = _profile.begin("all_reduce", [tensor], link.describe)
-    work = link.start("all_reduce", None, prepare)
+    work = link.start_in_pieces("all_reduce", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)
     if not async_op:

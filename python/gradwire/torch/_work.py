@@ -76,6 +76,8 @@ class GradwireWork(dist.Work):
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._trace: torch.futures.Future[Any] | None = None
+        # What an error of the operations is told to the caller as.
+        self.explain: Callable[[Exception], Exception | None] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
         # Called once by whoever sees the end first.
@@ -93,7 +95,9 @@ class GradwireWork(dist.Work):
             WaitTimeoutError: `timeout` passed first; the collective goes on.
             GradwireError: the collective failed.
         """
-        self._wait_for_ops(timeout.total_seconds())
+        seconds = timeout.total_seconds()
+        if not self._wait_until(time.monotonic() + seconds if seconds > 0 else None):
+            raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
         if self._trace is not None and not self._completer.is_current_thread():
             self._trace.wait()
         error = self.settle()
@@ -126,10 +130,12 @@ class GradwireWork(dist.Work):
         if self._has_ended():
             self.complete(base, value)
         else:
+            for part in self._parts:
+                part.on_end(part.settle)
             self.on_end(lambda: self.complete(base, value))
         return self._future
 
-    def on_end(self, callback: Callable[[], None]) -> None:
+    def on_end(self, callback: Callable[[], object]) -> None:
         """Calls back when the operations have ended: on the completer's thread, or now where there are none."""
         if self._ops:
             self._completer.watch(self._ops, callback)
@@ -154,6 +160,8 @@ class GradwireWork(dist.Work):
             if not self._settled:
                 self._failure = self._failure or next(filter(None, (op.error() for op in self._ops)), None)
                 self._bring_back()
+                if self._failure is not None and self.explain is not None:
+                    self._failure = self.explain(self._failure)
                 if self._failure is not None:
                     self._completer.last_error = self._failure
                 for op in self._ops:
@@ -179,7 +187,7 @@ class GradwireWork(dist.Work):
                 self._fences += _made_of(self._fences, self._last)
         except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
             self._failure = error
-        self._staging, self._last, self._parts = None, None, ()
+        self._staging, self._last = None, None
 
     def report(self) -> DeliveryReport:
         """What was delivered, after `wait`.
@@ -193,8 +201,15 @@ class GradwireWork(dist.Work):
         error = self.settle()
         if error is not None:
             raise error
+        if self._parts:
+            return DeliveryReport.of_parts([part.report() for part in self._parts])
         fields = self._ops[0].report() if self._ops else None
         return DeliveryReport(collective=self.name) if fields is None else DeliveryReport.from_native(fields)
+
+    @property
+    def was_submitted(self) -> bool:
+        """Whether it takes a place among the calls of its group."""
+        return self._failure is None or bool(self._ops)
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not; on a GPU, whether the result is there for every stream."""
@@ -249,12 +264,15 @@ class GradwireWork(dist.Work):
         """Whether the operations have."""
         return all(op.is_done() for op in self._ops)
 
-    def _wait_for_ops(self, timeout_s: float) -> None:
-        end = time.monotonic() + timeout_s if timeout_s > 0 else None
-        for op in self._ops:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            if not op.wait(left):
-                raise WaitTimeoutError(f"{self.name} is still in flight after {timeout_s:g} s", waited_s=timeout_s)
+    def _wait_until(self, end: float | None) -> bool:
+        """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
+        for part in self._parts:
+            if not part._wait_until(end):
+                return False
+            part.settle()
+        return bool(self._parts) or all(
+            op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in self._ops
+        )
 
 
 def _calling_module() -> str | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import MismatchError
-from gradwire.torch import _staging, _streams
-from lazy_streams import LazyStreams
+from gradwire.torch import _staging
+from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,15 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
 WORLD = dist.group.WORLD
-
-
-def on(streams: LazyStreams, run: Callable[[], None]) -> None:
-    """Runs with host tensors taken for those of a device."""
-    _streams._of_type["cpu"] = streams
-    try:
-        run()
-    finally:
-        del _streams._of_type["cpu"]
 
 
 def whole(elems: int, rank: int = RANK) -> torch.Tensor:
