@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-observability bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -134,6 +134,9 @@ bench-overhead: build ## What a call and a step cost beside gloo, on this machin
 
 bench-overlap: build ## How much of a DDP step's communication is hidden, from a profile, with a picture
 	$(PY) bench/torch/overlap.py --json bench-out/overlap.json $(ARGS)
+
+bench-gpu: build ## DDP steps on a GPU beside gloo, and how much of the copies is hidden (needs a GPU)
+	$(PY) bench/torch/gpu.py --json bench-out/gpu.json $(ARGS)
 
 bench-observability: build ## What it costs a training step that it can be seen
 	$(PY) bench/torch/observability.py --json bench-out/observability.json $(ARGS)

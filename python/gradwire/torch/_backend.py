@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -178,9 +179,37 @@ def _cannot_reconfigure() -> UnsupportedError:
     )
 
 
+def _other_backend(group: Any, tensors: Sequence[Any]) -> UnsupportedError | None:
+    """Why a tensor's device is not this group's, if the user gave that device to another backend.
+
+    Before 2.14 torch lets what Python makes of one device take the place of the whole group.
+    """
+    config = dist.distributed_c10d._world.pg_backend_config.get(group)
+    backends = {} if config is None else config.get_device_backend_map()
+    for tensor in tensors:
+        device = tensor.device.type if isinstance(tensor, torch.Tensor) else None
+        if backends.get(device, NAME) != NAME:
+            return UnsupportedError(
+                f"{device} tensors of this group are {backends[device]}'s, but torch {torch.__version__} gives a group with "
+                "gradwire to gradwire alone: use torch 2.14 or newer, or a group for each backend",
+                device=device,
+            )
+    return None
+
+
+class _WholeGroup(_Lifetime):
+    """Refuses tensors that the user gave to another backend of the group."""
+
+    def _call(self, name: str, tensors: Any, opts: Any, starts: Any) -> Any:
+        other = _other_backend(self, tensors)
+        if other is not None:
+            starts = [functools.partial(self.link.failed, name, other)]
+        return super()._call(name, tensors, opts, starts)
+
+
 @functools.cache
 def _make_process_group_type() -> type:
-    class GradwireProcessGroup(_Lifetime, dist.ProcessGroup):
+    class GradwireProcessGroup(_WholeGroup, dist.ProcessGroup):
         """Adapter for torch 2.9 to 2.13."""
 
         def __init__(self, store: Any, link: GroupLink) -> None:

@@ -87,11 +87,11 @@ class GroupLink:
         entrance = Entrance(lambda: self.store, round_number, self.rank, self.world_size)
         self.boundary = Boundary(self.owner, self._native, entrance, self.place, is_new=is_new)
 
-    def tolerance_of(self, piece: Piece, op: Any) -> dict[str, Any]:
-        """Options of an all-reduce that the group's tolerance adds: none but for sums and means of gradients."""
-        if self.tolerance is None or piece.tensor.dtype not in _memory.TOLERANT_DTYPES or name_of(op) not in AVERAGED:
+    def tolerance_of(self, tensor: torch.Tensor, op: Any, count: int = 1) -> dict[str, Any]:
+        """Options that the group's tolerance adds to an all-reduce, or to one of its pieces: none but for sums and means of gradients."""
+        if self.tolerance is None or tensor.dtype not in _memory.TOLERANT_DTYPES or name_of(op) not in AVERAGED:
             return {}
-        return {**self.tolerance, "policy": _pieces.share_of(self.tolerance["policy"], piece.count)}
+        return {**self.tolerance, "policy": _pieces.share_of(self.tolerance["policy"], count)}
 
     def start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
         """Prepares and submits a call; whatever goes wrong is in the Work."""

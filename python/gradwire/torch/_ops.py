@@ -270,7 +270,7 @@ class Collectives:
 
         def prepare(piece: Piece) -> Call:
             op, part = getattr(opts, "reduceOp", None), piece.tensor
-            options = {**reduction(part, op), **self.link.tolerance_of(piece, op)}
+            options = {**reduction(part, op), **self.link.tolerance_of(part, op, piece.count)}
             staging = Staging()
             buffer = _memory.writable(part, staging, load=True)
             return Call("all_reduce", [part], buffer, buffer, staging, options)

@@ -6,13 +6,17 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import UnsupportedError
+from gradwire.errors import MismatchError, UnsupportedError
+from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+GLOO = dist.new_group(backend="gloo")
 GPU = torch.device("cuda", 0)
+LARGE = 5_000_001  # elements of float32: three pieces
 LATE_CYCLES = 200_000_000  # of a kernel that idles: some 0.1 s
 
 
@@ -124,3 +128,178 @@ def check_a_captured_graph_is_refused() -> None:
         graph.capture_end()
     with pytest.raises(UnsupportedError, match="captured"):
         work.wait()
+
+
+def check_large_tensors_go_in_pieces() -> None:
+    tensor = torch.zeros(LARGE, device=GPU)
+    values = whole(LARGE).to(GPU)
+    torch.cuda._sleep(LATE_CYCLES)
+    tensor.copy_(values)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor.cpu(), total(LARGE))
+    (tensor,) = dist.all_reduce(values, async_op=True).get_future().wait()
+    assert torch.equal((tensor * 1).cpu(), total(LARGE))
+    dist.broadcast(tensor := whole(LARGE).to(GPU), 1)
+    assert torch.equal(tensor.cpu(), whole(LARGE, 1))
+    dist.reduce(tensor := whole(LARGE).to(GPU), 0)
+    assert torch.equal(tensor.cpu(), whole(LARGE) if RANK else total(LARGE))
+    every_other = whole(2 * LARGE).to(GPU)[::2]
+    work = dist.all_reduce(every_other, async_op=True)
+    with torch.cuda.stream(torch.cuda.Stream(GPU)):
+        work.wait()
+        assert torch.equal(every_other.cpu(), total(2 * LARGE)[::2])
+
+
+def check_memory_of_a_large_tensor_that_was_dropped_is_not_written_into_the_next() -> None:
+    for _ in range(5):
+        work = dist.all_reduce(torch.ones(2 * LARGE, device=GPU)[::2], async_op=True)
+        work.wait()
+        del work
+        other = torch.full((2 * LARGE,), 5.0, device=GPU)
+        torch.cuda.synchronize()
+        assert torch.equal(other, torch.full_like(other, 5.0))
+
+
+def check_a_large_reduction_that_tolerates_loss() -> None:
+    for rotated in ("off", "on"):
+        tensor, residual, output = (
+            whole(LARGE).to(GPU),
+            torch.zeros(LARGE, device=GPU),
+            torch.zeros(LARGE, device=GPU),
+        )
+        options = {"preset": "ltp", "gather_loss_bound": 0.0, "hadamard": rotated}
+        work = gradwire.torch.all_reduce(tensor, output=output, residual=residual, **options)
+        report = work.report()
+        assert (report.elems, len(report.parts)) == (LARGE, 3)
+        assert (report.rotated_elems > 0) == (rotated == "on")
+        if not report.uncounted:
+            torch.testing.assert_close(output.cpu(), total(LARGE) / WORLD_SIZE, rtol=1e-3, atol=1e-2)
+        assert torch.equal(tensor.cpu(), whole(LARGE))
+
+
+def check_host_and_device_memory_in_one_large_call_are_an_error_that_says_so() -> None:
+    group = dist.new_group()
+    with pytest.raises(MismatchError, match="gpu_chunk_mb"):
+        dist.all_reduce(whole(LARGE).to(GPU) if RANK else whole(LARGE), group=group)
+
+
+def check_collectives_are_ranges_of_nvtx() -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+    start, end = torch.cuda.nvtx.range_start, torch.cuda.nvtx.range_end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.nvtx, "range_start", lambda said: begun.append(start(said)) or begun[-1])
+        patch.setattr(torch.cuda.nvtx, "range_end", lambda handle: ended.append(handle) or end(handle))
+        dist.all_reduce(torch.ones(100, device=GPU))
+        dist.all_reduce(torch.ones(LARGE, device=GPU), async_op=True).get_future().wait()
+        dist.barrier()
+    assert len(begun) == 3
+    assert sorted(ended) == sorted(begun)
+
+
+def wide(*, buckets_mb: float = 25) -> DistributedDataParallel:
+    """A model whose buckets go in pieces."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 8)).to(GPU)
+    return DistributedDataParallel(layers, bucket_cap_mb=buckets_mb)
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(32, 64, generator=torch.Generator().manual_seed(10 * step + RANK)).to(GPU)
+
+
+def replicas_are_equal(model: nn.Module) -> bool:
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    first = flat.clone()
+    dist.broadcast(first, 0)
+    same = torch.tensor(float(torch.equal(flat, first)))
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    return bool(same)
+
+
+def train(model: nn.Module, steps: int = 4) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (model(batch(0)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+def check_a_compiled_model_trains() -> None:
+    plain, model = wide(), wide()
+    expected = train(plain)
+    found = train(torch.compile(model, backend="aot_eager"))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert replicas_are_equal(model)
+
+
+def check_fp16_autocast_with_a_scaler_while_gradients_may_be_lost() -> None:
+    model = wide()
+    state = gradwire.torch.tolerate_loss(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**32, growth_interval=3)  # the first steps overflow
+    scales, losses = [], []
+    for _ in range(40):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            loss = (model(batch(0)) - 1).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        before = scaler.get_scale()
+        scaler.update()
+        state.rescale(scaler.get_scale() / before)
+        scales.append(before)
+        losses.append(float(loss))
+    assert scales[-1] < scales[0], "it never overflowed: this tests nothing"
+    assert losses[-1] < losses[0] / 2
+    assert replicas_are_equal(model)
+
+
+def check_powersgd_which_nests_collectives() -> None:
+    model = wide()
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    losses = train(model, 6)
+    assert losses[-1] < losses[0]
+    assert replicas_are_equal(model)
+
+
+def check_a_step_in_the_forward_pass() -> None:
+    def trained(*, early: bool) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        layers = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 8)).to(
+            GPU
+        )
+        model = DistributedDataParallel(layers, gradient_as_bucket_view=True)
+        state = gradwire.torch.tolerate_loss(model, preset="reliable")
+        if not early:
+            train(model)
+        else:
+            steps = state.step_in_forward(lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+            for _ in range(4):
+                (model(batch(0)) - 1).square().mean().backward()
+            steps.finish()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    for one, other in zip(trained(early=False), trained(early=True), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def check_nccl_for_the_gpu_and_gradwire_for_the_host_in_one_group() -> None:
+    groups = [
+        dist.new_group([rank], backend="cpu:gradwire,cuda:nccl") for rank in range(WORLD_SIZE)
+    ]  # NCCL: a GPU each
+    group = groups[RANK]
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.ones(4))
+    if _compat.backend_class() is None:  # before torch 2.14
+        with pytest.raises(UnsupportedError, match="nccl"):
+            dist.all_reduce(torch.ones(4, device=GPU), group=group)
+        return
+    dist.all_reduce(tensor := torch.ones(4, device=GPU), group=group)
+    assert torch.equal(tensor.cpu(), torch.ones(4))
