@@ -184,10 +184,10 @@ def _other_backend(group: Any, tensors: Sequence[Any]) -> UnsupportedError | Non
 
     Before 2.14 torch lets what Python makes of one device take the place of the whole group.
     """
-    config = dist.distributed_c10d._world.pg_backend_config.get(group)
-    backends = {} if config is None else config.get_device_backend_map()
-    for tensor in tensors:
-        device = tensor.device.type if isinstance(tensor, torch.Tensor) else None
+    config = str(dist.distributed_c10d._world.pg_backend_config.get(group, ""))  # "cpu:gradwire,cuda:nccl"
+    backends = dict(part.split(":") for part in config.split(",") if ":" in part)
+    devices = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    for device in devices:
         if backends.get(device, NAME) != NAME:
             return UnsupportedError(
                 f"{device} tensors of this group are {backends[device]}'s, but torch {torch.__version__} gives a group with "

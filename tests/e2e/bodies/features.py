@@ -10,7 +10,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import WaitTimeoutError
+from gradwire.errors import UnsupportedError, WaitTimeoutError
 from gradwire.torch import _compat
 from gradwire.torch._ops import Collectives
 from rank import RANK, WORLD_SIZE
@@ -253,3 +253,17 @@ def check_a_group_may_have_another_backend_for_each_device() -> None:
         assert torch.equal(tensor, total)
         assert adapter.link.calls == before + (ours == "cpu")
         dist.destroy_process_group(group)
+
+
+def check_where_a_group_is_all_gradwires_the_other_backends_tensors_are_refused() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compat, "backend_class", lambda: None)  # as before torch 2.14
+        group = dist.new_group(backend="cpu:gloo,cuda:gradwire")
+        both = dist.new_group(backend="gradwire")
+    with pytest.raises(UnsupportedError, match="gloo"):
+        dist.all_reduce(torch.ones(4), group=group)
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=both)
+    assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(both)
