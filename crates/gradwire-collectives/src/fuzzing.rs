@@ -58,6 +58,11 @@ pub fn add_packet(accumulator: &mut [u8], packet: &[u8]) {
     crate::kernels::combine(Dtype::F32, ReduceOp::Sum, accumulator, packet);
 }
 
+/// Adds the last packet of a mean of eight as a reduction does, for the same.
+pub fn add_last_packet(accumulator: &mut [u8], packet: &[u8]) {
+    crate::kernels::add_last(Dtype::F32, crate::kernels::Closing::Divide(8), accumulator, packet);
+}
+
 /// Runs the program and returns how many calls it ended well.
 ///
 /// # Panics

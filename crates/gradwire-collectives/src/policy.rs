@@ -436,6 +436,16 @@ mod tests {
     }
 
     #[test]
+    fn auto_rotates_from_five_percent_of_agreed_loss_up() {
+        for (loss, wanted) in
+            [(None, false), (Some(0.0), false), (Some(0.0499), false), (Some(0.05), true), (Some(1.0), true)]
+        {
+            assert_eq!(Rotation::Auto.is_wanted(loss), wanted, "{loss:?}");
+            assert!(Rotation::On.is_wanted(loss) && !Rotation::Off.is_wanted(loss));
+        }
+    }
+
+    #[test]
     fn a_reliable_policy_is_the_exact_contract() {
         assert_eq!(reduce(Policy::RELIABLE, &link(STATS, 1000, 3)), Contract::EXACT);
         assert!(!reduce(Policy::AUTO, &link(STATS, 1000, 3)).is_exact());

@@ -266,6 +266,10 @@ fn the_pass_that_adds_the_last_contribution_makes_the_result_and_there_is_no_oth
     }
 }
 
+fn elem(bytes: &[u8], at: usize) -> f32 {
+    f32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().expect("four bytes"))
+}
+
 // test of: report/streaming
 #[test]
 fn only_blocks_that_loss_left_incomplete_are_passed_over_again() {
@@ -285,5 +289,20 @@ fn only_blocks_that_loss_left_incomplete_are_passed_over_again() {
             (*from, *to, *index) == (first.0, first.1, first.2) && bytes.start == CHUNK_BYTES
         });
         assert_eq!(ranks.passed_again(), CHUNK_BYTES, "{algorithm:?}");
+        let whole = case.bytes(0..case.elems, |at| case.result(at));
+        let wrong: Vec<usize> =
+            (0..case.elems).filter(|at| elem(&ranks.outputs[0], *at) != elem(&whole, *at)).collect();
+        assert!(
+            wrong.len() <= CHUNK_BYTES / 4 && !wrong.is_empty(),
+            "{algorithm:?}: {} elements",
+            wrong.len()
+        );
+        for at in wrong {
+            let without = (case.result(at) * 4.0 - case.value(1, at)) / 3.0;
+            assert!(
+                elem(&ranks.outputs[0], at).to_bits() == without.to_bits(),
+                "{algorithm:?}, element {at}"
+            );
+        }
     }
 }
