@@ -9,7 +9,7 @@
 
 use crate::path::Path;
 use crate::path_health::{Health, Tally};
-use crate::recovery::{AckOutcome, RateController, SentPacket};
+use crate::recovery::{AckOutcome, RateController, RttEstimator, SentPacket};
 use crate::spray::{PathSet, Sprayer, PATHS_MAX};
 use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
@@ -486,7 +486,12 @@ impl Paths {
     /// How long to wait for an answer over the trusted path that takes longest, and the least round trip of all. The
     /// least, because a path may have one sample only, of a time when this rank stood still.
     pub(crate) fn probe_timeout(&self) -> (Duration, Duration) {
-        let of = |path: &Path| (path.rtt.probe_timeout(self.each.ack_delay_max), path.rtt.min());
+        self.longest(|rtt| rtt.probe_timeout(self.each.ack_delay_max))
+    }
+
+    /// The same of any other timeout of a path.
+    pub(crate) fn longest(&self, timeout: impl Fn(&RttEstimator) -> Duration) -> (Duration, Duration) {
+        let of = |path: &Path| (timeout(&path.rtt), path.rtt.min());
         if self.members.len() == 1 {
             return of(&self.members[0].path);
         }

@@ -178,5 +178,5 @@ const ROUND_TRIPS: u32 = 7;
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The longest that a pacer lets a sender wait; more is a sender that had nothing to send.
 const TURN_MAX: Duration = Duration::from_millis(10);
-/// The shortest time that a sender waits for an answer.
-const FIXED: Duration = Duration::from_micros(500);
+/// What a sender adds to round trips: 200 us before a packet counts as overtaken, 100 us before it asks.
+const FIXED: Duration = Duration::from_micros(200);

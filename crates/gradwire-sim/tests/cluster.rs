@@ -64,6 +64,14 @@ fn auto_ends_the_papers_burst_of_144_hosts_without_a_loss_and_without_a_tail() {
 }
 
 #[test]
+fn mlt_ends_the_papers_burst_of_144_hosts_without_a_tail_though_switches_drop_first_packets() {
+    let outcome = run(ClusterPlan::burst("mlt", 144, 2_700_000).expect("a preset"));
+    assert!(outcome.switches.dropped_selectively > 0, "{:?}", outcome.switches);
+    let p99 = quantile(&outcome.flow_times, 0.99);
+    assert!(p99 < Duration::from_micros(1030), "{p99:?}");
+}
+
+#[test]
 fn mlt_loses_within_its_bound_and_unimportant_packets_first() {
     let mut plan = small("mlt");
     // Queues so short that a burst is cut though all know how many share the port, and three layers to tell apart.

@@ -118,3 +118,10 @@ fn the_choice_is_not_much_slower_than_the_best_schedule_over_a_wide_area() {
     ];
     judge(&cases, 1.75);
 }
+
+// test of: auto/cost-model
+/// A last packet that is lost costs the pause before its sender asks, several times what all the bytes take.
+#[test]
+fn the_choice_is_not_much_slower_than_the_best_schedule_over_the_shortest_paths() {
+    judge(&[(4, 4, 1_000, 20), (8, 16, 10_000, 20), (8, 64, 10_000, 50)], 1.5);
+}

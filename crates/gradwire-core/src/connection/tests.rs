@@ -4,6 +4,7 @@ mod queues;
 mod reception;
 mod silence;
 mod tags;
+mod tail;
 
 use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
@@ -28,6 +29,7 @@ pub(super) struct End {
 
 pub(super) struct Pair {
     pub(super) now: Timestamp,
+    delay: Duration,
     pub(super) ends: [End; 2],
     /// In flight: arrival, receiver, datagram.
     wire: VecDeque<(Timestamp, usize, Vec<u8>)>,
@@ -59,6 +61,7 @@ impl Pair {
         let ends = [end(1, 2), end(2, 1)];
         Self {
             now: Timestamp::ZERO,
+            delay: DELAY,
             ends,
             wire: VecDeque::new(),
             lose,
@@ -142,7 +145,7 @@ impl Pair {
                 self.sent += 1;
                 let dice = self.random();
                 if !(self.lose)(&transmit.header, dice) {
-                    self.wire.push_back((self.now + DELAY, 1 - from, datagram));
+                    self.wire.push_back((self.now + self.delay, 1 - from, datagram));
                 }
             }
         }

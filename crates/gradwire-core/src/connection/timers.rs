@@ -1,6 +1,7 @@
 //! Time: what is due when.
 
 use super::Connection;
+use crate::recovery::RttEstimator;
 use crate::{Timeout, TimeoutReason, Timestamp};
 use core::time::Duration;
 use gradwire_wire::TransferId;
@@ -13,7 +14,7 @@ const RTT_MIN_MULTIPLE: u32 = 4;
 /// No network that people train over has longer round trips: a least round-trip time that says so is the only sample, of a
 /// time when this rank stood still.
 const BELIEVED_MAX: Duration = Duration::from_secs(1);
-/// Shortest probe timeout: below it the scheduler's jitter is all that is measured.
+/// Shortest probe timeout: what is said again after it is said to a peer that computes, whose threads are late.
 const PROBE_MIN: Duration = Duration::from_micros(500);
 /// Most transfers asked about at once.
 const PROBES_AT_ONCE: usize = 8;
@@ -67,21 +68,20 @@ impl Connection {
     /// like a round trip; the least round-trip time bounds for how long that is believed. Asking too early costs a
     /// tiny packet.
     pub(super) fn probe_timeout(&self) -> Duration {
-        let (timeout, rtt_min) = self.paths.probe_timeout();
-        timeout.clamp(PROBE_MIN, PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(BELIEVED_MAX)))
+        believed(self.paths.probe_timeout()).max(PROBE_MIN)
     }
 
-    fn paused(&self, backoff: u32) -> Duration {
-        let pause = self.probe_timeout();
-        (pause * 2u32.saturating_pow(backoff.min(16))).min(PAUSE_MAX.max(pause))
-    }
-
-    /// When the receiver must be asked: something is outstanding, nothing can be sent, and nothing was heard.
+    /// When the receiver must be asked: something is outstanding, nothing can be sent, and nothing was heard. A receiver that
+    /// has everything says so at once, and of a full window four packets have asked for an acknowledgement: what it may hold back is
+    /// no part of this pause (RACK-TLP, RFC 8985 section 7.2, adds it to that of a single packet only).
     fn probe_at(&self) -> Option<Timestamp> {
         if self.sends.is_empty() {
             return None;
         }
-        Some(self.progress_at + self.paused(self.probe_backoff))
+        Some(
+            self.progress_at
+                + paused(believed(self.paths.longest(RttEstimator::answer_timeout)), self.probe_backoff),
+        )
     }
 
     /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one. If many
@@ -144,10 +144,20 @@ impl Connection {
             if !flows {
                 self.queue_status(transfer, 0, 0);
             }
-            let pause = self.paused(backoff);
+            let pause = paused(self.probe_timeout(), backoff);
             let half = &mut self.receives[index];
             half.status_at = Some(now + pause);
             half.status_backoff = if flows { 0 } else { backoff + 1 };
         }
     }
+}
+
+/// What a peer that stood still has made of a timeout, bounded by the least round trip.
+fn believed((timeout, rtt_min): (Duration, Duration)) -> Duration {
+    timeout.min(PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(BELIEVED_MAX)))
+}
+
+/// The pause before what was said `backoff` times in vain is said again.
+fn paused(pause: Duration, backoff: u32) -> Duration {
+    (pause * 2u32.saturating_pow(backoff.min(16))).min(PAUSE_MAX.max(pause))
 }

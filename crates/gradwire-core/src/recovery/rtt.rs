@@ -65,8 +65,13 @@ impl RttEstimator {
         self.sampled
     }
 
-    /// How long to wait for any answer before asking: smoothed + 4 * variation + the peer's longest
-    /// acknowledgement delay.
+    /// How long an answer takes that the peer does not hold back: smoothed + 4 * variation (RFC 9002 section 6.2.1).
+    #[must_use]
+    pub fn answer_timeout(&self) -> Duration {
+        self.smoothed + (self.variation * 4).max(WAKE_LATE)
+    }
+
+    /// How long to wait for any answer: smoothed + 4 * variation + the peer's longest acknowledgement delay.
     #[must_use]
     pub fn probe_timeout(&self, ack_delay_max: Duration) -> Duration {
         self.smoothed + (self.variation * 4).max(GRANULARITY) + ack_delay_max
@@ -83,6 +88,10 @@ impl RttEstimator {
 /// Shortest time that loss detection trusts. RFC 9002 takes 1 ms; that is many round trips of a data centre,
 /// and a driver that sleeps in `poll` is awake again within about 0.1 ms. Twice that.
 const GRANULARITY: Duration = Duration::from_micros(200);
+
+/// A driver that sleeps in `poll` is awake again within so long, at both ends of what was measured. Who asks too early loses a
+/// tiny packet and an answer; what is lost by asking is only what the answer shows to be.
+const WAKE_LATE: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
 mod tests {
@@ -113,7 +122,7 @@ mod tests {
         rtt.on_sample(at(2), ms(16));
         // variation = 3/4 * 4 + 1/4 * 8 = 5, smoothed = 7/8 * 8 + 1/8 * 16 = 9.
         assert_eq!(rtt.smoothed(), ms(9));
-        assert_eq!(rtt.probe_timeout(Duration::ZERO), ms(9 + 20));
+        assert_eq!((rtt.answer_timeout(), rtt.probe_timeout(ms(1))), (ms(9 + 20), ms(9 + 20 + 1)));
         assert_eq!(rtt.loss_delay(), ms(18), "9/8 of the latest, which is the larger one");
     }
 
@@ -136,5 +145,6 @@ mod tests {
         }
         assert_eq!(rtt.loss_delay(), GRANULARITY);
         assert!(rtt.probe_timeout(Duration::ZERO) >= GRANULARITY);
+        assert_eq!(rtt.answer_timeout(), rtt.smoothed() + WAKE_LATE);
     }
 }

@@ -1,0 +1,35 @@
+//! What a lost last packet costs where the path is much shorter than what a receiver may hold back.
+
+use super::*;
+
+const ROUND_TRIP: Duration = Duration::from_micros(20);
+
+/// The time that six packets take, and how often was asked.
+fn six_packets(lose: Lose) -> (Duration, u64) {
+    let mut pair = Pair { delay: ROUND_TRIP / 2, ..Pair::new(lose) };
+    pair.run_until(Duration::from_secs(1), |pair| pair.ends.iter().all(|end| end.connection.is_connected()));
+    let started = pair.now;
+    pair.receive(1, 1, 1408 * 6, Contract::EXACT);
+    pair.send(0, 1, pattern(1408 * 6), Reliability::Exact);
+    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
+    (pair.now.since(started), pair.ends[0].connection.stats().probes_sent)
+}
+
+// test of: auto/repaired-in-round-trips
+#[test]
+fn a_lost_last_packet_is_asked_about_before_the_receiver_would_acknowledge_what_came() {
+    let held_back = crate::config::tests::config().ack_delay_max;
+    let (took, asked) = six_packets(|header, _| {
+        let is_last = header.offset >= 1408 * 5 && !header.flags.contains(Flags::RETRANSMITTED);
+        header.kind == Kind::Data && is_last
+    });
+    // One until the first packets are acknowledged, one and what threads may be late until it is asked, one to the answer, one for
+    // the packet and the word that all is here.
+    assert!(took <= ROUND_TRIP * 4 + Duration::from_micros(100) && took < held_back, "it took {took:?}");
+    assert_eq!(asked, 1);
+}
+
+#[test]
+fn nobody_asks_where_nothing_is_lost() {
+    assert_eq!(six_packets(never), (ROUND_TRIP, 0));
+}
