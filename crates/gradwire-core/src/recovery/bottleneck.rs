@@ -261,7 +261,7 @@ impl BottleneckController {
             Mode::Drain { rounds } => {
                 if drained || rounds >= DRAIN_ROUNDS_MAX {
                     // A flow that started into the queues of others has never seen the path: look soon.
-                    self.dip_at = self.dip_at.min(now + rtt * PROBE_GAINS.len() as u32);
+                    self.dip_at = self.dip_at.min(now + rtt * CYCLE_ROUNDS as u32);
                     self.cruise(now);
                 }
             }
@@ -360,7 +360,7 @@ impl BottleneckController {
             PROBE_PHASE => DRAIN_PHASE,
             DRAIN_PHASE => DRAIN_PHASE + 1,
             _ if free => PROBE_PHASE,
-            _ => (phase + 1) % PROBE_GAINS.len(),
+            _ => (phase + 1) % CYCLE_ROUNDS,
         }
     }
 
@@ -371,7 +371,7 @@ impl BottleneckController {
     /// Enters the probing cycle at one of its six even phases, chosen by the clock so that flows that start
     /// together do not probe together.
     fn cruise(&mut self, now: Timestamp) {
-        self.enter_phase(now, 2 + (now.as_nanos() / 1_000 % (PROBE_GAINS.len() as u64 - 2)) as usize);
+        self.enter_phase(now, 2 + (now.as_nanos() / 1_000 % (CYCLE_ROUNDS as u64 - 2)) as usize);
     }
 
     fn apply(&mut self) {
@@ -386,7 +386,9 @@ impl BottleneckController {
             }
             Mode::Startup => (STARTUP_GAIN, STARTUP_GAIN),
             Mode::Drain { .. } => (UNIT * UNIT / STARTUP_GAIN, STARTUP_GAIN),
-            Mode::ProbeBandwidth { phase, .. } => (PROBE_GAINS.get(phase).copied().unwrap_or(UNIT), 2 * UNIT),
+            Mode::ProbeBandwidth { phase, .. } => {
+                (PROBE_GAINS.get(phase).copied().unwrap_or(self.others.cruise()), 2 * UNIT)
+            }
             Mode::Dip { .. } => (UNIT, 0),
         };
         let cwnd = match self.mode {
@@ -553,14 +555,14 @@ const STARTUP_GAIN: u64 = 2_773;
 /// Among known others a quarter more in each round trip, and the share of the queue on top: more than that, from all at
 /// once, overflows a buffer that is smaller than the path.
 const SHARED_START_GAIN: u64 = 1_250;
-/// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued.
-const PROBE_GAINS: [u64; 8] = [1_250, 750, 980, 980, 980, 980, 980, 980];
+/// One round trip each: a quarter more to find new bandwidth, a quarter less to drain what that queued; the others cruise.
+const PROBE_GAINS: [u64; 2] = [1_250, 750];
+const CYCLE_ROUNDS: usize = 8;
 /// A queue of others, which a late flow takes for distance, is shorter: 128 packets at 100 Mbit/s are 15 ms.
 const FAR: Duration = Duration::from_millis(20);
 /// What one port of a small switch holds: 18 Mbit/s at 40 ms.
 const FAR_START_PACKETS: u64 = 64;
-/// What a flow keeps in the queue whatever its rate. More would make flows equal sooner, and overflow a small buffer when
-/// there are many of them.
+/// What a flow keeps in the queue whatever its rate. More makes flows equal sooner, and many overflow a small buffer.
 const KEPT_PACKETS: u64 = 4;
 /// The phase that looks for more.
 const PROBE_PHASE: usize = 0;
@@ -582,13 +584,11 @@ const DRAIN_ROUNDS_MAX: u32 = 4;
 const STARTUP_LOSS_PERCENT: u64 = 20;
 /// More than probing at 1.25 can outgrow (20 %), with some room for bursts of random loss.
 const OVERFLOW_LOSS_PERCENT: u64 = 30;
-/// A round trip must exceed the least one by more than a scheduler's jitter to show a queue: half of what a window
-/// lets stand.
+/// So far above the least one a round trip may be by a scheduler's jitter: half of what a window lets stand.
 const QUEUE_MIN: Duration = Duration::from_micros(500);
 /// Of round trips: an acknowledgement says in whole microseconds how long it waited.
 const RESOLUTION: Duration = Duration::from_micros(1);
-/// A queue that falls by less may be that of one burst: 64 KB take 5 us at 100 Gbit/s. A dip for it would last until a delayed
-/// acknowledgement has come, twenty such round trips.
+/// A queue that falls by less may be that of one burst: 64 KB take 5 us at 100 Gbit/s. A dip for it would last twenty round trips.
 const FALL_MIN: Duration = Duration::from_micros(20);
 /// Time that the window lets a flow stand in queues beyond its model, where others leave theirs standing.
 const STANDING: Duration = Duration::from_millis(1);

@@ -271,6 +271,21 @@ fn a_flow_keeps_its_place_beside_a_rival_that_keeps_a_longer_queue() {
     }
 }
 
+/// Kernel's bbr took two thirds of a link from a flow that sent 2 % less than its share in most round trips.
+#[test]
+fn a_flow_beside_a_rival_sends_no_less_than_its_share_in_most_round_trips() {
+    let mut world = World::new(KIND, link(200, ms(1), 264), 2, 1);
+    world.set_rival(1);
+    (0..2).for_each(|flow| world.set_active(flow, true));
+    world.run(ms(2_000));
+    let looks = 400;
+    let holds = (0..looks).filter(|_| {
+        world.run(ms(1));
+        world.controller(0).pacing_rate() >= world.controller(0).bandwidth()
+    });
+    assert!(holds.count() > looks / 2);
+}
+
 /// A transfer of 6 s at 191 Mbit/s, the payload of a link of 200, from its first packet to the last acknowledgement: what
 /// `bench/transport/goodput.py` measures over 40 ms. 6 % were lost to its start and its search for the empty path.
 #[test]
