@@ -134,8 +134,9 @@ class Config:
         "for `mlt`, `receiving_rate` for `dlcp` and `bottleneck` for the others.", choices=CONTROLLERS, everywhere=True)
     initial_rate_mbps: float = _setting(1000.0, float, "Rate at which a connection starts, before anything was measured.",
         unit="Mbit/s", low=0.1, high=1e6)
-    peer_timeout_s: float = _setting(5.0, float, "Silence after which a rank counts as lost. Every rank sends at least five "
-        "packets in this time.", unit="s", low=0.5, high=3600.0, everywhere=True)
+    peer_timeout_s: float = _setting(10.0, float, "Longest silence after which a rank counts as lost. Every rank sends at least ten "
+        "packets in this time. Once a rank was watched for as long, five times the longest pause between its packets in the last "
+        "minutes is enough, at least 3 s (docs/membership.md).", unit="s", low=0.5, high=3600.0, everywhere=True)
     on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them; "
         "`continue`, more than half of the ranks go on without it, means and barriers in flight are finished among them, and what "
         "an all-reduce needs to be made again is copied (docs/membership.md). At most 64 ranks.", choices=PEER_LOSS, everywhere=True)

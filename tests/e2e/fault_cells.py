@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 WORLD_SIZE, VICTIM, LANES = 3, 1, 5
 # Long enough for a healthy rank that a busy machine does not let run.
 PEER_TIMEOUT_S = 5.0
+# Of a rank that was watched for a peer timeout and was punctual.
+SILENCE_MIN_S = 3.0
 # For hosts that share a busy machine's cores, and less than another peer timeout: a verdict that took two would show.
 MARGIN_S = 4.5
 LIMIT_S = PEER_TIMEOUT_S + MARGIN_S

@@ -32,6 +32,7 @@ from fault_cells import (
     PATIENT_S,
     PEER_TIMEOUT_S,
     PHASES,
+    SILENCE_MIN_S,
     VICTIM,
     WORLD_SIZE,
     Cell,
@@ -153,7 +154,7 @@ def share_one_verdict(found: Seen, survivors: list[int], cell: Cell) -> None:
         assert (failure["error"], fields.get("rank")) == ("PeerLostError", VICTIM), failure
         assert fields["host"] in failure["text"], failure
         assert fields["detail"] in failure["text"], failure
-        assert PEER_TIMEOUT_S <= fields["silent_s"] <= LIMIT_S, failure
+        assert SILENCE_MIN_S <= fields["silent_s"] <= LIMIT_S, failure
         assert found.events[rank][-1]["took"] <= LEAVE_S + MARGIN_S, "leaving took long"
         if cell.phase == "idle":  # found out without any call, which fails at once
             assert "idle" in fields["during"], failure

@@ -53,7 +53,7 @@ def test_a_process_that_ends_with_an_operation_in_flight_ends_cleanly(tmp_path: 
 
 
 def test_survivors_name_a_killed_rank_within_ten_seconds(tmp_path: Path) -> None:
-    outcome = launch("killed", 3, tmp_path, expected_dead=[1])
+    outcome = launch("killed", 3, tmp_path, expected_dead=[1], env={"GRADWIRE_PEER_TIMEOUT_S": "5"})
     for check in checks_of("killed"):
         outcome.require(check)
     outcome.require_clean_exit()

@@ -160,7 +160,7 @@ const DEFAULTS: GradwireConfig = GradwireConfig {
     initial_rate: 125_000_000,
     socket_bytes: 4 << 20,
     ack_delay_ns: 250_000,
-    peer_timeout_ns: 5_000_000_000,
+    peer_timeout_ns: 10_000_000_000,
 };
 /// Room for a status and an acknowledgement of several paths.
 const DATAGRAM_BYTES_MIN: u32 = 512;

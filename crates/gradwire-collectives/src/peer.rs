@@ -39,7 +39,7 @@ impl Peer {
             rank: config.rank,
             host: config.host,
             incast: config.connection.incast,
-            heartbeat: config.connection.peer_timeout / 5,
+            heartbeat: config.connection.heartbeat(),
             connection: Connection::new(config.connection, now),
             is_connected: false,
             has_left: false,

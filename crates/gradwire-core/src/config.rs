@@ -33,7 +33,7 @@ pub struct ConnectionConfig {
     pub incast: u32,
     /// Bytes that the receiver can hold in its socket for this sender: bounds a standing queue.
     pub receive_buffer_bytes: u64,
-    /// Silence after which a peer is lost.
+    /// Longest silence after which a peer is lost; see [`crate::Connection::silence_max`].
     pub peer_timeout: Duration,
     /// Paths over which packets are spread, 1 to [`crate::PATHS_MAX`]. Equal on both ranks.
     pub paths: u8,
@@ -49,6 +49,12 @@ impl ConnectionConfig {
     #[must_use]
     pub const fn chunk_bytes(&self) -> u32 {
         gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
+    }
+
+    /// A peer that is idle is told as often that this rank lives.
+    #[must_use]
+    pub fn heartbeat(&self) -> Duration {
+        self.peer_timeout / 10
     }
 
     /// Most bitmap words of a status that fit a datagram; what they leave out is described when its turn comes.

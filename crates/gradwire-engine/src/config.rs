@@ -46,7 +46,7 @@ pub struct EngineConfig {
     pub controller: ControllerKind,
     /// Rate at which a fresh connection starts, bytes per second.
     pub initial_rate: u64,
-    /// Silence after which a peer is lost. Equal on all ranks.
+    /// Longest silence after which a peer is lost: less where it was always punctual. Equal on all ranks.
     pub peer_timeout: Duration,
     /// What a lost rank means for the others. Equal on all ranks.
     pub on_peer_loss: OnPeerLoss,
@@ -96,7 +96,7 @@ impl Default for EngineConfig {
             ack_delay_max: Duration::from_micros(250),
             controller: ControllerKind::default(),
             initial_rate: 125_000_000,
-            peer_timeout: Duration::from_secs(5),
+            peer_timeout: Duration::from_secs(10),
             on_peer_loss: OnPeerLoss::Raise,
             connect_timeout: Duration::from_secs(60),
             dscp: 0,

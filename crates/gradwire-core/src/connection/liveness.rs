@@ -163,23 +163,16 @@ impl Liveness {
         self.hello_reply = Some((sent_at_us, path));
     }
 
-    /// This rank looks at the clock. A heartbeat is due several times in half the timeout: a rank that looks so late stood
-    /// still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
-    fn on_awake(&mut self, now: Timestamp, peer_timeout: Duration) {
-        if now.since(self.awake_at) > peer_timeout / 2 {
+    /// This rank looks at the clock. A heartbeat is due several times in half the longest silence: a rank that looks so late
+    /// stood still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
+    fn on_awake(&mut self, now: Timestamp, silence_max: Duration) {
+        if now.since(self.awake_at) > silence_max / 2 {
             self.heard_at = now;
         }
-        self.awake_at = now;
     }
 
     /// What is due now, taken off the list.
-    pub(super) fn next_due(
-        &mut self,
-        now: Timestamp,
-        peer_timeout: Duration,
-        pause: Duration,
-    ) -> Option<Due> {
-        self.on_awake(now, peer_timeout);
+    pub(super) fn next_due(&mut self, now: Timestamp, heartbeat: Duration, pause: Duration) -> Option<Due> {
         if self.hello_reply.is_some() {
             return Some(Due::HelloReply);
         }
@@ -213,7 +206,7 @@ impl Liveness {
             return Some(Due::Hello);
         }
         if self.ping_at.is_some_and(|at| now >= at) {
-            self.ping_at = Some(now + peer_timeout / 5);
+            self.ping_at = Some(now + heartbeat);
             return Some(Due::Ping);
         }
         None
@@ -261,9 +254,9 @@ impl Liveness {
     }
 
     /// When the peer counts as lost, unless it is heard.
-    pub(super) fn lost_at(&self, peer_timeout: Duration) -> Option<Timestamp> {
+    fn lost_at(&self, silence_max: Duration) -> Option<Timestamp> {
         let watched = self.connected && !self.lost && !self.peer_left && self.farewell.is_none();
-        watched.then_some(self.heard_at + peer_timeout)
+        watched.then_some(self.heard_at + silence_max)
     }
 }
 
@@ -338,7 +331,25 @@ impl Connection {
 
     /// An authentic packet came: the peer lives.
     pub(super) fn on_heard(&mut self, now: Timestamp) {
+        if self.liveness.connected {
+            let pause = now.since(self.liveness.heard_at);
+            self.silence.on_pause(now, pause, self.config.peer_timeout);
+        }
         self.liveness.heard_at = now;
+    }
+
+    /// This rank looks at the clock.
+    pub(super) fn on_awake(&mut self, now: Timestamp) {
+        // The longest silence is several heartbeats, and takes longer to find than one packet should.
+        if now.since(self.liveness.awake_at) > self.config.heartbeat() {
+            self.liveness.on_awake(now, self.silence_max());
+        }
+        self.liveness.awake_at = now;
+    }
+
+    /// When the peer counts as lost, unless it is heard.
+    pub(super) fn lost_at(&self) -> Option<Timestamp> {
+        self.liveness.lost_at(self.silence_max())
     }
 
     /// The peer answered: full datagrams pass in both directions.
@@ -350,7 +361,7 @@ impl Connection {
         // A first round trip of each other path, before data needs it.
         self.liveness.untried = self.paths.len() as u8;
         self.liveness.connected_on = path;
-        self.liveness.ping_at = Some(now + self.config.peer_timeout / 5);
+        self.liveness.ping_at = Some(now + self.config.heartbeat());
         self.note_progress(now);
         self.events.push_back(Event::Connected { rtt });
     }
@@ -398,8 +409,8 @@ impl Connection {
     }
 
     pub(super) fn check_silence(&mut self, now: Timestamp) {
-        self.liveness.on_awake(now, self.config.peer_timeout);
-        if self.liveness.lost_at(self.config.peer_timeout).is_some_and(|at| now >= at) {
+        self.on_awake(now);
+        if self.lost_at().is_some_and(|at| now >= at) {
             self.liveness.lost = true;
             let silent = now.since(self.liveness.heard_at);
             self.drop_transfers();

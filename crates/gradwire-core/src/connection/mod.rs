@@ -1,12 +1,14 @@
 //! The state that two ranks share, as one machine without IO.
 //!
 //! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
-//! `liveness` keeps, ends and fails the association, `parting` sees off a peer that leaves. This file holds the state and the commands.
+//! `liveness` keeps, ends and fails the association, `silence` says when a peer is missed, `parting` sees off one that leaves.
+//! This file holds the state and the commands.
 
 mod inbound;
 mod liveness;
 mod outbound;
 mod parting;
+mod silence;
 mod timers;
 mod trials;
 
@@ -30,6 +32,7 @@ use alloc::vec::Vec;
 use gradwire_wire::{PacketNumber, PathId, TransferId};
 use liveness::Liveness;
 use parting::Parting;
+use silence::Silence;
 pub use trials::Attempt;
 use trials::Trials;
 
@@ -42,6 +45,7 @@ pub struct Connection {
     config: ConnectionConfig,
     paths: Paths,
     liveness: Liveness,
+    silence: Silence,
     trials: Trials,
     parting: Parting,
     /// In the order in which they are served: by priority, then by age.
@@ -97,6 +101,7 @@ impl Connection {
         Self {
             paths: Paths::new(&config, now),
             liveness: Liveness::new(now),
+            silence: Silence::default(),
             trials: Trials::default(),
             parting: Parting::No,
             sends: Vec::new(),

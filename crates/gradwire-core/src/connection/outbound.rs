@@ -49,7 +49,8 @@ impl Connection {
     fn poll_control(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
         // Asked for each packet; only a farewell is repeated at this pace.
         let pause = if self.liveness.is_over() { self.probe_timeout() } else { Duration::ZERO };
-        if let Some(due) = self.liveness.next_due(now, self.config.peer_timeout, pause) {
+        self.on_awake(now);
+        if let Some(due) = self.liveness.next_due(now, self.config.heartbeat(), pause) {
             return self.transmit_due(now, due, scratch);
         }
         if !self.liveness.is_open() {

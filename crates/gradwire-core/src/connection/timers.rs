@@ -47,7 +47,7 @@ impl Connection {
             }
         };
         offer(self.liveness.due_at(), TimeoutReason::Heartbeat);
-        offer(self.liveness.lost_at(self.config.peer_timeout), TimeoutReason::PeerSilent);
+        offer(self.lost_at(), TimeoutReason::PeerSilent);
         offer(self.parting_at(), TimeoutReason::Heartbeat);
         if self.liveness.is_open() {
             offer(self.paths.ack_due_at(), TimeoutReason::AckDelay);
