@@ -395,6 +395,13 @@ impl Group {
         self.peers.iter().map(|peer| (peer.rank, peer.connection().stats())).collect()
     }
 
+    /// See [`gradwire_core::Connection::set_flooded`].
+    pub fn set_flooded(&mut self, is_flooded: bool) {
+        for slot in 0..self.peers.len() {
+            self.peers.connection_mut(slot).set_flooded(is_flooded);
+        }
+    }
+
     /// How long nothing was heard from `peer`; zero for a rank that is none.
     #[must_use]
     pub fn silence(&self, peer: u32, now: Timestamp) -> Duration {

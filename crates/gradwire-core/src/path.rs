@@ -10,6 +10,8 @@ use gradwire_wire::{AckPath, PacketNumber, PathId};
 
 /// Round-trip time assumed before the first sample.
 const RTT_INITIAL: Duration = Duration::from_millis(20);
+/// Shortest time between two packets with the same data in a flood.
+const REPEATED_MIN: Duration = Duration::from_millis(1);
 /// Acknowledgements that a window is worth at least.
 const ACKS_PER_WINDOW: u64 = 4;
 
@@ -163,13 +165,36 @@ impl Path {
 
     /// When [`Path::on_loss_timeout`] is due.
     pub(crate) fn loss_time(&self) -> Option<Timestamp> {
+        if self.controller.is_flooded() {
+            return self.ledger.oldest_sent_at().map(|at| at + self.flood_delay());
+        }
         self.ledger.loss_time(self.rtt.loss_delay())
     }
 
     /// Declares by time what counts as lost.
     pub(crate) fn on_loss_timeout(&mut self, now: Timestamp, outcome: &mut AckOutcome) {
+        if self.controller.is_flooded() {
+            let late = self.flood_delay().as_nanos() as u64;
+            return self.lose_before(
+                now,
+                Timestamp::from_nanos(now.as_nanos().saturating_sub(late)),
+                outcome,
+            );
+        }
         self.ledger.on_timeout(now, self.rtt.loss_delay(), outcome);
         self.inform_controller(now, None, outcome);
+    }
+
+    /// After how long what was not acknowledged goes again in a flood, overtaken or not: so much is lost of the last packets, and of
+    /// their repetitions, that a round trip for each would be most of the time. While there is nothing else to send it goes twice in
+    /// a round trip.
+    fn flood_delay(&self) -> Duration {
+        let delay = self.rtt.loss_delay();
+        if self.app_limited {
+            (delay / 2).max(REPEATED_MIN)
+        } else {
+            delay
+        }
     }
 
     /// Everything sent at or before `sent_at` that is not acknowledged by now is lost.

@@ -104,6 +104,8 @@ pub(crate) struct ActiveGroup {
     search_at: Vec<Option<Timestamp>>,
     /// Something was handed in since the last drain.
     dirty: bool,
+    /// Strangers flood the port.
+    is_flooded: bool,
     /// How it goes on when a rank is lost; `None`: it ends.
     succession: Option<Box<Succession>>,
     /// Its connections of earlier epochs, latest first.
@@ -138,6 +140,7 @@ impl ActiveGroup {
             wake_at: None,
             search_at,
             dirty: true,
+            is_flooded: false,
             succession,
             relays: Vec::new(),
             doors: Vec::new(),
@@ -221,6 +224,12 @@ impl ActiveGroup {
         }
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
+    }
+
+    /// Strangers flood the port, or no longer.
+    pub(crate) fn set_flooded(&mut self, is_flooded: bool) {
+        (self.is_flooded, self.dirty) = (is_flooded, true);
+        self.group.set_flooded(is_flooded);
     }
 
     /// Its rank in the group.

@@ -7,6 +7,7 @@
 use crate::active::{ActiveGroup, InFlight};
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
+use crate::flood::FloodWatch;
 use crate::routes::{Route, Routes};
 use crate::security::Refusal;
 use crate::shared::{Command, GroupKey, Shared};
@@ -47,6 +48,7 @@ pub(crate) struct Driver {
     chaos: Option<Box<Chaos>>,
     commands: Vec<Command>,
     stats: EngineStats,
+    flood: FloodWatch,
     ending: Ending,
 }
 
@@ -67,6 +69,7 @@ impl Driver {
             chaos: shared.local.config.chaos.map(|config| Box::new(Chaos::new(config))),
             commands: Vec::new(),
             stats: EngineStats::default(),
+            flood: FloodWatch::default(),
             ending: Ending::Running,
         };
         let result = catch_unwind(AssertUnwindSafe(|| driver.run()));
@@ -115,7 +118,8 @@ impl Driver {
     fn command(&mut self, command: Command) {
         match command {
             Command::Join { setup, connected } => {
-                let group = ActiveGroup::new(*setup, connected, self.now);
+                let mut group = ActiveGroup::new(*setup, connected, self.now);
+                group.set_flooded(self.flood.is_flooded());
                 let free = self.groups.iter().position(Option::is_none);
                 let place = free.unwrap_or(self.groups.len());
                 group.insert_routes(place as u32, &mut self.routes);
@@ -223,7 +227,16 @@ impl Driver {
         self.stats.datagrams_not_authentic += inlet.not_authentic;
         self.stats.datagrams_replayed += inlet.replayed;
         self.stats.chaos_lost += lost;
+        self.watch_for_floods();
         more || self.stats.datagrams_received != before
+    }
+
+    fn watch_for_floods(&mut self) {
+        let EngineStats { datagrams_unknown, datagrams_not_authentic, datagrams_replayed, .. } = self.stats;
+        let refused = datagrams_unknown + datagrams_not_authentic + datagrams_replayed;
+        if let Some(is_flooded) = self.flood.on_counts(self.now, self.stats.datagrams_received, refused) {
+            self.groups.iter_mut().flatten().for_each(|group| group.set_flooded(is_flooded));
+        }
     }
 
     fn handle_timeouts(&mut self) {

@@ -14,6 +14,7 @@ mod config;
 mod driver;
 mod engine;
 mod error;
+mod flood;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;

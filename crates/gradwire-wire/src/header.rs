@@ -64,6 +64,9 @@ impl Flags {
     pub const RETRANSMITTED: Self = Self(1 << 2);
     /// Large magnitude: survives selective dropping longest (MLT section 4.2.2).
     pub const IMPORTANT: Self = Self(1 << 3);
+    /// On an acknowledgement or a status, which have no magnitude and use the bit of [`Flags::IMPORTANT`]: its sender is flooded
+    /// by strangers.
+    pub const FLOODED: Self = Self(1 << 3);
     /// The body begins with an [`crate::Opening`].
     pub const OPENING: Self = Self(1 << 4);
     /// Everything of this transfer has been sent at least once.

@@ -75,6 +75,9 @@ pub struct Connection {
     last_probe: Option<Probe>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
+    /// Strangers flood this rank, and the peer.
+    is_flooded: bool,
+    peer_is_flooded: bool,
     /// Path on which the latest packet came.
     heard_on: PathId,
     /// The latest data packet: a path that is not trusted gets a copy of it now and then.
@@ -120,6 +123,8 @@ impl Connection {
             asked_before: 0,
             last_probe: None,
             ack_requested: None,
+            is_flooded: false,
+            peer_is_flooded: false,
             heard_on: PathId(0),
             latest_sent: None,
             events: VecDeque::new(),
@@ -134,6 +139,26 @@ impl Connection {
     /// parts of the receiver's queue follow. One means that nothing is known.
     pub fn set_incast(&mut self, senders: u32) {
         self.paths.on_incast(senders);
+    }
+
+    /// Strangers flood this rank, or no longer: the peer is told, and both keep their rates meanwhile. Acknowledgements are lost in
+    /// a flood as well.
+    pub fn set_flooded(&mut self, is_flooded: bool) {
+        self.is_flooded = is_flooded;
+        self.hold_rates();
+    }
+
+    fn hold_rates(&mut self) {
+        let is_flooded = self.is_flooded || self.peer_is_flooded;
+        (0..self.paths.len()).for_each(|index| self.paths.at_mut(index).controller.set_flooded(is_flooded));
+    }
+
+    /// The peer says whether it is flooded.
+    fn on_flooded(&mut self, peer_is_flooded: bool) {
+        if self.peer_is_flooded != peer_is_flooded {
+            self.peer_is_flooded = peer_is_flooded;
+            self.hold_rates();
+        }
     }
 
     /// Posts a sending half. The bytes are asked for by [`crate::Body::Payload`] until [`Event::Sent`].

@@ -158,10 +158,13 @@ impl Connection {
     fn transmit_ack(&mut self, now: Timestamp, lead: usize, scratch: &mut [u8]) -> Option<Transmit> {
         let mut header = self.header(now, Kind::Ack, TransferId(0));
         header.path = self.paths.at(lead).id;
+        if self.is_flooded {
+            header.flags = Flags::FLOODED;
+        }
         let mut ack =
             AckBody { echo_us: 0, delay_us: 0, received_bytes: self.stats.bytes_received, paths: 0 };
         if let Some((echo, _)) = self.ack_requested.take() {
-            header.flags = Flags::REPLY;
+            header.flags = header.flags.with(Flags::REPLY);
             header.offset = echo;
         }
         let datagram_bytes = self.config.datagram_bytes;
@@ -209,7 +212,10 @@ impl Connection {
         status.words = status.words.min(self.config.status_words_max());
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
-        let header = self.control(now, Kind::Status, transfer, turn);
+        let mut header = self.control(now, Kind::Status, transfer, turn);
+        if self.is_flooded {
+            header.flags = Flags::FLOODED;
+        }
         Some(control(header, out.finish()?))
     }
 

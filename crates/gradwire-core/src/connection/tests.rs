@@ -1,5 +1,6 @@
 //! Two connections over a small virtual link.
 
+mod flooded;
 mod queues;
 mod reception;
 mod silence;

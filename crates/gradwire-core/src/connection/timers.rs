@@ -71,6 +71,15 @@ impl Connection {
         believed(self.paths.probe_timeout()).max(PROBE_MIN)
     }
 
+    /// How often a pause is doubled. In a flood what is asked gets lost, and no time brings it back.
+    fn doublings(&self, backoff: u32) -> u32 {
+        if self.is_flooded || self.peer_is_flooded {
+            0
+        } else {
+            backoff
+        }
+    }
+
     /// When the receiver must be asked: something is outstanding, nothing can be sent, and nothing was heard. A receiver that
     /// has everything says so at once, and of a full window four packets have asked for an acknowledgement: what it may hold back is
     /// no part of this pause (RACK-TLP, RFC 8985 section 7.2, adds it to that of a single packet only).
@@ -80,7 +89,10 @@ impl Connection {
         }
         Some(
             self.progress_at
-                + paused(believed(self.paths.longest(RttEstimator::answer_timeout)), self.probe_backoff),
+                + paused(
+                    believed(self.paths.longest(RttEstimator::answer_timeout)),
+                    self.doublings(self.probe_backoff),
+                ),
         )
     }
 
@@ -144,7 +156,7 @@ impl Connection {
             if !flows {
                 self.queue_status(transfer, 0, 0);
             }
-            let pause = paused(self.probe_timeout(), backoff);
+            let pause = paused(self.probe_timeout(), self.doublings(backoff));
             let half = &mut self.receives[index];
             half.status_at = Some(now + pause);
             half.status_backoff = if flows { 0 } else { backoff + 1 };

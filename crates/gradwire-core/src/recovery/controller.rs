@@ -1,5 +1,6 @@
 //! Any of the rate controllers, chosen when a connection is made, without a virtual call for each packet.
 
+use super::flooded::FloodedPath;
 use super::incast::IncastBound;
 use super::pacer::burst_for;
 use super::{
@@ -13,6 +14,7 @@ use crate::Timestamp;
 pub struct Controller {
     law: Law,
     incast: IncastBound,
+    flooded: FloodedPath,
     packet_bytes: u64,
 }
 
@@ -38,7 +40,8 @@ impl Controller {
     }
 
     fn of(law: Law, settings: &ControllerSettings) -> Self {
-        Self { law, incast: IncastBound::new(settings), packet_bytes: settings.packet_bytes }
+        let (incast, packet_bytes) = (IncastBound::new(settings), settings.packet_bytes);
+        Self { law, incast, flooded: FloodedPath::default(), packet_bytes }
     }
 
     /// Another transport, which knows no incast.
@@ -52,6 +55,17 @@ impl Controller {
     #[must_use]
     pub fn makes_up_pauses(&self) -> bool {
         !self.incast.is_known()
+    }
+
+    /// The receiver says whether strangers flood it.
+    pub fn set_flooded(&mut self, is_flooded: bool) {
+        self.flooded.set(is_flooded);
+    }
+
+    /// Whether it does.
+    #[must_use]
+    pub fn is_flooded(&self) -> bool {
+        self.flooded.is_set()
     }
 
     /// Bytes that may leave at once.
@@ -89,8 +103,12 @@ impl RateController for Controller {
     }
 
     fn on_ack(&mut self, sample: &AckSample) {
-        self.incast.on_ack(sample);
-        forward!(mut self, controller => controller.on_ack(sample));
+        self.flooded.on_ack(sample, self.bandwidth());
+        // Of the path it would learn what a flood leaves of it, and from packets that are sent several times nothing at all.
+        if !self.is_flooded() {
+            self.incast.on_ack(sample);
+            forward!(mut self, controller => controller.on_ack(sample));
+        }
     }
 
     fn on_idle_restart(&mut self, now: Timestamp) {
@@ -108,11 +126,11 @@ impl RateController for Controller {
     }
 
     fn cwnd(&self) -> u64 {
-        self.incast.window(forward!(self, controller => controller.cwnd()))
+        self.flooded.window(self.incast.window(forward!(self, controller => controller.cwnd())))
     }
 
     fn pacing_rate(&self) -> u64 {
-        self.incast.pace(forward!(self, controller => controller.pacing_rate()))
+        self.flooded.pace(self.incast.pace(forward!(self, controller => controller.pacing_rate())))
     }
 
     fn bandwidth(&self) -> u64 {

@@ -10,6 +10,7 @@ mod controller;
 mod controller_tests;
 mod empty_path;
 mod filters;
+mod flooded;
 mod headroom;
 mod incast;
 mod ledger;

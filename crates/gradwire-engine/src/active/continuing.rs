@@ -338,6 +338,7 @@ impl ActiveGroup {
         };
         let peers = std::mem::replace(&mut self.peers, addresses_of(&mut setup));
         self.group = Group::new(setup.config.clone(), now);
+        self.group.set_flooded(self.is_flooded);
         self.search_at = vec![None; self.peers.len()];
         let old = std::mem::replace(&mut self.setup, setup);
         let number = self.relays.first().map_or(0, |relay| (relay.number + 1) & 0x3FFF);

@@ -1,0 +1,48 @@
+//! What two ranks do while strangers flood one of them.
+
+use super::*;
+
+fn pace(pair: &Pair) -> u64 {
+    use crate::recovery::RateController;
+    pair.ends[0].connection.paths.at(0).controller.pacing_rate()
+}
+
+fn exchange(pair: &mut Pair, transfer: u32, bytes: usize) {
+    pair.receive(1, transfer, bytes, Contract::EXACT);
+    pair.send(0, transfer, pattern(bytes), Reliability::Exact);
+    pair.run_until(Duration::from_secs(20), |pair| pair.missing(0, transfer).is_some());
+}
+
+// test of: faults/holds-its-rate-in-a-flood
+#[test]
+fn a_flooded_rank_says_so_and_its_peer_keeps_its_pace_whatever_is_lost_until_it_is_over() {
+    let mut pair = Pair::connected(never);
+    exchange(&mut pair, 1, 4 << 20);
+    let calm = pair.ends[0].connection.stats().bandwidth;
+    pair.ends[1].connection.set_flooded(true);
+    pair.lose = |_, dice| dice % 2 == 0;
+    exchange(&mut pair, 2, 4 << 20);
+    assert!(pace(&pair) >= calm / 8 * 7 - 8, "{} of {calm}", pace(&pair));
+    pair.ends[1].connection.set_flooded(false);
+    pair.lose = never;
+    exchange(&mut pair, 3, 1 << 20);
+    assert!(!pair.ends[0].connection.peer_is_flooded);
+}
+
+#[test]
+fn what_is_asked_in_a_flood_is_repeated_without_ever_longer_pauses() {
+    let answered = |flooded: bool| {
+        let mut pair = Pair::connected(never);
+        exchange(&mut pair, 1, 1 << 20);
+        pair.ends.iter_mut().for_each(|end| end.connection.set_flooded(flooded));
+        // Nothing gets through in the first second.
+        pair.lose = |header, _| header.sent_at_us < 1_000_000;
+        let asked = pair.ends[0].connection.stats().probes_sent;
+        pair.receive(1, 2, 100, Contract::EXACT);
+        pair.send(0, 2, pattern(100), Reliability::Exact);
+        pair.run_until(Duration::from_secs(20), |pair| pair.missing(0, 2).is_some());
+        pair.ends[0].connection.stats().probes_sent - asked
+    };
+    let (calm, flooded) = (answered(false), answered(true));
+    assert!(flooded > 5 * calm, "{flooded} and {calm} questions");
+}
