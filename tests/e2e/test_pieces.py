@@ -83,6 +83,13 @@ def test_masks_of_the_pieces_are_the_mask_of_the_whole(parts: int) -> None:
     assert torch.equal(torch.cat(found)[inside], mask[place.long()][inside])
 
 
+@pytest.mark.usefixtures("_on_a_device")
+def test_what_cannot_be_a_mask_is_left_to_be_refused() -> None:
+    pieces, _ = cut(Piece([torch.zeros(MB)]), 1)
+    assert len(pieces) > 1
+    assert pieces[1].mask([]) == []
+
+
 def test_pieces_share_what_a_call_may_be_delayed() -> None:
     assert share_of({"deadline_max_s": 0.4, "loss_bound": 0.1}, 4) == {"deadline_max_s": 0.1, "loss_bound": 0.1}
     assert share_of({"deadline_max_s": None}, 4) == {"deadline_max_s": None}

@@ -50,7 +50,8 @@ class Piece:
     def mask(self, important: Any) -> Any:
         """The part of a mask over the whole tensor that is over this piece, in parts of a quarter of the mask's."""
         mask = None if important is None else torch.as_tensor(important)
-        if mask is None or mask.dim() != 1 or self.count == 1:
+        # What cannot be a mask is refused as it is.
+        if mask is None or mask.dim() != 1 or not mask.numel() or self.count == 1:
             return important
         elems = self.tensor.numel()
         parts = max(1, min(elems, 4 * -(-mask.numel() * elems // self.whole)))
