@@ -18,7 +18,7 @@ const MEMBER_BYTES: usize = 4 + 8;
 const BALLOT_BYTES: usize = 8 + MEMBER_BYTES;
 const EPOCH_BYTES_MAX: usize = 8 + 8 + MEMBER_BYTES + 1 + MEMBERS_MAX * MEMBER_BYTES;
 /// Numbers that are counted up by one never come near it; what claims to is refused, so that no sum overflows.
-const COUNT_MAX: u64 = 1 << 48;
+pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
 const PREPARE: u8 = 0;
 const PROMISED: u8 = 1;

@@ -8,6 +8,7 @@
 
 use crate::acceptor::Acceptor;
 use crate::attempt::Attempt;
+use crate::codec::COUNT_MAX;
 use crate::epoch::{Ballot, Epoch, Member};
 use crate::message::{Message, Promise, Transmit};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -303,6 +304,10 @@ impl Membership {
     fn begin_attempt(&mut self, now: Timestamp) {
         if self.attempt.is_some() || !self.needs_change() {
             return;
+        }
+        // Only a member that does not keep to the protocol brings numbers so far, and what follows nobody would read.
+        if self.counter.max(self.epoch.number) + 1 >= COUNT_MAX {
+            return self.freeze(now);
         }
         self.counter += 1;
         self.attempts += 1;
