@@ -129,18 +129,21 @@ fn a_crash_among_idle_ranks_is_found_within_the_peer_timeout() {
 }
 
 /// Seed 471 of the swarm, made small: of one of several paths all that was known was an answer that had waited until the
-/// rank went on, so that it asked every few seconds only.
+/// rank went on, so that it asked every few seconds only. One in four seeds was so late then. At 20 % loss three in a hundred
+/// are by chance: which ones they are changes with every packet.
 #[test]
 fn a_rank_that_stood_still_asks_at_once_over_every_path() {
-    for seed in 0..40 {
-        let mut scenario = Scenario::quiet(seed, 3, links(), vec![all_reduce(16, Policy::AUTO); 2]);
+    let resumes = MS * 1200;
+    let is_late = |seed: &u64| {
+        let mut scenario = Scenario::quiet(*seed, 3, links(), vec![all_reduce(16, Policy::AUTO); 2]);
         scenario.network.impairments.loss = 0.2;
         scenario.host.paths = 4;
-        let resumes = MS * 1200;
         scenario.faults = vec![(MS, Fault::Pause(2, resumes - MS)), (resumes * 100, Fault::Heal)];
         let took = passes(scenario).op_times[0].expect("the collective succeeds");
-        assert!(took < resumes + MS * 1500, "seed {seed}: {took:?}");
-    }
+        took >= resumes + MS * 1500
+    };
+    let late = (0..100).filter(is_late).count();
+    assert!(late <= 10, "{late} of 100 were late");
 }
 
 /// Seed 1792 of the swarm, made small: the answers of a rank that stood still looked like round trips of a second, and
