@@ -9,7 +9,7 @@ use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Scenario};
 use std::time::Duration;
 
 /// The median time of an all-reduce of 4 MB at 100 Mbit/s over what its packets take on the link, without the first two,
-/// which also find the rate. No two clocks show the same.
+/// which also find the rate: the mean of several seeds. No two clocks show the same.
 fn time_over_ideal(kind: ControllerKind, algorithm: Algorithm, ranks: usize, rtt: Duration) -> f64 {
     let op = OpPlan {
         kind: OpKind::AllReduce(algorithm),
@@ -21,19 +21,20 @@ fn time_over_ideal(kind: ControllerKind, algorithm: Algorithm, ranks: usize, rtt
         priority: 0,
     };
     let network = NetworkOptions::uniform(RATE, 256 * 1514, rtt);
-    let mut times: Vec<Duration> = Vec::new();
-    for seed in 1..=(if ranks == 2 { SEEDS_OF_PAIR } else { 1 }) {
+    let crossing = BYTES as f64 * 2.0 * (ranks - 1) as f64 / ranks as f64;
+    let ideal = crossing * WIRE_BYTES / PAYLOAD_BYTES / RATE as f64;
+    let of_seed = |seed| {
         let mut scenario = Scenario::quiet(seed, ranks, network.clone(), vec![op.clone(); 2 + COUNTED]);
         scenario.faults[0].0 = Duration::from_secs(1000);
         scenario.host.wake_late_max = Duration::from_micros(60);
         scenario.host.controller = kind;
         scenario.clocks = (0..ranks as u64).map(|rank| Duration::from_millis(rank * 1_234_567)).collect();
         let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
-        times.extend(summary.op_times.iter().skip(2).flatten());
-    }
-    times.sort_unstable();
-    let crossing = BYTES as f64 * 2.0 * (ranks - 1) as f64 / ranks as f64;
-    times[times.len() / 2].as_secs_f64() / (crossing * WIRE_BYTES / PAYLOAD_BYTES / RATE as f64)
+        let mut times: Vec<Duration> = summary.op_times.iter().skip(2).flatten().copied().collect();
+        times.sort_unstable();
+        times[times.len() / 2].as_secs_f64() / ideal
+    };
+    (1..=SEEDS).map(of_seed).sum::<f64>() / SEEDS as f64
 }
 
 // test of: ltp/bdp-control
@@ -58,8 +59,8 @@ fn data_that_goes_the_other_way_hardly_slows_a_flow_down() {
 const RATE: u64 = 12_500_000;
 const BYTES: usize = 4 << 20;
 const COUNTED: usize = 3;
-/// Seeds differ by up to 3 %, of which a pair has no more to spare.
-const SEEDS_OF_PAIR: u64 = 8;
+/// They differ by 3 % for a pair and by 10 % for four under the TIMELY-like controller, which has no more to spare.
+const SEEDS: u64 = 8;
 const PAYLOAD_BYTES: f64 = 1_408.0;
 /// With the headers of gradwire, UDP, IP and Ethernet.
 const WIRE_BYTES: f64 = 1_474.0;
