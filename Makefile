@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -47,8 +47,8 @@ test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
 test-python: build ## The Python tests; ARGS='-k name' selects
 	$(PY) -m pytest $(ARGS)
 
-test-faults: build ## Every fault in every phase of a group, over real processes in a lab network
-	GRADWIRE_TEST_ALL=1 $(PY) -m pytest tests/e2e/test_fault_matrix.py $(ARGS)
+test-faults: build ## Of the tests, every fault in every phase of a group, over real processes in a lab network
+	$(PY) -m pytest tests/e2e/test_fault_matrix.py $(ARGS)
 
 soak: build ## Churn: kill, stop, cut and bring back ranks of a training job in a lab network: make soak MINUTES=15 ARGS=--json=FILE
 	$(PY) tests/soak/soak.py --minutes $(or $(MINUTES),15) $(ARGS)
@@ -124,6 +124,9 @@ bench-hadamard: build ## What the Hadamard transform does against lost packets, 
 
 bench-topology: env ## What best effort costs a ring, a parameter server and a transpose, in the simulator
 	$(PY) bench/collective/topology_error.py --json bench-out/topology_error.json $(ARGS)
+
+bench-simulation: build ## The papers' large simulations, hours: make bench-simulation FIGURE=scale (timeout, compression, jitter, ..)
+	$(PY) bench/simulation/study.py $(or $(FIGURE),scale) $(ARGS)
 
 bench-memory: build ## Peak memory of an all-reduce of 256 MB among 4 ranks, above the tensors
 	$(PY) bench/collective/memory.py --json bench-out/memory.json $(ARGS)

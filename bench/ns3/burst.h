@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <sstream>
+#include <string>
 #include <vector>
 
 namespace burst {
@@ -16,9 +18,12 @@ namespace burst {
 struct Settings {
     std::string transport = "dctcp";
     uint64_t piasStep = 10'000;
+    uint32_t ndpPackets = 8;
+    uint32_t ndpWindow = 207;
     uint32_t hosts = 36;
     uint32_t servers = 0;  // 0: a quarter of the hosts
     uint64_t bytes = 2'700'000;
+    std::string buckets;  // in place of `bytes`: see BucketsOf
     double rtoMinUs = 10'000;
     double jitterUs = 0;
     double oversubscription = 1;
@@ -40,6 +45,24 @@ inline fabric::Shape ShapeOf(const Settings& settings) {
     return shape;
 }
 
+// What each worker pushes and pulls at once, and how late it is called for.
+struct Bucket {
+    uint64_t bytes;
+    uint64_t readyNs;
+};
+
+// From "bytes@microseconds,bytes@microseconds"; without any: all bytes at once.
+inline std::vector<Bucket> BucketsOf(const Settings& settings) {
+    std::vector<Bucket> buckets;
+    std::istringstream list(settings.buckets);
+    for (std::string one; std::getline(list, one, ',');) {
+        const size_t at = one.find('@');
+        const double late = at == std::string::npos ? 0 : std::stod(one.substr(at + 1));
+        buckets.push_back({std::stoull(one), static_cast<uint64_t>(late * 1000)});
+    }
+    return buckets.empty() ? std::vector<Bucket>{{settings.bytes, 0}} : buckets;
+}
+
 inline uint32_t ServersOf(const Settings& settings) {
     return settings.servers > 0 ? settings.servers : std::max(settings.hosts / 4, 1U);
 }
@@ -54,6 +77,7 @@ inline void AddTo(ns3::CommandLine& command, Settings& settings) {
     command.AddValue("hosts", "hosts", settings.hosts);
     command.AddValue("servers", "of the hosts; 0: a quarter", settings.servers);
     command.AddValue("bytes", "bytes that each worker pushes and pulls", settings.bytes);
+    command.AddValue("buckets", "in place of bytes: bytes@microseconds of each bucket, with commas between", settings.buckets);
     command.AddValue("jitter-us", "workers start so much late at most", settings.jitterUs);
     command.AddValue("oversubscription", "a leaf's hosts have so many times what its uplinks carry", settings.oversubscription);
     command.AddValue("seed", "of every chance", settings.seed);

@@ -25,6 +25,24 @@ struct Counters {
     uint64_t overflowed = 0;
     uint64_t marked = 0;
     uint64_t droppedSelectively = 0;
+    uint64_t trimmed = 0;
+};
+
+// The spine that its sender has chosen for a packet.
+class PathTag : public Tag {
+  public:
+    explicit PathTag(uint32_t spine = 0) : spine(spine) {}
+    static TypeId GetTypeId() {
+        static TypeId id = TypeId("gradwire::PathTag").SetParent<Tag>().AddConstructor<PathTag>();
+        return id;
+    }
+    TypeId GetInstanceTypeId() const override { return GetTypeId(); }
+    uint32_t GetSerializedSize() const override { return 4; }
+    void Serialize(TagBuffer buffer) const override { buffer.WriteU32(spine); }
+    void Deserialize(TagBuffer buffer) override { spine = buffer.ReadU32(); }
+    void Print(std::ostream& out) const override { out << spine; }
+
+    uint32_t spine;
 };
 
 // What every port of a kind has. A band's threshold: a packet that would lie above so many bytes of it is marked if it is
@@ -52,20 +70,30 @@ class PortQueue : public QueueDisc {
         m_counters = counters;
     }
 
-    // The packet that the device holds back behind the one on the link is of this queue, too.
-    void Count(Ptr<PointToPointNetDevice> device) { m_device = device; }
+    // Bytes are those on the link, as in gradwire's own fabric: with the header of the link, which queue discs of ns-3 do not see, and
+    // with the packet that the device holds back behind the one on the link.
+    void CountOnLink(Ptr<PointToPointNetDevice> device) { m_device = device; }
 
   private:
+    // Of PPP.
+    static constexpr uint32_t kLinkHeader = 2;
+
     bool DoEnqueue(Ptr<QueueDiscItem> item) override {
+        // The device has put its header before what it holds back.
         const uint32_t ahead = m_device ? m_device->GetQueue()->GetNBytes() : 0;
-        if (ahead + GetNBytes() + item->GetSize() > m_bytes) {
+        const uint32_t size = item->GetSize() + (m_device ? kLinkHeader : 0);
+        const size_t band = BandOf(item);
+        uint32_t all = 0;
+        for (size_t other = 0; other < GetNInternalQueues(); ++other) {
+            all += BytesOf(other);
+        }
+        if (ahead + all + size > m_bytes) {
             m_counters->overflowed += 1;
             DropBeforeEnqueue(item, "full");
             return false;
         }
-        const size_t band = BandOf(item);
-        const uint32_t before = m_bands.ofPort ? GetNBytes() : GetInternalQueue(band)->GetNBytes();
-        if (ahead + before + item->GetSize() > m_bands.thresholds[band]) {
+        const uint32_t before = m_bands.ofPort ? all : BytesOf(band);
+        if (ahead + before + size > m_bands.thresholds[band]) {
             if (Mark(item, "long")) {
                 m_counters->marked += 1;
             } else if (m_bands.dropsUncapable) {
@@ -75,6 +103,11 @@ class PortQueue : public QueueDisc {
             }
         }
         return GetInternalQueue(band)->Enqueue(item);
+    }
+
+    uint32_t BytesOf(size_t band) const {
+        Ptr<InternalQueue> queue = GetInternalQueue(band);
+        return queue->GetNBytes() + (m_device ? kLinkHeader * queue->GetNPackets() : 0);
     }
 
     size_t BandOf(Ptr<QueueDiscItem> item) const {
@@ -123,8 +156,8 @@ struct Shape {
     std::function<Ptr<QueueDisc>(uint32_t, Counters*)> makeQueue;
     // Ports are no part of the hash: all that one host sends another takes one way.
     bool perPair = false;
-    // Of a PortQueue: what its device holds is a part of it.
-    bool countsDevice = false;
+    // See PortQueue::CountOnLink.
+    bool countsOnLink = false;
 };
 
 constexpr uint32_t kUnlimited = 1U << 30;
@@ -189,6 +222,9 @@ class Routing : public Ipv4RoutingProtocol {
     }
 
     uint32_t Spine(Ptr<const Packet> packet, const Ipv4Header& header) {
+        if (PathTag chosen; packet->PeekPacketTag(chosen)) {
+            return chosen.spine % m_shape.spines;
+        }
         if (m_shape.perPacket) {
             return m_random->GetInteger(0, m_shape.spines - 1);
         }
@@ -233,6 +269,9 @@ class Network {
         }
     }
 
+    uint64_t HostRate() const { return m_shape.hostRate; }
+    uint32_t Spines() const { return m_shape.spines; }
+
     NodeContainer hosts;
     Counters counters;
     // What each host has not sent yet.
@@ -262,8 +301,8 @@ class Network {
             const bool isHost = end == 0 && rate == m_shape.hostRate && node->GetId() < hosts.GetN();
             Ptr<QueueDisc> queue = MakeQueue(isHost);
             Ptr<TrafficControlLayer> layer = node->GetObject<TrafficControlLayer>();
-            if (m_shape.countsDevice) {
-                DynamicCast<PortQueue>(queue)->Count(DynamicCast<PointToPointNetDevice>(device));
+            if (m_shape.countsOnLink) {
+                DynamicCast<PortQueue>(queue)->CountOnLink(DynamicCast<PointToPointNetDevice>(device));
             }
             layer->SetRootQueueDiscOnDevice(device, queue);
             layer->ScanDevices();

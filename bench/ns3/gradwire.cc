@@ -356,7 +356,7 @@ int main(int argc, char* argv[]) {
     RngSeedManager::SetSeed(settings.seed);
     fabric::Shape shape = burst::ShapeOf(settings);
     shape.perPair = true;
-    shape.countsDevice = true;
+    shape.countsOnLink = true;
     shape.bands = BandsOfPreset();
     fabric::Network network(shape);
     Burst burst(settings, network, preset, controller);

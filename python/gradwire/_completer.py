@@ -71,12 +71,17 @@ class Completer:
                 self._thread.start()
 
     def _run(self) -> None:
-        while (batch := self._engine.next_completions()) is not None:
-            for op in batch:
-                with self._lock:
-                    countdowns = self._waiting.pop(op.id, ())
-                for countdown in countdowns:
-                    countdown.step()
+        while self._call_back():
+            pass  # in a function of its own, whose variables hold no call's tensors while this thread waits for the next
+
+    def _call_back(self) -> bool:
+        batch = self._engine.next_completions()
+        for op in batch or ():
+            with self._lock:
+                countdowns = self._waiting.pop(op.id, ())
+            for countdown in countdowns:
+                countdown.step()
+        return batch is not None
 
 
 class _Countdown:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-from gradwire._boundary import Entrance
+from gradwire._entrance import Watch
 from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
 from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
@@ -17,8 +19,38 @@ from gradwire.config import Config
 from gradwire.errors import ConfigError
 
 
-def meet(address: tuple[str, int], place: Place) -> Formed:
-    """Forms the group of all ranks, or joins it; rank 0 listens meanwhile, and where lost ranks may join again as long as it lives."""
+def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> tuple[Place, Formed]:
+    """Forms the group of all ranks, or joins it; rank 0 listens meanwhile, and where lost ranks may join again as long as it lives.
+
+    Returns:
+        The group, and this rank's place in it; its name is the group's, the same on all ranks.
+
+    Raises:
+        ConfigError: the address is another communicator's, which is open. Rounds at an address follow each other: whoever comes there while
+            one runs is taken for a later life of its rank.
+    """
+    held = (os.getpid(), address)
+    if held in _held and configuration().on_peer_loss == "continue":
+        raise _taken(address)
+    _held.add(held)
+    try:
+        place = Place(rank, world_size, f"communicator {_counted.communicators}", timeout)
+        formed = _meet(address, place)
+    except BaseException:
+        _held.discard(held)
+        raise
+    name = str(formed.native.stats()["name"])
+    # A rank that has joined goes on from there, as the others do. What was tried in vain does not count: they may not have been there.
+    _counted.communicators = max(_counted.communicators, int(name.rpartition(" ")[2])) + 1
+    return replace(place, name=name), formed
+
+
+def leave(address: tuple[str, int]) -> None:
+    """The communicator there is closed, and another one may follow."""
+    _held.discard((os.getpid(), address))
+
+
+def _meet(address: tuple[str, int], place: Place) -> Formed:
     host, port = address
     server = listen(address, place.world_size) if place.rank == 0 else None
     failure: BaseException | None = None
@@ -48,13 +80,14 @@ def stays(address: tuple[str, int]) -> bool:
     return address in _boards
 
 
-def entrance(address: tuple[str, int], round_number: int, place: Place) -> Entrance:
-    """Where ranks join a group that runs."""
+def watch(address: tuple[str, int], round_number: int, place: Place) -> Watch:
+    """Over those who join a group that runs."""
 
     def connect() -> MeetingStore:
-        return MeetingStore(*address, place.rank, ANSWER_S)
+        # Without a rank: it may stay open while this rank meets the others for `split`.
+        return MeetingStore(*address, None, ANSWER_S)
 
-    return Entrance(connect, round_number, place.rank, place.world_size)
+    return Watch(connect, round_number, place.rank, place.world_size)
 
 
 def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> Formed:
@@ -74,6 +107,15 @@ def address(rendezvous: str | None) -> tuple[str, int]:
     return parse_address(address)
 
 
+class _Counted:
+    """What this process has formed; the others as many, since a group's name is equal on all ranks."""
+
+    communicators = 0
+
+
+_counted = _Counted()
+# Where communicators of a process are open; a forked child has none.
+_held: set[tuple[int, tuple[str, int]]] = set()
 # Boards that stay, and how long a member that looks there waits for one that is gone.
 _boards: dict[tuple[str, int], MeetingServer] = {}
 ANSWER_S = 1.0
@@ -84,6 +126,16 @@ def apply(config: Config) -> None:
     owner = current()
     if owner is None or owner.config != Config.from_env(config):
         configure(config)
+
+
+def _taken(address: tuple[str, int]) -> ConfigError:
+    text = f"{address[0]}:{address[1]}"
+    return ConfigError(
+        f"rendezvous = {text!r} is the address of a communicator that is open: with on_peer_loss = 'continue' lost ranks come back "
+        "to it there. Close that one first, split it, or give this one another port of rank 0's host",
+        field="rendezvous",
+        value=text,
+    )
 
 
 def number(name: str, variable: str, argument: int | None, low: int, high: int) -> int:

@@ -1,7 +1,8 @@
 """Where ranks without torch meet: rank 0 serves a small board of texts over TCP, which every rank reads and writes.
 
 `MeetingStore` has those methods of a torch Store that `_rendezvous.py` uses. The board lives while a group is formed and no
-longer: the port is free again before the first collective.
+longer: the port is free again before the first collective. With `on_peer_loss="continue"` it lives as long as rank 0's process, so
+that lost ranks can join again (`_entrance.py`), and ranks look at it while their groups run.
 
 Whoever reaches the port can read and write the board, as with torch's own; the records on it are sealed where a job secret
 is configured (docs/security.md). A client cannot make the server run anything or hold more than the limits below: requests
@@ -9,7 +10,9 @@ are JSON, and whatever is no request ends its connection.
 
     frame    4 bytes of length, most significant first, then as much JSON
     first    {"gradwire": 1, "rank": r}                                    -> {"value": null} or {"error": text}
-    then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over
+             r is null for who only looks: a rank that meets others is here once, and may look while it does
+    then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over,
+             without a reason when the group was formed
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ VERSION = 1
 # A record has a few hundred bytes for each peer: enough for thousands of ranks.
 FRAME_BYTES_MAX = 1 << 20
 KEY_CHARS_MAX = 256
-# A rank writes its round, its record and the end, and some more when it joins again; groups that are formed one after the other.
+# A rank writes its round, its record and the end, and some more when it joins again; groups that are formed one after the other. Parts are
+# forgotten when they are there.
 KEYS_PER_RANK = 64
 # Connections beyond one for each rank: ranks of a job of another size, which learn that they are, and strangers.
 SPARE_CLIENTS = 16
@@ -49,6 +53,10 @@ TELL_S = 0.5
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
 LENGTH = struct.Struct(">I")
+
+
+class MeetingOver(RendezvousError):
+    """Rank 0 serves the board no more, or cannot be reached: what it had still to say is not known."""
 
 
 class MeetingServer:
@@ -76,6 +84,10 @@ class MeetingServer:
         self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
         self._thread.start()
 
+    def forget(self, prefix: str) -> None:
+        """Makes room: nobody needs what lies below `prefix` any more."""
+        self._loop.call_soon_threadsafe(self._clear, prefix)
+
     def end(self, error: BaseException | None, timeout_s: float) -> None:
         """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`."""
         asyncio.run_coroutine_threadsafe(self._end(error, timeout_s), self._loop).result(timeout_s + ANSWER_TIMEOUT_S)
@@ -95,11 +107,15 @@ class MeetingServer:
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
 
+    def _clear(self, prefix: str) -> None:
+        for key in [key for key in self._board if key.startswith(prefix)]:
+            del self._board[key]
+
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
         await self._wait(lambda: not self._ranks, timeout_s)
         async with self._changed:
             self._ended = {
-                "ended": "the meeting is over" if error is None else f"{type(error).__name__}: {error}",
+                "ended": "" if error is None else f"{type(error).__name__}: {error}",
                 "missing": getattr(error, "ranks", []) if isinstance(error, MissingRankError) else [],
             }
             self._changed.notify_all()
@@ -136,13 +152,15 @@ class MeetingServer:
             writer.close()
             await self._forget(rank)
 
-    async def _greet(self, reader: asyncio.StreamReader, peer: str) -> int:
+    async def _greet(self, reader: asyncio.StreamReader, peer: str) -> int | None:
         if self._clients > self._clients_max:
             raise _NoRequest(f"{self._clients} connections are too many")
         hello = await _read(reader)
         if hello.get("gradwire") != VERSION:
             raise _NoRequest(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
-        rank = hello.get("rank")
+        rank = hello.get("rank", "")
+        if rank is None:
+            return None
         if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
             raise _NoRequest(f"there is no rank {rank!r}")
         if rank in self._ranks:
@@ -192,7 +210,7 @@ class MeetingStore:
 
     Args:
         host, port: where rank 0 serves it.
-        rank: of this process.
+        rank: of this process; None: it only looks, also while its rank meets others.
         timeout_s: longest wait for rank 0.
 
     Raises:
@@ -201,7 +219,7 @@ class MeetingStore:
         AddressError: the host has no address.
     """
 
-    def __init__(self, host: str, port: int, rank: int, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, rank: int | None, timeout_s: float) -> None:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
         self._answer_s = min(ANSWER_TIMEOUT_S, timeout_s)
@@ -259,7 +277,7 @@ class MeetingStore:
             answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
         except (OSError, EOFError) as error:
             text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
-            raise RendezvousError(text, rank=0) from error
+            raise MeetingOver(text, rank=0) from error
         except ValueError as error:
             raise self._stranger() from error
         if not isinstance(answer, dict):
@@ -269,6 +287,8 @@ class MeetingStore:
     def _value(self, answer: dict[str, Any]) -> Any:
         if answer.get("missing"):
             raise MissingRankError(f"rank 0 gave up: {answer['ended']}", ranks=answer["missing"])
+        if answer.get("ended") == "":
+            raise MeetingOver(f"the meeting at {self.address} is over", rank=0)
         if "ended" in answer:
             raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
         if "error" in answer:

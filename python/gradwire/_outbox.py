@@ -9,8 +9,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 from gradwire import _native
@@ -78,21 +78,24 @@ class Outbox:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
-        self._waiting: Counter[Hashable] = Counter()
+        self._waiting: dict[Hashable, list[_Waiting]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def is_waiting(self, group: Hashable) -> bool:
         """Whether a call of this group has not been submitted yet, behind which the next has to queue."""
-        return self._thread is not None and self._waiting[group] > 0
+        return group in self._waiting
 
-    def put(self, group: Hashable, submit: Callable[[], _native.Op]) -> LaterOp:
+    def put(
+        self, group: Hashable, arrive: Callable[[], None], submit: Callable[[Exception | None], _native.Op]
+    ) -> LaterOp:
         """Submits a call when those before it have been.
 
         Args:
             group: whose calls the next ones queue behind.
-            submit: waits for the memory and submits. Called on the outbox's thread.
+            arrive: waits for the memory. Called on the outbox's thread, like `submit`.
+            submit: submits, or raises what `arrive` did. Must not block. Never called for what was dropped meanwhile.
         """
         later = LaterOp()
         with self._lock:
@@ -102,43 +105,71 @@ class Outbox:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gradwire-outbox", daemon=True)
                 self._thread.start()
-            self._waiting[group] += 1
-            self._calls.put(_Waiting(group, submit, later))
+            call = _Waiting(group, arrive, submit, later)
+            self._waiting.setdefault(group, []).append(call)
+            self._calls.put(call)
         return later
+
+    def drop(self, group: Hashable, error: Exception) -> None:
+        """Fails the calls of a group that have not been submitted, also where their device never comes to the copy."""
+        with self._lock:
+            dropped = self._waiting.pop(group, [])
+        for call in dropped:
+            call.later.resolve(None, error)
 
     def stop(self, timeout_s: float) -> None:
         """Fails the calls that have not been submitted."""
         with self._lock:
             self._stopped = True
             self._calls.put(None)
+            groups = list(self._waiting)
+        for group in groups:
+            self.drop(group, _stopped())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            op, error = None, None
+        while self._submit_next():
+            pass  # in a function of its own, whose variables hold no call's tensors while this thread waits for the next
+
+    def _submit_next(self) -> bool:
+        call = self._calls.get()
+        if call is None:
+            return False
+        failed = None
+        if call not in self._waiting.get(call.group, ()):
+            return True
+        try:
+            call.arrive()
+        except Exception as caught:  # noqa: BLE001  whoever waits for the operation gets it
+            failed = caught
+        self._submit(call, failed)
+        return True
+
+    def _submit(self, call: _Waiting, failed: Exception | None) -> None:
+        op, error = None, None
+        with self._lock:
+            calls = self._waiting.get(call.group, [])
+            if call not in calls:
+                return
             try:
-                op = _refuse() if self._stopped else call.submit()
-            except Exception as caught:  # noqa: BLE001  whoever waits for the operation gets it
+                op = call.submit(failed)
+            except Exception as caught:  # noqa: BLE001  the same
                 error = caught
             # Before anybody learns of it: their next call may go straight to the engine.
-            with self._lock:
-                self._waiting[call.group] -= 1
-                if not self._waiting[call.group]:
-                    del self._waiting[call.group]
-            call.later.resolve(op, error)
+            calls.remove(call)
+            if not calls:
+                del self._waiting[call.group]
+        call.later.resolve(op, error)
 
 
+@dataclass(eq=False, slots=True)
 class _Waiting:
-    __slots__ = ("group", "later", "submit")
-
-    def __init__(self, group: Hashable, submit: Callable[[], _native.Op], later: LaterOp) -> None:
-        self.group, self.submit, self.later = group, submit, later
+    group: Hashable
+    arrive: Callable[[], None]
+    submit: Callable[[Exception | None], _native.Op]
+    later: LaterOp
 
 
 def _stopped() -> ShutDownError:
     return ShutDownError("the engine stopped before the tensors of this call had been copied from their device")
-
-
-def _refuse() -> _native.Op:
-    raise _stopped()

@@ -25,7 +25,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _native
-from gradwire._boundary import Entrance
+from gradwire._entrance import Door
+from gradwire._meeting import MeetingOver
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
 from gradwire.errors import (
     GradwireError,
@@ -208,14 +209,15 @@ def _running_round(store: Any, rank: int, round_number: int) -> int:
 
 
 def _join_running(store: Any, place: Place, round_number: int) -> Formed:
-    rank, end = place.rank, time.monotonic() + place.timeout.total_seconds()
+    rank, timeout_s = place.rank, place.timeout.total_seconds()
+    end = time.monotonic() + timeout_s
     owner = runtime()
     owner.check_process()
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
-    entries = board.collect(place.timeout.total_seconds())
+    entries = board.collect(timeout_s)
     _compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
     formed = [entries[other]["record"] for other in sorted(entries)]
-    entrance = Entrance(lambda: store, round_number, rank, place.world_size)
+    door = Door(lambda: store, round_number, rank, place.world_size)
     name = entries[rank]["name"]
     while True:
         pending = owner.engine.new_group(rank, place.world_size, name)
@@ -224,9 +226,9 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
             pending.live_again(life)
             return pending.record()
 
-        life = entrance.publish(new_record)
+        life = door.publish(new_record)
         logger.info("rank %d waits to join the group again, as life %d", rank, life)
-        running = entrance.answered(life, max(end - time.monotonic(), 0.0))
+        running = door.answered(life, timeout_s, max(end - time.monotonic(), 0.0))
         try:
             group = pending.join_running(formed, running, max(end - time.monotonic(), POLL_MIN_S))
         except NotMemberError as error:
@@ -311,7 +313,17 @@ class _Board:
         return entry
 
     def confirm(self, timeout_s: float) -> None:
-        """Waits until every rank has reached all others, so that no collective meets a group that is half formed."""
+        """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
+
+        Rank 0 may have heard so and gone before this rank did, where packets are lost. This rank has reached all others by now: if
+        the group was not formed, its next call names who is missing.
+        """
+        try:
+            self._confirm(timeout_s)
+        except MeetingOver as error:
+            logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
+
+    def _confirm(self, timeout_s: float) -> None:
         if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
             self.conclude("")
         end = time.monotonic() + timeout_s

@@ -188,6 +188,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "dscp_control": config.control_code_point(),
         "ecn": config.marks_importance(),
         "offload": config.offload == "auto",
+        "urgency": config.urgency,
         "paths": config.paths,
         "incast": config.incast,
         "servers": None if config.dedicated_servers() else config.servers,

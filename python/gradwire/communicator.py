@@ -10,7 +10,6 @@ and carried by the process's one engine. Everything is exact but an all-reduce w
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -21,20 +20,13 @@ import numpy as np
 from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
 from gradwire._boundary import Boundary
-from gradwire._meeting import MeetingServer
 from gradwire._operation import Call, Operation
+from gradwire._parts import Parts
 from gradwire._policy import algorithm_code, policy_numbers
-from gradwire._rendezvous import Formed, Place
+from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
 from gradwire.config import Config
-from gradwire.errors import (
-    EngineError,
-    GradwireError,
-    InvalidRequestError,
-    RendezvousError,
-    ShutDownError,
-    UnsupportedError,
-)
+from gradwire.errors import EngineError, GradwireError, InvalidRequestError, ShutDownError, UnsupportedError
 
 __all__ = ["Communicator", "Operation"]
 
@@ -43,7 +35,6 @@ logger = logging.getLogger("gradwire")
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 LEAVE_TIMEOUT_S = 2.0
 POINT_TO_POINT = ("send", "receive")
-_numbers = itertools.count()
 
 
 class Communicator:
@@ -63,7 +54,8 @@ class Communicator:
         config: settings, if this is the first group of the process. `GRADWIRE_*` variables win.
 
     Raises:
-        ConfigError: an argument or a setting is wrong; the engine runs already with another `config`.
+        ConfigError: an argument or a setting is wrong; the engine runs already with another `config`; with `on_peer_loss="continue"`,
+            another communicator is open at this address.
         PortInUseError, AddressError: rank 0 cannot listen there, or the engine cannot.
         MissingRankError: ranks did not appear within `timeout`. Fields: ranks.
         WorldSizeError, SettingsMismatchError, SecretMismatchError: a rank was started differently.
@@ -89,12 +81,10 @@ class Communicator:
         self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
         self._timeout = timeout
         self._closed = False
-        self._splits = 0
-        self._is_part = False
         self._address = _joining.address(rendezvous)
-        self._name = f"communicator {next(_numbers)}"
-        place = Place(self.rank, self.world_size, self._name, timeout)
-        self._become(place, *_joining.meet(self._address, place))
+        place, formed = _joining.meet(self._address, self.rank, self.world_size, timeout)
+        self._parts: Parts | None = Parts(self._address, place.name, timeout)
+        self._become(place, *formed)
 
     # Every rank to every rank.
 
@@ -425,22 +415,19 @@ class Communicator:
         """
 
         def prepare() -> Call:
-            if self._is_part:
+            if self._parts is None:
                 raise UnsupportedError(
                     "a part cannot be split: its ranks have no place to meet; split the whole once more"
                 )
-            asked = _color_and_key(color, key)
-            return Call("all_gather", asked, np.empty((self.world_size, 2), asked.dtype)).copy()
+            asked = self._parts.asked(color, key)
+            return Call("all_gather", asked, np.empty((self.world_size, asked.size), asked.dtype)).copy()
 
         asked = self._start("all_gather", prepare, async_op=False).result
         assert asked is not None, "every rank gets the result of an all-gather"
-        self._splits += 1
-        name = f"{self._name}/{self._splits}/{color}"
-        members = [rank for rank in range(self.world_size) if asked[rank, 0] == asked[self.rank, 0]]
-        members.sort(key=lambda rank: int(asked[rank, 1]))
-        place = Place(members.index(self.rank), len(members), name, self._timeout)
-        formed = self._meet_again(None if color is None else place)
-        return None if formed is None else self._part(place, *formed[:2])
+        assert self._parts is not None, "a part was refused"
+        place = self._parts.place(self.rank, asked)
+        formed = self._parts.form(self, place)
+        return None if formed is None or place is None else self._part(place, *formed[:2])
 
     def _become(
         self, place: Place, owner: Runtime, native: _native.Group, round_number: int = 0, is_new: bool = False
@@ -448,48 +435,23 @@ class Communicator:
         self._owner, self._native = owner, native
         self._boundary: Boundary | None = None
         if round_number:
-            entrance = _joining.entrance(self._address, round_number, place)
-            self._boundary = Boundary(owner, native, entrance, place, is_new=is_new)
+            watch = _joining.watch(self._address, round_number, place)
+            self._boundary = Boundary(owner, native, watch, place, is_new=is_new)
 
     def _part(self, place: Place, owner: Runtime, native: _native.Group) -> Communicator:
         part = Communicator.__new__(Communicator)
         part.rank, part.world_size = place.rank, place.world_size
-        part._timeout, part._closed, part._splits = self._timeout, False, 0
-        part._address, part._name, part._is_part = self._address, place.name, True
+        part._timeout, part._closed, part._address, part._parts = self._timeout, False, self._address, None
         part._become(place, owner, native)
         return part
-
-    def _meet_again(self, place: Place | None) -> Formed | None:
-        """Forms the parts while rank 0 listens; a rank without a place only waits until the others have met."""
-        server, failure = self._listen_again()
-        try:
-            listens = np.array([failure is None])
-            self.broadcast(listens)
-            if failure is not None:
-                raise failure
-            if not listens[0]:
-                raise RendezvousError("rank 0 cannot listen again for split: its own error says why", rank=0)
-            try:
-                return None if place is None else _joining.meet_below(f"{place.name}/", self._address, self.rank, place)
-            finally:
-                self.barrier()  # whatever became of this rank's part, the others still need the server
-        finally:
-            if server is not None and not _joining.stays(self._address):
-                server.end(None, 0.0)
-
-    def _listen_again(self) -> tuple[MeetingServer | None, GradwireError | None]:
-        if self.rank:
-            return None, None
-        try:
-            return _joining.listen(self._address, self.world_size), None
-        except GradwireError as error:
-            return None, error
 
     def close(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
         if self._closed:
             return
         self._closed = True
+        if self._parts is not None:
+            _joining.leave(self._address)
         with contextlib.suppress(EngineError):
             self._owner.check_process()
             if self._boundary is not None:
@@ -566,15 +528,6 @@ class Communicator:
         if len(counts) != self.world_size or min(counts) < 0:
             raise InvalidRequestError(f"{counts} are not the rows of {self.world_size} ranks")
         return counts
-
-
-def _color_and_key(color: int | None, key: int) -> np.ndarray[Any, Any]:
-    if color is not None and color < 0:
-        raise InvalidRequestError(f"color = {color} is not allowed: 0 or more, or None")
-    try:
-        return np.array([-1 if color is None else color, key], np.int64)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidRequestError(f"color = {color!r}, key = {key!r}: whole numbers of 64 bits") from error
 
 
 def _tag(tag: int) -> int:

@@ -67,8 +67,9 @@ class Config:
         low=0, high=65535, optional=True)
     interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
         "separated by commas; `^name` excludes one. Empty: every one that is up.")
-    mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says; the smaller one "
-        "of two ranks counts.", unit="bytes", low=576, high=65535, optional=True)
+    mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
+        "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
+        unit="bytes", low=576, high=65535, optional=True)
     preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy.",
         choices=PRESETS, everywhere=True)
     loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing. "
@@ -136,7 +137,8 @@ class Config:
         unit="Mbit/s", low=0.1, high=1e6)
     peer_timeout_s: float = _setting(10.0, float, "Longest silence after which a rank counts as lost. Every rank sends at least ten "
         "packets in this time. Once a rank was watched for as long, five times the longest pause between its packets in the last "
-        "minutes is enough, at least 3 s (docs/membership.md).", unit="s", low=0.5, high=3600.0, everywhere=True)
+        "minutes is enough, but 3 s where that is more: with timeouts below 6 s (docs/membership.md).", unit="s", low=0.5,
+        high=3600.0, everywhere=True)
     on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them; "
         "`continue`, more than half of the ranks go on without it, means and barriers in flight are finished among them, and what "
         "an all-reduce needs to be made again is copied (docs/membership.md). At most 64 ranks.", choices=PEER_LOSS, everywhere=True)
@@ -159,6 +161,9 @@ class Config:
         "Unset: 0.001 for `dlcp`, as in its paper, and 0.05 for the others, as in MLT's.", low=0.0, high=1.0, optional=True)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",
         choices=("auto", "off"))
+    urgency: int = _setting(5, int, "How many steps of niceness the network thread is more urgent than the process, where the system "
+        "allows it (root, CAP_SYS_NICE, or a RLIMIT_NICE that reaches so far; elsewhere nothing happens). Where every core computes, "
+        "each packet would wait for one. More than 5 helps ranks whose cores are their own, and slows those that share.", low=0, high=39)
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
         "peer carries its part, whatever the host's routes; one that leads nowhere is found out and costs nothing. A group "
@@ -196,10 +201,10 @@ class Config:
     pinned_mb: int = _setting(1024, int, "The most host memory that is page-locked for copies from and to GPUs, in use and kept for "
         "the next step. Twice the bytes of all gradients never has to wait for the system; what would exceed it gets ordinary memory, "
         "whose copies block the caller. 0: always so.", unit="MiB", low=0, high=1 << 20)
-    gpu_chunk_mb: int = _setting(8, int, "An all-reduce, reduce or broadcast of a GPU's tensor that is larger goes in equal pieces of at "
-        "most this: the first is sent while the next is still copied to the host, and its result goes back while the next one "
-        "comes. Each piece is a transfer of its own for deadlines and bounds of loss. 0: in one piece.", unit="MiB", low=0,
-        high=1 << 20, everywhere=True)
+    gpu_chunk_mb: int = _setting(8, int, "An all-reduce, reduce, broadcast, all-gather or reduce-scatter of a GPU's tensors that is "
+        "larger goes in equal pieces of at most this: the first is sent while the next is still copied to the host, and its result "
+        "goes back while the next one comes. Each piece is a transfer of its own for deadlines and bounds of loss. 0: in one piece.",
+        unit="MiB", low=0, high=1 << 20, everywhere=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)

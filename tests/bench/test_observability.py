@@ -20,11 +20,17 @@ def observability(monkeypatch: pytest.MonkeyPatch) -> Any:
     return observability
 
 
-def test_the_cost_is_the_median_of_neighbours(observability: Any) -> None:
-    found = observability.conclude([{"off_ms": off, "on_ms": on} for off, on in ((10, 10.05), (100, 100.5), (10, 30))])
+def row(off: float, on: float, cpu: float = 0.0) -> dict[str, float]:
+    return {"off_ms": off, "on_ms": on, "off_cpu_ms": 10.0, "on_cpu_ms": 10.0 + cpu}
+
+
+def test_the_cost_is_the_median_of_neighbours_and_all_of_the_processor_time(observability: Any) -> None:
+    found = observability.conclude([row(10, 10.05), row(100, 100.5), row(10, 30, cpu=0.27)])
     assert round(found["cost"], 6) == 0.005
+    assert round(found["cpu_cost"], 6) == 0.009
     assert found["met"]
-    assert not observability.conclude([{"off_ms": 10.0, "on_ms": 10.2}])["met"]
+    assert not observability.conclude([row(10, 10.2)])["met"]
+    assert not observability.conclude([row(10, 10), row(10, 10), row(10, 10, cpu=0.33)])["met"]
 
 
 def test_it_runs_to_its_end(tmp_path: Path) -> None:

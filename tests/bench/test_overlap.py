@@ -40,6 +40,12 @@ def test_one_step_without_two_buckets_at_once_misses_the_target(overlap: Any) ->
     assert [row["met"] for row in overlap.rows_of(steps)] == [True, False, False]
 
 
+def test_steps_are_told_beside_those_of_gloo(overlap: Any) -> None:
+    steps = [step((2.0, 5.0), (4.0, 6.0), variant=variant) for variant in overlap.VARIANTS]
+    steps[1]["backward"] = (1.0, 30.0)
+    assert [row["beside_gloo"] for row in overlap.rows_of(steps)] == [1.0, 1.5, 1.0]
+
+
 def test_it_runs_to_its_end(tmp_path: Path) -> None:
     file = tmp_path / "overlap.json"
     command = [sys.executable, str(FOLDER / "overlap.py"), "--quick", "--json", str(file), "--out", str(tmp_path)]

@@ -37,9 +37,10 @@ def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path)
     assert "gradwire-auto/rotated" in ran.stdout
 
 
-def test_the_model_of_feedback_prints_its_table():
+@pytest.mark.parametrize("options", [[], ["--fixed-owner"]])
+def test_the_model_of_feedback_prints_its_table(options: list[str]):
     script = FOLDER / "training" / "feedback_variance.py"
-    command = [sys.executable, script, "--loss", "1.0"]
+    command = [sys.executable, script, "--loss", "1.0", *options]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr
     assert "100%" in ran.stdout

@@ -1,26 +1,35 @@
 """Runs cells of the fault matrix: one fault, on one of three ranks, in one phase of a group's life.
 
-All cells run in one lab network, five at a time: each has three hosts of its own, and mostly waits. Times are those of the
-machine's monotonic clock, which hosts of the lab share.
+All cells run in two lab networks, five at a time in each: a cell has three hosts of its own, and mostly waits. Ranks are forked from
+a process that has imported what they need. Times are those of the machine's monotonic clock, which hosts of the lab share.
+
+    python fault_cells.py FOLDER CELLS    # as `run_cells` does: a process without the threads of the tests, which may be forked
 """
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
+import faulthandler
 import json
 import os
 import queue
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import gradwire._joining  # noqa: F401  what ranks need, before they are forked
+import numpy as np  # noqa: F401
 import pytest
 from gradwire._meeting import LINGER_S as LINGER_ANSWERING_S
 from gradwire._meeting import TELL_S
@@ -30,7 +39,8 @@ from gradwire.lab.switches import Port
 from launch import _clean_environment
 
 HERE = Path(__file__).parent
-WORLD_SIZE, VICTIM, LANES = 3, 1, 5
+SCRIPT = HERE / "fault_rank.py"
+WORLD_SIZE, VICTIM, NETWORKS, LANES = 3, 1, 2, 5
 # Long enough for a healthy rank that a busy machine does not let run.
 PEER_TIMEOUT_S = 5.0
 # Of a rank that was watched for a peer timeout and was punctual.
@@ -38,13 +48,13 @@ SILENCE_MIN_S = 3.0
 # For hosts that share a busy machine's cores, and less than another peer timeout: a verdict that took two would show.
 MARGIN_S = 4.5
 LIMIT_S = PEER_TIMEOUT_S + MARGIN_S
-# Of a group that is formed.
-BOOTSTRAP_S, PATIENT_S = 5.0, 40.0
+# Of a group that is formed: where a rank never comes, where packets are lost, and else; then also of each call.
+BOOTSTRAP_S, PATIENT_S, CALL_S = 5.0, 40.0, 60.0
 # For so long rank 0 answers the others after it has given up.
 LINGER_S = LINGER_ANSWERING_S + TELL_S
 LEAVE_S = 2.0
 # In all of it nothing may take longer than this; what does is ended and has failed.
-CELL_S = 75.0
+CELL_S = 90.0
 
 FAULTS = (
     "kill", "stop", "cut", "mute", "deaf", "loss", "corrupt", "duplicate", "clock step", "disk full", "descriptors",
@@ -64,7 +74,7 @@ class Cell:
     @property
     def run(self) -> Cell:
         """The cell whose run shows this one."""
-        return Cell(self.fault, "all") if self.fault in CHAOS else self
+        return Cell(self.fault, "all", self.on_peer_loss) if self.fault in CHAOS else self
 
     @property
     def key(self) -> str:
@@ -97,11 +107,24 @@ class Seen:
 
 def run_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Seen]:
     """Runs them. Skips the calling test where the machine has no namespaces or lacks a tool."""
-    shim = folder / "step_clock.so"
+    networks = []
+    for number in range(NETWORKS):
+        asked = json.dumps([dataclasses.asdict(cell) for cell in cells[number::NETWORKS]])
+        networks.append(subprocess.Popen([sys.executable, __file__, folder, asked]))
+    assert [network.wait() for network in networks] == [0] * NETWORKS, "the lab failed, see the error above"
+    if (folder / "skip").exists():
+        pytest.skip((folder / "skip").read_text())
+    return {cell: Seen(**json.loads((folder / cell.key / "seen").read_text())) for cell in cells}
+
+
+def main(folder: Path, asked: str) -> int:
+    """All of it, in a process of its own."""
+    cells = [Cell(**cell) for cell in json.loads(asked)]
+    shim = folder / f"step_clock-{os.getpid()}.so"
     if shutil.which("cc"):
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, HERE / "step_clock.c"], check=True)
 
-    def main() -> int:
+    def in_lab() -> int:
         try:
             with Network(Layout(hosts=WORLD_SIZE * LANES, switch="nft", port=Port(rate_mbit=50.0))) as network:
                 _run_all(network, cells, folder, shim)
@@ -110,13 +133,10 @@ def run_cells(cells: Sequence[Cell], folder: Path) -> dict[Cell, Seen]:
         return 0
 
     try:
-        status = sandbox.run(main)
+        return sandbox.run(in_lab)
     except NamespacesUnavailable as error:
-        pytest.skip(str(error))
-    if (folder / "skip").exists():
-        pytest.skip((folder / "skip").read_text())
-    assert status == 0, "the lab failed, see the error above"
-    return {cell: Seen(**json.loads((folder / cell.key / "seen").read_text())) for cell in cells}
+        (folder / "skip").write_text(str(error))
+        return 0
 
 
 def _run_all(network: Network, cells: Sequence[Cell], folder: Path, shim: Path) -> None:
@@ -134,6 +154,77 @@ def _run_all(network: Network, cells: Sequence[Cell], folder: Path, shim: Path) 
 
     with ThreadPoolExecutor(LANES) as pool:
         list(pool.map(run, cells))
+
+
+class _Rank(Protocol):
+    """A process, as `subprocess.Popen` has it."""
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class _Forked:
+    """A copy of this process that runs a script as a program would."""
+
+    def __init__(self, script: Path, environment: dict[str, str], output: Path) -> None:
+        self._status: int | None = None
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                status = _be_program(script, environment, output)
+            finally:
+                os._exit(status)
+
+    def poll(self) -> int | None:
+        return self._take(os.WNOHANG)
+
+    def wait(self) -> int:
+        status = self._take(0)
+        assert status is not None, "it was waited for"
+        return status
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self._pid, sig)
+
+    def _take(self, options: int) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, options)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+
+def _be_program(script: Path, environment: dict[str, str], output: Path) -> int:
+    """Runs it; its exit status."""
+    atexit._clear()  # what the process that was copied wanted to do at its end
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(environment)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(file, number)
+    os.close(file)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    faulthandler.enable(2)
+    status = 0
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    return status
 
 
 class _Run:
@@ -166,12 +257,14 @@ class _Run:
         self._write(exits)
 
     @staticmethod
-    def _any_runs(ranks: Sequence[subprocess.Popen[Any]], end: float) -> bool:
+    def _any_runs(ranks: Sequence[_Rank], end: float) -> bool:
         return time.monotonic() < end and any(rank.poll() is None for rank in ranks)
 
-    def _start(self, rank: int) -> subprocess.Popen[Any]:
+    def _start(self, rank: int) -> _Rank:
         cell = self.cell
-        is_meeting = cell.phase == "bootstrap" and cell.fault != "loss"
+        timeout_s = CALL_S
+        if cell.phase == "bootstrap":
+            timeout_s = PATIENT_S if cell.fault == "loss" else BOOTSTRAP_S
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(WORLD_SIZE),
@@ -182,19 +275,25 @@ class _Run:
             "GRADWIRE_TEST_FAULT": cell.fault,
             "GRADWIRE_TEST_PHASE": cell.phase,
             "GRADWIRE_TEST_LIMIT_S": str(LIMIT_S),
-            "GRADWIRE_TEST_TIMEOUT_S": str(BOOTSTRAP_S if is_meeting else PATIENT_S),
+            "GRADWIRE_TEST_TIMEOUT_S": str(timeout_s),
             "OMP_NUM_THREADS": "1",
         }
         if cell.fault in CHAOS:
             variables["GRADWIRE_CHAOS"] = CHAOS[cell.fault]
-        if cell.fault == "clock step":
-            variables["LD_PRELOAD"] = str(self.shim)
         environment = {**_clean_environment(), **variables}
-        with (self.folder / f"output-{rank}").open("w") as output, self.lock:
-            command = [sys.executable, "-X", "faulthandler", str(HERE / "fault_rank.py")]
-            return self.network.spawn(
-                self.hosts[rank], command, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+        output = self.folder / f"output-{rank}"
+        with self.lock:
+            if cell.fault != "clock step":
+                with self.network.on_host(self.hosts[rank]):  # a child inherits the network namespace of this thread
+                    return _Forked(SCRIPT, environment, output)
+            with output.open("w") as file:  # what is preloaded takes a program of its own
+                return self.network.spawn(
+                    self.hosts[rank],
+                    [sys.executable, "-X", "faulthandler", str(SCRIPT)],
+                    env={**environment, "LD_PRELOAD": str(self.shim)},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
 
     def _inflict(self) -> None:
         """What a rank cannot do to itself."""
@@ -238,3 +337,7 @@ class _Run:
         outputs = [(self.folder / f"output-{rank}").read_text() for rank in range(WORLD_SIZE)]
         seen = {"fault_at": float(at.read_text()) if at.exists() else None, "events": events, "exits": exits}
         (self.folder / "seen").write_text(json.dumps({**seen, "outputs": outputs}))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -18,6 +18,7 @@ from typing import Any
 
 import gradwire
 import gradwire._boundary
+import gradwire._entrance
 import numpy as np
 from gradwire.errors import GradwireError, NotMemberError
 
@@ -100,14 +101,14 @@ def join_and_be_killed() -> None:
         cross(boundary)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def killed_at_the_door(entrance: Any, life: int, timeout_s: float) -> str:
-        answered(entrance, life, timeout_s)
+    def killed_at_the_door(*arguments: Any) -> str:
+        answered(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    answered = gradwire._boundary.Entrance.answered
+    answered = gradwire._entrance.Door.answered
     if LIVES == [1]:
-        gradwire._boundary.Entrance.answered = killed_at_the_door  # type: ignore[method-assign]
+        gradwire._entrance.Door.answered = killed_at_the_door  # type: ignore[method-assign]
     else:
         gradwire._boundary.Boundary.cross = killed  # type: ignore[method-assign]
 

@@ -9,11 +9,12 @@ import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from gradwire import _meeting
+from gradwire import _meeting, _rendezvous
 from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
 from launch import _clean_environment, _results
 
@@ -34,6 +35,17 @@ except BaseException as error:
     print(type(error).__name__, error)
 else:
     print("formed")
+"""
+# Tries again when nobody came.
+AGAIN = """
+import sys; sys.modules["torch"] = None
+import gradwire, datetime
+try:
+    gradwire.Communicator(timeout=datetime.timedelta(seconds=0.5))
+except gradwire.errors.MissingRankError:
+    print("nobody came", flush=True)
+gradwire.Communicator(timeout=datetime.timedelta(seconds=60)).close()
+print("formed")
 """
 # Prints the schedules of an exact reduction and of one that may lose something.
 SCHEDULES = """
@@ -124,6 +136,15 @@ def test_rank_0_that_never_comes_is_named() -> None:
     assert caught.value.ranks == [0]
 
 
+def test_who_tries_again_forms_the_group_with_a_rank_that_has_just_come() -> None:
+    port = free_port()
+    early = start(["-c", AGAIN], 1, 2, port)
+    assert early.stdout is not None
+    assert early.stdout.readline() == "nobody came\n"
+    late = form(0, 2, port)
+    assert [printed(process).splitlines()[-1] for process in (early, late)] == ["formed", "formed"]
+
+
 def test_a_secret_that_differs_is_named() -> None:
     port = free_port()
     secrets = ["first secret of this job", "other secret of that job"]
@@ -164,6 +185,7 @@ GARBAGE = {
     "no-object": struct.pack(">I", 2) + b"[]",
     "other-version": _meeting._frame({"gradwire": 2, "rank": 1}),
     "no-rank": _meeting._frame({"gradwire": 1, "rank": "x"}),
+    "nobody": _meeting._frame({"gradwire": 1}),
     "no-request": _meeting._frame({"gradwire": 1, "rank": 1}) + _meeting._frame({"op": "eval", "key": "k"}),
     "no-key": _meeting._frame({"gradwire": 1, "rank": 1}) + _meeting._frame({"op": "set", "key": 3}),
     "long-key": _meeting._frame({"gradwire": 1, "rank": 1})
@@ -215,6 +237,50 @@ def test_a_rank_that_is_started_twice_is_refused(server) -> None:
     with pytest.raises(RendezvousError, match="rank 1 is here already"):
         _meeting.MeetingStore("127.0.0.1", port, 1, 30.0)
     first.close()
+
+
+def test_who_only_looks_takes_no_rank_and_holds_up_no_end() -> None:
+    port = free_port()
+    server = _meeting.MeetingServer("127.0.0.1", port, 2)
+    lookers = [_meeting.MeetingStore("127.0.0.1", port, None, 30.0) for _ in range(2)]
+    ranks = [_meeting.MeetingStore("127.0.0.1", port, rank, 30.0) for rank in range(2)]
+    ranks[0].set("key", "value")
+    assert [store.get("key") for store in lookers] == ["value", "value"]
+    for store in ranks:
+        store.close()
+    ended = threading.Thread(target=server.end, args=(None, 600.0), daemon=True)
+    ended.start()
+    ended.join(60.0)
+    assert not ended.is_alive(), "it waits for those who only look"
+    for store in lookers:
+        store.close()
+
+
+def test_who_is_connected_goes_on_when_rank_0_has_gone_before_it_heard_that_all_are() -> None:
+    port = free_port()
+    server = _meeting.MeetingServer("127.0.0.1", port, 2)
+    board = _rendezvous._Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
+    server.end(None, 0.0)
+    board.confirm(30.0)
+
+
+@pytest.mark.parametrize("failure", [None, RendezvousError("no secret")], ids=["formed", "failed"])
+def test_who_is_connected_is_told_how_the_meeting_ended(failure: RendezvousError | None) -> None:
+    port = free_port()
+    server = _meeting.MeetingServer("127.0.0.1", port, 2)
+    board = _rendezvous._Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
+    looks = _meeting.MeetingStore("127.0.0.1", port, None, 30.0)
+    with ThreadPoolExecutor(2) as pool:
+        confirmed = pool.submit(board.confirm, 60.0)
+        looks.wait(["gradwire/1/joined"], timedelta(seconds=30))
+        ended = pool.submit(server.end, failure, 0.0)
+        if failure is None:
+            confirmed.result(30.0)
+        else:
+            with pytest.raises(RendezvousError, match="rank 0 gave up: RendezvousError: no secret"):
+                confirmed.result(30.0)
+        board._store.close()
+        ended.result(60.0)
 
 
 def test_another_program_at_the_port_is_no_rendezvous() -> None:

@@ -39,20 +39,42 @@ def _on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pieces_are_the_whole_and_not_larger_than_allowed(nbytes: int, dtype: torch.dtype) -> None:
     tensor = torch.zeros(nbytes // dtype.itemsize, dtype=dtype)
     residual = torch.zeros_like(tensor)
-    pieces, last = cut(Piece([tensor, None], residual), 2)
+    pieces, last = cut(Piece([tensor, None], [residual]), 2)
     assert last is None
     assert len(pieces) == max(1, -(-nbytes // (2 * MB)))
     position = 0
     for piece in pieces:
-        assert piece.read is not None
+        (read,) = piece.read
         assert (piece.first, piece.whole, piece.count) == (position, tensor.numel(), len(pieces)) or len(pieces) == 1
         assert piece.tensor.data_ptr() == tensor.data_ptr() + position * dtype.itemsize
-        assert piece.read.data_ptr() == residual.data_ptr() + position * dtype.itemsize
+        assert read.data_ptr() == residual.data_ptr() + position * dtype.itemsize
         assert piece.tensor.numel() * dtype.itemsize <= 2 * MB
         assert piece.tensor.numel() % ALIGNMENT == 0 or piece is pieces[-1]
         assert piece.written[1] is None
         position += piece.tensor.numel()
     assert position == tensor.numel()
+
+
+@pytest.mark.usefixtures("_on_a_device")
+@pytest.mark.parametrize("world_size", [1, 2, 3, 64])
+def test_a_piece_has_the_same_columns_of_every_row(world_size: int) -> None:
+    elems = 5 * MB // 4 // world_size + 1
+    row, table = torch.arange(elems), torch.arange(world_size * elems).view(world_size, elems)
+    for call in (Piece([table], [row], world_size), Piece([row], [table], world_size), Piece([row], table, world_size)):
+        pieces, last = cut(call, 1)
+        assert last is None
+        assert len(pieces) > 1
+        position = 0
+        for piece in pieces:
+            end = position + piece.elems
+            assert (piece.first, piece.whole, piece.rows) == (position, elems, world_size)
+            assert piece.elems * world_size * row.itemsize <= max(MB, ALIGNMENT * world_size * row.itemsize)
+            parts = [part for part in piece.tensors if part.data_ptr() == row[position:].data_ptr()]
+            assert len(parts) == 1
+            rows = torch.cat([part.view(-1, piece.elems) for part in piece.tensors if part is not parts[0]])
+            assert torch.equal(rows, table[:, position:end])
+            position = end
+        assert position == elems
 
 
 def test_tensors_in_host_memory_are_not_cut() -> None:
@@ -76,7 +98,8 @@ def test_masks_of_the_pieces_are_the_mask_of_the_whole(parts: int) -> None:
     pieces, _ = cut(Piece([torch.zeros(elems)]), 1)
     found = []
     for piece in pieces:
-        own, count = torch.as_tensor(piece.mask(mask.tolist())), piece.tensor.numel()
+        with torch.device("meta"):  # torch's default device may be any
+            own, count = piece.mask(mask.tolist()), piece.tensor.numel()
         found.append(own[torch.arange(count) * own.numel() // count])
     place = torch.arange(elems, dtype=torch.float64) * parts / elems
     inside = (place.frac() - 0.5).abs() < 0.25  # borders may be a quarter of a part from where they are in the whole

@@ -5,11 +5,13 @@ The order of events is tested here; `tests/gpu` has the same with a GPU's own st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from gradwire.torch import _streams
+from gradwire.errors import UnsupportedError
+from gradwire.torch import _memory, _streams
 from gradwire.torch._pinned import Fence, PinnedPool
 from gradwire.torch._staging import Staging
 from launch import Outcome, checks_of, launch
@@ -105,6 +107,19 @@ def test_a_calls_buffer_is_free_when_its_result_has_arrived_and_not_when_the_cal
     failed.fetch(tensor, second)
     failed.abandon()
     assert buffer_of(Staging()).data_ptr() != second.data_ptr(), "the copy out still writes there"
+
+
+def test_memory_of_a_device_is_nothing_that_the_engine_may_read() -> None:
+    with pytest.raises(UnsupportedError, match="meta"):
+        _memory.address(torch.ones(4, device="meta"))
+    assert _memory.address(torch.ones(0, device="meta")) == _memory.EMPTY
+
+
+@pytest.mark.parametrize("flat", [_memory.joined, _memory.parted])
+def test_every_tensor_of_a_list_is_checked(flat: Callable[..., torch.Tensor]) -> None:
+    for wrong in (torch.ones(4).to_sparse(), torch.ones(4, device="meta")):
+        with pytest.raises(UnsupportedError):
+            flat([torch.ones(4), wrong], Staging())
 
 
 def test_the_pool_is_bounded_and_makes_room_of_what_is_idle(streams: LazyStreams) -> None:

@@ -113,3 +113,12 @@ def test_schedules_without_dedicated_servers_run_too(model, algorithm):
     result = run(model, *SMALL, "--algorithm", algorithm)
     assert result.exit_code == 0, result.output
     assert f"auto, {algorithm}, 6 hosts" in result.output
+
+
+def test_packets_that_are_spread_one_by_one_take_other_times_than_flows(model, tmp_path):
+    def times(spread):
+        file = tmp_path / f"{spread}.json"
+        assert run(model, *SMALL, "--oversubscription", 2, "--spread", spread, "--json", file).exit_code == 0
+        return json.loads(file.read_text())[0]["flows"]
+
+    assert times("flow") != times("packet")

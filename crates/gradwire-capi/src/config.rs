@@ -5,6 +5,7 @@ use gradwire_collectives::{ExchangePlan, GroupConfig, Magnitude, PeerConfig, Pol
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::{ConnectionConfig, ConnectionId, Spray, PATHS_MAX};
 use std::ffi::{c_char, CStr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// See `include/gradwire.h`.
@@ -62,6 +63,10 @@ impl GradwireConfig {
             && (1..=1_000).contains(&self.ack_every)
             && (1..=PATHS_MAX as u32).contains(&self.paths)
             && self.initial_rate >= 10_000
+            && self.eager_bytes <= EAGER_BYTES_MAX
+            && self.socket_bytes >= u64::from(self.datagram_bytes)
+            && ACK_DELAY_NS.contains(&self.ack_delay_ns)
+            && PEER_TIMEOUT_NS.contains(&self.peer_timeout_ns)
     }
 
     fn ranks(&self) -> u64 {
@@ -166,6 +171,10 @@ const DEFAULTS: GradwireConfig = GradwireConfig {
 const DATAGRAM_BYTES_MIN: u32 = 512;
 /// What UDP over IPv4 carries, less what seals a datagram.
 const DATAGRAM_BYTES_MAX: u32 = 65_000;
+/// The ranges of the engine's settings.
+const EAGER_BYTES_MAX: u64 = 1 << 30;
+const ACK_DELAY_NS: RangeInclusive<u64> = 0..=1_000_000_000;
+const PEER_TIMEOUT_NS: RangeInclusive<u64> = 100_000_000..=3_600_000_000_000;
 /// Ids of connections have 24 bits.
 const RANKS_MAX: u64 = 4_095;
 /// What every rank says of the group's settings: here they are one program's.
@@ -203,6 +212,11 @@ mod tests {
             GradwireConfig { paths: 0, ..fine },
             GradwireConfig { paths: 1_000, ..fine },
             GradwireConfig { initial_rate: 0, ..fine },
+            GradwireConfig { eager_bytes: u64::MAX, ..fine },
+            GradwireConfig { socket_bytes: 0, ..fine },
+            GradwireConfig { ack_delay_ns: 2_000_000_000, ..fine },
+            GradwireConfig { peer_timeout_ns: 9, ..fine },
+            GradwireConfig { peer_timeout_ns: u64::MAX, ..fine },
         ];
         bad.iter().for_each(|config| assert!(!config.is_valid(), "{config:?}"));
     }

@@ -116,6 +116,8 @@ pub struct Group {
     seed: u64,
     /// Every other rank, in rank order.
     peers: Peers,
+    /// Peers that have not answered yet.
+    unconnected: usize,
     ops: Ops,
     /// Collectives that wait for room in flight.
     queue: VecDeque<Queued>,
@@ -209,6 +211,7 @@ impl Group {
             told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
+            unconnected: peers.len(),
             peers: Peers::new(peers.into_iter().map(|peer| Peer::new(peer, now)).collect(), now),
             ops: Ops::new(),
             queue: VecDeque::new(),

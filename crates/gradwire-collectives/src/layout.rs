@@ -48,6 +48,12 @@ impl Layout {
         start / self.shard_bytes.max(1)
     }
 
+    /// Number of the chunk that begins at byte `start`, counted over the bucket.
+    pub(crate) fn chunk_at(&self, start: usize) -> usize {
+        let index = self.index_at(start);
+        index * self.chunks_per_shard() + (start - index * self.shard_bytes) / self.chunk_bytes
+    }
+
     /// Chunks of a full shard, at least one.
     pub(crate) fn chunks_per_shard(&self) -> usize {
         self.shard_bytes.div_ceil(self.chunk_bytes).max(1)

@@ -20,9 +20,7 @@ use crate::call::Call;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::{closed_by, Contributions};
 use crate::rotation::RotatedBucket;
-use crate::schedules::{
-    blocks_of, further_transfers, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target,
-};
+use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request, View};
@@ -148,10 +146,6 @@ impl Op {
         let views = (request.input, request.output, request.residual);
         let mut memory = Memory::new(views, reduction, place.chunk_bytes);
         memory.beyond = rotated.as_ref().map_or(View::EMPTY, RotatedBucket::beyond);
-        let indices = match request.collective {
-            Collective::AllReduce { .. } => 2 * place.world_size as usize + further_transfers(bytes),
-            _ => 1,
-        };
         let is_exact = request.policy.is_exact();
         let report = DeliveryReport {
             collective: call.name().to_owned(),
@@ -185,8 +179,8 @@ impl Op {
             bytes,
             rotated,
             chunk_bytes: place.chunk_bytes,
-            sends: Table::new(place.ranks() as usize, indices),
-            receives: Table::new(place.ranks() as usize, indices),
+            sends: Table::new(place.ranks() as usize),
+            receives: Table::new(place.ranks() as usize),
             staging: Vec::new(),
             staged: None,
             may_stage: proves_that_all_joined(&request.collective) && is_exact,
@@ -309,7 +303,7 @@ impl Op {
     /// What the network is told about the packets of a send that starts at byte `start` of its view.
     pub(crate) fn tags(&self, start: usize, loss: Loss) -> TransferTags {
         let important = self.important.as_ref().filter(|_| loss != Loss::Never);
-        TransferTags { class: self.class, important: important.map(|important| important.of_shard(start)) }
+        TransferTags { class: self.class, important: important.map(|important| important.from(start)) }
     }
 
     /// The inverse of [`Op::transfer`].

@@ -10,7 +10,7 @@ use gradwire_wire::{AckPath, PacketNumber, PathId};
 
 /// Round-trip time assumed before the first sample.
 const RTT_INITIAL: Duration = Duration::from_millis(20);
-/// Shortest time between two packets with the same data in a flood.
+/// Shortest time between two packets with the same data in a flood while a path is too long to know of the loss by then.
 const REPEATED_MIN: Duration = Duration::from_millis(1);
 /// Acknowledgements that a window is worth at least.
 const ACKS_PER_WINDOW: u64 = 4;
@@ -64,7 +64,7 @@ impl Path {
 
     /// Looks for the path's rate from the beginning: what was known of it is out of date.
     pub(crate) fn restart(&mut self, config: &ConnectionConfig) {
-        self.controller = Controller::new(config.controller, &config.controller_settings());
+        self.controller = self.controller.restarted(config.controller, &config.controller_settings());
     }
 
     fn is_window_full(&self) -> bool {
@@ -187,11 +187,11 @@ impl Path {
 
     /// After how long what was not acknowledged goes again in a flood, overtaken or not: so much is lost of the last packets, and of
     /// their repetitions, that a round trip for each would be most of the time. While there is nothing else to send it goes twice in
-    /// a round trip.
+    /// a round trip, but no more often than once in a millisecond; over paths that are so short as often as otherwise.
     fn flood_delay(&self) -> Duration {
         let delay = self.rtt.loss_delay();
         if self.app_limited {
-            (delay / 2).max(REPEATED_MIN)
+            (delay / 2).max(REPEATED_MIN.min(delay))
         } else {
             delay
         }
@@ -225,5 +225,24 @@ impl Path {
             round_ended: outcome.round_ended,
         };
         self.controller.on_ack(&sample);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_packets_go_again_in_a_flood_no_later_than_those_of_bulk_however_short_the_path() {
+        for rtt_us in [20, 100, 500, 1_000, 1_800, 5_000, 40_000] {
+            let mut path = Path::new(PathId(0), &crate::config::tests::config(), Timestamp::ZERO);
+            path.rtt.on_sample(Timestamp::ZERO, Duration::from_micros(rtt_us));
+            path.app_limited = false;
+            let bulk = path.flood_delay();
+            path.app_limited = true;
+            let tail = path.flood_delay();
+            assert!(tail <= bulk, "{rtt_us} us: {tail:?} and {bulk:?}");
+            assert!(tail * 2 <= bulk.max(REPEATED_MIN * 2), "{rtt_us} us: {tail:?} and {bulk:?}");
+        }
     }
 }

@@ -192,12 +192,13 @@ impl ActiveGroup {
         self.in_flight.insert(id, in_flight);
     }
 
-    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear.
+    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear. For a place that was kept for a later
+    /// life of a rank, and that nobody has come to, there is no key yet.
     ///
     /// # Errors
     /// [`Refusal`]: it is to be dropped.
     pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
-        match self.address_of(peer).and_then(|address| address.channel.as_mut()) {
+        match &mut self.address_of(peer).ok_or(Refusal::NotAuthentic)?.channel {
             Some(channel) => channel.open(datagram),
             None => Ok(datagram),
         }

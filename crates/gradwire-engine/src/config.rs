@@ -63,6 +63,9 @@ pub struct EngineConfig {
     pub ecn: bool,
     /// Kernel offloads.
     pub offload: Offload,
+    /// How many steps of niceness the network thread is more urgent than the thread that starts the engine, where the system
+    /// allows it (`CAP_SYS_NICE`, `RLIMIT_NICE`).
+    pub urgency: u8,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -104,6 +107,7 @@ impl Default for EngineConfig {
             dscp_control: None,
             ecn: false,
             offload: Offload::Auto,
+            urgency: 0,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,

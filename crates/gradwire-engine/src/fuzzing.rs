@@ -102,6 +102,7 @@ const PATIENT: Settings = Settings {
     repeat: Duration::from_millis(1),
     attempt: Duration::from_millis(20),
     patience: Duration::from_millis(200),
+    unheard: 3,
 };
 
 /// Notes that [`take_notes`] can read; the beginning of a corpus.

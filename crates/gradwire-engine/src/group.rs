@@ -6,7 +6,7 @@ use crate::lineage::{configured_secret, connection, not_running, published, Grid
 use crate::rendezvous::{read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
-use crate::succession::Before;
+use crate::succession::{Before, NOT_TAKEN_IN};
 use crate::{
     EngineConfig, EngineError, GroupStats, JoinError, OnPeerLoss, OpHandle, SecurityStats, Timeline,
     UnreachablePeer, WatchStats,
@@ -216,7 +216,13 @@ impl PendingGroup {
         let key = GroupKey(self.shared.next_id());
         let (shared, place) = (Arc::clone(&self.shared), (self.record.rank, self.record.workers()));
         let setup = Box::new(self.into_joining(key, &roster, later, &running)?);
-        connect(shared, (setup, &roster), place, timeout, &mut goes_on)
+        connect(shared, (setup, &roster), place, timeout, &mut goes_on).map_err(|error| match error {
+            // It has no peers of its own until it is a member.
+            JoinError::Unreachable { peers, waited, .. } if peers.is_empty() => {
+                not_taken_in(&running, waited)
+            }
+            other => other,
+        })
     }
 
     fn into_joining(
@@ -364,6 +370,12 @@ fn connect(
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+/// Members answered, and did not decide on an epoch with this rank.
+fn not_taken_in(running: &Running, waited: Duration) -> JoinError {
+    let cause = format!("nothing was decided within {waited:?}: start it again");
+    JoinError::Failed(OpError::NotMember { epoch: running.number(), outcome: NOT_TAKEN_IN, cause })
 }
 
 /// How soon an interrupted caller is heard.

@@ -227,6 +227,11 @@ impl Running {
         serde_json::from_str(text).map_err(|error| not_running(error.to_string()))
     }
 
+    /// The epoch that a member was in when it answered.
+    pub(crate) fn number(&self) -> u64 {
+        self.epoch
+    }
+
     pub(crate) fn epoch(&self, lineage: &Lineage) -> Result<Epoch, JoinError> {
         let life = |&(rank, incarnation): &(u32, u64)| Member { rank, incarnation };
         let mut members: Vec<Member> = self.members.iter().map(life).collect();

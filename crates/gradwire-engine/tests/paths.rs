@@ -21,7 +21,9 @@ fn sums_are_exact_over_any_number_of_paths_with_every_spray_and_without_offload(
         (4, Spray::Adaptive, Offload::Off),
         (16, Spray::Random, Offload::Auto),
     ] {
-        let engines = engines(3, &EngineConfig { paths, spray, offload, ..config() });
+        // Enough packets for every path.
+        let mtu = Some(9_000);
+        let engines = engines(3, &EngineConfig { paths, spray, offload, mtu, ..config() });
         let groups = connect(&engines);
         for elems in [1, 1_000, 1_000_003] {
             check_all_reduce(&groups, elems);

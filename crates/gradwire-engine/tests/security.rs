@@ -5,15 +5,17 @@ mod common;
 #[path = "common/relay.rs"]
 mod relay;
 
-use common::{all_reduce, check_all_reduce, config, engines, join, join_pending, Tensor, PATIENCE};
+use common::{all_reduce, check_all_reduce, cluster, config, engines, join, join_pending, Tensor, PATIENCE};
 use gradwire_engine::core::wire::{Flags, Kind, PacketNumber, HEADER_BYTES};
-use gradwire_engine::core::Header;
+use gradwire_engine::core::{ConnectionId, Header};
 use gradwire_engine::{
-    ChaosConfig, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError, Offload, Security,
+    ChaosConfig, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError, Offload,
+    OnPeerLoss, Security,
 };
 use relay::{Meddler, Relay};
+use std::net::UdpSocket;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn secure() -> EngineConfig {
     EngineConfig { security: Security::On, peer_timeout: Duration::from_secs(5), ..config() }
@@ -314,4 +316,40 @@ fn no_secret_is_in_a_record_or_in_what_is_printed() {
     let record: serde_json::Value = serde_json::from_str(&pending.record()).expect("JSON");
     let published = record["secret"].as_str().expect("rank 0 publishes what it made").to_owned();
     assert!(!format!("{pending:?}").contains(&published));
+}
+
+#[test]
+fn what_comes_for_a_rank_that_nobody_has_let_in_is_refused_and_counted() {
+    let config = EngineConfig {
+        security: Security::On,
+        on_peer_loss: OnPeerLoss::Continue,
+        peer_timeout: Duration::from_secs(10),
+        ..config()
+    };
+    let (engines, _groups) = cluster(2, &config);
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("loopback exists");
+    stranger.connect(("127.0.0.1", engines[0].local_port())).expect("loopback exists");
+    let refused = || {
+        let stats = engines[0].stats().expect("running");
+        stats.datagrams_unknown + stats.datagrams_not_authentic + stats.datagrams_replayed
+    };
+    let (begun, mut sent) = (Instant::now(), refused());
+    for high in 0..=0xFF {
+        // For the peer, for each rank that may come anew, and some that nobody has.
+        for slot in 0..8 {
+            let Some(id) = ConnectionId::new(high << 16 | slot) else { continue };
+            let mut datagram = [0; 100];
+            datagram[..24].copy_from_slice(&Header::control(Kind::Members, id).encode());
+            stranger.send(&datagram).expect("loopback");
+            sent += 1;
+        }
+        // No more at once than the kernel keeps.
+        while refused() < sent {
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "{} of {sent} were neither refused nor counted",
+                sent - refused()
+            );
+        }
+    }
 }

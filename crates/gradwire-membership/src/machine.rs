@@ -13,6 +13,7 @@ use crate::epoch::{Ballot, Epoch, Member};
 use crate::message::{Message, Promise, Transmit};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 use core::time::Duration;
 use gradwire_core::Timestamp;
 
@@ -25,6 +26,8 @@ pub struct Settings {
     pub attempt: Duration,
     /// How long a member may be frozen before it gives up: with no majority nobody may go on, and nothing waits for ever.
     pub patience: Duration,
+    /// A member that asks the same so many times, answered each time, hears no answers: the others go on without it.
+    pub unheard: u32,
 }
 
 /// What changed.
@@ -80,6 +83,8 @@ pub struct Membership {
     attempts: u32,
     next_at: Option<Timestamp>,
     halts_at: Option<Timestamp>,
+    /// The latest promise, and how often it was asked for.
+    asked: Option<(Ballot, u32)>,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
 }
@@ -123,6 +128,7 @@ impl Membership {
             attempts: 0,
             next_at,
             halts_at: None,
+            asked: None,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
         }
@@ -261,7 +267,11 @@ impl Membership {
             Err(ballot) => Message::Refused { epoch, ballot },
             Ok(accepted) => {
                 self.freeze(now);
-                self.stand_back(now, ballot);
+                match self.asked_before(ballot).cmp(&self.settings.unheard) {
+                    Ordering::Less => self.stand_back(now, ballot),
+                    Ordering::Equal => self.give_up_on(now, from),
+                    Ordering::Greater => {}
+                }
                 let promise = Promise { accepted, progress: self.progress };
                 Message::Promised { epoch, ballot, promise }
             }
@@ -289,6 +299,21 @@ impl Membership {
             self.halts_at = Some(now + self.settings.patience);
             self.events.push_back(Event::Frozen { epoch: self.epoch.number });
         }
+    }
+
+    /// How often this was asked before, and answered.
+    fn asked_before(&mut self, ballot: Ballot) -> u32 {
+        let before = self.asked.filter(|(latest, _)| *latest == ballot).map_or(0, |(_, times)| times + 1);
+        self.asked = Some((ballot, before));
+        before
+    }
+
+    /// A member that asks the same again and again does not hear the answers. It takes all others for lost, and they would wait
+    /// until it gives up; without it they can go on.
+    // claim: faults/deaf-proposer-is-left
+    fn give_up_on(&mut self, now: Timestamp, proposer: Member) {
+        self.suspects.insert(proposer.rank);
+        self.next_at = Some(now + self.turn());
     }
 
     /// Somebody else attempts: an own attempt would only be in its way, until it has had its time.
@@ -443,7 +468,7 @@ impl Membership {
         self.suspects.clear();
         self.joining.retain(|rank, joiner| epoch.of_rank(*rank).is_none_or(|member| member < *joiner));
         (self.acceptor, self.attempt, self.attempts) = (Acceptor::default(), None, 0);
-        (self.next_at, self.halts_at) = (None, None);
+        (self.next_at, self.halts_at, self.asked) = (None, None, None);
         self.epoch = epoch.clone();
         let fetch = (!keeps).then_some(epoch.source);
         self.events.push_back(Event::Entered { epoch, fetch });

@@ -269,6 +269,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "offload" => {
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
+        "urgency" => config.urgency = value.extract()?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,

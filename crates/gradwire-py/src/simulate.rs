@@ -1,9 +1,9 @@
 //! A cluster in virtual time, for `gradwire simulate`: the plan comes as JSON from `python/gradwire/simulation`.
 
-use gradwire_engine::collectives::{Algorithm, Servers};
+use gradwire_engine::collectives::{Algorithm, Policy, Servers};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_sim::cluster::{queues, BucketPlan, Cluster, ClusterError, ClusterPlan, Layer, Report};
-use gradwire_sim::fabric::LeafSpine;
+use gradwire_sim::fabric::{LeafSpine, PathChoice};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -62,6 +62,12 @@ fn read(json: &Value) -> Result<ClusterPlan, String> {
         let kind = ControllerKind::ALL.into_iter().find(|kind| kind.name() == name);
         plan.host.controller = kind.ok_or_else(|| format!("there is no rate controller {name}"))?;
     }
+    if !flag(json, "tolerates")? {
+        plan.preset.policy = Policy::RELIABLE;
+    }
+    if !flag(json, "tells")? {
+        plan.preset.importance = None;
+    }
     plan.topology = topology(json, workers + servers)?;
     (plan.warm_up, plan.steps) = (count(json, "warm_up")?, count(json, "steps")?);
     plan.jitter = Duration::from_nanos((number(json, "jitter_us")? * 1e3) as u64);
@@ -81,6 +87,11 @@ fn topology(json: &Value, hosts: usize) -> Result<LeafSpine, String> {
         host_rate: (number(json, "host_gbit")? * 125e6) as u64,
         link_delay: Duration::from_nanos((number(json, "link_delay_us")? * 1e3) as u64),
         queue,
+        choice: match json["spread"].as_str() {
+            Some("flow") => PathChoice::PerFlow,
+            Some("packet") => PathChoice::PerPacket,
+            _ => return Err("spread: flow or packet".to_owned()),
+        },
         ..LeafSpine::mlt(hosts)
     };
     Ok(network.oversubscribed(number(json, "oversubscription")?))
@@ -101,6 +112,10 @@ fn bucket(json: &Value) -> Result<BucketPlan, String> {
 
 fn count(json: &Value, field: &str) -> Result<usize, String> {
     json[field].as_u64().map(|value| value as usize).ok_or_else(|| format!("{field}: a whole number"))
+}
+
+fn flag(json: &Value, field: &str) -> Result<bool, String> {
+    json[field].as_bool().ok_or_else(|| format!("{field}: true or false"))
 }
 
 fn number(json: &Value, field: &str) -> Result<f64, String> {

@@ -1,6 +1,7 @@
 //! Real groups on the hosts of a leaf-spine network: what presets promise holds there, equal seeds give equal runs, and the
 //! network's checkers are asked.
 
+use gradwire_collectives::Algorithm;
 use gradwire_sim::cluster::{quantile, Cluster, ClusterError, ClusterPlan, Layer, LinkTrouble, Outcome};
 use gradwire_sim::fabric::{Damage, FabricViolation};
 use gradwire_sim::PathTrouble;
@@ -86,6 +87,31 @@ fn mlt_loses_within_its_bound_and_unimportant_packets_first() {
     let by_layer: u64 = losses.layers.iter().map(|layer| layer.lost).sum();
     assert_eq!((by_layer, losses.layers.len()), (losses.important.1 + losses.unimportant.1, 3));
     assert_eq!(losses.layers.iter().map(|layer| layer.elems).sum::<u64>(), 9 * 75_000);
+}
+
+#[test]
+fn every_schedule_of_64_ranks_ends_in_no_less_than_its_steps_take_and_near_the_model() {
+    let step = |preset, algorithm| {
+        let plan = ClusterPlan::burst(preset, 64, 64 << 10).expect("a preset").with_algorithm(algorithm);
+        let outcome = run(plan);
+        let modelled = outcome.modelled_step.expect("the model knows it");
+        (outcome.flow_times.len(), outcome.step_times[0], modelled)
+    };
+    // Twice 2.9 us between neighbours of a leaf, and 126 steps or 12, of which some go to another leaf.
+    let link = Duration::from_nanos(2_900);
+    for (algorithm, transfers, links) in [
+        (Algorithm::Ring, 64 * 126, 126 * 2),
+        (Algorithm::Transpose, 64 * 126, 2 * 4),
+        (Algorithm::HalvingDoubling, 64 * 12, 12 * 2),
+    ] {
+        let (ended, took, modelled) = step("reliable", algorithm);
+        assert_eq!(ended, transfers, "{algorithm:?}");
+        assert!(took >= link * links, "{algorithm:?}: {took:?}");
+        // The model counts 5 us for each message, which are nothing here, and a round trip of 23 us for each step.
+        assert!(took < modelled, "{algorithm:?}: {took:?}, {modelled:?} by the model");
+    }
+    let servers = run(small("auto"));
+    assert_eq!(servers.modelled_step, None);
 }
 
 #[test]

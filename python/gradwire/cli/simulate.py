@@ -48,6 +48,7 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
 @click.option("--delay-us", "link_delay_us", type=click.FloatRange(0), default=2.9, help="Of each link, one way.")
 @click.option("--oversubscription", type=click.FloatRange(0.1), default=1.0,
               help="A leaf's hosts have so many times what its uplinks carry.")
+@click.option("--spread", type=click.Choice(plans.SPREADS), default="flow", help="How leaves choose a spine: by hash or by chance.")
 @click.option("--buffer", "buffer_kb", type=click.IntRange(4), default=512, help="KB that a switch holds for each port.")
 @click.option("--background", type=click.FloatRange(0, 0.95), default=0.0, help="Share of each host's link that others take.")
 @click.option("--jitter-us", type=click.FloatRange(0), default=0.0, help="Workers begin a step so much apart at most.")

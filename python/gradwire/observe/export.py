@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import threading
@@ -95,12 +96,12 @@ class _Collector:
 
         kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
         try:
-            found = list(samples(self._stats()))
+            found = _by_metric(self._stats())
         except GradwireError:  # the engine stops
             return
         for metric in METRICS:
             family = kinds[metric.kind](metric.name, metric.doc, labels=metric.labels)
-            for sample in (sample for sample in found if sample.metric is metric):
+            for sample in found[metric.name]:
                 if metric.kind == "histogram":
                     family.add_metric(sample.labels, buckets=_buckets(sample), sum_value=sample.sum)
                 else:
@@ -108,10 +109,22 @@ class _Collector:
             yield family
 
 
+def _by_metric(stats: dict[str, Any]) -> dict[str, list[Sample]]:
+    """All samples, by the name of their metric."""
+    found: dict[str, list[Sample]] = {metric.name: [] for metric in METRICS}
+    for sample in samples(stats):
+        found[sample.metric.name].append(sample)
+    return found
+
+
 def _buckets(sample: Sample) -> list[tuple[str, float]]:
     """Upper bound and the values up to it."""
-    bounds = [*(f"{bound:.12g}" for bound in _native.histogram_bounds()[sample.metric.bounds]), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(sample.counts)), strict=True))
+    return list(zip(_bounds_as_text(sample.metric.bounds), map(float, accumulate(sample.counts)), strict=True))
+
+
+@functools.cache
+def _bounds_as_text(bounds: str) -> list[str]:
+    return [*(f"{bound:.12g}" for bound in _native.histogram_bounds()[bounds]), "+Inf"]
 
 
 class OpenTelemetryExport:
@@ -166,11 +179,11 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
         "host.name": stats["host"],
         "process.pid": stats["pid"],
     }
-    found = list(samples(stats))
+    found = _by_metric(stats)
     now_ns = time.time_ns()
     metrics = []
     for metric in METRICS:
-        points = [_point(sample, started_ns, now_ns) for sample in found if sample.metric is metric]
+        points = [_point(sample, started_ns, now_ns) for sample in found[metric.name]]
         if points:
             metrics.append(_otel_metric(metric, points))
     scope = ScopeMetrics(InstrumentationScope("gradwire"), metrics, "")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FLOAT_BYTES = 4
 MEGABYTE = 1 << 20
 ALGORITHMS = ("parameter_server", "transpose", "ring")
+SPREADS = ("flow", "packet")
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,13 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
-    """A cluster and what happens on it. Rates in Gbit/s, times in microseconds."""
+    """A cluster and what happens on it. Rates in Gbit/s, times in microseconds.
+
+    Attributes:
+        spread: How leaves choose a spine: by a hash of the flow, or packet by packet by chance.
+        tolerates: Whether reductions may lose what the preset lets them lose; without it they are exact.
+        tells: Whether the network is told what is important, where the preset tells it.
+    """
 
     preset: str = "auto"
     algorithm: str = "parameter_server"
@@ -45,11 +52,14 @@ class ClusterPlan:
     link_delay_us: float = 2.9
     oversubscription: float = 1.0
     buffer_bytes: int = 512 << 10
+    spread: str = "flow"
     background: float = 0.0
     jitter_us: float = 0.0
     paths: int = 1
     classes: int = 1
     controller: str | None = None
+    tolerates: bool = True
+    tells: bool = True
     warm_up: int = 1
     steps: int = 1
     seed: int = 1

@@ -203,7 +203,8 @@ class _WholeGroup(_Lifetime):
     def _call(self, name: str, tensors: Any, opts: Any, starts: Any) -> Any:
         other = _other_backend(self, tensors)
         if other is not None:
-            starts = [functools.partial(self.link.failed, name, other)]
+            kind = "receive" if name.startswith("recv") else name
+            starts = [functools.partial(self.link.failed, kind, other)]
         return super()._call(name, tensors, opts, starts)
 
 

@@ -223,9 +223,9 @@ class DriftMeter:
             found = _native.fingerprints((flat.data_ptr(), flat.numel()), BLOCK_BYTES)
             pieces.append(_Piece(name, tensor, flat, len(found), len(marks)))
             marks.extend(found)
-        mine = torch.tensor(marks, dtype=torch.int64)
+        mine = torch.tensor(marks, dtype=torch.int64, device="cpu")
         [digest] = _native.fingerprints((mine.data_ptr(), mine.numel() * 8), max(8, mine.numel() * 8)) or [0]
-        digests = self._gathered(torch.tensor([digest, len(marks)], dtype=torch.int64))
+        digests = self._gathered(torch.tensor([digest, len(marks)], dtype=torch.int64, device="cpu"))
         if (digests == digests[0]).all():
             return _Comparison(pieces)
         if (digests[:, 1] != digests[0, 1]).any():
@@ -238,7 +238,7 @@ class DriftMeter:
 
     def _gathered(self, row: torch.Tensor) -> torch.Tensor:
         """The row of every rank, `[world_size, elems]`."""
-        rows = torch.empty((dist.get_world_size(self._group), row.numel()), dtype=row.dtype)
+        rows = torch.empty((dist.get_world_size(self._group), row.numel()), dtype=row.dtype, device=row.device)
         dist.all_gather_into_tensor(rows.view(-1), row, group=self._group)
         return rows
 
@@ -263,6 +263,6 @@ def _majority(table: torch.Tensor) -> list[int]:
     """For each column the lowest rank whose entry most ranks have."""
     ranks = table.shape[0]
     holders = (table[:, None, :] == table[None, :, :]).sum(1)
-    lowest_first = torch.arange(ranks - 1, -1, -1)[:, None]
+    lowest_first = torch.arange(ranks - 1, -1, -1, device=table.device)[:, None]
     rows: list[int] = (holders * ranks + lowest_first).argmax(0).tolist()
     return rows

@@ -10,6 +10,7 @@ steps after `backward`, bit for bit, for optimizers that treat parameters one by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,9 +79,21 @@ class EarlySteps:
         """Waits for every gradient and steps every layer. Before parameters are read other than by a forward pass.
 
         Raises:
-            GradwireError: a collective failed.
+            GradwireError: a collective failed. The layers that it was for have not been stepped; this, the next forward pass and
+                `state_dict` raise it again, until `forget`.
         """
         self._step(self._layers)
+
+    def forget(self) -> None:
+        """Forgets the gradients that have not been used, after an error: the parameters of their layers stay as they are.
+
+        Other ranks may have stepped some of these layers: make the parameters equal before training goes on. Calls that are still in
+        flight are waited for: the next backward pass writes the memory that they use.
+        """
+        for arrival in {id(arrival): arrival for _, arrival in self._owed.values()}.values():
+            with suppress(Exception):
+                arrival.wait()
+        self._owed.clear()
 
     def take(
         self, bucket: Any, work: GradwireWork, on_end: Callable[[GradwireWork], None]
@@ -106,10 +119,12 @@ class EarlySteps:
 
     def _step(self, layers: Sequence[_Layer]) -> None:
         for layer in layers:
-            owed = [(p, *self._owed.pop(id(p))) for p in layer.parameters if id(p) in self._owed]
-            for parameter, gradient, arrival in owed:
-                arrival.wait()
+            owed = {p: self._owed[id(p)] for p in layer.parameters if id(p) in self._owed}
+            for _, arrival in owed.values():
+                arrival.wait()  # if it failed everything here stays owed: no later call may take the layer for stepped
+            for parameter, (gradient, _) in owed.items():
                 parameter.grad = gradient
+                del self._owed[id(parameter)]
             if owed:
                 layer.optimizer.step()
                 layer.optimizer.zero_grad(set_to_none=True)

@@ -1,12 +1,10 @@
 """State that a rank gets which joins a running job: `ElasticState`, the one line of a training loop that lets lost ranks come back.
 
-The parts travel as plain JSON for their structure and bytes for their tensors, never pickled, so whoever can send to a rank cannot make
-it run anything.
+The parts travel as `_described.py` says, never pickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import InvalidRequestError
+from gradwire.torch._described import described, rebuilt
 from gradwire.torch._tolerant import link_of
-
-PLAIN = (bool, int, float, str, type(None))
 
 
 class ElasticState:
@@ -33,8 +30,8 @@ class ElasticState:
     Args:
         group: None means the default group, which must be of the backend "gradwire".
         parts: by name. What has `state_dict` and `load_state_dict` is asked for its state; of DistributedDataParallel its module.
-            Everything else is a value: tensors, numbers, texts, and lists, tuples and dictionaries of such; read and write it as
-            an attribute.
+            Everything else is a value; read and write it as an attribute. Values and states are dense tensors, numbers, texts, None, and
+            `list`, `tuple`, `torch.Size`, `dict`, `OrderedDict` (with a module's `_metadata`) and `Counter` of such, and stay so.
 
     Raises:
         UnsupportedError: the group has another backend.
@@ -71,10 +68,13 @@ class ElasticState:
             joined, and the first time.
 
         Raises:
-            InvalidRequestError: a part is no plain value; the parts of the rank that joins are others.
+            InvalidRequestError: on all ranks: a part holds something else, which the first call finds on each, or cannot tell its state
+                when a rank has joined, where the group goes on. On the rank that joins: its parts are others.
             GroupError: the group has ended.
         """
         boundary, is_first = self._link.boundary, not self._began
+        if is_first and boundary is not None and boundary.is_open:
+            self._describe()
         self._began = True
         if boundary is None:
             return is_first
@@ -86,14 +86,24 @@ class ElasticState:
             self._unpack(*told)
         return True
 
-    def _pack(self) -> tuple[dict[str, Any], list[Any]]:
+    def _describe(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
         tensors: list[torch.Tensor] = []
         parts = {name: _module_of(part).state_dict() for name, part in self._parts.items()}
-        header = {"parts": _described(parts, tensors), "values": _described(self._values, tensors)}
+        named = {"parts": parts, "values": self._values}
+        header = {
+            kind: {name: described(value, tensors, name) for name, value in values.items()}
+            for kind, values in named.items()
+        }
+        return header, tensors
+
+    def _pack(self) -> tuple[dict[str, Any], list[Any]]:
+        header, tensors = self._describe()
         return header, [_bytes_of(tensor) for tensor in tensors]
 
     def _unpack(self, header: dict[str, Any], arrays: list[Any]) -> None:
-        parts, values = _rebuilt(header["parts"], arrays), _rebuilt(header["values"], arrays)
+        parts, values = (
+            {name: rebuilt(told, arrays) for name, told in header[kind].items()} for kind in ("parts", "values")
+        )
         if set(parts) != set(self._parts) or set(values) != set(self._values):
             theirs, ours = sorted([*parts, *values]), sorted([*self._parts, *self._values])
             raise InvalidRequestError(f"the others have the parts {theirs}, this rank {ours}")
@@ -111,31 +121,3 @@ def _module_of(part: Any) -> Any:
 def _bytes_of(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-
-
-def _described(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """A tree of lists whose first entry says what follows: JSON keeps neither tuples nor keys that are numbers."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return ["tensor", len(tensors) - 1, str(value.dtype).removeprefix("torch."), list(value.shape)]
-    if isinstance(value, PLAIN):
-        return ["plain", value]
-    if isinstance(value, Mapping):
-        return ["dict", [[_described(key, tensors), _described(entry, tensors)] for key, entry in value.items()]]
-    if isinstance(value, (list, tuple)):
-        return [type(value).__name__, [_described(entry, tensors) for entry in value]]
-    raise InvalidRequestError(f"the state holds a {type(value).__name__}, which is neither plain nor a tensor")
-
-
-def _rebuilt(told: Any, arrays: list[Any]) -> Any:
-    kind, content = told[0], told[1]
-    if kind == "tensor":
-        dtype = getattr(torch, told[2])
-        data = torch.from_numpy(arrays[content])
-        return (data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype)).reshape(told[3])
-    if kind == "dict":
-        return {_rebuilt(key, arrays): _rebuilt(entry, arrays) for key, entry in content}
-    if kind == "plain":
-        return content
-    entries = [_rebuilt(entry, arrays) for entry in content]
-    return tuple(entries) if kind == "tuple" else entries

@@ -7,7 +7,7 @@ DDP in the middle of its bookkeeping, so every failure, a wrong argument too, is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from gradwire import _native
-from gradwire._boundary import Boundary, Entrance
+from gradwire._boundary import Boundary
+from gradwire._entrance import Watch
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
-from gradwire.errors import EngineError
+from gradwire.errors import EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
@@ -81,11 +82,12 @@ class GroupLink:
         self.tolerance: dict[str, Any] | None = None
         self._native = native
         self._left = False
+        self._has_ended = False
 
     def open_entrance(self, round_number: int, *, is_new: bool) -> None:
         """Lets lost ranks come back to the round of the Store in which the group was formed."""
-        entrance = Entrance(lambda: self.store, round_number, self.rank, self.world_size)
-        self.boundary = Boundary(self.owner, self._native, entrance, self.place, is_new=is_new)
+        watch = Watch(lambda: self.store, round_number, self.rank, self.world_size)
+        self.boundary = Boundary(self.owner, self._native, watch, self.place, is_new=is_new)
 
     def tolerance_of(self, tensor: torch.Tensor, op: Any, count: int = 1) -> dict[str, Any]:
         """Options that the group's tolerance adds to an all-reduce, or to one of its pieces: none but for sums and means of gradients."""
@@ -100,9 +102,22 @@ class GroupLink:
         return work
 
     def start_in_pieces(
-        self, kind: str, timeout: timedelta | None, whole: Piece, prepare: Callable[[Piece], Call]
+        self,
+        kind: str,
+        timeout: timedelta | None,
+        whole: Piece,
+        prepare: Callable[[Piece], Call],
+        result: Sequence[torch.Tensor] = (),
     ) -> GradwireWork:
-        """The same of a call that may be cut into pieces (`_pieces.py`), each of which is prepared by itself."""
+        """The same of a call that may be cut into pieces (`_pieces.py`), each of which is prepared by itself.
+
+        Args:
+            kind: name of the collective in the binding.
+            timeout: of the call.
+            whole: the call's tensors.
+            prepare: makes a call of a piece of them.
+            result: of the whole; empty: its first tensor.
+        """
         chunk_mb = self.owner.config.gpu_chunk_mb
         try:
             pieces, last = _pieces.cut(whole, chunk_mb)
@@ -111,8 +126,8 @@ class GroupLink:
         works = [self._start(kind, timeout, partial(prepare, piece)) for piece in pieces]
         work = works[0]
         if len(works) > 1:
-            work = GradwireWork.following(kind, works, [whole.tensor], self.owner.completer, last)
-        work.explain = partial(_pieces.explained, tensor=whole.tensor, chunk_mb=chunk_mb)
+            work = GradwireWork.following(kind, works, list(result) or [whole.tensor], self.owner.completer, last)
+        work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb)
         self.calls += work.was_submitted
         return work
 
@@ -149,8 +164,9 @@ class GroupLink:
         }
 
     def abort(self) -> None:
-        """Ends everything in flight with ShutDownError."""
+        """Ends everything in flight with ShutDownError, what still waits for its device too."""
         self._native.abort()
+        self._end_what_waits()
 
     def leave(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
@@ -166,23 +182,38 @@ class GroupLink:
             self.boundary.leave()
         if not self._native.leave(LEAVE_TIMEOUT_S):
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
+        self._end_what_waits()
+
+    def _end_what_waits(self) -> None:
+        """Called when the engine has been told that the group has ended."""
+        self._has_ended = True
+        text = f"group {self.name} ended before the tensors of this call had been copied from their device"
+        self.owner.outbox.drop(self, ShutDownError(text))
 
     def _send_off(self, call: Call, timeout: timedelta) -> Op:
         """Submits the call, or has it submitted when its memory is there and the calls before it are under way."""
         outbox = self.owner.outbox
-        if not call.staging.fetched and not outbox.is_waiting(self):
+        # Of a group that has ended the engine reads nothing, it says so at once.
+        if self._has_ended or (not call.staging.fetched and not outbox.is_waiting(self)):
             return self._submit(call, timeout)
 
-        def submit() -> _native.Op:
+        def arrive() -> None:
+            for fence in call.staging.fetched:
+                fence.synchronize()
+
+        def submit(failed: Exception | None) -> _native.Op:
             try:
-                for fence in call.staging.fetched:
-                    fence.synchronize()
+                if failed is not None:
+                    raise failed
                 return self._submit(call, timeout)
             except Exception as error:
                 self._stand_in(call.kind, error, self._submit)
                 raise
 
-        return outbox.put(self, submit)
+        op = outbox.put(self, arrive, submit)
+        if self._has_ended:  # meanwhile, on another thread: what it dropped may not have had this call yet
+            self._end_what_waits()
+        return op
 
     def _submit(self, call: Call, timeout: timedelta) -> _native.Op:
         request: _native.Call = {

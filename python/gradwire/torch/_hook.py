@@ -89,7 +89,7 @@ def tolerate_loss(
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
             copy of the gradients in memory.
-        steps_kept: how many records `steps` holds.
+        steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
             longest. Need not agree between ranks. None: class by layer, the front layers first, and importance as the
@@ -110,6 +110,8 @@ def tolerate_loss(
     """
     if drift_every < 0:
         raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
+    if steps_kept < 1:
+        raise ConfigError(f"steps_kept = {steps_kept} is not allowed: 1 or more records", field="steps_kept")
     arguments = {
         "loss_bound": loss_bound,
         "preset": preset,
@@ -195,7 +197,10 @@ class LossTolerance(Delivered):
 
     @property
     def steps(self) -> "list[StepRecord]":
-        """Records of the latest steps; the last one is complete once `backward` has returned."""
+        """Records of the latest steps; the last one is complete once `backward` has returned.
+
+        With `step_in_forward` once the next forward pass or `finish` has.
+        """
         return list(self._meter.steps)
 
     @property
@@ -250,7 +255,8 @@ class LossTolerance(Delivered):
             optimizer_of: makes the optimizer of a list of parameters: `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
             layers: modules, in the order of the forward pass, whose parameters are stepped as a whole before each forward pass of the
                 module; what is in none of them is stepped before the model's. None: the model's children, those of plain
-                containers (Sequential, ModuleList, ModuleDict) one by one.
+                containers (Sequential, ModuleList, ModuleDict) one by one. The first use of a parameter in a forward pass has to be
+                within a call of a module here that holds it: an earlier one reads the value of the step before.
 
         Returns:
             The optimizers, and `finish`, which is to be called before parameters are read other than by a forward pass or

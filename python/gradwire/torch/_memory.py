@@ -63,9 +63,18 @@ def check(tensor: Tensor) -> None:
 
 
 def address(tensor: Tensor | None) -> Memory:
-    """Address and length in bytes of a contiguous tensor in host memory."""
+    """Address and length in bytes of a contiguous tensor in host memory.
+
+    Raises:
+        UnsupportedError: it is somewhere else, where the engine must not read. Fields: device.
+    """
     if tensor is None or tensor.numel() == 0:
         return EMPTY
+    if tensor.device.type != "cpu":
+        device = str(tensor.device)
+        raise UnsupportedError(
+            f"the engine reads host memory, this tensor is on {device}: a bug of gradwire", device=device
+        )
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
 
 
@@ -117,6 +126,8 @@ def scattered(rows: Sequence[Tensor], staging: Staging) -> Tensor:
 
 def joined(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
     """A flat copy of tensors of one dtype, one after the other."""
+    for tensor in tensors:
+        check(tensor)
     buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
     for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
         staging.fetch(tensor.detach(), part.view(tensor.shape))
@@ -125,6 +136,8 @@ def joined(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
 
 def parted(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
     """A flat buffer whose parts are copied into the tensors, of one dtype, when the collective is done."""
+    for tensor in tensors:
+        check(tensor)
     buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
     for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
         staging.deliver(part.view(tensor.shape), tensor.detach())

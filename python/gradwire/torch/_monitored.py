@@ -92,4 +92,4 @@ class MonitoredBarrier:
 
 def signal() -> torch.Tensor:
     """What is sent: one byte."""
-    return torch.zeros(1, dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")

@@ -173,7 +173,7 @@ class Collectives:
 
         start = partial(self.link.start_in_pieces, "reduce", _timeout(opts), prepare=prepare)
         is_root = opts.rootRank == self.link.rank
-        wholes = [Piece([t]) if is_root else Piece([], t) for t in tensors]
+        wholes = [Piece([t]) if is_root else Piece([], [t]) for t in tensors]
         return self._call("reduce", tensors, opts, [partial(start, whole) for whole in wholes])
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> GradwireWork | None:
@@ -289,42 +289,50 @@ class Collectives:
         return GradwireWork.following("all_reduce", works, [tensor], self.link.owner.completer, add)
 
     def _all_gather(self, rows: list[Tensor], tensor: Tensor, opts: Any) -> GradwireWork:
-        def prepare() -> Call:
-            self._one_each(rows, like=tensor)
+        def prepare(piece: Piece) -> Call:
+            parts, (own,) = [part for part in piece.written if part is not None], piece.read
+            self._one_each(parts, like=own)
             staging = Staging()
-            target = _memory.scattered(rows, staging)
-            return Call("all_gather", list(rows), _memory.readable(tensor, staging), target, staging, _copy(tensor))
+            target = _memory.scattered(parts, staging)
+            return Call("all_gather", parts, _memory.readable(own, staging), target, staging, _copy(own))
 
-        return self._start("all_gather", opts, prepare)
+        whole = Piece(rows, [tensor], self.link.world_size)
+        return self.link.start_in_pieces("all_gather", _timeout(opts), whole, prepare, rows)
 
     def _all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
-        def prepare() -> Call:
-            self._rows_of("all_gather", output, tensor)
+        def prepare(piece: Piece) -> Call:
+            into, (own,) = piece.tensor, piece.read
+            self._rows_of("all_gather", into, own)
             staging = Staging()
-            target = _memory.writable(output, staging, load=False)
-            return Call("all_gather", [output], _memory.readable(tensor, staging), target, staging, _copy(tensor))
+            target = _memory.writable(into, staging, load=False)
+            return Call("all_gather", [into], _memory.readable(own, staging), target, staging, _copy(own))
 
-        return self._start("all_gather", opts, prepare)
+        whole = Piece([output], [tensor], self.link.world_size)
+        return self.link.start_in_pieces("all_gather", _timeout(opts), whole, prepare)
 
     def _reduce_scatter(self, output: Tensor, rows: list[Tensor], opts: Any) -> GradwireWork:
-        def prepare() -> Call:
-            self._one_each(rows, like=output)
-            options = reduction(output, getattr(opts, "reduceOp", None))
+        def prepare(piece: Piece) -> Call:
+            into = piece.tensor
+            self._one_each(piece.read, like=into)
+            options = reduction(into, getattr(opts, "reduceOp", None))
             staging = Staging()
-            target = _memory.writable(output, staging, load=False)
-            return Call("reduce_scatter", [output], _memory.stacked(rows, staging), target, staging, options)
+            target = _memory.writable(into, staging, load=False)
+            return Call("reduce_scatter", [into], _memory.stacked(piece.read, staging), target, staging, options)
 
-        return self._start("reduce_scatter", opts, prepare)
+        whole = Piece([output], rows, self.link.world_size)
+        return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
 
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
-        def prepare() -> Call:
-            self._rows_of("reduce_scatter", tensor, output)
-            options = reduction(output, getattr(opts, "reduceOp", None))
+        def prepare(piece: Piece) -> Call:
+            into, (rows,) = piece.tensor, piece.read
+            self._rows_of("reduce_scatter", rows, into)
+            options = reduction(into, getattr(opts, "reduceOp", None))
             staging = Staging()
-            target = _memory.writable(output, staging, load=False)
-            return Call("reduce_scatter", [output], _memory.readable(tensor, staging), target, staging, options)
+            target = _memory.writable(into, staging, load=False)
+            return Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
 
-        return self._start("reduce_scatter", opts, prepare)
+        whole = Piece([output], [tensor], self.link.world_size)
+        return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
 
     # Around each call.
 
@@ -334,7 +342,7 @@ class Collectives:
     def _call(
         self, name: str, tensors: Sequence[Tensor], opts: Any, starts: Sequence[Callable[[], GradwireWork]]
     ) -> GradwireWork | None:
-        trace = _profile.begin(name, tensors, self.link.describe)
+        trace = _profile.begin(name, tensors, self.link)
         work = self.link.join_works([start() for start in starts])
         if trace is not None:
             trace.end_with(work)

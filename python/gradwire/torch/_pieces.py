@@ -4,7 +4,12 @@ The engine takes the memory of a call as a whole. A tensor of more than `gpu_chu
 each part is a call of the engine's own: submitted when its copy has ended, copied back when its result is there. To the
 caller they are one, with one Work, one place among the calls of the group and one report. Only collectives that treat
 every element alike are cut, and ranks cut alike because they look at nothing but the size, the dtype and where the
-tensor is.
+tensor is. Where a tensor holds a row for each rank, as an all-gather's result does, all rows are cut at the same places:
+
+    rows of 4 ranks      piece 0   piece 1   piece 2
+    rank 0 [.........]   [...      |   ...   |   ...]
+    rank 1 [.........]   [...      |   ...   |   ...]   a piece is a column of them
+    ..
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from torch import Tensor
 
 from gradwire.errors import MismatchError
 from gradwire.torch._streams import streams_of
+from gradwire.torch._tags import mask_of
 
 # Elements: pieces are multiples of it, of every dtype whole pages.
 ALIGNMENT = 4096
@@ -29,33 +35,45 @@ class Piece:
     """A part of a call's tensors, or all of them.
 
     Attributes:
-        written: the part of each that the call may write: of the result, then of the residual.
-        read: of the tensor that is only read; None where the call has none, as in `written`.
-        first: its first element in them.
-        whole: elements of the whole.
+        written: the part of each that the call may write: of the result, then of the residual; None where the call has none.
+        read: of each that is only read.
+        rows: ranks that tensors of so many times the elements of the others hold a row for, one after the other.
+        first: its first element in each row.
+        whole: elements of a row of the whole.
         count: pieces of the call.
     """
 
     written: Sequence[Tensor | None]
-    read: Tensor | None = None
+    read: Sequence[Tensor] = ()
+    rows: int = 1
     first: int = 0
     whole: int = 0
     count: int = 1
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """All that there are."""
+        return [t for t in (*self.written, *self.read) if t is not None]
+
+    @property
     def tensor(self) -> Tensor:
         """The part of the first tensor that there is."""
-        return next(t for t in (*self.written, self.read) if t is not None)
+        return self.tensors[0]
+
+    @property
+    def elems(self) -> int:
+        """Elements of a row; of tensors without rows, all."""
+        return min(t.numel() for t in self.tensors)
 
     def mask(self, important: Any) -> Any:
         """The part of a mask over the whole tensor that is over this piece, in parts of a quarter of the mask's."""
-        mask = None if important is None else torch.as_tensor(important)
+        mask = None if important is None else mask_of(important)
         # What cannot be a mask is refused as it is.
         if mask is None or mask.dim() != 1 or not mask.numel() or self.count == 1:
             return important
-        elems = self.tensor.numel()
+        elems = self.elems
         parts = max(1, min(elems, 4 * -(-mask.numel() * elems // self.whole)))
-        middles = self.first + (torch.arange(parts, dtype=torch.float64) + 0.5) * (elems / parts)
+        middles = self.first + (torch.arange(parts, dtype=torch.float64, device=mask.device) + 0.5) * (elems / parts)
         return mask[(middles * (mask.numel() / self.whole)).long().clamp(max=mask.numel() - 1)]
 
 
@@ -64,36 +82,38 @@ def cut(call: Piece, chunk_mb: int) -> tuple[list[Piece], Callable[[], None] | N
 
     Args:
         call: as one piece.
-        chunk_mb: the most of a piece, in MiB; 0: never cut.
+        chunk_mb: the most of a piece, in MiB, of its largest tensor; 0: never cut.
     """
-    tensors = [t for t in (*call.written, call.read) if t is not None]
     # Tensors that do not fit together are refused when the call is prepared.
-    if not all(_may_be_cut(t, tensors[0]) for t in tensors):
+    if not _may_be_cut(call):
         return [call], None
-    elems, whole = piece_elems(tensors[0], chunk_mb), tensors[0].numel()
+    elems, whole = piece_elems(call, chunk_mb), call.elems
     if elems >= whole:
         return [call], None
     count = -(-whole // elems)
-    dense = [None if t is None else t.detach().contiguous() for t in (*call.written, call.read)]
-    parts = [[None] * count if t is None else t.view(-1).split(elems) for t in dense]
+    written = [None if t is None else t.detach().contiguous() for t in call.written]
+    read = [t.detach().contiguous() for t in call.read]
+    parts = [[None] * count if t is None else _columns(t, whole, elems) for t in (*written, *read)]
     pieces = [
-        Piece(written, read, at * elems, whole, count) for at, (*written, read) in enumerate(zip(*parts, strict=True))
+        Piece(column[: len(written)], column[len(written) :], call.rows, at * elems, whole, count)
+        for at, column in enumerate(zip(*parts, strict=True))
     ]
     back = [
         partial(_copy_on_device, source, target.detach())
-        for source, target in zip(dense, call.written, strict=False)  # without what is only read
+        for source, target in zip(written, call.written, strict=True)
         if source is not None and target is not None and not target.is_contiguous()
     ]
     return pieces, partial(_all, back) if back else None
 
 
-def piece_elems(tensor: Tensor, chunk_mb: int) -> int:
-    """Elements of each piece but the last one, which may be shorter."""
-    most = (chunk_mb << 20) // tensor.element_size() // ALIGNMENT * ALIGNMENT
-    if not chunk_mb or tensor.numel() <= most:
-        return tensor.numel()
-    count = -(-tensor.numel() // most)
-    return -(-tensor.numel() // count // ALIGNMENT) * ALIGNMENT
+def piece_elems(call: Piece, chunk_mb: int) -> int:
+    """Elements of a row of each piece but the last one, which may be shorter."""
+    elems, elem_bytes = call.elems, call.tensor.element_size()
+    most = max(1, (chunk_mb << 20) // (elem_bytes * call.rows) // ALIGNMENT) * ALIGNMENT
+    if not chunk_mb or elems <= most:
+        return elems
+    count = -(-elems // most)
+    return -(-elems // count // ALIGNMENT) * ALIGNMENT
 
 
 def share_of(policy: dict[str, Any], count: int) -> dict[str, Any]:
@@ -102,13 +122,12 @@ def share_of(policy: dict[str, Any], count: int) -> dict[str, Any]:
     return policy if delay is None else {**policy, "deadline_max_s": delay / count}
 
 
-def explained(error: Exception | None, tensor: Tensor, chunk_mb: int) -> Exception | None:
+def explained(error: Exception | None, call: Piece, chunk_mb: int) -> Exception | None:
     """Says of a disagreement between a whole and a piece where it comes from."""
     if not isinstance(error, MismatchError):
         return error
     sizes = {error.fields.get(side, {}).get("elems") for side in ("a", "b")}
-    piece = piece_elems(tensor, chunk_mb)
-    if sizes != {piece, tensor.numel()} or len(sizes) == 1:
+    if sizes != {piece_elems(call, chunk_mb), call.elems} or len(sizes) == 1:
         return error
     text = (
         f"{error}: a tensor on a GPU is sent in pieces of at most {chunk_mb} MiB (gpu_chunk_mb), one in host memory as a whole; "
@@ -117,10 +136,18 @@ def explained(error: Exception | None, tensor: Tensor, chunk_mb: int) -> Excepti
     return MismatchError(text, **error.fields)
 
 
-def _may_be_cut(tensor: Any, like: Any) -> bool:
-    if not isinstance(tensor, Tensor) or streams_of(tensor) is None:
+def _may_be_cut(call: Piece) -> bool:
+    tensors = call.tensors
+    if not all(isinstance(t, Tensor) and streams_of(t) is not None for t in tensors):
         return False
-    return tensor.shape == like.shape and tensor.dtype == like.dtype and tensor.device == like.device
+    like, sizes = tensors[0], (call.elems, call.elems * call.rows)
+    return all(t.numel() in sizes and t.dtype == like.dtype and t.device == like.device for t in tensors)
+
+
+def _columns(tensor: Tensor, row_elems: int, elems: int) -> Sequence[Tensor]:
+    """The parts of a contiguous tensor of one row, flat, or of several rows, of each the same columns `[rows, elems]`."""
+    flat = tensor.view(-1)
+    return flat.split(elems) if flat.numel() == row_elems else flat.view(-1, row_elems).split(elems, dim=1)
 
 
 def _all(steps: Sequence[Callable[[], None]]) -> None:

@@ -12,31 +12,34 @@ a range is a call into an empty function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gradwire.torch._work import GradwireWork
 
+if TYPE_CHECKING:
+    from gradwire.torch._group import GroupLink
+
 PREFIX = "gradwire:"
 
 
-def begin(name: str, tensors: Sequence[Tensor], describe: Callable[[], dict[str, Any]]) -> Trace | None:
+def begin(name: str, tensors: Sequence[Tensor], link: GroupLink) -> Trace | None:
     """Starts the events of one call; None where no profiler records on this thread and CUDA is not in use.
 
     Args:
         name: of the collective, as torch's own backends call it in their traces.
         tensors: that this rank puts in.
-        describe: what is to be said about the group.
+        link: the group.
     """
     profiled, ranged = torch.autograd._profiler_enabled(), torch.cuda.is_initialized()
     if not profiled and not ranged:
         return None
     given = [t for t in tensors if isinstance(t, Tensor)]
     return Trace(
-        _Events(name, given, describe()) if profiled else None, _Range(name, given, describe()) if ranged else None
+        _Events(name, given, link.describe()) if profiled else None, _Range(name, given, link) if ranged else None
     )
 
 
@@ -52,17 +55,15 @@ class Trace:
         if self._events is not None:
             self._events.end_with(work)
         if self._range is not None:
-            work.on_seen = self._range.end
+            work.ending.on_seen = self._range.end
 
 
 class _Range:
     """A range of NVTX, which may end on another thread than it began on."""
 
-    def __init__(self, name: str, tensors: list[Tensor], group: dict[str, Any]) -> None:
+    def __init__(self, name: str, tensors: list[Tensor], link: GroupLink) -> None:
         said = f"{PREFIX}{name} bytes={_bytes(tensors)} dtype={_dtype(tensors)}"
-        self._range = torch.cuda.nvtx.range_start(
-            f"{said} group={group['Process Group Name']} ranks={group['Group size']}"
-        )
+        self._range = torch.cuda.nvtx.range_start(f"{said} group={link.name} ranks={link.world_size}")
 
     def end(self) -> None:
         torch.cuda.nvtx.range_end(self._range)

@@ -4,8 +4,8 @@ FSDP hands each module's gradients to a reduce-scatter that may be exchanged for
 left alone and stays exact. The reduce-scatter here is a tolerant all-reduce of which a rank keeps its own shard. So the
 mean of every element is the same on all ranks, at the price of a second stage that a reduce-scatter of its own would save:
 twice its bytes. What that stage buys is error feedback: a rank owes the next step its value less the mean that stood in for
-it, and the means of the other ranks' shards come only with the results. Where there is a replicate dimension (HSDP), the
-all-reduce between replicas is torch's, and exact.
+it, and the means of the other ranks' shards come only with the results; docs/error-feedback.md has a rule that could do
+without. Where there is a replicate dimension (HSDP), the all-reduce between replicas is torch's, and exact.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def start(tensor: Tensor, world_size: int, gather: Gather) -> tuple[list[Gradwir
         GradwireError: the numbers of entries could not be gathered.
     """
     own = tensor.detach().coalesce()
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size)]
-    gather(counts, torch.tensor([own._nnz()], dtype=torch.int64)).wait()
+    counts = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(world_size)]
+    gather(counts, torch.tensor([own._nnz()], dtype=torch.int64, device="cpu")).wait()
     entries = [int(count) for count in counts]
     most = max(entries)
     # Entries first, so that padding is one block at the end.

@@ -51,7 +51,7 @@ class Staging:
             elems *= length
         lease = None if streams is None or not elems else pool_of(streams).lease(elems * like.element_size())
         if lease is None:
-            return torch.empty(tuple(shape), dtype=like.dtype)
+            return torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
         self._leases.append(lease)
         return lease.memory[: elems * like.element_size()].view(like.dtype).view(tuple(shape))
 
@@ -105,7 +105,10 @@ def after(fences: Sequence[Fence]) -> ExitStack:
     """Inside, what is done on the devices of these fences comes after them, and a future completed is ready with them."""
     stack = ExitStack()
     for fence in fences:
-        stack.enter_context(fence.streams.entered(fence.streams.side(fence.device, BACK)))
+        back = fence.streams.side(fence.device, BACK)
+        # What is made of several results is made on the stream of whoever saw their end first, not on this one.
+        fence.streams.wait(back, fence.event)
+        stack.enter_context(fence.streams.entered(back))
     return stack
 
 

@@ -81,7 +81,7 @@ class StepMeter:
     """Collects the reports of a step's buckets, in whatever order they end.
 
     Attributes:
-        steps: the latest records; the last one is complete when `backward` has returned.
+        steps: the latest records; the last one is complete when every bucket that began has been added.
         total: sum over all steps.
     """
 

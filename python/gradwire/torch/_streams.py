@@ -106,7 +106,7 @@ class CudaStreams:
 
     def pinned(self, size: int) -> Tensor:
         """From torch's allocator, which keeps it from reuse as long as a copy that it knows of is under way."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def unpin(self) -> None:
         """Where torch can."""

@@ -65,13 +65,18 @@ def tag_options(config: Config, traffic_class: int | None, important: Any) -> di
             raise ConfigError(f"traffic_class = {traffic_class} is not allowed: {allowed}", field="traffic_class")
         options["traffic_class"] = traffic_class
     if important is not None:
-        mask = torch.as_tensor(important)
+        mask = mask_of(important)
         if mask.dim() != 1:
             raise InvalidRequestError(f"important has {mask.dim()} dimensions: a mask over the flat tensor has one")
         options["important"] = mask.bool().tolist()
     elif config.marks_importance():
         options["sample_rate"] = config.sample_rate()
     return options
+
+
+def mask_of(important: Any) -> torch.Tensor:
+    """A mask as a tensor: itself, or in host memory, whatever torch's default device is."""
+    return important if isinstance(important, torch.Tensor) else torch.as_tensor(important, device="cpu")
 
 
 def split(tagged: Tagged) -> tuple[int, Any]:

@@ -122,7 +122,7 @@ def all_reduce(
         staging = Staging()
         assert into is not None
         target = _memory.writable(into, staging, load=True)
-        source = target if piece.read is None else _memory.readable(piece.read, staging)
+        source = _memory.readable(piece.read[0], staging) if piece.read else target
         call = Call("all_reduce", [into], source, target, staging, options)
         if rest is not None:
             owed = _memory.writable(rest, staging, load=True)
@@ -130,8 +130,8 @@ def all_reduce(
             call.keep.append(owed)
         return call
 
-    whole = Piece([tensor, residual]) if output is None else Piece([output, residual], tensor)
-    trace = _profile.begin("all_reduce", [tensor], link.describe)
+    whole = Piece([tensor, residual]) if output is None else Piece([output, residual], [tensor])
+    trace = _profile.begin("all_reduce", [tensor], link)
     work = link.start_in_pieces("all_reduce", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)

@@ -7,7 +7,6 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -23,10 +22,8 @@ from gradwire._outbox import Op
 from gradwire.errors import WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
-from gradwire.torch._pinned import Fence
+from gradwire.torch._ending import Ending
 from gradwire.torch._staging import Staging, after
-
-logger = logging.getLogger("gradwire")
 
 NO_TIMEOUT = timedelta(0)
 # torch's hooks that start collectives in the callbacks of others. Ranks match calls by their order, which is theirs alone while
@@ -65,25 +62,19 @@ class GradwireWork(dist.Work):
         super().__init__()
         self.name = name
         self.submitted_s = time.monotonic()
+        # What follows the operations, and who is told of it.
+        self.ending: Ending = Ending(
+            ops, completer, staging=staging, parts=[part.ending for part in parts], last=last, failure=failure
+        )
         self._ops = ops
         self._result = result
-        self._staging = staging
         self._parts = parts
-        self._last = last
         self._completer = completer
-        self._failure = failure
-        self._settled = False
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
         self._trace: torch.futures.Future[Any] | None = None
-        # What an error of the operations is told to the caller as.
-        self.explain: Callable[[Exception], Exception | None] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
-        # Called once by whoever sees the end first.
-        self.on_seen: Callable[[], None] | None = None
-        # On devices: what has to pass before the result may be read. Known when settled.
-        self._fences: list[Fence] = []
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Blocks until the result is there; on a GPU, until it is on its way: what the caller starts from then on comes after it.
@@ -96,14 +87,14 @@ class GradwireWork(dist.Work):
             GradwireError: the collective failed.
         """
         seconds = timeout.total_seconds()
-        if not self._wait_until(time.monotonic() + seconds if seconds > 0 else None):
+        if not self.ending.wait_until(time.monotonic() + seconds if seconds > 0 else None):
             raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
         if self._trace is not None and not self._completer.is_current_thread():
             self._trace.wait()
-        error = self.settle()
+        error = self.ending.settle()
         if error is not None:
             raise error
-        for fence in self._fences:
+        for fence in self.ending.fences:
             fence.join()
         return True
 
@@ -127,11 +118,11 @@ class GradwireWork(dist.Work):
         if ended or self._completer.sync_futures or self._completer.is_current_thread():
             for op in self._ops:
                 op.wait()
-        if self._has_ended():
+        if self.ending.has_come():
             self.complete(base, value)
         else:
             for part in self._parts:
-                part.on_end(part.settle)
+                part.on_end(part.ending.settle)
             self.on_end(lambda: self.complete(base, value))
         return self._future
 
@@ -147,47 +138,20 @@ class GradwireWork(dist.Work):
         self._trace = trace
 
     def complete(self, base: torch.futures.Future[Any], value: Any) -> None:
-        """Completes a future of this work, whose operations are done."""
-        error = self.settle()
-        if error is None and self.observer is not None:
-            self.observer(self)
-        with after(self._fences):
-            base.set_result(value if error is None else error)
-
-    def settle(self) -> Exception | None:
-        """What follows the end of the operations, once: copies out of staging buffers. Returns the error, if any."""
-        with self._lock:
-            if not self._settled:
-                self._failure = self._failure or next(filter(None, (op.error() for op in self._ops)), None)
-                self._bring_back()
-                if self._failure is not None and self.explain is not None:
-                    self._failure = self.explain(self._failure)
-                if self._failure is not None:
-                    self._completer.last_error = self._failure
-                for op in self._ops:
-                    if (choice := op.choice()) is not None:
-                        logger.info("%s", choice)
-                if self.on_seen is not None:
-                    self.on_seen()
-                self._settled = True
-            return self._failure
-
-    def _bring_back(self) -> None:
-        """The results, into the caller's tensors."""
-        for part in self._parts:
-            self._failure = part.settle() or self._failure
-            self._fences += part._fences
+        """Completes a future of this work, whose operations are done. With the error, whatever fails here: somebody waits for it."""
         try:
-            if self._failure is None and self._staging is not None:
-                self._staging.finish()
-                self._fences += self._staging.arrived
-            elif self._staging is not None:
-                self._staging.abandon()
-            if self._failure is None and self._last is not None:
-                self._fences += _made_of(self._fences, self._last)
-        except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
-            self._failure = error
-        self._staging, self._last = None, None
+            error = self.ending.settle()
+            if error is None and self.observer is not None:
+                self.observer(self)
+        except Exception as failed:  # noqa: BLE001
+            error = failed
+        try:
+            with after(self.ending.fences):
+                base.set_result(value if error is None else error)
+        except Exception as failed:
+            if base.done():
+                raise
+            base.set_result(failed)
 
     def report(self) -> DeliveryReport:
         """What was delivered, after `wait`.
@@ -196,9 +160,9 @@ class GradwireWork(dist.Work):
             WaitTimeoutError: the collective is still in flight.
             GradwireError: it failed.
         """
-        if not self._has_ended():
+        if not self.ending.has_come():
             raise WaitTimeoutError(f"{self.name} is still in flight: wait for it first")
-        error = self.settle()
+        error = self.ending.settle()
         if error is not None:
             raise error
         if self._parts:
@@ -209,22 +173,22 @@ class GradwireWork(dist.Work):
     @property
     def was_submitted(self) -> bool:
         """Whether it takes a place among the calls of its group."""
-        return self._failure is None or bool(self._ops)
+        return self.ending.failure is None or bool(self._ops)
 
     def is_completed(self) -> bool:
         """Whether it has ended, well or not; on a GPU, whether the result is there for every stream."""
-        if not self._has_ended():
+        if not self.ending.has_come():
             return False
-        self.settle()
-        return all(fence.passed() for fence in self._fences)
+        self.ending.settle()
+        return all(fence.passed() for fence in self.ending.fences)
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self.is_completed() and self.settle() is None
+        return self.is_completed() and self.ending.settle() is None
 
     def exception(self) -> Exception | None:
         """The error that it ended with, if any."""
-        return self.settle() if self._has_ended() else None
+        return self.ending.settle() if self.ending.has_come() else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""
@@ -257,22 +221,8 @@ class GradwireWork(dist.Work):
     ) -> GradwireWork:
         """One work for several, with a result of its own that `last` makes of theirs."""
         ops = [op for work in works for op in work._ops]
-        failure = next((work._failure for work in works if work._failure is not None), None)
+        failure = next((work.ending.failure for work in works if work.ending.failure is not None), None)
         return cls(name, ops, result, completer, parts=works, last=last, failure=failure)
-
-    def _has_ended(self) -> bool:
-        """Whether the operations have."""
-        return all(op.is_done() for op in self._ops)
-
-    def _wait_until(self, end: float | None) -> bool:
-        """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
-        for part in self._parts:
-            if not part._wait_until(end):
-                return False
-            part.settle()
-        return bool(self._parts) or all(
-            op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in self._ops
-        )
 
 
 def _calling_module() -> str | None:
@@ -281,14 +231,6 @@ def _calling_module() -> str | None:
         return sys._getframe(2).f_globals.get("__name__")
     except ValueError:
         return None
-
-
-def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:
-    """Makes a result of what came before these fences, on the current streams of this thread; what comes after it."""
-    for fence in parts:
-        fence.join()
-    last()
-    return [Fence(f.streams, f.device, f.streams.record(f.streams.current(f.device))) for f in parts]
 
 
 def _unwrap(future: torch.futures.Future[Any]) -> Any:

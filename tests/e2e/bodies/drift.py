@@ -169,6 +169,8 @@ def check_what_cannot_be_compared_is_refused_everywhere() -> None:
         state.drift.check()
     with pytest.raises(ConfigError, match="drift_every"):
         model_of(drift_every=-1)
+    with pytest.raises(ConfigError, match="steps_kept"):
+        model_of(steps_kept=0)
 
 
 def watch_works(patch: pytest.MonkeyPatch) -> list[Any]:

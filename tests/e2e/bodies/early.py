@@ -9,7 +9,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _early
 from rank import RANK
 from torch import nn
@@ -48,6 +48,18 @@ class Sideways(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(self.one(x), self.other.weight, self.other.bias)
+
+
+class Borrowed(nn.Module):
+    """Uses the weights of a layer before it calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        embedded = nn.functional.embedding(x.argmax(1), self.head.weight)
+        return self.head(self.first(embedded))
 
 
 def parallel(model: Callable[[], nn.Module], **options: Any) -> DistributedDataParallel:
@@ -115,6 +127,33 @@ def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_f
     assert log == [line for n in range(4) for line in (f"waited for the bucket of {n}", f"computed {n}")]
 
 
+def check_a_layer_whose_bucket_failed_is_not_taken_for_stepped() -> None:
+    late, early = parallel(Tied), parallel(Tied)
+    gradwire.torch.tolerate_loss(late, preset="reliable")
+    optimizer = OPTIMIZERS[0](list(late.parameters()))
+    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[0])
+    backward(late, 0)
+    optimizer.step()
+    backward(early, 0)
+    failing = steps._owed[id(early.module.blocks[1][0].weight)][1]
+    real = failing.wait
+
+    def fail() -> None:
+        raise GradwireError("peer lost")
+
+    failing.wait = fail  # type: ignore[method-assign]
+    for read in (lambda: early(batch(1)), steps.finish, early.state_dict):
+        with pytest.raises(GradwireError, match="peer lost"):
+            read()
+    failing.wait = real  # type: ignore[method-assign]
+    steps.finish()
+    expected, found = late.state_dict(), {name: value.clone() for name, value in early.state_dict().items()}
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    backward(early, 1)
+    steps.forget()
+    assert all(torch.equal(found[name], value) for name, value in early.state_dict().items())
+
+
 def check_a_layer_that_was_used_without_its_step_is_an_error() -> None:
     model = parallel(Sideways)
     gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
@@ -126,6 +165,21 @@ def check_a_layer_that_was_used_without_its_step_is_an_error() -> None:
     state.step_in_forward(OPTIMIZERS[0], layers=[model.module])
     for step in (0, 1):
         model(batch(step)).square().mean().backward()
+
+
+def check_a_layer_whose_weights_are_used_before_it_is_called_needs_its_parent() -> None:
+    late, early = parallel(Borrowed), parallel(Borrowed)
+    gradwire.torch.tolerate_loss(late, preset="reliable")
+    optimizer = OPTIMIZERS[0](list(late.parameters()))
+    state = gradwire.torch.tolerate_loss(early, preset="reliable")
+    state.step_in_forward(OPTIMIZERS[0], layers=[early.module])
+    for step in range(STEPS):
+        late(batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        early(batch(step)).square().mean().backward()
+    expected, found = late.state_dict(), early.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def check_what_does_not_go_with_it_is_refused() -> None:

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from gradwire.errors import UnsupportedError, WaitTimeoutError
 from gradwire.torch import _compat
+from gradwire.torch._drift import DriftMeter
 from gradwire.torch._ops import Collectives
+from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -238,6 +240,26 @@ def check_a_compiled_model_trains() -> None:
     as_with_gloo(run)
 
 
+def check_what_the_engine_reads_is_host_memory_whatever_torchs_default_device_is() -> None:
+    matrix, values, weights = torch.ones(8, 4), torch.full((8, 4), float(RANK)), torch.ones(100)
+    sparse = torch.sparse_coo_tensor([[RANK]], [1.0], (4,))
+    net = Net()
+    with torch.no_grad():
+        net.first.bias[0] = RANK
+    with torch.device("meta"):
+        dist.all_reduce(matrix.t())
+        dist.all_reduce(sparse)
+        gradwire.torch.all_reduce(values.t(), preset="reliable")
+        gradwire.torch.all_reduce(weights, preset="reliable", important=[True, False])
+        assert DriftMeter(net, WORLD).check().ranks == tuple(range(1, WORLD_SIZE))
+        if _compat.backend_class() is not None:  # before 2.14 torch allows it to gloo alone
+            dist.monitored_barrier()
+    assert torch.equal(matrix, torch.full((8, 4), float(WORLD_SIZE)))
+    assert torch.equal(sparse.to_dense(), torch.tensor([1.0] * WORLD_SIZE + [0.0] * (4 - WORLD_SIZE)))
+    assert torch.equal(values, torch.full((8, 4), (WORLD_SIZE - 1) / 2))
+    assert torch.equal(weights, torch.ones(100))
+
+
 def check_a_group_may_have_another_backend_for_each_device() -> None:
     if _compat.backend_class() is None:
         return  # before torch 2.14 a group of Python's takes all devices
@@ -260,8 +282,18 @@ def check_where_a_group_is_all_gradwires_the_other_backends_tensors_are_refused(
         patch.setattr(_compat, "backend_class", lambda: None)  # as before torch 2.14
         group = dist.new_group(backend="cpu:gloo,cuda:gradwire")
         both = dist.new_group(backend="gradwire")
-    with pytest.raises(UnsupportedError, match="gloo"):
-        dist.all_reduce(torch.ones(4), group=group)
+    stood_in: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        link = link_of(group)
+        submit = link._submit
+        patch.setattr(link, "_submit", lambda call, timeout: stood_in.append(call.kind) or submit(call, timeout))
+        for receive_from in (1 - RANK, None):
+            with pytest.raises(UnsupportedError, match="gloo"):
+                dist.recv(torch.ones(4), receive_from, group=group)
+        assert not stood_in, "no other rank has a call in this place"
+        with pytest.raises(UnsupportedError, match="gloo"):
+            dist.all_reduce(torch.ones(4), group=group)
+        assert stood_in == ["barrier"]
     tensor = torch.ones(4)
     dist.all_reduce(tensor, group=both)
     assert torch.equal(tensor, torch.full((4,), float(WORLD_SIZE)))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+from collections.abc import Callable
+
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import MismatchError, UnsupportedError
-from gradwire.torch import _compat
+from gradwire.torch import _compat, _streams
+from gradwire.torch._streams import BACK
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
@@ -47,13 +52,29 @@ def check_a_result_may_be_read_on_another_stream_that_waited() -> None:
 
 
 def check_memory_of_a_tensor_that_was_dropped_is_not_written_into_the_next() -> None:
-    for _ in range(20):
-        work = dist.all_reduce(torch.ones(1 << 18, device=GPU), async_op=True)
-        work.wait()
-        del work
-        other = torch.full((1 << 18,), 5.0, device=GPU)
+    for _ in range(3):
+        dropped_before_its_copy_back(lambda: torch.ones(1 << 18, device=GPU))
+
+
+def dropped_before_its_copy_back(make: Callable[[], torch.Tensor]) -> None:
+    """Nobody waits, so that nothing but `hold` keeps the memory of the tensor from its stream's next one."""
+    back = _streams._of_type["cuda"].side(GPU, BACK)
+    with torch.cuda.stream(torch.cuda.Stream(GPU)):
+        tensor = make()
+        elems, alive = tensor.untyped_storage().nbytes() // 4, weakref.ref(tensor)
+        with torch.cuda.stream(back):
+            torch.cuda._sleep(10 * LATE_CYCLES)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        del tensor
+        while not future.done():  # on the host: its copy back has not begun
+            time.sleep(0.001)
+        del future
+        end = time.monotonic() + 0.5
+        while alive() is not None:
+            assert time.monotonic() < end, "the tensor is still held: this tests nothing"
+        other = torch.full((elems,), 5.0, device=GPU)
         torch.cuda.synchronize()
-        assert torch.equal(other.cpu(), torch.full((1 << 18,), 5.0))
+        assert torch.equal(other.cpu(), torch.full((elems,), 5.0))
 
 
 def check_futures_are_ready_on_the_stream_that_waits_for_them() -> None:
@@ -81,6 +102,21 @@ def check_dtypes_layouts_and_both_kinds_of_memory() -> None:
     tensor = whole(100).to(GPU) if RANK else whole(100)
     dist.all_reduce(tensor)
     assert torch.equal(tensor.cpu(), total(100))
+
+
+def check_the_default_device_may_be_the_gpu() -> None:
+    tensor, matrix = whole(1000).to(GPU), whole(64).view(8, 8).t()
+    sparse = torch.sparse_coo_tensor([[RANK]], [1.0], (WORLD_SIZE,)).to(GPU)
+    values = torch.full((100,), float(RANK), device=GPU)
+    with torch.device(GPU):
+        dist.all_reduce(tensor)
+        dist.all_reduce(matrix)
+        dist.all_reduce(sparse)
+        gradwire.torch.all_reduce(values, preset="reliable", important=[True, False])
+    assert torch.equal(tensor.cpu(), total(1000))
+    assert torch.equal(matrix, total(64).view(8, 8).t())
+    assert torch.equal(sparse.to_dense().cpu(), torch.ones(WORLD_SIZE))
+    assert torch.equal(values.cpu(), torch.full((100,), (WORLD_SIZE - 1) / 2))
 
 
 def check_models_train_as_on_the_host() -> None:
@@ -124,10 +160,12 @@ def check_a_captured_graph_is_refused() -> None:
     with torch.cuda.stream(side):
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
-        work = dist.all_reduce(tensor, async_op=True)
+        works = [dist.all_reduce(tensor, async_op=True)]
+        works.append(dist.all_to_all([tensor] * WORLD_SIZE, [tensor] * WORLD_SIZE, async_op=True))
         graph.capture_end()
-    with pytest.raises(UnsupportedError, match="captured"):
-        work.wait()
+    for work in works:
+        with pytest.raises(UnsupportedError, match="captured"):
+            work.wait()
 
 
 def check_large_tensors_go_in_pieces() -> None:
@@ -150,14 +188,29 @@ def check_large_tensors_go_in_pieces() -> None:
         assert torch.equal(every_other.cpu(), total(2 * LARGE)[::2])
 
 
+def check_rows_of_large_tensors_go_in_pieces() -> None:
+    rows = torch.stack([whole(LARGE, r) for r in range(WORLD_SIZE)])
+    gathered = torch.zeros_like(rows, device=GPU)
+    own = torch.zeros(LARGE, device=GPU)
+    torch.cuda._sleep(LATE_CYCLES)
+    own.copy_(whole(LARGE))
+    dist.all_gather_into_tensor(gathered, own)
+    assert torch.equal(gathered.cpu(), rows)
+    lists = [torch.zeros(LARGE, device=GPU) for _ in range(WORLD_SIZE)]
+    dist.all_gather(lists, own)
+    assert torch.equal(torch.stack(lists).cpu(), rows)
+    scattered = torch.zeros(2 * LARGE, device=GPU)[::2]
+    torch.cuda._sleep(LATE_CYCLES)
+    gathered.mul_(2)
+    dist.reduce_scatter_tensor(scattered, gathered)
+    assert torch.equal(scattered.cpu(), 2 * WORLD_SIZE * whole(LARGE))
+    dist.reduce_scatter_tensor(gathered[RANK], gathered)  # in place
+    assert torch.equal(gathered[RANK].cpu(), 2 * WORLD_SIZE * whole(LARGE))
+
+
 def check_memory_of_a_large_tensor_that_was_dropped_is_not_written_into_the_next() -> None:
-    for _ in range(5):
-        work = dist.all_reduce(torch.ones(2 * LARGE, device=GPU)[::2], async_op=True)
-        work.wait()
-        del work
-        other = torch.full((2 * LARGE,), 5.0, device=GPU)
-        torch.cuda.synchronize()
-        assert torch.equal(other, torch.full_like(other, 5.0))
+    for _ in range(3):
+        dropped_before_its_copy_back(lambda: torch.ones(2 * LARGE, device=GPU)[::2])
 
 
 def check_a_large_reduction_that_tolerates_loss() -> None:

@@ -10,21 +10,30 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import MismatchError
+from gradwire.errors import InvalidRequestError, MismatchError
 from gradwire.torch._tolerant import link_of
 from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 GLOO = dist.new_group(backend="gloo")
 WORLD = dist.group.WORLD
 # With pieces of 1 MiB: three, the last of which is shorter.
 ELEMS = 700_001
 PIECES = 3
+# As many pieces, of a row for each of two ranks.
+ROW_ELEMS = ELEMS // 2
 PATIENCE_S = 20.0
 
 
 def whole(elems: int = ELEMS, rank: int = RANK) -> torch.Tensor:
     return torch.arange(elems, dtype=torch.float32) % 4096 + 1000 * rank
+
+
+def own_row(rank: int = RANK) -> torch.Tensor:
+    return whole(ROW_ELEMS, rank)
 
 
 def total(elems: int = ELEMS) -> torch.Tensor:
@@ -60,6 +69,100 @@ def check_a_piece_is_sent_and_brought_back_before_the_next_has_been_copied() -> 
     finished_by(lambda work: work.get_future().wait())
 
 
+def check_so_is_a_piece_of_all_rows() -> None:
+    def run(streams: OneByOne, call: Callable[[], dist.Work]) -> None:
+        on(streams, lambda: call().wait())
+        assert (streams.fetched, streams.in_vain) == (PIECES, 0)
+
+    row = own_row()
+    gathered = torch.zeros(WORLD_SIZE * ROW_ELEMS)
+    run(OneByOne(), lambda: dist.all_gather_into_tensor(gathered, row, async_op=True))
+    assert torch.equal(gathered, torch.cat([own_row(r) for r in range(WORLD_SIZE)]))
+    scattered = torch.zeros(ROW_ELEMS)
+    run(OneByOne(), lambda: dist.reduce_scatter_tensor(scattered, gathered + RANK, async_op=True))
+    assert torch.equal(scattered, WORLD_SIZE * row + sum(range(WORLD_SIZE)))
+    copied = whole()
+    on(streams := OneByOne(), lambda: dist.broadcast(copied, 1, async_op=True).wait())
+    assert torch.equal(copied, whole(rank=1))
+    assert streams.in_vain == 0
+    assert streams.fetched == (PIECES if RANK == 1 else 0)
+
+
+def check_rows_are_gathered_and_scattered_whole_in_every_form() -> None:
+    def run() -> None:
+        calls = link_of(WORLD).calls
+        rows = [own_row(r) for r in range(WORLD_SIZE)]
+        found = [torch.zeros(ROW_ELEMS) for _ in rows]
+        work = dist.all_gather(found, own_row(), async_op=True)
+        future = work.get_future().wait()
+        assert all(torch.equal(a, b) for a, b in zip(found, rows, strict=True))
+        assert [t.data_ptr() for t in future] == [t.data_ptr() for t in found], "a future of the results as a whole"
+        table = torch.zeros(WORLD_SIZE, ROW_ELEMS)
+        table[RANK] = own_row()
+        dist.all_gather_into_tensor(table, table[RANK])  # in place
+        assert torch.equal(table, torch.stack(rows))
+        columns = torch.zeros(2 * ROW_ELEMS, WORLD_SIZE).t()  # a row is in no place of its own
+        dist.all_gather_into_tensor(columns, torch.cat([own_row(), own_row()])[::2].repeat(2))
+        halves = torch.stack([torch.cat([row, row])[::2].repeat(2) for row in rows])
+        assert torch.equal(columns, halves)
+        part = torch.zeros(2 * ROW_ELEMS)[::2]
+        dist.reduce_scatter_tensor(part, table, dist.ReduceOp.AVG)
+        assert torch.equal(part, own_row())
+        parts = torch.zeros(ROW_ELEMS, dtype=torch.bfloat16)
+        dist.reduce_scatter(parts, [(row + RANK).to(torch.bfloat16) for row in rows], dist.ReduceOp.MAX)
+        assert torch.equal(parts, (own_row() + WORLD_SIZE - 1).to(torch.bfloat16))
+        dist.reduce_scatter_tensor(table[RANK], table)  # in place
+        assert torch.equal(table[RANK], WORLD_SIZE * own_row())
+        assert link_of(WORLD).calls == calls + 6, "to the caller they are six calls"
+
+    on(LazyStreams(eager_reader=True), run)
+
+
+def check_several_of_them_as_one() -> None:
+    def run() -> None:
+        tensors = [own_row(), own_row() + 1]
+        with dist._coalescing_manager(async_ops=True) as manager:
+            found = [torch.zeros(WORLD_SIZE * ROW_ELEMS) for _ in tensors]
+            for tensor, into in zip(tensors, found, strict=True):
+                dist.all_gather_into_tensor(into, tensor)
+        manager.wait()
+        for more, into in enumerate(found):
+            assert torch.equal(into, torch.cat([own_row(r) + more for r in range(WORLD_SIZE)]))
+
+    on(LazyStreams(eager_reader=True), run)
+
+
+def check_a_sharded_model_trains_as_on_the_host() -> None:
+    def trained() -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        mesh = DeviceMesh.from_group(WORLD, "cpu", mesh_dim_names=("shard",))
+        model = fully_shard(nn.Sequential(nn.Linear(800, 800), nn.Linear(800, 8)), mesh=mesh)
+        for step in range(2):
+            model(torch.linspace(step, 1 + RANK, 800).view(1, -1)).square().mean().backward()
+        return [p.grad.full_tensor().clone() for p in model.parameters()]
+
+    expected = trained()
+    streams = LazyStreams(eager_reader=True)
+    found: list[torch.Tensor] = []
+    on(streams, lambda: found.extend(trained()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def check_rows_that_do_not_fit_are_refused_as_a_whole() -> None:
+    def run() -> None:
+        calls = link_of(WORLD).calls
+        with pytest.raises(InvalidRequestError, match="elements"):
+            dist.all_gather_into_tensor(torch.zeros(WORLD_SIZE * ROW_ELEMS + 1), own_row())
+        with pytest.raises(InvalidRequestError, match="of the list is"):
+            dist.reduce_scatter(own_row(), [own_row(), own_row()[1:]])
+        assert link_of(WORLD).calls == calls
+        check = torch.zeros(WORLD_SIZE)
+        dist.all_gather_into_tensor(check, torch.ones(1))
+        assert check.sum() == WORLD_SIZE, "the group goes on"
+
+    on(LazyStreams(eager_reader=True), run)
+
+
 def check_results_are_those_of_the_whole() -> None:
     def run() -> None:
         calls = link_of(WORLD).calls
@@ -79,6 +182,8 @@ def check_results_are_those_of_the_whole() -> None:
 
 
 def check_tensors_that_are_not_contiguous() -> None:
+    streams = LazyStreams(eager_reader=True)
+
     def run() -> None:
         matrix = whole(800 * 900).view(800, 900).t()
         dist.all_reduce(matrix)
@@ -86,10 +191,13 @@ def check_tensors_that_are_not_contiguous() -> None:
         every_other = whole(2 * ELEMS)[::2]
         dist.broadcast(every_other, 0)
         assert torch.equal(every_other, whole(2 * ELEMS, 0)[::2])
-        future = dist.all_reduce(matrix, dist.ReduceOp.MAX, async_op=True).get_future()
+        matrix = whole(800 * 900).view(800, 900).t()
+        future = dist.all_reduce(matrix, async_op=True).get_future()
         assert torch.equal(future.wait()[0], total(800 * 900).view(800, 900).t())
+        held = {(t.data_ptr(), "caller") for t in (matrix, every_other)}
+        assert held <= set(streams.held), "whoever drops them gives their memory away before the copies on the device"
 
-    on(LazyStreams(eager_reader=True), run)
+    on(streams, run)
 
 
 def check_what_a_tolerant_call_leaves_behind_is_owed() -> None:
@@ -140,6 +248,19 @@ def check_host_and_device_memory_in_one_call_are_an_error_that_says_so() -> None
     def run() -> None:
         with pytest.raises(MismatchError, match="gpu_chunk_mb"):
             dist.all_reduce(whole(), group=group)
+
+    if RANK:
+        run()
+    else:
+        on(LazyStreams(), run)
+
+
+def check_so_they_are_where_rows_are_gathered() -> None:
+    group = dist.new_group()
+
+    def run() -> None:
+        with pytest.raises(MismatchError, match="gpu_chunk_mb"):
+            dist.all_gather_into_tensor(torch.zeros(WORLD_SIZE * ROW_ELEMS), own_row(), group=group)
 
     if RANK:
         run()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import MismatchError
-from gradwire.torch import _staging
+from gradwire.errors import GradwireError, MismatchError, ShutDownError
+from gradwire.torch import _sparse, _staging
+from gradwire.torch._tolerant import link_of
 from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -19,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
 WORLD = dist.group.WORLD
+PATIENCE_S = 5.0
 
 
 def whole(elems: int, rank: int = RANK) -> torch.Tensor:
@@ -72,7 +79,7 @@ def check_a_result_reaches_a_stream_only_through_its_wait() -> None:
     def run() -> None:
         tensor = torch.zeros(100)
         work = dist.broadcast(tensor if RANK else tensor + 7, 0, async_op=True)
-        while not work._has_ended():  # the operation, not the copy
+        while not work.ending.has_come():  # the operation, not the copy
             pass
         if RANK:
             assert not work.is_completed(), "the copy back has not run: nobody waited for it"
@@ -134,6 +141,23 @@ def check_sparse_sums() -> None:
     on(LazyStreams(eager_reader=True), run)
 
 
+def check_a_future_of_a_sparse_sum_is_ready_after_the_kernels_that_add() -> None:
+    streams, start = LazyStreams(eager_reader=True), _sparse.start
+
+    def with_kernels(*args: Any) -> tuple[list[Any], Callable[[], None]]:
+        works, add = start(*args)
+        return works, lambda: streams.compute(add)
+
+    def run() -> None:
+        tensor = torch.sparse_coo_tensor([[RANK]], [1.0], (4,))
+        (total,) = dist.all_reduce(tensor, async_op=True).get_future().wait()
+        assert torch.equal(total.to_dense(), torch.tensor([1.0, 1.0, 0.0, 0.0]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_sparse, "start", with_kernels)
+        on(streams, run)
+
+
 def check_models_train_as_on_the_host() -> None:
     def trained(tolerant: bool) -> list[torch.Tensor]:
         torch.manual_seed(1)
@@ -184,6 +208,22 @@ def check_buffers_are_used_again() -> None:
     on(streams, run)
 
 
+def check_a_call_that_has_ended_holds_no_memory() -> None:
+    def run() -> None:
+        tensor = torch.ones(1000)
+        alive = weakref.ref(tensor)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        del tensor
+        future.wait()
+        del future
+        end = time.monotonic() + PATIENCE_S
+        while alive() is not None and time.monotonic() < end:  # the threads may not have returned from the call yet
+            gc.collect()
+        assert alive() is None
+
+    on(LazyStreams(eager_reader=True), run)
+
+
 class Broken(LazyStreams):
     """A device whose copies fail."""
 
@@ -205,6 +245,68 @@ def check_a_copy_that_fails_is_the_works_error_and_where_all_fail_the_group_goes
     tensor = torch.ones(10)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+
+
+class Hung(LazyStreams):
+    """A device that comes to a copy out only when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(eager_reader=True)
+        self.go_on = threading.Event()
+
+    def synchronize(self, event: object) -> None:
+        self.go_on.wait()
+        super().synchronize(event)  # type: ignore[arg-type]
+
+
+def check_abort_ends_calls_whose_device_never_comes_to_the_copy() -> None:
+    group, streams = dist.new_group(), Hung()
+    link, submitted = link_of(group), []
+    submit = link._submit
+
+    def run() -> None:
+        works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
+        works.append(dist.barrier(group, async_op=True))
+        link.abort()
+        for work in works:
+            with pytest.raises(ShutDownError, match="copied"):
+                work.wait()
+        assert not submitted
+        late = dist.all_reduce(torch.ones(10), group=group, async_op=True)
+        with pytest.raises(GradwireError):
+            late.wait()
+        assert len(submitted) == 1
+        other = dist.all_reduce(
+            tensor := torch.ones(10), async_op=True
+        )  # in the thread's queue behind what it waits for
+        streams.go_on.set()
+        other.wait()
+        assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+        assert len(submitted) == 1, "what was dropped is not submitted"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "_submit", lambda call, timeout: submitted.append(call) or submit(call, timeout))
+        on(streams, run)
+
+
+class BrokenAtTheEnd(LazyStreams):
+    """A device on which nothing can be ordered once the results are on their way."""
+
+    def entered(self, stream: object) -> Any:  # noqa: ARG002
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def check_what_fails_while_a_future_is_completed_is_the_futures_error() -> None:
+    def run() -> None:
+        future = dist.all_reduce(torch.ones(10), async_op=True).get_future()
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            future.wait()
+
+    on(BrokenAtTheEnd(), run)
+    work = gradwire.torch.all_reduce(tensor := torch.ones(10), preset="reliable", async_op=True)
+    work.observer = lambda _: 1 // 0
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        work.future_of(tensor).wait()
 
 
 def check_a_copy_that_fails_on_one_rank_alone_is_an_error_on_all() -> None:

@@ -6,23 +6,35 @@
 //! paper's sender puts its own into every packet.
 
 use crate::policy::Link;
-use std::collections::BTreeMap;
+use std::collections::{btree_map, BTreeMap};
 use std::time::Duration;
 
 /// Thresholds by transfer size and peer. Sizes repeat, since the buckets of a model do.
 #[derive(Debug, Default)]
 pub(super) struct LinkThresholds {
-    entries: BTreeMap<(u64, u32), Entry>,
+    sizes: BTreeMap<u64, Links>,
     uses: u64,
 }
 
-#[derive(Debug)]
+/// Those of one size. Every receive asks for the largest: looking at all links for it would take longer in a large group than
+/// anything else that a receive costs.
+#[derive(Debug, Default)]
+struct Links {
+    entries: BTreeMap<u32, Entry>,
+    /// How many entries have each threshold.
+    thresholds: BTreeMap<Duration, u32>,
+    /// The largest time to expect of links that have had no transfer, as a call found it first: more of them have one with each
+    /// receive of that call, which begins at the time to expect.
+    unmeasured: Option<(u64, Option<Duration>)>,
+    used: u64,
+}
+
+#[derive(Debug, Default)]
 struct Entry {
     /// Transfers that have begun in this epoch.
     begun: u32,
     initial: Option<Duration>,
     shortest: Option<Duration>,
-    used: u64,
 }
 
 impl Entry {
@@ -35,42 +47,84 @@ impl LinkThresholds {
     /// A transfer begins. Its threshold; `None` until the link has been measured.
     pub(super) fn begins(&mut self, peer: u32, link: &Link, epoch: u32) -> Option<Duration> {
         self.uses += 1;
-        let key = (link.bytes as u64, peer);
-        if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&key) {
+        let bytes = link.bytes as u64;
+        if self.sizes.len() >= SIZES_MAX && !self.sizes.contains_key(&bytes) {
             self.forget_oldest();
         }
-        let entry =
-            self.entries.entry(key).or_insert(Entry { begun: 0, initial: None, shortest: None, used: 0 });
-        if entry.begun >= epoch {
-            (entry.begun, entry.initial, entry.shortest) = (0, None, None);
-        }
-        entry.initial = entry.initial.or_else(|| expected_time(link));
-        entry.begun += 1;
-        entry.used = self.uses;
-        entry.threshold()
+        let links = self.sizes.entry(bytes).or_default();
+        links.used = self.uses;
+        links.change(peer, |entry| {
+            if entry.begun >= epoch {
+                *entry = Entry::default();
+            }
+            entry.initial = entry.initial.or_else(|| expected_time(link));
+            entry.begun += 1;
+        })
     }
 
     /// All of a transfer of `bytes` bytes arrived, in this time.
     pub(super) fn on_complete(&mut self, peer: u32, bytes: u64, elapsed: Duration) {
-        if let Some(entry) = self.entries.get_mut(&(bytes, peer)) {
-            entry.shortest = Some(entry.shortest.map_or(elapsed, |shortest| shortest.min(elapsed)));
+        let links = self.sizes.get_mut(&bytes).filter(|links| links.entries.contains_key(&peer));
+        if let Some(links) = links {
+            links.change(peer, |entry| {
+                entry.shortest = Some(entry.shortest.map_or(elapsed, |shortest| shortest.min(elapsed)));
+            });
         }
     }
 
-    /// The largest threshold for transfers of `bytes` bytes; of links that have had none, the time to expect.
-    pub(super) fn slowest(&self, bytes: usize, links: impl Iterator<Item = (u32, Link)>) -> Option<Duration> {
-        let of = |(peer, link): (u32, Link)| match self.entries.get(&(bytes as u64, peer)) {
-            Some(entry) => entry.threshold(),
-            None => expected_time(&link),
-        };
-        links.filter_map(of).max()
+    /// The largest threshold for transfers of `bytes` bytes, of which one is part of the call of this number; of links that have had
+    /// none, the time to expect.
+    pub(super) fn slowest(
+        &mut self,
+        bytes: usize,
+        call: u64,
+        links: impl ExactSizeIterator<Item = (u32, Link)>,
+    ) -> Option<Duration> {
+        let of_size = self.sizes.entry(bytes as u64).or_default();
+        let learned = of_size.thresholds.last_key_value().map(|(threshold, _)| *threshold);
+        if of_size.entries.len() >= links.len() {
+            return learned;
+        }
+        learned.max(of_size.unmeasured(call, links))
     }
 
     fn forget_oldest(&mut self) {
-        let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
-        if let Some(key) = oldest {
-            self.entries.remove(&key);
+        let oldest = self.sizes.iter().min_by_key(|(_, links)| links.used).map(|(bytes, _)| *bytes);
+        if let Some(bytes) = oldest {
+            self.sizes.remove(&bytes);
         }
+    }
+}
+
+impl Links {
+    /// Changes the entry of a peer, which is new if there was none. Its threshold.
+    fn change(&mut self, peer: u32, change: impl FnOnce(&mut Entry)) -> Option<Duration> {
+        let entry = self.entries.entry(peer).or_default();
+        let before = entry.threshold();
+        change(entry);
+        let after = entry.threshold();
+        if let Some(before) = before {
+            if let btree_map::Entry::Occupied(mut count) = self.thresholds.entry(before) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+        if let Some(after) = after {
+            *self.thresholds.entry(after).or_default() += 1;
+        }
+        after
+    }
+
+    fn unmeasured(&mut self, call: u64, links: impl Iterator<Item = (u32, Link)>) -> Option<Duration> {
+        if let Some((_, slowest)) = self.unmeasured.filter(|(of, _)| *of == call) {
+            return slowest;
+        }
+        let have_none = links.filter(|(peer, _)| !self.entries.contains_key(peer));
+        let slowest = have_none.filter_map(|(_, link)| expected_time(&link)).max();
+        self.unmeasured = Some((call, slowest));
+        slowest
     }
 }
 
@@ -80,8 +134,8 @@ fn expected_time(link: &Link) -> Option<Duration> {
     Some(link.transfer_time(1.0)?.saturating_add(link.stats.rtt_min * 3 / 2))
 }
 
-/// Buckets of a model times peers, far more than a job has.
-const ENTRIES_MAX: usize = 4096;
+/// Sizes of a model's transfers, which its buckets have two of each: far more than a job has.
+const SIZES_MAX: usize = 256;
 
 #[cfg(test)]
 mod tests {
@@ -146,22 +200,57 @@ mod tests {
     fn the_slowest_link_is_the_largest_threshold_learned_or_expected() {
         let mut links = LinkThresholds::default();
         let all = || (1..4).map(|peer| (peer, link(1_000_000)));
-        assert_eq!(links.slowest(1_000_000, all()), Some(INITIAL));
+        assert_eq!(links.slowest(1_000_000, 0, all()), Some(INITIAL));
         for (peer, elapsed) in [(1, 10), (2, 50), (3, 12)] {
             links.begins(peer, &link(1_000_000), 10);
             links.on_complete(peer, 1_000_000, ms(elapsed));
+            // The others are expected to take as long as before.
+            let slowest = if peer == 3 { ms(50) } else { INITIAL.max(ms(elapsed)) };
+            assert_eq!(links.slowest(1_000_000, 1, all()), Some(slowest), "peer {peer}");
         }
-        assert_eq!(links.slowest(1_000_000, all()), Some(ms(50)));
+        links.on_complete(2, 1_000_000, ms(11));
+        assert_eq!(links.slowest(1_000_000, 2, all()), Some(ms(12)), "the largest one has become shorter");
+    }
+
+    #[test]
+    fn the_slowest_link_is_found_without_asking_all_of_a_large_group_for_each_transfer() {
+        let (mut links, asked) = (LinkThresholds::default(), std::cell::Cell::new(0));
+        let all = || {
+            let of = |peer| {
+                asked.set(asked.get() + 1);
+                (peer, link(1_000_000))
+            };
+            (0..1000).map(of)
+        };
+        for call in 0..3 {
+            for peer in 0..1000 {
+                links.begins(peer, &link(1_000_000), 10);
+                assert_eq!(links.slowest(1_000_000, call, all()), Some(INITIAL));
+            }
+        }
+        assert_eq!(asked.get(), 1000, "once, before each of them had a transfer");
+    }
+
+    #[test]
+    fn sizes_of_a_model_are_kept_for_every_peer_of_a_large_group() {
+        let mut links = LinkThresholds::default();
+        for bytes in (1..41).map(|size| size * 1408) {
+            for peer in 0..1000 {
+                links.begins(peer, &link(bytes), 10);
+                links.on_complete(peer, bytes as u64, ms(1));
+            }
+        }
+        assert_eq!(links.begins(0, &link(1408), 10), Some(ms(1)));
     }
 
     #[test]
     fn a_job_of_ever_new_sizes_costs_bounded_memory() {
         let mut links = LinkThresholds::default();
-        for bytes in 1..ENTRIES_MAX + 10 {
+        for bytes in 1..SIZES_MAX + 10 {
             links.begins(1, &link(bytes), 10);
             links.on_complete(1, bytes as u64, ms(1));
         }
-        assert_eq!(links.entries.len(), ENTRIES_MAX);
-        assert_eq!(links.begins(1, &link(ENTRIES_MAX), 10), Some(ms(1)), "the latest are kept");
+        assert_eq!(links.sizes.len(), SIZES_MAX);
+        assert_eq!(links.begins(1, &link(SIZES_MAX), 10), Some(ms(1)), "the latest are kept");
     }
 }

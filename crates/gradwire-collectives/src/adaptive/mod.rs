@@ -61,19 +61,19 @@ impl Adaptive {
         warm_up_of(policy).and_then(|_| self.timeout.limit())
     }
 
-    /// Thresholds for a transfer over `link` from `peer`, part of a reduction of `bytes` bytes. `others`: the links from
+    /// Thresholds for a transfer over `link` from `peer`, part of reduction number `call`, of `bytes` bytes. `others`: the links from
     /// all ranks.
     pub(crate) fn learned(
         &mut self,
         policy: &Policy,
-        (stage, bytes): (Stage, usize),
+        (call, stage, bytes): (u64, Stage, usize),
         (peer, link): (u32, &Link),
-        others: impl Iterator<Item = (u32, Link)>,
+        others: impl ExactSizeIterator<Item = (u32, Link)>,
     ) -> Learned {
         let mut learned = Learned::default();
         if let Some(rule) = policy.soft {
             learned.soft = self.links.begins(peer, link, rule.epoch);
-            learned.slowest_link = self.links.slowest(link.bytes, others);
+            learned.slowest_link = self.links.slowest(link.bytes, call, others);
         }
         if times_stages(policy) {
             learned.stage_limit = self.timeout.limit_of(bytes);

@@ -256,7 +256,7 @@ impl Group {
         let link_of = |peer: &Peer| Link { stats: peer.connection().stats(), bytes, incast: peer.incast };
         let (peer, link) = (peers[slot].rank, link_of(&peers[slot]));
         let links = peers.iter().map(|peer| (peer.rank, link_of(peer)));
-        let learned = adaptive.learned(policy, (stage, op.bytes()), (peer, &link), links);
+        let learned = adaptive.learned(policy, (op.sequence(), stage, op.bytes()), (peer, &link), links);
         (policy.contract(stage, &link, &learned), told)
     }
 
@@ -329,8 +329,11 @@ impl Group {
     }
 
     fn on_connected(&mut self, slot: usize) {
-        let was_connected = std::mem::replace(&mut self.peers[slot].is_connected, true);
-        if !was_connected && self.peers.iter().all(|peer| peer.is_connected) {
+        if std::mem::replace(&mut self.peers[slot].is_connected, true) {
+            return;
+        }
+        self.unconnected -= 1;
+        if self.unconnected == 0 {
             self.events.push_back(GroupEvent::Connected);
         }
     }

@@ -31,6 +31,24 @@ use crate::agreement::AgreedNetwork;
 use crate::Algorithm;
 use std::time::Duration;
 
+impl AgreedNetwork {
+    /// A network that loses nothing, for plans of one that is not there. `rate`: bytes per second of one rank's link.
+    #[must_use]
+    pub const fn lossless(rtt: Duration, rate: u64) -> Self {
+        Self { rtt, rate, packet_loss: 0.0, loss: 0.0 }
+    }
+
+    /// How long an all-reduce of `bytes` bytes takes by the model that `auto` chooses by, among `world_size` ranks that all send at
+    /// once. `None`: the model does not know the schedule.
+    #[must_use]
+    pub fn time_of(&self, algorithm: Algorithm, bytes: usize, world_size: u32) -> Option<Duration> {
+        let is_known =
+            matches!(algorithm, Algorithm::Transpose | Algorithm::Ring | Algorithm::HalvingDoubling);
+        let job = Job { bytes, world_size, incast: world_size.max(2) - 1, loss_bound: 0.0 };
+        is_known.then(|| job.time(algorithm, self))
+    }
+}
+
 /// What is reduced, over what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {

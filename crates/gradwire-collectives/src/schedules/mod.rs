@@ -208,11 +208,6 @@ fn piece_bytes(request: &Request, place: Place) -> usize {
     }
 }
 
-/// Transfers between two ranks beside the two of a small all-reduce, or of each step.
-pub(crate) fn further_transfers(bytes: usize) -> usize {
-    1 + bytes.div_ceil(PIECE_BYTES)
-}
-
 /// Of halves: what the lower bits of their sums take at most. Behind a late rank the others wait with what is beyond it, so
 /// it is no smaller than it has to be: three quarters of what an all-reduce may take beside the tensor.
 const PIECE_BYTES: usize = 48 << 20;

@@ -17,7 +17,9 @@
 //!
 //! Halves are summed in float32, whose lower bits take as much memory as the shard while one rank is late ([`crate::halves`]). So a
 //! large shard of them is contributed in pieces, each a transfer of its own: receives of the next one are posted when all
-//! ranks' part of this one is in, and what is not posted waits at its sender.
+//! ranks' part of this one is in, and what is not posted waits at its sender. There it holds a slot, so of what may be sent the
+//! earliest piece goes first, whoever owns it: a rank that has a piece left to send is never out of slots for later ones alone,
+//! which would wait in turn for what other ranks hold back.
 //!
 //! In place, the result of a shard must not overwrite what is still being sent: the receive of stage two is posted
 //! when the send of the same memory has concluded.
@@ -26,6 +28,8 @@ use super::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::layout::Layout;
 use crate::memory::{Memory, Pool, Side};
 use crate::settings::CallSettings;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// A rank that reduces a shard, and sends the result to everybody.
@@ -60,9 +64,10 @@ pub(super) struct Transpose {
     contributions_open: u32,
     /// Sends of each stage that may be posted beside those that are open.
     slots: [u32; 2],
-    /// The owner that gets the next contribution, and the distance to the receiver of the next result; beyond the last
-    /// one: none is left, or none is there yet.
-    next_contribution: usize,
+    /// Pieces that may be sent when there is a slot, with the place of their owner among `owners`: of each the first one whose
+    /// predecessor has concluded. The earliest comes first.
+    waiting: BinaryHeap<Reverse<(usize, usize)>>,
+    /// The distance to the receiver of the next result; beyond the last one: none is left, or none is there yet.
     next_result: u32,
 }
 
@@ -72,7 +77,7 @@ impl Transpose {
         Self {
             place,
             layout,
-            next_contribution: owners.len(),
+            waiting: BinaryHeap::with_capacity(owners.len()),
             owners,
             own,
             in_place: false,
@@ -152,11 +157,18 @@ impl Transpose {
     }
 
     /// Sends piece `number` of what this rank contributes to the shard of `owner`, if there is one.
-    fn contribute(&self, owner: &Owner, number: usize, posts: &mut Vec<Post>) -> bool {
-        let Some(range) = self.piece(&owner.shard, number) else { return false };
+    fn contribute(&self, owner: &Owner, number: usize, posts: &mut Vec<Post>) {
+        let Some(range) = self.piece(&owner.shard, number) else { return };
         let (to, index, loss) = (owner.rank, index_of_piece(number), contribution_loss(range.len()));
         posts.push(Post::Send { to, index, side: Side::Input, range, weights: None, loss });
-        true
+    }
+
+    /// The piece behind `number` may be sent, if there is one.
+    fn queue_after(&mut self, number: usize, to: u32) {
+        let Some(at) = self.owners.iter().position(|owner| owner.rank == to) else { return };
+        if self.piece(&self.owners[at].shard, number + 1).is_some() {
+            self.waiting.push(Reverse((number + 1, at)));
+        }
     }
 
     fn owner_at(&self, rank: u32) -> Option<Owner> {
@@ -202,14 +214,14 @@ impl Transpose {
 
     /// Posts sends while there are slots.
     fn post_sends(&mut self, posts: &mut Vec<Post>) {
-        while self.slots[REDUCE as usize] > 0 && self.next_contribution < self.owners.len() {
-            let owner = self.owners[self.next_contribution].clone();
-            self.next_contribution += 1;
+        while self.slots[REDUCE as usize] > 0 {
+            let Some(Reverse((number, at))) = self.waiting.pop() else { break };
+            let owner = self.owners[at].clone();
             self.slots[REDUCE as usize] -= 1;
-            if self.has_settings {
+            if self.has_settings && number == 0 {
                 self.post_settings(owner.rank, posts);
             }
-            self.contribute(&owner, 0, posts);
+            self.contribute(&owner, number, posts);
         }
         while self.slots[GATHER as usize] > 0 && self.next_result <= self.place.peers() {
             let to = self.place.after(self.next_result);
@@ -224,7 +236,7 @@ impl Transpose {
 
 impl Schedule for Transpose {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
-        self.next_contribution = 0;
+        self.waiting.extend((0..self.owners.len()).map(|at| Reverse((0, at))));
         self.post_sends(posts);
         if !self.in_place {
             self.owners.iter().for_each(|owner| self.expect_result(owner, posts));
@@ -264,23 +276,20 @@ impl Schedule for Transpose {
     }
 
     fn on_concluded(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
-        let number = piece_of_index(index);
-        if index == SETTINGS {
-            return;
-        }
-        if let (Some(number), Some(owner)) = (number, self.owner_at(to)) {
-            // It keeps its slot.
-            if self.contribute(&owner, number + 1, posts) {
-                return;
+        let stage = match (index, piece_of_index(index)) {
+            (SETTINGS, _) => return,
+            (_, None) => GATHER,
+            (_, Some(number)) => {
+                self.queue_after(number, to);
+                REDUCE
             }
-        }
-        let stage = if number.is_some() { REDUCE } else { GATHER };
+        };
         self.slots[stage as usize] = self.slots[stage as usize].saturating_add(1);
         self.post_sends(posts);
     }
 
     fn has_more(&self) -> bool {
-        self.next_contribution < self.owners.len() || self.next_result <= self.place.peers()
+        !self.waiting.is_empty() || self.next_result <= self.place.peers()
     }
 }
 
@@ -468,6 +477,61 @@ mod tests {
         rank.schedule.on_received(0, 5, &mut rank.memory, &mut posts);
         rank.schedule.on_received(2, 5, &mut rank.memory, &mut posts);
         assert_eq!(sends(&posts), [(2, GATHER, own.len()), (0, GATHER, own.len())]);
+    }
+
+    /// How many of the ranks finish their sum where a receive takes what was sent before or after it, in any order of ranks.
+    fn sums_finished(world_size: u32, incast: u32, pieces: usize) -> usize {
+        let bytes = 64 * pieces * world_size as usize;
+        let mut ranks: Vec<Rank> = (0..world_size)
+            .map(|rank| {
+                let mut made = Rank::with_bytes(rank, world_size, incast, bytes);
+                made.schedule = made.schedule.in_pieces(64);
+                made
+            })
+            .collect();
+        let (mut posts, mut pool) = (Vec::new(), Pool::default());
+        let (mut sent, mut awaited, mut summed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut take =
+            |rank: u32, posts: &mut Vec<Post>, sent: &mut BTreeSet<_>, awaited: &mut BTreeSet<_>| {
+                for post in posts.drain(..) {
+                    match post {
+                        Post::Send { index: GATHER, .. } => _ = summed.insert(rank),
+                        Post::Send { to, index, .. } => _ = sent.insert((rank, to, index)),
+                        Post::Receive { index: GATHER, .. } => {}
+                        Post::Receive { from, index, .. } => _ = awaited.insert((from, rank, index)),
+                    }
+                }
+            };
+        for rank in 0..world_size {
+            let one = &mut ranks[rank as usize];
+            one.schedule.start(&mut one.memory, &mut pool, &mut posts);
+            take(rank, &mut posts, &mut sent, &mut awaited);
+        }
+        while let Some(met) = sent.intersection(&awaited).copied().next() {
+            let (from, to, index) = met;
+            sent.remove(&met);
+            awaited.remove(&met);
+            let receiver = &mut ranks[to as usize];
+            receiver.schedule.on_received(from, index, &mut receiver.memory, &mut posts);
+            take(to, &mut posts, &mut sent, &mut awaited);
+            let sender = &mut ranks[from as usize].schedule;
+            sender.on_sent(to, index, &mut posts);
+            sender.on_concluded(to, index, &mut posts);
+            take(from, &mut posts, &mut sent, &mut awaited);
+        }
+        summed.len()
+    }
+
+    #[test]
+    fn pieces_of_all_shards_arrive_with_any_incast_factor() {
+        for world_size in 2..=8 {
+            for incast in 1..world_size {
+                for pieces in 1..=5 {
+                    let case = format!("{world_size} ranks, incast {incast}, {pieces} pieces");
+                    assert_eq!(sums_finished(world_size, incast, pieces), world_size as usize, "{case}");
+                }
+            }
+        }
     }
 
     /// The rank that owns the first shard of a bucket in collective `sequence`, as each rank sees it.

@@ -153,10 +153,9 @@ impl Important {
         Some(Self { words: marks.words.into(), layout: bucket.grid.layout })
     }
 
-    /// Those of the shard that begins at byte `start`.
-    pub(crate) fn of_shard(&self, start: usize) -> ChunkSet {
-        let first = self.layout.index_at(start) * self.layout.chunks_per_shard();
-        ChunkSet::new(Arc::clone(&self.words), first as u32)
+    /// Those from byte `start` on, where a shard begins or a piece of one.
+    pub(crate) fn from(&self, start: usize) -> ChunkSet {
+        ChunkSet::new(Arc::clone(&self.words), self.layout.chunk_at(start) as u32)
     }
 }
 
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shards_packets_are_found_by_where_it_begins() {
+    fn the_packets_of_a_shard_and_of_a_piece_are_found_by_where_it_begins() {
         let values = vec![0; 4 * 1_000_000];
         let bucket = Bucket::new(Dtype::F32, &values, 3, 1_408, 0);
         let mut marks = bucket.marks();
@@ -193,10 +192,17 @@ mod tests {
         let layout = bucket.grid.layout;
         let important = Important { words: marks.words.into(), layout };
         for shard in (0..3).map(|index| layout.shard(index)) {
-            let set = important.of_shard(shard.start);
-            for (chunk, start) in shard.clone().step_by(1_408).enumerate() {
-                let expected = chosen.iter().any(|(_, packet)| packet.start == start);
-                assert_eq!(set.contains(chunk as u32), expected, "chunk {chunk} of the shard {shard:?}");
+            for before in [0, 1, 17] {
+                let part = shard.start + before * 1_408..shard.end;
+                let set = important.from(part.start);
+                for (chunk, start) in part.clone().step_by(1_408).enumerate() {
+                    let expected = chosen.iter().any(|(_, packet)| packet.start == start);
+                    assert_eq!(
+                        set.contains(chunk as u32),
+                        expected,
+                        "chunk {chunk} of {part:?} in {shard:?}"
+                    );
+                }
             }
         }
     }

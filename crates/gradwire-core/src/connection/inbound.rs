@@ -63,9 +63,6 @@ impl Connection {
         self.paths.on_heard(header.path);
         self.transit.on_packet(now, header.sent_at_us);
         let mut reader = Reader::new(body);
-        if matches!(header.kind, Kind::Ack | Kind::Status) {
-            self.on_flooded(header.flags.contains(Flags::FLOODED));
-        }
         if self.liveness.is_aborting() && !matches!(header.kind, Kind::Abort | Kind::Goodbye) {
             self.on_heard(now);
             self.repeat_abort(now);
@@ -94,6 +91,9 @@ impl Connection {
             Kind::Abort => self.on_abort(header.flags.contains(Flags::REPLY), reader.array()?),
             // The engine takes those out before.
             Kind::Members => return Err(DropReason::Implausible),
+        }
+        if matches!(header.kind, Kind::Ack | Kind::Status) {
+            self.on_flooded(header.flags.contains(Flags::FLOODED));
         }
         self.on_heard(now);
         Ok(None)

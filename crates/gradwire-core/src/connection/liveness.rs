@@ -163,14 +163,6 @@ impl Liveness {
         self.hello_reply = Some((sent_at_us, path));
     }
 
-    /// This rank looks at the clock. A heartbeat is due several times in half the longest silence: a rank that looks so late
-    /// stood still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
-    fn on_awake(&mut self, now: Timestamp, silence_max: Duration) {
-        if now.since(self.awake_at) > silence_max / 2 {
-            self.heard_at = now;
-        }
-    }
-
     /// What is due now, taken off the list.
     pub(super) fn next_due(&mut self, now: Timestamp, heartbeat: Duration, pause: Duration) -> Option<Due> {
         if self.hello_reply.is_some() {
@@ -338,11 +330,13 @@ impl Connection {
         self.liveness.heard_at = now;
     }
 
-    /// This rank looks at the clock.
+    /// This rank looks at the clock. A heartbeat is due several times in half the longest silence: a rank that looks so late
+    /// stood still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
     pub(super) fn on_awake(&mut self, now: Timestamp) {
+        let asleep = now.since(self.liveness.awake_at);
         // The longest silence is several heartbeats, and takes longer to find than one packet should.
-        if now.since(self.liveness.awake_at) > self.config.heartbeat() {
-            self.liveness.on_awake(now, self.silence_max());
+        if asleep > self.config.heartbeat() && asleep > self.silence_max() / 2 {
+            self.liveness.heard_at = now;
         }
         self.liveness.awake_at = now;
     }

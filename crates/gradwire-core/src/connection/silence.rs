@@ -47,7 +47,8 @@ impl Silence {
 impl Connection {
     // claim: faults/adaptive-peer-timeout
     /// The silence after which the peer counts as lost: the peer timeout until as much time has shown how late its signs of
-    /// life come, and then five times the longest pause of the last minutes, at least 3 s, at most the peer timeout.
+    /// life come, and then five times the longest pause of the last minutes and the wait for an answer: at least half of the peer
+    /// timeout, and 3 s, which is more where that is below 6 s; at most the peer timeout.
     #[must_use]
     pub fn silence_max(&self) -> Duration {
         self.silence.longest(&self.config, self.probe_timeout())
@@ -58,7 +59,7 @@ impl Connection {
 /// to ours. At a loss of 30 % those of five in a row are lost once in 12,000 times, and a pause of two, which makes it ten, once in six.
 const PAUSES: u32 = 5;
 /// A busy host may not let a healthy thread run for a second or two, however punctual it was before. Who has set a shorter peer
-/// timeout wants to risk that.
+/// timeout wants to risk that. This is more than five heartbeats, of a tenth of the peer timeout each, where that is below 6 s.
 const SILENCE_MIN: Duration = Duration::from_secs(3);
 /// A pause is remembered for one to two windows of so many peer timeouts, minutes: as long as between two checkpoints, when hosts
 /// are busiest.

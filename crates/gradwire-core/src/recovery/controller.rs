@@ -41,7 +41,17 @@ impl Controller {
 
     fn of(law: Law, settings: &ControllerSettings) -> Self {
         let (incast, packet_bytes) = (IncastBound::new(settings), settings.packet_bytes);
-        Self { law, incast, flooded: FloodedPath::default(), packet_bytes }
+        Self { law, incast, flooded: FloodedPath::new(settings.incast), packet_bytes }
+    }
+
+    /// A fresh one in place of this, whose path is another now. A flood goes on, and with it what is held: it is the most that is known.
+    #[must_use]
+    pub fn restarted(&self, kind: ControllerKind, settings: &ControllerSettings) -> Self {
+        let new = Self::new(kind, settings);
+        match self.is_flooded() {
+            true => Self { flooded: self.flooded, ..new },
+            false => new,
+        }
     }
 
     /// Another transport, which knows no incast.
@@ -103,12 +113,12 @@ impl RateController for Controller {
     }
 
     fn on_ack(&mut self, sample: &AckSample) {
-        self.flooded.on_ack(sample, self.bandwidth());
         // Of the path it would learn what a flood leaves of it, and from packets that are sent several times nothing at all.
         if !self.is_flooded() {
             self.incast.on_ack(sample);
             forward!(mut self, controller => controller.on_ack(sample));
         }
+        self.flooded.on_ack(sample, self.incast.share_of(self.bandwidth()));
     }
 
     fn on_idle_restart(&mut self, now: Timestamp) {
@@ -122,15 +132,21 @@ impl RateController for Controller {
 
     fn on_incast(&mut self, flows: u32, paths: u32) {
         self.incast.on_incast(flows, paths);
+        self.flooded.on_incast(flows);
         forward!(mut self, controller => controller.on_incast(flows, paths));
     }
 
     fn cwnd(&self) -> u64 {
-        self.flooded.window(self.incast.window(forward!(self, controller => controller.cwnd())))
+        let cwnd = forward!(self, controller => controller.cwnd());
+        if !self.is_flooded() {
+            return self.incast.window(cwnd);
+        }
+        // Twice what may be under way: what is lost counts as in flight until that is known, a round trip later.
+        self.incast.window(self.flooded.window(cwnd / 2, self.pacing_rate())).saturating_mul(2)
     }
 
     fn pacing_rate(&self) -> u64 {
-        self.flooded.pace(self.incast.pace(forward!(self, controller => controller.pacing_rate())))
+        self.incast.pace(self.flooded.pace(forward!(self, controller => controller.pacing_rate())))
     }
 
     fn bandwidth(&self) -> u64 {

@@ -53,6 +53,25 @@ fn an_incast_of_seven_loses_less_than_a_percent_in_a_small_switch_buffer() {
     }
 }
 
+// test of: faults/holds-its-rate-in-a-flood
+#[test]
+fn seven_senders_that_hold_their_rates_in_a_flood_lose_no_half_of_an_incast_to_each_other() {
+    for (kind, mbit, rtt) in kinds_and_paths() {
+        let link =
+            Link { rate: mbit * MBIT, rtt, buffer_packets: BUFFER, loss_per_mille: 0, slice: Duration::ZERO };
+        let mut world = World::new(kind, link, 7, 7);
+        (0..5).for_each(|_| _ = world.deliver(PACKETS));
+        world.run(Duration::from_millis(20));
+        world.set_flooded(true);
+        (0..5).for_each(|_| _ = world.deliver(PACKETS));
+        let counters = world.run(Duration::from_millis(20));
+        let (sent, lost) =
+            counters.iter().fold((0, 0), |(sent, lost), c| (sent + c.sent, lost + c.overflowed));
+        // Each may have twice in flight what fits, and up to half of that would overflow; a quarter where the paces are right.
+        assert!(lost * 4 < sent, "{kind:?}, {mbit} Mbit/s, {rtt:?}: {lost} of {sent}");
+    }
+}
+
 /// The figures that docs/papers.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
 #[test]
 #[ignore = "prints figures for docs/papers.md and asserts nothing"]
@@ -76,6 +95,7 @@ enum Step {
     Ack(AckSample),
     Restart,
     Incast(u32),
+    Flooded(bool),
 }
 
 fn steps() -> impl Strategy<Value = (u64, Step)> {
@@ -100,8 +120,8 @@ fn steps() -> impl Strategy<Value = (u64, Step)> {
                 })
             },
         );
-    let step =
-        prop_oneof![2 => sent, 6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast)];
+    let step = prop_oneof![2 => sent, 6 => ack, 1 => Just(Step::Restart), 1 => any::<u32>().prop_map(Step::Incast),
+        1 => any::<bool>().prop_map(Step::Flooded)];
     (prop_oneof![Just(0), 0_u64..5_000_000, Just(20_000_000_000)], step)
 }
 
@@ -123,6 +143,7 @@ proptest! {
                 Step::Ack(sample) => controller.on_ack(&AckSample { now, ..sample }),
                 Step::Restart => controller.on_idle_restart(now),
                 Step::Incast(senders) => controller.on_incast(senders, 1),
+                Step::Flooded(is_flooded) => controller.set_flooded(is_flooded),
             }
             prop_assert!(controller.cwnd() >= 2 * PACKET, "window {}", controller.cwnd());
             prop_assert!(controller.pacing_rate() > 0);

@@ -167,6 +167,16 @@ impl IncastBound {
         rate.min(most.saturating_add(most / PACE_MORE))
     }
 
+    /// This flow's part of a bandwidth that was estimated, bytes per second: the largest sample may be
+    /// of a moment without the others. Zero before the first round trip.
+    pub(super) fn share_of(&self, bandwidth: u64) -> u64 {
+        if self.share.is_known() {
+            bandwidth.min(self.rate.get())
+        } else {
+            bandwidth
+        }
+    }
+
     /// At most this of a burst, bytes.
     pub(super) fn burst(&self, burst: u64) -> u64 {
         if self.share.is_known() {

@@ -73,6 +73,11 @@ enum Event {
         flow: usize,
         sent_at: u64,
     },
+    /// Answers a probe before any packet has arrived: the first ones were lost together.
+    NothingArrived {
+        flow: usize,
+        probed_at: u64,
+    },
     Wake {
         flow: usize,
     },
@@ -167,6 +172,11 @@ impl World {
         self.flows[flow].controller = Controller::rival(&settings(1));
     }
 
+    /// What the receiver says to all flows.
+    pub(super) fn set_flooded(&mut self, is_flooded: bool) {
+        self.flows.iter_mut().for_each(|flow| flow.controller.set_flooded(is_flooded));
+    }
+
     pub(super) fn controller(&self, flow: usize) -> &Controller {
         &self.flows[flow].controller
     }
@@ -205,6 +215,10 @@ impl World {
                 }
                 self.send(flow);
             }
+            Event::NothingArrived { flow, probed_at } => {
+                self.flows[flow].on_answer(self.now, Timestamp::from_nanos(probed_at));
+                self.send(flow);
+            }
             Event::Wake { flow } => {
                 if self.now >= self.flows[flow].wake_at {
                     self.flows[flow].on_wake(self.now);
@@ -233,7 +247,11 @@ impl World {
 
     fn acknowledge(&mut self, flow: usize, probed_at: u64) {
         let receiver = &mut self.flows[flow];
-        let Some((echo, arrived)) = receiver.newest.filter(|_| receiver.unacked > 0 || probed_at > 0) else {
+        if receiver.unacked == 0 && probed_at == 0 {
+            return;
+        }
+        let Some((echo, arrived)) = receiver.newest else {
+            self.at(self.now + self.link.rtt / 2, Event::NothingArrived { flow, probed_at });
             return;
         };
         receiver.unacked = 0;

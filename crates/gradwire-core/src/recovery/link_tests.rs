@@ -238,6 +238,20 @@ fn a_link_that_loses_everything_for_a_while_is_used_again() {
     assert!(used >= 0.9, "used {used:.3}");
 }
 
+/// As the last of many flows does that start into a full buffer: the receiver knows of nothing, and says that when asked.
+#[test]
+fn a_flow_whose_first_window_is_lost_begins_again_when_it_is_told() {
+    for kind in ControllerKind::ALL {
+        let mut world = World::new(kind, Link { loss_per_mille: 1_000, ..link(100, ms(1), 64) }, 1, 1);
+        world.set_active(0, true);
+        world.run(ms(1));
+        world.link.loss_per_mille = 0;
+        world.run(ms(500));
+        let used = delivered(&world.run(ms(500))) as f64 / (100.0 * MBIT as f64 * 0.5);
+        assert!(used >= 0.9, "{kind:?}: used {used:.3}");
+    }
+}
+
 #[test]
 fn the_estimate_is_the_link() {
     let mut world = World::new(KIND, link(100, ms(1), 64), 1, 1);

@@ -12,6 +12,7 @@
 //! that had not ended are made again among those who are left (`calls`); a result that one of them has is sent to the others.
 //! `active/continuing.rs` applies it to the group.
 
+mod admission;
 mod calls;
 mod note;
 mod sync;
@@ -24,9 +25,11 @@ use crate::group::ReservedIds;
 use crate::lineage::Lineage;
 use crate::rendezvous::Record;
 use crate::{EpochStats, JoinError, JoinedStats, LostStats};
+use admission::Admission;
 use gradwire_collectives::{Collective, OpError, OpId, Request};
 use gradwire_core::Timestamp;
 use gradwire_membership::{Epoch, Event, Member, Membership, Message, Settings};
+use note::AHEAD_MAX;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,9 +75,7 @@ pub(crate) struct Succession {
     joined: Vec<JoinedStats>,
     /// The latest life of each rank that was admitted, whether it has come or not.
     admitted: BTreeMap<u32, Record>,
-    /// Call before which they may come, and whether they still may.
-    boundary: u64,
-    admits: bool,
+    admission: Admission,
     /// This rank has joined and has made no call.
     is_new: bool,
     /// The latest that each member said, and that was said to it.
@@ -122,7 +123,8 @@ impl Succession {
         let repeat = (peer_timeout / REPEATS).max(REPEAT_MIN);
         // Who promises at once is not waited for; only a second loss in the middle of it costs an attempt.
         let attempt = peer_timeout / 2;
-        let settings = Settings { repeat, attempt, patience: attempt * ATTEMPTS_MAX };
+        let patience = attempt * ATTEMPTS_MAX;
+        let settings = Settings { repeat, attempt, patience, unheard: UNHEARD };
         Self {
             lineage,
             phase,
@@ -139,8 +141,7 @@ impl Succession {
             lost: Vec::new(),
             joined: Vec::new(),
             admitted: BTreeMap::new(),
-            boundary: 0,
-            admits: false,
+            admission: Admission::default(),
             is_new: true,
             heard: BTreeMap::new(),
             said: BTreeMap::new(),
@@ -256,14 +257,13 @@ impl Succession {
             return refused("a life as late is known");
         }
         self.admitted.insert(rank, record);
-        (self.boundary, self.admits) = (self.calls.next() + 1, true);
+        self.admission.open(joiner, self.calls.next());
         Ok((joiner, self.lineage.running(self.epoch, &self.lives)))
     }
 
     /// The call with this number was made here.
     pub(crate) fn called(&mut self, number: u64) {
-        if self.admits && number >= self.boundary {
-            self.admits = false;
+        if self.admission.called(number) {
             self.membership.forget_joiners();
         }
     }
@@ -334,7 +334,8 @@ impl Succession {
     /// Whether a rank that wants to join is heard: between two calls, by the first of the members alone, or because it is one already and
     /// does not know.
     fn takes_in(&self, joiner: Member) -> bool {
-        self.membership.epoch().has(joiner) || (self.admits && self.lives.first() == Some(&self.me))
+        self.membership.epoch().has(joiner)
+            || (self.admission.is_open_to(joiner) && self.lives.first() == Some(&self.me))
     }
 
     /// Members that do not answer under the present epoch, by its numbers.
@@ -432,7 +433,7 @@ impl Succession {
         self.said.clear();
         for (member, id) in epoch.members.iter().zip(&ids.by_rank) {
             if let Some(id) = id {
-                let (is_new, boundary) = (self.is_new, self.boundary);
+                let (is_new, boundary) = (self.is_new, self.admission.boundary());
                 let (epoch, connection, asks) = (epoch.number, id.value(), false);
                 let ready = Ready { epoch, connection, below, next, asks, is_new, boundary };
                 self.said.insert(*member, ready);
@@ -485,6 +486,9 @@ impl Succession {
                 self.calls.begin_at(all().map(|ready| ready.boundary).max()?);
             }
             let unsure = all().map(|ready| ready.below).min()?..all().map(|ready| ready.next).max()?;
+            if unsure.end - unsure.start > AHEAD_MAX {
+                return Some(self.end(AT_ODDS));
+            }
             let phase = std::mem::replace(&mut self.phase, Phase::Running);
             let Phase::Forming(forming) = phase else { return None };
             return Some(Step::Reform(forming, unsure));
@@ -522,13 +526,16 @@ fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {
     epoch.members.iter().map(|member| member.rank).collect()
 }
 
+const AT_ODDS: &str = "members count their calls so differently that they cannot have made the same ones";
 const EXCLUDED: &str = "the others go on without it";
-const NOT_TAKEN_IN: &str = "the members of the group that runs did not take it in";
+pub(crate) const NOT_TAKEN_IN: &str = "the members of the group that runs did not take it in";
 const NO_MAJORITY: &str = "no majority of the ranks can be reached, and fewer may not go on";
 /// A rank that joins is taken in within one, and one more may pass until a member is lost meanwhile.
 const JOIN_TIMEOUTS: u32 = 3;
 /// What was not answered is said again so often in the peer timeout.
 const REPEATS: u32 = 100;
+/// A fifth of the peer timeout. Where half of the questions or their answers are lost, so many in a row are once in a million times.
+const UNHEARD: u32 = 20;
 /// Less would be a burst while a host is busy.
 const REPEAT_MIN: Duration = Duration::from_millis(20);
 /// Attempts of half the peer timeout until a rank without a majority gives up: the first may be in the way of others' attempts, and

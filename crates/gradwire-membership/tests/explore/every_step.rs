@@ -1,7 +1,7 @@
 //! One change after another crash, at every message of the protocol: whoever dies when, the others agree and go on.
 
 use crate::checker::Violation;
-use crate::world::{check_liveness, Fault, Sabotage, World};
+use crate::world::{check_liveness, Fault, Sabotage, World, SETTINGS, SILENCE, TICK};
 use std::time::Duration;
 
 const BEFORE: Duration = Duration::from_millis(50);
@@ -105,12 +105,18 @@ fn the_last_of_two_cannot_go_on() {
     assert!(world.has_given_up(0) && world.latest().number == 0);
 }
 
+// test of: faults/deaf-proposer-is-left
 #[test]
 fn a_rank_that_hears_nobody_does_not_keep_the_others() {
     let mut world = World::calm(3);
     world.run_for(BEFORE);
     world.apply(&Fault::Block(vec![1, 2], vec![0]));
-    world.run_for(Duration::from_secs(2));
+    let mut waited = Duration::ZERO;
+    while world.latest().number == 0 && waited < Duration::from_secs(2) {
+        world.run_for(TICK);
+        waited += TICK;
+    }
+    assert!(waited < SILENCE + 2 * SETTINGS.attempt, "{waited:?}");
     assert_eq!(world.latest().members.iter().map(|member| member.rank).collect::<Vec<_>>(), [1, 2]);
     check_liveness(&mut world);
     assert_eq!(world.checker.violation, None);

@@ -12,11 +12,12 @@ use std::time::Duration;
 
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 /// Of the ranks' failure detector.
-const SILENCE: Duration = Duration::from_millis(60);
+pub(crate) const SILENCE: Duration = Duration::from_millis(60);
 pub(crate) const SETTINGS: Settings = Settings {
     repeat: Duration::from_millis(15),
     attempt: Duration::from_millis(40),
     patience: Duration::from_millis(1_500),
+    unheard: 1,
 };
 
 /// What is broken on purpose, so that the checker has something to find.

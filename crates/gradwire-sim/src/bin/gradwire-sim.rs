@@ -41,7 +41,7 @@ enum Command {
         #[arg(long, default_value_t = 40)]
         runs: u64,
     },
-    /// A parameter-server burst over a leaf-spine network (MLT section 6.2): completion times of pushes and pulls.
+    /// A reduction over a leaf-spine network, by parameter servers (MLT section 6.2) or another schedule: completion times, cost, memory.
     Burst(Burst),
     /// What best effort loses by schedule (ULTIMA's table 2): one JSON object for each, of values missing from sums.
     TopologyError {

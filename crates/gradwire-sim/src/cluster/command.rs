@@ -1,7 +1,8 @@
-//! `gradwire-sim burst`: one parameter-server burst, measured.
+//! `gradwire-sim burst`: one reduction of a cluster, measured.
 
 use super::{Cluster, ClusterPlan, Report};
 use clap::Args;
+use gradwire_collectives::Algorithm;
 use gradwire_core::recovery::ControllerKind;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +13,9 @@ pub struct Burst {
     /// Preset of the transport.
     #[arg(long, default_value = "auto")]
     preset: String,
+    /// Schedule: parameter_server, or one in which every host calls: transpose, ring, halving_doubling.
+    #[arg(long, default_value = "parameter_server")]
+    algorithm: String,
     /// Hosts at 100 Gbit/s, 16 for each leaf at most.
     #[arg(long, default_value_t = 144)]
     hosts: usize,
@@ -92,6 +96,13 @@ impl Burst {
         if self.servers > 0 {
             plan = plan.with_servers(self.servers);
         }
+        plan = match self.algorithm.as_str() {
+            "parameter_server" => plan,
+            "transpose" => plan.with_algorithm(Algorithm::Transpose),
+            "ring" => plan.with_algorithm(Algorithm::Ring),
+            "halving_doubling" => plan.with_algorithm(Algorithm::HalvingDoubling),
+            other => return Err(format!("there is no schedule {other}")),
+        };
         plan.topology.header_bytes = self.header_bytes;
         if let Some(name) = &self.controller {
             let kind = ControllerKind::ALL.into_iter().find(|kind| kind.name() == name);

@@ -236,6 +236,7 @@ impl Cluster {
     fn end(mut self) -> Result<Outcome, ClusterError> {
         self.fabric.check()?;
         let outcome = &mut self.outcome;
+        outcome.modelled_step = self.plan.modelled_step();
         for times in [&mut outcome.flow_times, &mut outcome.push_times, &mut outcome.pull_times] {
             times.sort_unstable();
         }

@@ -51,6 +51,9 @@ pub struct Outcome {
     pub pull_times: Vec<Duration>,
     /// From the first call of each step to the last rank's last end.
     pub step_times: Vec<Duration>,
+    /// What the cost model says of a step, one call after the other, on an empty network, with what a message costs a rank, which
+    /// is nothing here. `None`: it knows nothing of the schedule.
+    pub modelled_step: Option<Duration>,
     /// What did not count.
     pub losses: Losses,
     /// Payload bytes that ranks sent, and of these again.

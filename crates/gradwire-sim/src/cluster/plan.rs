@@ -2,8 +2,9 @@
 
 use crate::fabric::{Damage, LeafSpine, QueueOptions};
 use crate::{HostOptions, PathTrouble};
-use gradwire_collectives::{Algorithm, Magnitude, Policy, Servers};
+use gradwire_collectives::{AgreedNetwork, Algorithm, Magnitude, Policy, Servers};
 use gradwire_core::recovery::ControllerKind;
+use gradwire_core::wire::chunk_bytes_for;
 use std::time::Duration;
 
 /// One run.
@@ -158,6 +159,23 @@ impl ClusterPlan {
         self
     }
 
+    /// The same hosts, each of which has a rank that calls for another schedule.
+    #[must_use]
+    pub fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
+        (self.workers, self.host.servers) = (self.ranks(), Servers::EVERY_RANK);
+        Self { algorithm, ..self }
+    }
+
+    /// How long a step takes by the cost model; see [`super::Outcome::modelled_step`].
+    pub(super) fn modelled_step(&self) -> Option<Duration> {
+        let LeafSpine { link_delay, host_rate, header_bytes, .. } = self.topology;
+        let datagram = self.host.datagram_bytes as u64;
+        let rate = host_rate * chunk_bytes_for(self.host.datagram_bytes) as u64 / (datagram + header_bytes);
+        let network = AgreedNetwork::lossless(link_delay * LINKS_THERE_AND_BACK, rate);
+        let ranks = self.workers as u32;
+        self.buckets.iter().map(|bucket| network.time_of(self.algorithm, bucket.bytes(), ranks)).sum()
+    }
+
     /// Ranks of the connections.
     #[must_use]
     pub fn ranks(&self) -> usize {
@@ -196,6 +214,8 @@ pub fn queues(classes: u64) -> QueueOptions {
     QueueOptions { buffer_bytes: 512 << 10, thresholds: thresholds.collect() }
 }
 
+/// Host, leaf, spine, leaf, host.
+const LINKS_THERE_AND_BACK: u32 = 8;
 /// MLT section 6.2.1: 65 packets.
 const THRESHOLD_BYTES: u64 = 65 * 1500;
 /// What a host hands to its NIC ahead of time: a segmentation-offload call, as the engine does.

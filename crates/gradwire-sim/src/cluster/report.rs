@@ -51,6 +51,9 @@ impl Report<'_> {
             outcome.cost.events,
             core.as_secs_f64(),
         );
+        if let Some(modelled) = outcome.modelled_step {
+            let _ = write!(out, ", \"modelled_step_us\": {:.3}", micros(modelled));
+        }
         self.write_losses(&mut out);
         out.push('}');
         out
@@ -92,6 +95,9 @@ impl fmt::Display for Report<'_> {
         }
         let ports = outcome.switches;
         writeln!(f, "step     {:.1} on average", micros(mean(&outcome.step_times)))?;
+        if let Some(modelled) = outcome.modelled_step {
+            writeln!(f, "         {:.1} by the cost model", micros(modelled))?;
+        }
         writeln!(f, "not counted {:.3} % of all contributions", outcome.losses.share() * 100.0)?;
         let sent_again = outcome.bytes_retransmitted as f64 / outcome.bytes_sent.max(1) as f64;
         writeln!(f, "sent again {:.3} % of the payload", sent_again * 100.0)?;

@@ -46,3 +46,41 @@ fn what_is_asked_in_a_flood_is_repeated_without_ever_longer_pauses() {
     let (calm, flooded) = (answered(false), answered(true));
     assert!(flooded > 5 * calm, "{flooded} and {calm} questions");
 }
+
+#[test]
+fn an_acknowledgement_that_is_refused_changes_no_rate() {
+    let mut pair = Pair::connected(never);
+    exchange(&mut pair, 1, 1 << 20);
+    let now = pair.now;
+    let connection = &mut pair.ends[0].connection;
+    for kind in [Kind::Ack, Kind::Status] {
+        let header = Header { flags: Flags::FLOODED, ..Header::control(kind, connection.config.local) };
+        let datagram = header.encode();
+        let refused = connection.handle_datagram(now, &datagram);
+        assert!(refused.is_err() && !connection.peer_is_flooded, "{kind:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn barriers_are_no_rate_that_is_held() {
+    let mut pair = Pair::connected(never);
+    for transfer in 1..50 {
+        exchange(&mut pair, transfer, 32);
+    }
+    let start = pace(&pair);
+    pair.ends[0].connection.set_flooded(true);
+    assert_eq!(pace(&pair), start);
+}
+
+#[test]
+fn a_path_that_begins_anew_goes_on_holding_its_rate() {
+    let mut pair = Pair::connected(never);
+    exchange(&mut pair, 1, 4 << 20);
+    let connection = &mut pair.ends[0].connection;
+    connection.set_flooded(true);
+    let config = connection.config.clone();
+    connection.paths.at_mut(0).restart(&config);
+    assert!(connection.paths.at(0).controller.is_flooded());
+    connection.set_flooded(false);
+    assert!(!connection.paths.at(0).controller.is_flooded());
+}

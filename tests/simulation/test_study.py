@@ -1,0 +1,92 @@
+"""The study of the papers' large simulations: its networks are the real ones, and every command of it runs in its quick mode."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "bench" / "simulation"
+OURS = ["--only", "auto", "--only", "mlt"]
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Runs a command's quick mode without ns-3; returns what it printed and the rows that it wrote."""
+
+    def run(command, *options):
+        numbers = tmp_path / f"{command}.json"
+        files = ["--ns3", tmp_path / "none", "--json", numbers, "--out", tmp_path, "--store", tmp_path / "store.jsonl"]
+        line = [sys.executable, FOLDER / "study.py", command, "--quick", *files, *options]
+        done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done, [row for row in json.loads(numbers.read_text())["rows"] if row["result"] is not None]
+
+    return run
+
+
+def test_the_networks_have_the_sizes_that_are_known_of_them():
+    spec = importlib.util.spec_from_file_location("study_models", FOLDER / "models.py")
+    models = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(models)
+    networks = {name: make() for name, make in models.MODELS.items()}
+    # 25.557 million parameters and 4.09 billion multiplications of ResNet50 are what everybody counts.
+    assert (len(networks["resnet50"]), sum(layer.elems for layer in networks["resnet50"])) == (161, 25_557_032)
+    assert sum(layer.multiplications for layer in networks["resnet50"]) == 4_089_184_256
+    # Table 1 of its paper: seven million, and 1.5 billion operations.
+    assert (len(networks["googlenet"]), sum(layer.elems for layer in networks["googlenet"])) == (173, 7_005_832)
+    assert 1.5e9 < sum(layer.multiplications for layer in networks["googlenet"]) < 1.6e9
+    assert all(len({layer.name for layer in layers}) == len(layers) for layers in networks.values())
+
+
+def test_scale_gives_every_network_to_every_preset_and_draws(study, tmp_path):
+    done, rows = study("scale", *OURS, "--only", "dctcp")
+    got = {(row["case"]["traffic"], row["case"]["transport"]) for row in rows}
+    assert got == {(model, preset) for model in ("resnet50", "googlenet") for preset in ("auto", "mlt")}
+    assert "without dctcp" in done.stderr
+    for row in rows:
+        case, result = row["case"], row["result"]
+        # Eighteen workers and six servers: each bucket is a push and a pull of each pair.
+        buckets = {"resnet50": 5, "googlenet": 2}[case["traffic"]]
+        assert (result["buckets"], result["flows"]["count"]) == (buckets, 2 * 18 * 6 * buckets)
+        assert (result["lost_share"] == 0) == (case["transport"] == "auto")
+    assert (tmp_path / "simulation-scale.png").stat().st_size > 10_000
+
+
+def test_components_are_switched_on_one_by_one(study):
+    _, rows = study("components")
+    by_parts = {
+        (case["tolerates"], case["tells"], case["classes"], case["spread"]): row["result"]
+        for row in rows
+        if (case := row["case"])
+    }
+    assert len(by_parts) == 7
+    exact = [result for (tolerates, *_), result in by_parts.items() if not tolerates]
+    assert [result["lost_share"] for result in exact] == [0, 0, 0]
+    assert by_parts[True, False, 1, "flow"]["lost_share"] > 0
+    # What is not told is not counted as important or not.
+    assert all((result["important"]["elems"] > 0) == tells for (_, tells, *_), result in by_parts.items())
+    assert by_parts[False, False, 1, "flow"]["flows"] != by_parts[False, False, 1, "packet"]["flows"]
+
+
+@pytest.mark.parametrize("command", ["timeout", "compression", "jitter", "oversubscription", "shards"])
+def test_the_other_figures_run(study, command):
+    done, rows = study(command, *OURS)
+    assert {row["case"]["transport"] for row in rows} == {"auto", "mlt"}
+    assert done.stdout.startswith("| ")
+
+
+def test_what_is_kept_is_not_run_again(tmp_path):
+    # Not quick, so that results are kept; of two hosts, so that it is.
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import cases\n"
+        "case, told = cases.Case(transport='auto', hosts=2, compression=100), []\n"
+        "for again in range(2):\n"
+        "    store = cases.Store(Path(sys.argv[2])); cases.run_all([case], store, Path('none'), 1, told.append)\n"
+        "assert len(told) == 1 and store.get(case)['flows']['count'] == 2, told\n"
+    )
+    command = [sys.executable, "-c", script, str(FOLDER), str(tmp_path / "store.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
