@@ -55,10 +55,6 @@ CONNECT_PAUSE_S = 0.05
 LENGTH = struct.Struct(">I")
 
 
-class MeetingOver(RendezvousError):
-    """Rank 0 serves the board no more, or cannot be reached: what it had still to say is not known."""
-
-
 class MeetingServer:
     """The board, on a thread of rank 0.
 
@@ -277,7 +273,7 @@ class MeetingStore:
             answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
         except (OSError, EOFError) as error:
             text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
-            raise MeetingOver(text, rank=0) from error
+            raise RendezvousError(text, rank=0, over=True) from error
         except ValueError as error:
             raise self._stranger() from error
         if not isinstance(answer, dict):
@@ -288,7 +284,7 @@ class MeetingStore:
         if answer.get("missing"):
             raise MissingRankError(f"rank 0 gave up: {answer['ended']}", ranks=answer["missing"])
         if answer.get("ended") == "":
-            raise MeetingOver(f"the meeting at {self.address} is over", rank=0)
+            raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True)
         if "ended" in answer:
             raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
         if "error" in answer:

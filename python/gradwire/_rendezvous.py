@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 from gradwire import _native
 from gradwire._entrance import Door
-from gradwire._meeting import MeetingOver
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
 from gradwire.errors import (
     GradwireError,
@@ -320,7 +319,9 @@ class _Board:
         """
         try:
             self._confirm(timeout_s)
-        except MeetingOver as error:
+        except RendezvousError as error:
+            if not error.fields.get("over"):
+                raise
             logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
 
     def _confirm(self, timeout_s: float) -> None:

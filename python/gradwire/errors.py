@@ -75,7 +75,7 @@ class ForkedError(EngineError):
 
 
 class RendezvousError(GradwireError):
-    """The ranks could not form a group. Fields: rank or ranks that are the cause."""
+    """The ranks could not form a group. Fields: rank or ranks that are the cause; over: what rank 0 had to say is not known."""
 
 
 class MissingRankError(RendezvousError, TimeoutError):

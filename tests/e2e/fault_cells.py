@@ -9,6 +9,7 @@ a process that has imported what they need. Times are those of the machine's mon
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import faulthandler
 import json
@@ -22,7 +23,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,8 @@ CELL_S = 90.0
 FAULTS = (
     "kill", "stop", "cut", "mute", "deaf", "loss", "corrupt", "duplicate", "clock step", "disk full", "descriptors",
 )  # fmt: skip
+# A rank cannot do these to itself.
+FROM_OUTSIDE = ("cut", "mute", "deaf", "loss")
 PHASES = ("bootstrap", "reduce", "gather", "idle", "shutdown")
 # Done to all ranks, from the first datagram to the last: one run has all phases.
 CHAOS = {"corrupt": "corrupt=10%,seed=3", "duplicate": "duplicate=30%,seed=4"}
@@ -159,6 +162,8 @@ def _run_all(network: Network, cells: Sequence[Cell], folder: Path, shim: Path) 
 class _Rank(Protocol):
     """A process, as `subprocess.Popen` has it."""
 
+    pid: int
+
     def poll(self) -> int | None: ...
 
     def send_signal(self, sig: int) -> None: ...
@@ -173,8 +178,8 @@ class _Forked:
 
     def __init__(self, script: Path, environment: dict[str, str], output: Path) -> None:
         self._status: int | None = None
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             status = 1
             try:
                 status = _be_program(script, environment, output)
@@ -194,11 +199,11 @@ class _Forked:
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self._pid, sig)
+            os.kill(self.pid, sig)
 
     def _take(self, options: int) -> int | None:
         if self._status is None:
-            pid, status = os.waitpid(self._pid, options)
+            pid, status = os.waitpid(self.pid, options)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
@@ -227,6 +232,10 @@ def _be_program(script: Path, environment: dict[str, str], output: Path) -> int:
     return status
 
 
+def _is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class _Run:
     """One cell in one lane of the network, which is not for several threads: `lock`."""
 
@@ -241,7 +250,8 @@ class _Run:
         survivors = [rank for place, rank in enumerate(ranks) if place != VICTIM]
         while not (self.folder / "ready").exists() and self._any_runs(survivors, end):
             time.sleep(0.005)
-        self._inflict()
+        with self._holding(ranks[VICTIM], end):
+            self._inflict()
         while self._any_runs(survivors, end):
             time.sleep(0.01)
         if self.cell.fault == "stop":
@@ -294,6 +304,16 @@ class _Run:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                 )
+
+    @contextlib.contextmanager
+    def _holding(self, victim: _Rank, end: float) -> Iterator[None]:
+        """Where it stops itself in the middle of a stage: meanwhile."""
+        stops_itself = self.cell.phase in ("reduce", "gather") and self.cell.fault in FROM_OUTSIDE
+        while stops_itself and not _is_stopped(victim.pid) and self._any_runs([victim], end):
+            time.sleep(0.001)
+        yield
+        if stops_itself:
+            victim.send_signal(signal.SIGCONT)
 
     def _inflict(self) -> None:
         """What a rank cannot do to itself."""
