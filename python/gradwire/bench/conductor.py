@@ -109,16 +109,12 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
     """One sample: from a common start to the end on the slowest rank."""
     cell = series.cell
     repeat = _SMALL_REPEAT if cell.bytes < _SMALL_BYTES else 1
-    order = {
-        "do": "sample",
-        "group": group_of(cell.variant, cell.ranks),
-        "collective": cell.collective,
-        "elems": cell.bytes // 4,
-        "variant": asdict(cell.variant),
-        "at": time.monotonic() + START_AHEAD_S + cell.bytes * 2e-9,  # the input is copied before
-        "repeat": repeat,
-    }
-    answers = [answer[-1] for answer in crews.order(cell.variant, order, "sampled")]
+    group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
+    crews.order(cell.variant, {"do": "prepare", **group, "repeat": repeat}, "prepared")
+    order = {"do": "sample", "variant": asdict(cell.variant), "at": time.monotonic() + START_AHEAD_S}
+    sampled = crews.order(cell.variant, order, "sampled")
+    judged = crews.order(cell.variant, {"do": "judge"}, "judged")
+    answers = [{**took[-1], **found[-1]} for took, found in zip(sampled, judged, strict=True)]
     series.add([answer for answer in answers if answer["sampled"]], repeat, counted=counted)
 
 

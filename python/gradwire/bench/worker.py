@@ -3,16 +3,19 @@
 Orders and their answers (see `gradwire.lab.crew`):
 
     {"do": "group", "name": g, "backend": b, "ranks": n}  ->  {"made": g}
-    {"do": "sample", "group": g, "collective": c, "elems": n, "variant": {..}, "at": t, "repeat": k}
-                                                          ->  {"sampled": true, "begun", "ended", "cpu_s", "wrong", "lost", "resent"}
+    {"do": "prepare", "group": g, "collective": c, "elems": n, "repeat": k}  ->  {"prepared": true}
+    {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended", "cpu_s"}
+    {"do": "judge"}                             ->  {"judged": true, "wrong", "lost", "resent"}
 
-A group holds the first `n` ranks; the others answer a sample with `{"sampled": false}`. `at` is a time of the machine's
+Three orders for one sample: a rank that made or judged its tensors while others are in the call would take their cores.
+A group holds the first `n` ranks; the others answer with `false`. `at` is a time of the machine's
 monotonic clock, which all ranks share: they start together without a barrier on the network that is measured.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +24,16 @@ from gradwire.lab import crew
 
 GROUP_TIMEOUT = timedelta(seconds=120)
 _KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
+
+
+@dataclass
+class _Prepared:
+    """A sample: input and output of each of its calls, and their works when they were made."""
+
+    task: Task
+    group: Any
+    buffers: list[tuple[Any, Any]]
+    works: list[Any] = field(default_factory=list)
 
 
 class Worker:
@@ -35,10 +48,12 @@ class Worker:
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
         self._groups: dict[str, Any] = {}
         self._tasks: dict[tuple[str, int, int], Task] = {}
+        self._prepared: _Prepared | None = None
 
     def obey(self, order: crew.Answer) -> None:
         """Carries one order out and answers it."""
-        {"group": self._group, "sample": self._sample}[order["do"]](order)
+        orders = {"group": self._group, "prepare": self._prepare, "sample": self._sample, "judge": self._judge}
+        orders[order["do"]](order)
 
     def _group(self, order: crew.Answer) -> None:
         if order["backend"] == "gradwire":
@@ -50,22 +65,35 @@ class Worker:
             self._groups[order["name"]] = group
         self._say({"made": order["name"]})
 
-    def _sample(self, order: crew.Answer) -> None:
+    def _prepare(self, order: crew.Answer) -> None:
+        self._prepared = None
         group = self._groups.get(order["group"])
-        if group is None:
+        if group is not None:
+            task = self._task(order["collective"], order["elems"], self._dist.get_world_size(group))
+            self._prepared = _Prepared(task, group, [task.fresh() for _ in range(order["repeat"])])
+        self._say({"prepared": group is not None})
+
+    def _sample(self, order: crew.Answer) -> None:
+        prepared, variant = self._prepared, order["variant"]
+        if prepared is None:
             self._say({"sampled": False})
             return
-        variant = order["variant"]
-        task = self._task(order["collective"], order["elems"], self._dist.get_world_size(group))
-        buffers = [task.fresh() for _ in range(order["repeat"])]
         time.sleep(max(0.0, order["at"] - time.monotonic()))
         used, begun = time.process_time(), time.monotonic()
-        works = [self._call(task, each, variant, group) for each in buffers]
+        prepared.works = [self._call(prepared.task, each, variant, prepared.group) for each in prepared.buffers]
         ended, used = time.monotonic(), time.process_time() - used
-        found = [self._judge(task, each[1], work) for each, work in zip(buffers, works, strict=True)]
+        self._say({"sampled": True, "begun": begun, "ended": ended, "cpu_s": used})
+
+    def _judge(self, _order: crew.Answer) -> None:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            self._say({"judged": False})
+            return
+        task, works = prepared.task, prepared.works
+        found = [self._judged(task, each[1], work) for each, work in zip(prepared.buffers, works, strict=True)]
         wrong, lost, sent, resent = (sum(column) for column in zip(*found, strict=True))
         shares = {"lost": lost / (task.elems * len(works)), "resent": resent / max(1, sent)}
-        self._say({"sampled": True, "begun": begun, "ended": ended, "cpu_s": used, "wrong": wrong, **shares})
+        self._say({"judged": True, "wrong": wrong, **shares})
 
     def _task(self, name: str, elems: int, ranks: int) -> Task:
         key = (name, elems, ranks)
@@ -94,7 +122,7 @@ class Worker:
             group=group,
         )
 
-    def _judge(self, task: Task, output: Any, work: Any) -> tuple[int, int, int, int]:
+    def _judged(self, task: Task, output: Any, work: Any) -> tuple[int, int, int, int]:
         """Wrong elements, elements of this rank that did not count, bytes sent and bytes sent again."""
         if work is None:
             return task.wrong_bits(output), 0, 0, 0
