@@ -4,6 +4,7 @@ use crate::arrivals::Arrivals;
 use crate::recovery::{
     AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, WayBack,
 };
+use crate::time::ROUND_TRIP_MAX_US;
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId};
@@ -123,8 +124,7 @@ impl Path {
     pub(crate) fn sample_rtt(&mut self, now: Timestamp, echo_us: u32, delay_us: u32) -> Option<Duration> {
         let elapsed = now.as_wire_us().wrapping_sub(echo_us);
         let rtt = elapsed.checked_sub(delay_us).unwrap_or(elapsed);
-        // More than a minute: the echo is garbage.
-        if rtt > 60_000_000 {
+        if rtt > ROUND_TRIP_MAX_US {
             return None;
         }
         let rtt = Duration::from_micros(u64::from(rtt.max(1)));

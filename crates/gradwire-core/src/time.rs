@@ -29,6 +29,16 @@ impl Timestamp {
         (self.0 / 1_000) as u32
     }
 
+    /// The beginning of the microsecond in which this clock wrote the stamp `us`; `None` when that is so long ago that it never did.
+    #[must_use]
+    pub(crate) const fn of_wire_us(self, us: u32) -> Option<Self> {
+        let elapsed_us = self.as_wire_us().wrapping_sub(us);
+        if elapsed_us > ROUND_TRIP_MAX_US {
+            return None;
+        }
+        Some(Self((self.0 / 1_000).saturating_sub(elapsed_us as u64) * 1_000))
+    }
+
     /// `time` earlier; the origin when that is before it.
     #[must_use]
     pub(crate) fn before(self, time: Duration) -> Self {
@@ -57,6 +67,9 @@ impl Sub for Timestamp {
         self.since(rhs)
     }
 }
+
+/// No answer takes longer than a minute: an echo that says so is garbage.
+pub(crate) const ROUND_TRIP_MAX_US: u32 = 60_000_000;
 
 /// When the driver must call `handle_timeout` next, and why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

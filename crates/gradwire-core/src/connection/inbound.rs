@@ -1,6 +1,6 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
-use super::{Connection, Probe, PREGRANTS_MAX};
+use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::path::Trip;
 use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored};
@@ -333,23 +333,30 @@ impl Connection {
         plausible
     }
 
-    /// The answer to our latest probe lists all that had arrived: what was sent before it and is not listed is lost. On
+    /// The answer to a probe lists all that had arrived: what was sent before it and is not listed is lost. On
     /// other paths than its own only what was sent a probe timeout before, and where nothing comes back: they may be slower.
     /// But they may also be so bad that no question goes over them, and what they lost would never be known.
+    ///
+    /// Of any probe: where a queue is longer than the pause between two of them, each answer finds that a later one was asked. Only of
+    /// the latest one is it known what was sent in the same microsecond, so an earlier one settles what was sent before that.
     fn settle_probe(&mut self, now: Timestamp, header: &Header) {
-        let Some(Probe { stamp, sent_at, next }) = self.last_probe else { return };
-        if stamp != header.offset || self.paths.get_mut(header.path).is_none() {
+        let Some(asked_at) = now.of_wire_us(header.offset) else { return };
+        if self.paths.get_mut(header.path).is_none() {
             return;
         }
-        self.last_probe = None;
+        let latest = self.last_probe.take_if(|probe| probe.stamp == header.offset);
+        let sent_at = latest.map_or(asked_at, |probe| probe.sent_at);
         let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
             let is_asked = index == usize::from(header.path.0);
             let mut outcome = core::mem::take(&mut self.outcome);
-            if is_asked {
-                self.paths.at_mut(index).lose_older(now, next, &mut outcome);
-            } else {
-                self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome);
+            match latest {
+                Some(probe) if is_asked => self.paths.at_mut(index).lose_older(now, probe.next, &mut outcome),
+                None if is_asked => {
+                    let before = asked_at.before(Duration::from_nanos(1));
+                    self.paths.at_mut(index).lose_before(now, before, &mut outcome);
+                }
+                _ => self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome),
             }
             let changed = is_asked || !outcome.lost.is_empty();
             if !outcome.lost.is_empty() {

@@ -71,7 +71,7 @@ pub struct Connection {
     greetings: u32,
     /// Where in the list of waiting sends the next questions begin.
     asked_before: usize,
-    /// The latest probe: its answer settles what was sent before it.
+    /// The latest probe, until it is answered.
     last_probe: Option<Probe>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,

@@ -33,3 +33,22 @@ fn a_lost_last_packet_is_asked_about_before_the_receiver_would_acknowledge_what_
 fn nobody_asks_where_nothing_is_lost() {
     assert_eq!(six_packets(never), (ROUND_TRIP, 0));
 }
+
+/// The queue before the receiver has become longer than the longest pause between two questions, so that each answer comes when a
+/// later one was asked: a flow whose whole window was lost waited until the queue was shorter.
+// test of: auto/repaired-in-round-trips
+#[test]
+fn what_is_lost_is_known_from_the_first_answer_though_other_questions_were_asked_since() {
+    let mut pair = Pair::connected(|header, _| {
+        header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED)
+    });
+    pair.receive(1, 1, 1408 * 2, Contract::EXACT);
+    pair.delay = Duration::from_millis(400);
+    let started = pair.now;
+    pair.send(0, 1, pattern(1408 * 2), Reliability::Exact);
+    pair.run_until(Duration::from_secs(20), |pair| pair.missing(0, 1).is_some());
+    let took = pair.now.since(started);
+    // The first answer, what it asked for again, and the word that all is here.
+    assert!(took <= pair.delay * 4 + Duration::from_millis(100), "it took {took:?}");
+    assert!(pair.ends[0].connection.stats().probes_sent > 2, "the round trip is longer than several pauses");
+}
