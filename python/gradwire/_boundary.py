@@ -20,17 +20,11 @@ import numpy as np
 
 from gradwire import _arrays, _native
 from gradwire._arrays import Array
-from gradwire._entrance import Watch
+from gradwire._entrance import FAILURES, Watch
 from gradwire._operation import Call, Operation
 from gradwire._policy import algorithm_code
 from gradwire._runtime import Runtime
-from gradwire.errors import (
-    GradwireError,
-    GroupError,
-    InvalidRequestError,
-    PeerLostError,
-    RendezvousError,
-)
+from gradwire.errors import GroupError, InvalidRequestError, PeerLostError, RendezvousError
 
 if TYPE_CHECKING:
     from gradwire._rendezvous import Place
@@ -107,11 +101,12 @@ class Boundary:
             self._is_new = False
             return self._crossed(self._rank, self._barrier())
         members = self._native.watch()["epoch"]["members"]
-        waits = self._watch.newcomer() if members[0] == self._rank else 0
+        waits = self._watch.newcomer(members) if members[0] == self._rank else 0
         code, _ = self._reduce(waits, "max")
         if code == 0:
             return Crossing()
         life, rank = divmod(code, self._world_size)
+        self._watch.note(life)
         running, refusal = self._admit(rank, life)
         all_have, members = self._reduce(int(running is not None), "min")
         is_first = members[0] == self._rank
@@ -202,7 +197,7 @@ class Boundary:
         except RendezvousError as error:
             logger.warning("rank %d cannot join: %s", rank, error)
             return None, str(error)
-        except (GradwireError, RuntimeError, OSError) as error:
+        except FAILURES as error:
             logger.info("rank %d cannot join now: %s", rank, error)
             return None, None
 

@@ -6,6 +6,7 @@
 
 Keys below the prefix of the group's round (`_rendezvous.py`): `again` counts lives; `again/<rank>` has the record of the latest life of
 a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: it has left in good order.
+A Store that rank 0 serves anew has none of this: the members write it again, under another round (`_heritage.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradwire import _heritage
+from gradwire._heritage import Heritage, Reopening
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError
 
 logger = logging.getLogger("gradwire")
@@ -24,6 +27,10 @@ logger = logging.getLogger("gradwire")
 POLL_S = 0.01
 # A Store that does not answer would hold up every step.
 REST_S = 30.0
+# Members tell each other a life and its rank in one number of 64 bits.
+LIVES_MAX = 1 << 40
+# What a Store can do: fail, or have something there that no rank of gradwire's wrote.
+FAILURES = (GradwireError, RuntimeError, OSError, ValueError, TypeError, KeyError)
 
 
 class _Lives:
@@ -37,7 +44,7 @@ class _Lives:
 
     def __init__(self, connect: Callable[[], Any], round_number: int, rank: int, world_size: int) -> None:
         self._connect = connect
-        self._prefix = f"gradwire/{round_number}"
+        self._round = round_number
         self._rank = rank
         self._world_size = world_size
         self._store: Any = None
@@ -47,6 +54,10 @@ class _Lives:
         store, self._store = self._store, None
         if hasattr(store, "close"):
             store.close()
+
+    @property
+    def _prefix(self) -> str:
+        return f"gradwire/{self._round}"
 
     def _open(self) -> Any:
         if self._store is None:
@@ -63,25 +74,97 @@ class _Lives:
 
 
 class Watch(_Lives):
-    """A member's side: who waits, what it is told, and that this rank leaves. A Store that fails is left alone for a while."""
+    """A member's side: who waits, what it is told, and that this rank leaves. A Store that fails is left alone for a while.
 
-    def __init__(self, connect: Callable[[], Any], round_number: int, rank: int, world_size: int) -> None:
+    Args:
+        connect, round_number, rank, world_size: as above.
+        heritage: what is written again where the Store is new; None: it lives as long as anybody who needs it.
+        reopening: connects beside the steps, so that none waits and a Store that was gone is soon found again.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        round_number: int,
+        rank: int,
+        world_size: int,
+        *,
+        heritage: Heritage | None = None,
+        reopening: Reopening | None = None,
+    ) -> None:
         super().__init__(connect, round_number, rank, world_size)
+        self._heritage = heritage
+        self._reopening = reopening
+        self._life = 0 if heritage is None else heritage.life
+        self._is_new = False
+        self._is_gone = False
         self._seen = ""
         self._tried: dict[int, int] = {}
         self._asks_at = 0.0
 
-    def newcomer(self) -> int:
-        """A life that waits, as one number; 0: nobody does."""
+    def close(self) -> None:
+        """Ends the connection, and the attempts to make one."""
+        super().close()
+        if self._reopening is not None:
+            self._reopening.close()
+
+    def note(self, life: int) -> None:
+        """All members have heard of this life: on a new Store later ones are counted from there."""
+        self._life = max(self._life, life)
+
+    def newcomer(self, members: Sequence[int] = ()) -> int:
+        """A life that waits, as one number; 0: nobody does. `members`: who is in the group now."""
         if time.monotonic() < self._asks_at:
             return 0
         try:
-            return self._look()
-        except (GradwireError, RuntimeError, OSError) as error:
-            self._asks_at = time.monotonic() + REST_S
+            if not self._is_open():
+                return 0
+            code = self._look() if not self._is_new or self._write_again(members) else 0
+        except FAILURES as error:
             self.close()
-            logger.warning("no rank can join this group now, the Store does not answer: %s", error)
+            if self._reopening is None:
+                self._asks_at = time.monotonic() + REST_S
+            if not self._is_gone or self._reopening is None:
+                logger.warning("no rank can join this group now, the Store does not answer: %s", error)
+            self._is_gone = True
             return 0
+        self._is_gone = False
+        return code
+
+    def _is_open(self) -> bool:
+        """Whether the Store can be asked: where nobody should wait for a connection, one may be under way."""
+        if self._store is None and self._reopening is not None:
+            store = self._reopening.take()
+            if store is None:
+                return False
+            self._settle(store)
+        self._open()
+        return True
+
+    def _open(self) -> Any:
+        if self._store is None:
+            self._settle(self._connect())
+        return self._store
+
+    def _settle(self, store: Any) -> None:
+        """Finds the group's round in a Store that has just been connected to; rank 0 may serve it anew."""
+        self._store = store
+        if self._heritage is None:
+            return
+        self._is_new = not store.check([f"{self._prefix}/end"])
+        running = _heritage.running_round(store) if self._is_new else 0
+        if running:
+            self._round, self._is_new, self._seen = running, False, ""
+
+    def _write_again(self, members: Sequence[int]) -> bool:
+        """Whether newcomers find the group now."""
+        assert self._heritage is not None, "without it no Store is new"
+        if _heritage.is_anothers(self._store, members):
+            return False
+        _heritage.write_again(self._store, self._round, self._heritage, self._life)
+        logger.info("rank 0 serves the rendezvous again: rank %d wrote there what a rank needs to join", self._rank)
+        self._settle(self._store)
+        return not self._is_new
 
     def _look(self) -> int:
         store, waiting = self._open(), f"{self._prefix}/waiting"
@@ -93,6 +176,8 @@ class Watch(_Lives):
         for rank in range(self._world_size):
             if store.check([self._key("again", rank)]):
                 life = int(json.loads(_text(store.get(self._key("again", rank))))["life"])
+                if not 0 < life < LIVES_MAX:
+                    raise ValueError(f"rank {rank} cannot be in life {life}")
                 if life > self._tried.get(rank, 0) and life > self._answer_of(rank)["life"]:
                     return life * self._world_size + rank
         self._seen = latest
@@ -114,16 +199,18 @@ class Watch(_Lives):
         self._tried[rank] = life
         try:
             self._open().set(self._key("answer", rank), json.dumps({"life": life, **answer}))
-        except (GradwireError, RuntimeError, OSError) as error:
+        except FAILURES as error:
             logger.warning("rank %d, which wants to join, cannot be answered: %s", rank, error)
 
     def leave(self) -> None:
         """Says that this rank needs no successor. A Store that is gone does not matter."""
-        if time.monotonic() < self._asks_at:
+        if time.monotonic() < self._asks_at or (self._is_gone and self._reopening is not None):
             return
         try:
-            self._open().set(self._key("left", self._rank), "1")
-        except (GradwireError, RuntimeError, OSError) as error:
+            store = self._open()
+            if not self._is_new:
+                store.set(self._key("left", self._rank), "1")
+        except FAILURES as error:
             logger.debug("the Store does not learn that rank %d left: %s", self._rank, error)
         self.close()
 

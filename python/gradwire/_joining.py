@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from gradwire._entrance import Watch
+from gradwire._heritage import Heritage, Reopening
 from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
 from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
@@ -80,14 +81,15 @@ def stays(address: tuple[str, int]) -> bool:
     return address in _boards
 
 
-def watch(address: tuple[str, int], round_number: int, place: Place) -> Watch:
-    """Over those who join a group that runs."""
+def watch(address: tuple[str, int], round_number: int, place: Place, heritage: Heritage | None) -> Watch:
+    """Over those who join a group that runs, also on a board that rank 0 serves anew."""
 
     def connect() -> MeetingStore:
         # Without a rank: it may stay open while this rank meets the others for `split`.
         return MeetingStore(*address, None, ANSWER_S)
 
-    return Watch(connect, round_number, place.rank, place.world_size)
+    reopening = Reopening(connect)
+    return Watch(connect, round_number, place.rank, place.world_size, heritage=heritage, reopening=reopening)
 
 
 def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> Formed:

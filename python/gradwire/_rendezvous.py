@@ -9,7 +9,8 @@ because the server processes know no prefix of torch's; they are numbered behind
 Keys, below the prefix that torch gives each group: `gradwire/rounds/<rank>` counts how often a rank has formed a group on
 this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record;
 `gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all. A rank that is started
-again while a group with `on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one.
+again while a group with `on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a
+board that it serves anew, the members say which group that is (`_heritage.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from gradwire import _native
+from gradwire import _heritage, _native
 from gradwire._entrance import Door
+from gradwire._heritage import Heritage
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
 from gradwire.errors import (
     GradwireError,
@@ -97,12 +99,22 @@ class Formed(NamedTuple):
         native: the group.
         round_number: in which it was formed.
         is_new: this rank has joined it while it ran.
+        heritage: what ranks that join it later need to know.
     """
 
     owner: Runtime
     native: _native.Group
     round_number: int = 0
     is_new: bool = False
+    heritage: Heritage | None = None
+
+
+class _RunsAlready(Exception):
+    """The members of a group that runs have said so, while this rank waited to form another one."""
+
+    def __init__(self, round_number: int) -> None:
+        super().__init__(f"the group of round {round_number} runs")
+        self.round_number = round_number
 
 
 def form_group(store: Any, place: Place) -> Formed:
@@ -127,14 +139,18 @@ def form_group(store: Any, place: Place) -> Formed:
     if servers:
         return Formed(*form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s))
     round_number = int(store.add(f"gradwire/rounds/{rank}", 1))
-    running = _running_round(store, rank, round_number)
+    continues = _continues()
+    running = _running_round(store, rank, round_number) if continues else 0
     if running:
-        store.set(f"gradwire/rounds/{rank}", str(running))
         return _join_running(store, place, running)
-    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
+    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
     more = {"name": place.name}
-    formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
-    return Formed(*formed, round_number)
+    try:
+        formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
+    except _RunsAlready as found:
+        return _join_running(store, place, found.round_number)
+    heritage = _heritage.heritage(formed[2]) if continues else None
+    return Formed(*formed[:2], round_number, heritage=heritage)
 
 
 def form_served_group(
@@ -157,7 +173,7 @@ def form_served_group(
         lambda owner: owner.engine.new_served_group(rank, workers, asked, SERVED),
         {"workers": workers},
         timeout_s,
-    )
+    )[:2]
 
 
 def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
@@ -194,13 +210,17 @@ def _dedicated_servers(place: Place) -> int:
     return servers
 
 
+def _continues() -> bool:
+    """Whether lost ranks may come back; not where the configuration is wrong, which is reported when the engine starts."""
+    try:
+        return configuration().on_peer_loss == "continue"
+    except GradwireError:
+        return False
+
+
 def _running_round(store: Any, rank: int, round_number: int) -> int:
     """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
-    try:
-        continues = configuration().on_peer_loss == "continue"
-    except GradwireError:
-        return 0
-    for earlier in range(round_number - 1 if continues else 0, 0, -1):
+    for earlier in range(round_number - 1, 0, -1):
         key = f"gradwire/{earlier}/end"
         if store.check([key]) and not json.loads(store.get(key))["error"]:
             return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier
@@ -210,6 +230,7 @@ def _running_round(store: Any, rank: int, round_number: int) -> int:
 def _join_running(store: Any, place: Place, round_number: int) -> Formed:
     rank, timeout_s = place.rank, place.timeout.total_seconds()
     end = time.monotonic() + timeout_s
+    store.set(f"gradwire/rounds/{rank}", str(round_number))
     owner = runtime()
     owner.check_process()
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
@@ -237,12 +258,12 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
             logger.info("rank %d tries to join once more: %s", rank, error)
             continue
         owner.observer.add(group, board.address)
-        return Formed(owner, group, round_number, is_new=True)
+        return Formed(owner, group, round_number, is_new=True, heritage=_heritage.heritage(entries, life))
 
 
 def _form(
     board: _Board, prepare: Callable[[Runtime], _native.PendingGroup], more: dict[str, Any], timeout_s: float
-) -> tuple[Runtime, _native.Group]:
+) -> tuple[Runtime, _native.Group, dict[int, dict[str, Any]]]:
     rank = board.rank
     try:
         owner = runtime()
@@ -264,13 +285,20 @@ def _form(
     stats = group.stats()
     owner.say_how_it_travels(stats["name"], stats["security"])
     owner.observer.add(group, board.address)
-    return owner, group
+    return owner, group, entries
 
 
 class _Board:
-    """The group's records in the Store."""
+    """The group's records in the Store.
 
-    def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
+    Args:
+        store, prefix: where they lie.
+        rank, world_size: of this process.
+        continues: number of the round, if lost ranks may come back to its group; else 0.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, world_size: int, continues: int = 0) -> None:
+        self._continues = continues
         self._store = store
         self._prefix = prefix
         self.rank = rank
@@ -300,8 +328,15 @@ class _Board:
             for other in here:
                 entries[other] = self._checked(other, json.loads(self._store.get(self._key(other))))
             if not here:
+                self._look_for_a_group()
                 self._wait_for(missing, end, timeout_s)
         return entries
+
+    def _look_for_a_group(self) -> None:
+        """Of which this rank was a member, on a board that was empty when it came."""
+        running = _heritage.running_round(self._store) if self._continues else 0
+        if running > self._continues:
+            raise _RunsAlready(running)
 
     def first(self, timeout_s: float) -> dict[str, Any]:
         """The entry of rank 0, unchecked."""

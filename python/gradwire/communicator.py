@@ -23,8 +23,7 @@ from gradwire._boundary import Boundary
 from gradwire._operation import Call, Operation
 from gradwire._parts import Parts
 from gradwire._policy import algorithm_code, policy_numbers
-from gradwire._rendezvous import Place
-from gradwire._runtime import Runtime
+from gradwire._rendezvous import Formed, Place
 from gradwire.config import Config
 from gradwire.errors import EngineError, GradwireError, InvalidRequestError, ShutDownError, UnsupportedError
 
@@ -84,7 +83,7 @@ class Communicator:
         self._address = _joining.address(rendezvous)
         place, formed = _joining.meet(self._address, self.rank, self.world_size, timeout)
         self._parts: Parts | None = Parts(self._address, place.name, timeout)
-        self._become(place, *formed)
+        self._become(place, formed)
 
     # Every rank to every rank.
 
@@ -427,22 +426,20 @@ class Communicator:
         assert self._parts is not None, "a part was refused"
         place = self._parts.place(self.rank, asked)
         formed = self._parts.form(self, place)
-        return None if formed is None or place is None else self._part(place, *formed[:2])
+        return None if formed is None or place is None else self._part(place, formed)
 
-    def _become(
-        self, place: Place, owner: Runtime, native: _native.Group, round_number: int = 0, is_new: bool = False
-    ) -> None:
-        self._owner, self._native = owner, native
+    def _become(self, place: Place, formed: Formed) -> None:
+        owner, native = self._owner, self._native = formed.owner, formed.native
         self._boundary: Boundary | None = None
-        if round_number:
-            watch = _joining.watch(self._address, round_number, place)
-            self._boundary = Boundary(owner, native, watch, place, is_new=is_new)
+        if formed.round_number:
+            watch = _joining.watch(self._address, formed.round_number, place, formed.heritage)
+            self._boundary = Boundary(owner, native, watch, place, is_new=formed.is_new)
 
-    def _part(self, place: Place, owner: Runtime, native: _native.Group) -> Communicator:
+    def _part(self, place: Place, formed: Formed) -> Communicator:
         part = Communicator.__new__(Communicator)
         part.rank, part.world_size = place.rank, place.world_size
         part._timeout, part._closed, part._address, part._parts = self._timeout, False, self._address, None
-        part._become(place, owner, native)
+        part._become(place, Formed(*formed[:2]))
         return part
 
     def close(self) -> None:

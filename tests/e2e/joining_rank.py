@@ -1,4 +1,5 @@
-"""One rank of a group that a lost rank joins again; see test_joining_again.py. Without torch, whose import would cost most of the time.
+"""One rank of a group that a lost rank joins again; see test_joining_again.py and test_rank_0_comes_back.py. Without torch, whose import
+would cost most of the time.
 
 Each step takes the mean of gradients that any process can compute, checks it against the reference over the ranks that its report
 announces, and moves the parameters; a digest of them is written down after each step, so that those of all ranks can be compared.
@@ -24,15 +25,16 @@ from gradwire.errors import GradwireError, NotMemberError
 
 FOLDER = Path(os.environ["GRADWIRE_TEST_FOLDER"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-VICTIM = 2
+# Who is killed: rank, life, number of the step, and of the steps that all have made together again.
+DEATHS = json.loads(os.environ.get("GRADWIRE_TEST_DEATHS", "[[2, 0, 3, 0]]"))
 # Which life of the rank this process is; one that wakes up begins another.
 LIVES = [int(os.environ.get("GRADWIRE_TEST_LIFE", "0"))]
 CASE = os.environ["GRADWIRE_TEST_CASE"]
-ELEMS, LOST_AT, STEPS_TOGETHER = 20_000, 3, 4
+ELEMS, STEPS_TOGETHER = 20_000, int(os.environ.get("GRADWIRE_TEST_TOGETHER", "4"))
 # A step's computation; the processor is for those who join.
 PAUSE_S = 0.02
 # Divisible by all numbers of ranks, so that every mean of multiples is exact.
-UNIT = 12
+UNIT = 60
 STEPS_MAX = 100_000
 WAIT_S = 60.0
 
@@ -50,8 +52,10 @@ def digest(*arrays: Any) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
 
-def be_lost(step: int) -> None:
-    if RANK == VICTIM and LIVES == [0] and step == LOST_AT:
+def be_lost(step: int, together: int) -> None:
+    if any(
+        (RANK, LIVES[-1]) == (rank, life) and step >= at and together == so_far for rank, life, at, so_far in DEATHS
+    ):
         (FOLDER / "lost").write_text("")
         os.kill(os.getpid(), signal.SIGSTOP if CASE == "stopped" else signal.SIGKILL)
 
@@ -65,7 +69,7 @@ def train(comm: gradwire.Communicator) -> None:
         if comm.sync(weights, moment, step, together):
             sent = comm.stats()["engine"]["datagrams_sent"] - before
             say(joined=comm.members, at=int(step[0]), digest=digest(weights, moment), sent=sent)
-        be_lost(int(step[0]))
+        be_lost(int(step[0]), int(together[0]))
         number = int(step[0])
         mean = gradient(RANK, number)
         operation = comm.all_reduce(mean, "mean", async_op=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import threading
+
 import pytest
 from gradwire._entrance import Door, Watch
+from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
+from gradwire._rendezvous import _Board, _running_round, _RunsAlready
 from gradwire.errors import MissingRankError, RendezvousError
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
@@ -27,6 +32,13 @@ class Store:
     def add(self, key: str, amount: int) -> int:
         self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
         return int(self.keys[key])
+
+    def compare_set(self, key: str, expected: str, value: str) -> None:
+        assert not expected
+        self.keys.setdefault(key, value)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 @pytest.fixture
@@ -93,3 +105,196 @@ def test_who_tried_twice_is_told_how_long_it_waited_in_all(store: Store) -> None
     with pytest.raises(MissingRankError, match="within 60 s") as caught:
         door.answered(door.publish(str), 60.0, 0.0)
     assert caught.value.waited_s == 60.0
+
+
+# Rank 0 serves a new, empty Store.
+
+ENTRIES = {rank: {"rank": rank, "record": f"sealed {rank}"} for rank in range(WORLD_SIZE)}
+MEMBERS = [1, 3]
+
+
+class Host:
+    """Serves one Store after the other."""
+
+    def __init__(self) -> None:
+        self.store: Store | None = Store()
+        self.store.keys[f"gradwire/{ROUND}/end"] = json.dumps({"rank": 0, "error": ""})
+
+    def connect(self) -> Store:
+        if self.store is None:
+            raise MissingRankError("rank 0 is gone", ranks=[0])
+        return self.store
+
+
+def member_of(host: Host, rank: int, life: int = 0) -> Watch:
+    return Watch(host.connect, ROUND, rank, WORLD_SIZE, heritage=heritage(ENTRIES, life))
+
+
+def come(store: Store, rank: int) -> int:
+    """A rank's own round."""
+    return store.add(f"gradwire/rounds/{rank}", 1)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def test_a_member_writes_again_what_a_newcomer_needs_and_a_rank_that_came_before_finds_it(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    member, first = member_of(host, 1), host.store
+    earlier = Door(lambda: first, ROUND, 2, WORLD_SIZE).publish(str)
+    assert member.newcomer(MEMBERS) == earlier * WORLD_SIZE + 2
+    member.answer(2, earlier, running="members")
+    assert member.newcomer(MEMBERS) == 0
+    member.note(7)
+    member.close()
+    host.store = store = Store()
+    number = come(store, 0)
+    board = _Board(store, f"gradwire/{number}", 0, WORLD_SIZE, continues=number)
+    board.publish({"record": "of its new life"})
+    assert member.newcomer(MEMBERS) == 0
+    with pytest.raises(_RunsAlready) as found:
+        board.collect(60.0)
+    running = found.value.round_number
+    assert running == ROUND + ANEW
+    for rank, entry in ENTRIES.items():
+        assert json.loads(store.get(f"gradwire/{running}/{rank}")) == entry
+    door = Door(lambda: store, running, 0, WORLD_SIZE)
+    life = door.publish(str)
+    assert life == 8, "later than all that the members have heard of"
+    assert member.newcomer(MEMBERS) == life * WORLD_SIZE
+    assert not caplog.records, "nothing failed meanwhile"
+    member.answer(0, life, running="members")
+    assert door.answered(life, 60.0, 60.0) == "members"
+
+
+def test_a_rank_that_comes_later_finds_the_group_at_once_unless_it_has_left(host: Host) -> None:
+    member_of(host, 1).newcomer(MEMBERS)
+    host.store = store = Store()
+    member_of(host, 1).newcomer(MEMBERS)
+    running = running_round(store)
+    assert _running_round(store, 2, come(store, 2)) == running
+    member_of(host, 3).leave()
+    assert _running_round(store, 3, come(store, 3)) == 0
+    assert come(store, 1) == come(store, 2) - 1 == running + 1, "the next group is formed in the same round by all"
+
+
+def test_two_members_that_write_at_once_agree(host: Host) -> None:
+    host.store = store = Store()
+    first, second = member_of(host, 1), member_of(host, 3)
+    assert first._open() is second._open()
+    assert first.newcomer(MEMBERS) == second.newcomer(MEMBERS) == 0
+    life = Door(lambda: store, running_round(store), 0, WORLD_SIZE).publish(str)
+    assert first.newcomer(MEMBERS) == second.newcomer(MEMBERS) == life * WORLD_SIZE
+
+
+def test_what_a_member_began_that_was_lost_is_finished_by_the_next(host: Host) -> None:
+    class Breaks(Store):
+        def compare_set(self, *_: str) -> None:
+            raise OSError("gone")
+
+    breaks = host.store = Breaks()
+    assert member_of(host, 1).newcomer(MEMBERS) == 0
+    host.store = store = Store()
+    store.keys.update(breaks.keys)
+    member_of(host, 3).newcomer([3])
+    assert running_round(store) == ROUND + ANEW
+
+
+def test_who_missed_an_earlier_board_goes_by_what_the_first_member_has_written(host: Host) -> None:
+    host.store = Store()
+    first = member_of(host, 1)
+    first.newcomer(MEMBERS)
+    first.close()
+    host.store = store = Store()
+    first.newcomer(MEMBERS)
+    assert running_round(store) == ROUND + 2 * ANEW
+    life = Door(lambda: store, running_round(store), 0, WORLD_SIZE).publish(str)
+    assert member_of(host, 3).newcomer(MEMBERS) == life * WORLD_SIZE
+
+
+def test_a_later_life_of_who_has_joined_is_counted_behind_its_own(host: Host) -> None:
+    host.store = store = Store()
+    member_of(host, 3, life=5).newcomer(MEMBERS)
+    assert Door(lambda: store, running_round(store), 0, WORLD_SIZE).publish(str) == 6
+
+
+def test_a_board_where_a_living_member_seems_to_come_anew_is_another_jobs(host: Host) -> None:
+    host.store = store = Store()
+    come(store, 0)
+    come(store, 3)
+    member = member_of(host, 1)
+    assert member.newcomer(MEMBERS) == 0
+    assert RUNNING not in store.keys
+    assert member.newcomer([1]) == 0, "rank 3 was lost, and had come before that was known"
+    assert RUNNING in store.keys
+
+
+def test_a_group_that_was_formed_in_a_later_round_of_a_board_is_not_taken_for_the_one_before(host: Host) -> None:
+    host.store = store = Store()
+    member_of(host, 1).newcomer(MEMBERS)
+    later = running_round(store) + 1
+    store.set(f"gradwire/{later}/end", json.dumps({"rank": 0, "error": ""}))
+    assert _running_round(store, 2, later + 1) == later
+    board = _Board(store, f"gradwire/{later + 1}", 0, WORLD_SIZE, continues=later + 1)
+    with pytest.raises(MissingRankError):
+        board.collect(0.0)
+
+
+def test_who_leaves_says_so_only_where_its_group_is_known(host: Host) -> None:
+    host.store = Store()
+    member_of(host, 1).leave()
+    assert not host.store.keys, "a group that is formed there has a round of the same number"
+
+
+@pytest.mark.parametrize("key", [f"gradwire/{ROUND}/waiting", f"gradwire/{ROUND}/again/2", RUNNING])
+@pytest.mark.parametrize("value", ["", "[]", "{}", '{"life": "x"}', '{"life": 1099511627776}', '{"life": -1}'])
+def test_what_no_rank_wrote_is_no_error_of_a_step(host: Host, key: str, value: str) -> None:
+    assert host.store is not None
+    if key == RUNNING:
+        host.store = Store()
+    host.store.set(f"gradwire/{ROUND}/waiting", "1")
+    host.store.set(f"gradwire/{ROUND}/answer/2", '{"life": 0}')
+    host.store.set(key, value)
+    assert member_of(host, 1).newcomer(MEMBERS) == 0
+
+
+def test_a_board_that_is_gone_is_looked_for_beside_the_steps(host: Host) -> None:
+    asked, back = threading.Event(), threading.Event()
+
+    def connect() -> Store:
+        asked.set()
+        assert back.wait(60.0)
+        return host.connect()
+
+    reopening = Reopening(connect)
+    assert reopening.take() is None
+    assert asked.wait(60.0)
+    assert reopening.take() is None, "nobody waits"
+    host.store = Store()
+    back.set()
+    while (store := reopening.take()) is None:
+        pass
+    assert store is host.store
+
+
+def test_a_connection_that_comes_too_late_is_closed() -> None:
+    asked, back, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Late(Store):
+        def close(self) -> None:
+            closed.set()
+
+    def connect() -> Store:
+        asked.set()
+        assert back.wait(60.0)
+        return Late()
+
+    reopening = Reopening(connect)
+    assert reopening.take() is None
+    assert asked.wait(60.0)
+    reopening.close()
+    back.set()
+    assert closed.wait(60.0)

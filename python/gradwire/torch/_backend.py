@@ -45,11 +45,12 @@ def create(options: Any, backend_options: Any = None) -> Any:
 
 def connect(store: Any, place: Place) -> Any:
     """This rank's adapter of a new group."""
-    owner, native, round_number, is_new = form_group(store, place)
-    link = GroupLink(owner, native, place)
+    formed = form_group(store, place)
+    owner = formed.owner
+    link = GroupLink(owner, formed.native, place)
     link.store = store
-    if round_number:
-        link.open_entrance(round_number, is_new=is_new)
+    if formed.round_number:
+        link.open_entrance(formed.round_number, is_new=formed.is_new)
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
     owner.backends[place.name] = adapter

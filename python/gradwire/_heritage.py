@@ -1,0 +1,120 @@
+"""What the members of a group keep of the board where it was formed, and write again when rank 0, lost and started again, serves a new one.
+
+Without it nobody could join: a board is in the memory of rank 0's process (`_meeting.py`). Only communicators need this; torch's Store
+is torch's.
+
+Below the prefix of a round that no rank can count to (`ANEW` and more) lie the records by which the group was formed, its `end` and the
+number of the latest life; the counters of all ranks are moved there, and last `gradwire/running` names the round. Who came before, and
+waits for the others to form a group of its own, finds it (`_rendezvous.py`). Two members may write at once: the first `running` counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.errors import GradwireError
+
+logger = logging.getLogger("gradwire")
+
+RUNNING = "gradwire/running"
+# Ranks that were started again count their rounds on a new board from 1: what they write there meets nothing of the group's.
+ANEW = 1 << 32
+# A lost rank 0 is looked for so often, by a thread that nobody waits for.
+PAUSE_S = 0.5
+
+
+@dataclass(frozen=True)
+class Heritage:
+    """What a newcomer needs to know of a group.
+
+    Attributes:
+        entries: of all ranks, by which the group was formed, in order.
+        life: of this rank, if it has joined while the group ran; no other one was later then.
+    """
+
+    entries: tuple[str, ...]
+    life: int = 0
+
+
+def heritage(entries: dict[int, dict[str, Any]], life: int = 0) -> Heritage:
+    """Of a group whose ranks had written `entries`."""
+    return Heritage(tuple(json.dumps(entries[rank]) for rank in sorted(entries)), life)
+
+
+def running_round(store: Any) -> int:
+    """The round of the group that ran when the Store was new; 0: none did."""
+    return int(store.get(RUNNING)) if store.check([RUNNING]) else 0
+
+
+def is_anothers(store: Any, members: Sequence[int]) -> bool:
+    """Whether who lives in the group has come to the Store anew: then another job meets there, or it is not known yet who is lost."""
+    keys = [f"gradwire/rounds/{rank}" for rank in members]
+    # What a member wrote that could not finish is no reason.
+    return any(store.check([key]) and int(store.get(key)) < ANEW for key in keys)
+
+
+def write_again(store: Any, round_number: int, left: Heritage, life: int) -> None:
+    """Writes what a newcomer needs into a Store that is empty, unless another member has; `life`: the latest one of any rank."""
+    number = round_number + ANEW
+    prefix = f"gradwire/{number}"
+    for rank, entry in enumerate(left.entries):
+        store.set(f"{prefix}/{rank}", entry)
+    store.set(f"{prefix}/again", str(life))
+    store.set(f"{prefix}/end", json.dumps({"rank": 0, "error": ""}))
+    for rank in range(len(left.entries)):
+        store.set(f"gradwire/rounds/{rank}", str(number))
+    store.compare_set(RUNNING, "", str(number))
+
+
+class Reopening:
+    """A Store that is connected to by a thread, again and again until it answers, so that no step waits for a host that is gone.
+
+    Args:
+        connect: returns the Store, or raises.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._stop: threading.Event | None = None
+        self._store: Any = None
+
+    def take(self) -> Any:
+        """The Store, if it has answered; else None, and it is tried."""
+        with self._lock:
+            if self._stop is None:
+                self._stop = threading.Event()
+                threading.Thread(target=self._run, args=(self._stop,), name="gradwire-reopen", daemon=True).start()
+            store, self._store = self._store, None
+            if store is not None:
+                self._stop = None
+            return store
+
+    def close(self) -> None:
+        """Ends the attempts."""
+        with self._lock:
+            store, self._store = self._store, None
+            if self._stop is not None:
+                self._stop.set()
+                self._stop = None
+        if store is not None:
+            store.close()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            store = None
+            with contextlib.suppress(GradwireError, OSError):
+                store = self._connect()
+            with self._lock:
+                if store is not None and not stop.is_set():
+                    self._store = store
+                    return
+            if store is not None:
+                store.close()
+            stop.wait(PAUSE_S)
