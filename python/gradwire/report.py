@@ -99,7 +99,8 @@ class DeliveryReport:
         bytes_expected: payload bytes that would have arrived without loss.
         bytes_sent: payload bytes sent, retransmissions included.
         bytes_retransmitted: payload bytes sent again.
-        uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere.
+        uncounted: ranges `(start, end)` of this rank's elements that did not count somewhere: of what it gave, also where its result is
+            a part of that (reduce-scatter).
         peers: the peers that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.
         sources: the peers that sent what is kept as it is: the gather stage of an all-reduce, or a collective that copies.
         stragglers: who was waited for alone: at most one rank that called late, and one whose bytes came late or that took its bytes
@@ -232,12 +233,31 @@ def _sent(report: DeliveryReport) -> int:
 
 
 def _shifted(parts: Sequence[DeliveryReport], name: str) -> tuple[tuple[int, int], ...]:
+    if name == "uncounted" and parts[0].collective == "reduce_scatter":
+        return _in_rows(parts)
     found: list[tuple[int, int]] = []
     before = 0
     for part in parts:
         found += [(start + before, end + before) for start, end in getattr(part, name)]
         before += _sent(part)
     return tuple(found)
+
+
+def _in_rows(parts: Sequence[DeliveryReport]) -> tuple[tuple[int, int], ...]:
+    """What did not count of a reduce-scatter: each part is about the same columns of the row for every rank."""
+    found: list[tuple[int, int]] = []
+    before, row_elems = 0, sum(part.elems for part in parts)
+    for part in parts:
+        for first, end in part.uncounted:
+            start = first
+            while start < end:
+                row, column = divmod(start, part.elems)
+                stop = min(end, (row + 1) * part.elems)
+                at = row * row_elems + before + column
+                found.append((at, at + stop - start))
+                start = stop
+        before += part.elems
+    return tuple(sorted(found))
 
 
 def _of_each_rank(peers: Sequence[PeerDelivery]) -> tuple[PeerDelivery, ...]:

@@ -149,3 +149,13 @@ def test_the_report_of_pieces() -> None:
     report = DeliveryReport.of_parts([rotated, rotated])
     assert (report.rotated_elems, report.uncounted) == (256, ((0, 1), (128, 129)))
     assert DeliveryReport.of_parts([first]) is first
+
+
+def test_what_pieces_of_a_reduce_scatter_lost_is_told_by_its_place_in_the_rows() -> None:
+    def piece(elems: int, *uncounted: tuple[int, int]) -> DeliveryReport:
+        return DeliveryReport(collective="reduce_scatter", elems=elems, uncounted=uncounted)
+
+    # Rows of 15 elements for each rank, of which the first piece has 10: the second range lies in two rows.
+    report = DeliveryReport.of_parts([piece(10, (2, 4), (18, 21)), piece(5, (7, 8))])
+    assert report.uncounted == ((2, 4), (23, 25), (27, 28), (30, 31))
+    assert report.elems == 15

@@ -8,12 +8,17 @@ from launch import Outcome, launch
 EXACT = (
     "check_training_is_as_with_gloo",
     "check_tolerance_that_loses_nothing_is_as_with_gloo",
+    "check_a_step_sends_half_of_what_an_all_reduce_of_its_gradients_would",
     "check_shards_are_replicated_in_two_dimensions",
     "check_gradients_can_be_divided_by_a_factor_of_ones_own",
     "check_what_cannot_tolerate_loss_is_refused",
     "check_residuals_are_saved_for_each_rank",
 )
-LOSSY = ("check_training_with_loss_ends_close_to_gloo", "check_parameters_stay_exact")
+LOSSY = (
+    "check_training_with_loss_ends_close_to_gloo",
+    "check_parameters_stay_exact",
+    "check_every_gradient_counts_once_however_often_it_was_lost",
+)
 
 
 @pytest.fixture(scope="module", params=[2, 4])

@@ -5,7 +5,7 @@
 //! | 0 | collective |
 //! | 1 | dtype |
 //! | 2 | reduction, 255 for none |
-//! | 3 | schedule of an all-reduce, and 128 when the bucket is rotated |
+//! | 3 | schedule of an all-reduce, and 128 when the bucket is rotated; of a reduce-scatter 1 when what is lost is fed back |
 //! | 4..8 | root, or tag of a point-to-point transfer; 2^32 - 1 for none |
 //! | 8..14 | elements |
 //! | 14..16 | fingerprint of what must agree besides: policy, factor of a scaled sum |
@@ -76,7 +76,11 @@ impl Call {
             kind,
             dtype: request.dtype,
             reduce: reduces.then(|| request.reduce.code()),
-            algorithm: if kind == Kind::AllReduce { algorithm as u8 } else { 0 },
+            algorithm: match kind {
+                Kind::AllReduce => algorithm as u8,
+                Kind::ReduceScatter => request.scattered_feedback().map_or(0, |_| FEEDS_BACK),
+                _ => 0,
+            },
             root,
             elems: (bytes / request.dtype.bytes()) as u64 & ELEMS_MASK,
             fingerprint: if reduces { fingerprint(&request.policy, request.reduce) } else { 0 },
@@ -200,8 +204,10 @@ impl Call {
 
     /// Whether transfer `index` belongs to the reduce stage of a reduction that has a policy.
     pub(crate) fn may_lose(&self, index: u32, world_size: u32) -> bool {
-        let steps = if self.algorithm & !ROTATED == RING { world_size.saturating_sub(1) } else { 1 };
-        self.kind == Kind::AllReduce && self.fingerprint != 0 && index < steps
+        let is_ring = self.kind == Kind::AllReduce && self.algorithm & !ROTATED == RING;
+        let steps = if is_ring { world_size.saturating_sub(1) } else { 1 };
+        let has_policy = matches!(self.kind, Kind::AllReduce | Kind::ReduceScatter) && self.fingerprint != 0;
+        has_policy && index < steps
     }
 
     /// Whether transfer `index` from `from` carries what `from` itself had waited for, so that the call that it tells of may be
@@ -223,6 +229,9 @@ impl Call {
         let mut collective = self.name().to_owned();
         if self.algorithm & ROTATED != 0 {
             collective += ", rotated";
+        }
+        if self.kind == Kind::ReduceScatter && self.algorithm == FEEDS_BACK {
+            collective += ", with error feedback";
         }
         if self.fingerprint != 0 {
             collective += &format!(" with settings {:04x}", self.fingerprint);
@@ -325,6 +334,8 @@ const NONE: u32 = u32::MAX;
 const ELEMS_MASK: u64 = (1 << 48) - 1;
 /// Beside the schedule.
 const ROTATED: u8 = 128;
+/// Of a reduce-scatter. Each rank owes what another one's feedback counts on, so all of them feed back or none does.
+const FEEDS_BACK: u8 = 1;
 const RING: u8 = Algorithm::Ring as u8;
 const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 const PARAMETER_SERVER: u8 = Algorithm::ParameterServer as u8;

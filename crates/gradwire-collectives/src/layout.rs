@@ -22,6 +22,11 @@ impl Layout {
         Self { bytes, shard_bytes, shards, chunk_bytes: chunk_bytes.max(1) }
     }
 
+    /// `rows` rows of `row` bytes, each a shard wherever it begins.
+    pub(crate) fn of_rows(row: usize, rows: usize, chunk_bytes: usize) -> Self {
+        Self { bytes: row * rows, shard_bytes: row, shards: rows.max(1), chunk_bytes: chunk_bytes.max(1) }
+    }
+
     /// Byte range of shard `index` (modulo the number of shards).
     pub(crate) fn shard(&self, index: usize) -> Range<usize> {
         let start = (index % self.shards).saturating_mul(self.shard_bytes).min(self.bytes);

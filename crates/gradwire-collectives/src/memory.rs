@@ -64,6 +64,8 @@ pub(crate) struct Memory {
     pub(crate) residual: View,
     /// Goes on where the residual ends: for the padding of a rotated bucket.
     pub(crate) beyond: View,
+    /// This rank's row of the input and of the residual, of a reduce-scatter whose losses are fed back.
+    pub(crate) own_row: Option<Range<usize>>,
     reduction: Reduction,
     chunk_bytes: usize,
     /// Where the accumulator begins in the output, bytes.
@@ -92,6 +94,7 @@ impl Memory {
             output,
             residual,
             beyond,
+            own_row: None,
             reduction,
             chunk_bytes,
             base: 0,
@@ -316,10 +319,15 @@ impl Memory {
         self.counts.get(chunk).copied().unwrap_or(1)
     }
 
-    /// What a mean of a chunk divides by.
+    /// What a mean of a chunk divides by. Where its owner pays for those who are missing, it does so for less than half of the ranks:
+    /// for more, what it owes would grow from step to step.
     fn divisor(&self, chunk: usize) -> u16 {
-        match self.reduction.divide_by {
-            DivideBy::World if self.count(chunk) > 0 => self.reduction.world_size,
+        let Reduction { divide_by, world_size, .. } = self.reduction;
+        match divide_by {
+            DivideBy::Contributions if self.own_row.is_some() && 2 * self.count(chunk) <= world_size => {
+                world_size
+            }
+            DivideBy::World if self.count(chunk) > 0 => world_size,
             _ => self.count(chunk),
         }
     }
@@ -360,18 +368,49 @@ impl Memory {
     /// What is not finite is dropped: fed back, it would spoil the next step as well.
     // claim: auto/error-feedback
     pub(crate) fn settle_residual(&mut self, range: &Range<usize>, weight: u16) {
+        self.take_from_residual(range, f64::from(weight) * self.mean_of_result());
+    }
+
+    /// What a result is multiplied by to be the mean.
+    fn mean_of_result(&self) -> f64 {
         let Reduction { reduce, world_size, .. } = self.reduction;
-        let of_mean = match reduce {
+        match reduce {
             ReduceOp::Avg => 1.0,
             ReduceOp::PremulSum(factor) if factor != 0.0 => 1.0 / (f64::from(world_size) * factor),
             _ => 1.0 / f64::from(world_size),
-        };
-        self.take_from_residual(range, f64::from(weight) * of_mean);
+        }
+    }
+
+    /// Owes, in the own row, less the mean for each rank that is missing from it: their values are owed whole by themselves, since they
+    /// do not learn the mean that stood in for them. Summed over all ranks that is the same as in an all-reduce. Not before the
+    /// result is there.
+    // claim: auto/error-feedback
+    pub(crate) fn pay_for_means(&mut self) {
+        let Some(row) = self.own_row.clone() else { return };
+        let Reduction { dtype, world_size, .. } = self.reduction;
+        for (chunk, start) in (0..row.len()).step_by(self.chunk_bytes).enumerate() {
+            let count = self.count(chunk);
+            if count == world_size || self.divisor(chunk) != count {
+                continue;
+            }
+            let end = (start + self.chunk_bytes).min(row.len());
+            let mut owed = self.residual.part(&(row.start + start..row.start + end));
+            owed.as_mut_slice().fill(0);
+            let factor = f64::from(world_size - count) * self.mean_of_result();
+            kernels::take_away(
+                dtype,
+                owed.as_mut_slice(),
+                self.output.part(&(start..end)).as_slice(),
+                factor,
+            );
+        }
     }
 
     /// Forgets what is not finite in `range` of the residual.
     pub(crate) fn drop_infinite(&mut self, range: &Range<usize>) {
-        self.take_from_residual(range, 0.0);
+        for (_, mut residual) in self.residual_parts(range) {
+            kernels::drop_infinite(self.reduction.dtype, residual.as_mut_slice());
+        }
     }
 
     fn take_from_residual(&mut self, range: &Range<usize>, factor: f64) {

@@ -130,7 +130,7 @@ impl Op {
         pool: &mut Pool,
     ) -> Self {
         let mut call = Call::of(&request, algorithm);
-        let bytes = request.output.len();
+        let (bytes, result_bytes) = (request.bucket_bytes(), request.output.len());
         let rotated = name.rotation.and_then(|seed| RotatedBucket::replace(&mut request, seed, pool));
         if rotated.is_some() {
             call = call.rotated();
@@ -145,13 +145,17 @@ impl Op {
         };
         let views = (request.input, request.output, request.residual);
         let mut memory = Memory::new(views, reduction, place.chunk_bytes);
+        memory.own_row = request.scattered_feedback().map(|row| {
+            let start = place.rank as usize * row;
+            start..start + row
+        });
         memory.beyond = rotated.as_ref().map_or(View::EMPTY, RotatedBucket::beyond);
         let is_exact = request.policy.is_exact();
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
             submitted_at: name.submitted,
-            elems: (bytes / request.dtype.bytes()) as u64,
+            elems: (result_bytes / request.dtype.bytes()) as u64,
             rotated_elems: rotated.as_ref().map_or(0, RotatedBucket::elems),
             replicas_identical: !request.policy.gather.may_lose(),
             ..DeliveryReport::default()

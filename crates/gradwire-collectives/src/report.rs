@@ -120,6 +120,7 @@ pub struct DeliveryReport {
     pub bytes_retransmitted: u64,
     /// Elements of this rank's contribution that did not count somewhere, as ranges of the bucket, in order. In a
     /// ring they stand for the partial sum that this rank sent on.
+    /// Of a reduce-scatter they are places in its input.
     pub uncounted: Vec<Range<u64>>,
     /// For each peer that sent contributions: the reduce stage of an all-reduce, or a reduction of one stage.
     pub peers: Vec<PeerDelivery>,

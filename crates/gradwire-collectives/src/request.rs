@@ -102,7 +102,7 @@ pub struct Request {
     pub input: View,
     /// Memory written; may be `input` where the collective says so.
     pub output: View,
-    /// Only all-reduce may be tolerant: [`Policy::RELIABLE`] for everything that was not opted in.
+    /// Only all-reduce and reduce-scatter may be tolerant: [`Policy::RELIABLE`] for everything that was not opted in.
     pub policy: Policy,
     /// Same size and dtype as `output`, or empty: what each own value that did not count in a tolerant reduction still
     /// owes to the mean is written here at its place, all else is left as it was (error feedback): the value less the mean
@@ -110,6 +110,11 @@ pub struct Request {
     /// less as many means as ranks are in it. Added to this rank's next input, it counts exactly once. Where the result
     /// did not arrive here either, what stood in is unknown, and nothing is owed. Of a rotated
     /// bucket every element is written if anything did not count: it gets its part of what is owed. Never aliases the other views.
+    ///
+    /// Of a reduce-scatter it is like `input`, on every rank or on none: nobody but the owner of a row learns its mean. So a rank owes all
+    /// of a value that did not count, and the owner of a row, in its own row, less the mean for each rank that is missing. Where
+    /// half of the ranks or more are missing the mean divides by all of them instead, and its owner owes nothing: what it would
+    /// owe would outgrow what it holds.
     pub residual: View,
     /// Longest that the call may take; then it ends with [`crate::OpError::TimedOut`].
     pub timeout: Duration,
@@ -139,6 +144,20 @@ impl Request {
             tags: Tags::default(),
             wants_contributions: false,
         }
+    }
+
+    /// Bytes of the bucket that is reduced.
+    pub(crate) fn bucket_bytes(&self) -> usize {
+        match self.collective {
+            Collective::ReduceScatter => self.input.len(),
+            _ => self.output.len(),
+        }
+    }
+
+    /// This rank's row of a tolerant reduce-scatter whose losses are fed back, in bytes: as many as its output has.
+    pub(crate) fn scattered_feedback(&self) -> Option<usize> {
+        let feeds_back = !self.policy.is_exact() && !self.residual.is_empty();
+        (self.collective == Collective::ReduceScatter && feeds_back).then_some(self.output.len())
     }
 
     /// Bare signals between all pairs, without memory and for nobody to wait for.

@@ -150,15 +150,26 @@ fn check_tags(request: &Request) -> Result<(), String> {
 // claim: auto/exact-unless-asked
 fn check_policy(request: &Request) -> Result<(), String> {
     let Request { policy, residual, output, .. } = request;
-    if !residual.is_empty() && residual.len() != output.len() {
-        return Err(format!("a residual of {} bytes for a result of {}", residual.len(), output.len()));
+    let bytes = request.bucket_bytes();
+    if !residual.is_empty() && residual.len() != bytes {
+        return Err(format!("a residual of {} bytes for a bucket of {bytes}", residual.len()));
     }
     policy.validate()?;
     if *policy == Policy::RELIABLE || policy.is_exact() {
         return Ok(());
     }
-    let Collective::AllReduce { algorithm } = request.collective else {
-        return Err("only an all-reduce may tolerate loss".to_owned());
+    let algorithm = match request.collective {
+        Collective::AllReduce { algorithm } => algorithm,
+        Collective::ReduceScatter if policy.gather.may_lose() => {
+            return Err(
+                "a reduce-scatter sends no results that could be lost: gather_loss_bound = 0".to_owned()
+            )
+        }
+        Collective::ReduceScatter if policy.rotation == Rotation::On => {
+            return Err("a reduce-scatter is not rotated: hadamard off, or an all-reduce".to_owned())
+        }
+        Collective::ReduceScatter => Algorithm::Transpose,
+        _ => return Err("only an all-reduce and a reduce-scatter may tolerate loss".to_owned()),
     };
     if algorithm == Algorithm::Ring && policy.gather.may_lose() {
         return Err(

@@ -67,7 +67,7 @@ def tolerate_loss(
 
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
-            by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose, at the bytes of an all-reduce, while
+            by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
             the all-gather of parameters stays exact; `steps_kept`, `priority`, `drift_every`, `compression`
             and `tensorboard` are for DDP alone.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.

@@ -1,11 +1,10 @@
 """Loss tolerance for `fully_shard` (FSDP2): a reduce-scatter of gradients over what arrives in time.
 
 FSDP hands each module's gradients to a reduce-scatter that may be exchanged for another; the all-gather of parameters is
-left alone and stays exact. The reduce-scatter here is a tolerant all-reduce of which a rank keeps its own shard. So the
-mean of every element is the same on all ranks, at the price of a second stage that a reduce-scatter of its own would save:
-twice its bytes. What that stage buys is error feedback: a rank owes the next step its value less the mean that stood in for
-it, and the means of the other ranks' shards come only with the results; docs/error-feedback.md has a rule that could do
-without. Where there is a replicate dimension (HSDP), the all-reduce between replicas is torch's, and exact.
+left alone and stays exact. The one here is the engine's, tolerant: contributions are lost, and nothing is sent back. What a rank
+owes the next step takes no mean of another rank's shard: docs/error-feedback.md, "Without the results". Rotated gradients
+(`hadamard="on"`) and schedules of an all-reduce that are asked for by name go through a tolerant all-reduce of which a rank keeps its
+shard, at twice the bytes. Where there is a replicate dimension (HSDP), the all-reduce between replicas is torch's, and exact.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gradwire._policy import algorithm_code
+from gradwire._policy import ALGORITHM_CODES, algorithm_code
 from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._steps import Delivered, StepRecord
-from gradwire.torch._tolerant import all_reduce, timed_policy
+from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
+
+AUTO, TRANSPOSE = ALGORITHM_CODES["auto"], ALGORITHM_CODES["transpose"]
 
 if TYPE_CHECKING:  # a second to import, for programs that may never shard
     from torch.distributed.fsdp import FSDPModule
@@ -74,13 +75,14 @@ class ReduceScatter:
 
     Args:
         owner: is told what was delivered.
-        arguments: of `gradwire.torch.all_reduce`.
+        arguments: of `gradwire.torch.all_reduce`. What only that can do is reduced by it.
         error_feedback: whether what did not count is added to the module's next gradients.
     """
 
     def __init__(self, owner: ShardedLossTolerance, arguments: dict[str, Any], *, error_feedback: bool) -> None:
         self._owner = owner
         self._arguments = arguments
+        self._scatters = scatters(arguments)
         self._error_feedback = error_feedback
         self.residual: torch.Tensor | None = None
 
@@ -96,7 +98,7 @@ class ReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """`input_tensor` `[world_size * elems]` is overwritten; `output_tensor` `[elems]` becomes this rank's shard.
+        """`input_tensor` `[world_size * elems]` may be overwritten; `output_tensor` `[elems]` becomes this rank's shard.
 
         Raises:
             UnsupportedError: the group has another backend, or the gradients are of a dtype that tolerates no loss.
@@ -104,8 +106,13 @@ class ReduceScatter:
         """
         del async_op  # FSDP waits for it in any case
         residual = self._feed_back(input_tensor)
-        work = all_reduce(input_tensor, op, group=group, residual=residual, **self._arguments)
-        output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
+        if self._scatters:
+            asked = {name: value for name, value in self._arguments.items() if name not in ("algorithm", "hadamard")}
+            work = reduce_scatter(output_tensor, input_tensor, op, group=group, residual=residual, **asked)
+            work.wait()
+        else:
+            work = all_reduce(input_tensor, op, group=group, residual=residual, **self._arguments)
+            output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
         self._owner.count(work.report(), input_tensor.element_size())
 
     def _feed_back(self, gradients: torch.Tensor) -> torch.Tensor | None:
@@ -117,6 +124,14 @@ class ReduceScatter:
             gradients += self.residual.nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would never leave again
             self.residual.zero_()
         return self.residual
+
+
+def scatters(arguments: dict[str, Any]) -> bool:
+    """Whether a reduce-scatter can do what is asked for; else it takes an all-reduce."""
+    config = configuration()
+    asked = {name: value for name, value in arguments.items() if name not in ("algorithm", "delay_share")}
+    is_rotated = timed_policy(config, **asked)["hadamard"] == "on"
+    return not is_rotated and algorithm_code(config, arguments["algorithm"]) in (AUTO, TRANSPOSE)
 
 
 def check(model: FSDPModule, arguments: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The explicit tolerant all-reduce. The only way by which a value of the user's can be lost, and only if asked for."""
+"""The explicit tolerant reductions. The only way by which a value of the user's can be lost, and only if asked for."""
 
 from __future__ import annotations
 
@@ -140,6 +140,69 @@ def all_reduce(
     return work
 
 
+def reduce_scatter(
+    output: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.AVG,
+    *,
+    delay_share: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    residual: torch.Tensor | None = None,
+    **tolerance: Any,
+) -> GradwireWork:
+    """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part in `output` `[elems]`.
+
+    Half the bytes of `all_reduce`, as no result is sent back. `tensor` is only read. The call is in flight when this returns.
+
+    Args:
+        output: gets this rank's part; of the dtype and on the device of `tensor`.
+        tensor: float32, bfloat16 or float16.
+        op: as in `all_reduce`.
+        delay_share: the same.
+        group: the same.
+        residual: like `tensor`, on every rank or on none. What this rank owes to later steps is written here, all else stays as it is: its
+            values that did not count, and in its own part less the mean for each rank that was missing, since they do not learn
+            it. With `divide_by="contributions"` the mean of an element that at most half of the ranks are in divides by all
+            ranks then, and nothing but the lost values is owed for it (docs/error-feedback.md).
+        tolerance: `loss_bound`, `preset`, `deadline`, `step_delay_max`, `divide_by` as in `all_reduce`.
+
+    Returns:
+        The work. `work.report().uncounted` are places in `tensor`. Its wait carries every error.
+
+    Raises:
+        UnsupportedError: the group has another backend.
+
+    # Loss
+    An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero. It is not rotated.
+    """
+    link = link_of(group)
+
+    def prepare(piece: Piece) -> Call:
+        (into, rest), (rows,) = piece.written, piece.read
+        assert into is not None
+        _check_tolerant(tensor, residual, None, what="reduce-scatter")
+        _check_rows(rows, into, link.world_size)
+        options = reduction(into, op)
+        policy = timed_policy(link.owner.config, delay_share=delay_share / piece.count, **_of_one_stage(tolerance))
+        options["policy"] = {**policy, "hadamard": "off", "gather_loss_bound": 0.0, "gather_recovery": "at_once"}
+        options |= tag_options(link.owner.config, None, None)
+        staging = Staging()
+        target = _memory.writable(into, staging, load=False)
+        call = Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
+        if rest is not None:
+            owed = _memory.writable(rest, staging, load=True)
+            options["residual"] = _memory.address(owed)
+            call.keep.append(owed)
+        return call
+
+    whole = Piece([output, residual], [tensor], link.world_size)
+    trace = _profile.begin("reduce_scatter", [tensor], link)
+    work = link.start_in_pieces("reduce_scatter", None, whole, prepare)
+    if trace is not None:
+        trace.end_with(work)
+    return work
+
+
 def tolerant_group(
     ranks: Sequence[int] | None = None,
     *,
@@ -240,11 +303,33 @@ def _order(priority: int | None, traffic_class: int | None) -> int | None:
     return PRIORITY_OF_CLASS_0 + PRIORITY_STEP * traffic_class
 
 
-def _check_tolerant(tensor: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None) -> None:
+def _of_one_stage(tolerance: dict[str, Any]) -> dict[str, Any]:
+    """Of what a caller asked for, all but what is about results that are sent back."""
+    return {
+        "preset": None,
+        "deadline": None,
+        "step_delay_max": None,
+        **tolerance,
+        "gather_loss_bound": None,
+        "gather_fill": None,
+    }
+
+
+def _check_rows(rows: torch.Tensor, row: torch.Tensor, world_size: int) -> None:
+    if rows.numel() != world_size * row.numel() or rows.dtype != row.dtype or rows.device != row.device:
+        raise InvalidRequestError(
+            f"output is {row.dtype} with {row.numel()} elements on {row.device}: a part of {world_size} of a {rows.dtype} with "
+            f"{rows.numel()} on {rows.device} was expected"
+        )
+
+
+def _check_tolerant(
+    tensor: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None, what: str = "all-reduce"
+) -> None:
     if tensor.dtype not in _memory.TOLERANT_DTYPES:
         names = ", ".join(str(dtype) for dtype in _memory.TOLERANT_DTYPES)
         raise UnsupportedError(
-            f"a tolerant all-reduce of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
+            f"a tolerant {what} of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
         )
     for name, other in (("residual", residual), ("output", output)):
         if other is not None:

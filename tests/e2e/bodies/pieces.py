@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import InvalidRequestError, MismatchError
-from gradwire.torch._tolerant import link_of
+from gradwire.torch._tolerant import link_of, reduce_scatter
 from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -229,6 +229,31 @@ def check_what_a_tolerant_call_leaves_behind_is_owed() -> None:
         lost = torch.tensor(float(bool(report.uncounted)))
         dist.all_reduce(lost, group=GLOO)
         assert lost, "nothing was lost: this tests nothing"
+
+
+def check_what_a_tolerant_reduce_scatter_leaves_behind_is_owed() -> None:
+    values, residual, output = whole(2 * ROW_ELEMS) / 4096, torch.zeros(2 * ROW_ELEMS), torch.zeros(ROW_ELEMS)
+    reports = []
+
+    def run() -> None:
+        work = reduce_scatter(output, values, preset="mlt", loss_bound=0.3, residual=residual)
+        work.wait()
+        reports.append(work.report())
+
+    on(LazyStreams(eager_reader=True), run)
+    kept = torch.stack([values, residual])
+    dist.all_reduce(kept, group=GLOO)
+    mine = slice(RANK * ROW_ELEMS, (RANK + 1) * ROW_ELEMS)
+    torch.testing.assert_close(WORLD_SIZE * output + kept[1, mine], kept[0, mine], rtol=1e-5, atol=1e-4)
+    (report,) = reports
+    assert (report.elems, len(report.parts)) == (ROW_ELEMS, PIECES)
+    outside = torch.ones(2 * ROW_ELEMS, dtype=torch.bool)
+    for start, end in report.uncounted:
+        outside[start:end] = False
+    assert torch.equal(residual, torch.where(outside, 0.0, values)), "a range is at the wrong place"
+    lost = torch.tensor(float(bool(report.uncounted)))
+    dist.all_reduce(lost, group=GLOO)
+    assert lost, "nothing was lost: this tests nothing"
 
 
 def check_calls_in_a_tolerant_group_may_be_cut() -> None:

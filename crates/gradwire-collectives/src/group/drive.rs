@@ -66,7 +66,7 @@ impl Group {
             let Some(queued) = self.queue.pop_front() else { return };
             let Queued { id, request, submitted, sequence, purpose } = queued;
             let agreed = self.agreement.reach(sequence);
-            let warms_up = self.adaptive.begins(&request.policy, request.output.len());
+            let warms_up = self.adaptive.begins(&request.policy, request.bucket_bytes());
             let loss = agreed.map(|network| network.loss);
             let rotates = self.world_size > 1 && !warms_up && request.policy.rotation.is_wanted(loss);
             let rotation = rotates.then(|| rotation::seed(self.seed, sequence));
@@ -113,9 +113,9 @@ impl Group {
 
     /// Whether the next collective has room in flight and knows its deadlines.
     fn may_start(&self, queued: &Queued) -> bool {
-        let Request { policy, output, .. } = &queued.request;
+        let request = &queued.request;
         self.ops.has_room(queued.sequence)
-            && !self.adaptive.must_wait(policy, output.len())
+            && !self.adaptive.must_wait(&request.policy, request.bucket_bytes())
             && !self.agreement.must_wait(queued.sequence)
     }
 

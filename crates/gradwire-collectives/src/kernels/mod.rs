@@ -14,7 +14,7 @@ mod scale;
 pub(crate) use self::half::{accumulate, join, narrow, split, widen};
 pub use hadamard::{Hadamard, WholeHadamard};
 pub(crate) use magnitude::{gather_magnitudes, mean_magnitude};
-pub(crate) use scale::{add_last, close, close_f32, take_away, Closing};
+pub(crate) use scale::{add_last, close, close_f32, drop_infinite, take_away, Closing};
 
 use crate::{Dtype, ReduceOp};
 use element::{fold, Bits, Element};

@@ -131,6 +131,15 @@ pub(crate) fn take_away(dtype: Dtype, values: &mut [u8], source: &[u8], factor: 
     }
 }
 
+/// Zero in place of what is not finite.
+pub(crate) fn drop_infinite(dtype: Dtype, values: &mut [u8]) {
+    let nothing = [0; 2 * BLOCK];
+    for block in values.chunks_mut(nothing.len()) {
+        let source = &nothing[..block.len()];
+        take_away(dtype, block, source, 0.0);
+    }
+}
+
 fn finite_or_zero(value: f32) -> f32 {
     if value.is_finite() {
         value

@@ -65,10 +65,13 @@ impl Op {
     fn settle(&mut self) {
         for (range, weight) in std::mem::take(&mut self.owed) {
             match self.policy.divide_by {
+                // Its mean is another rank's, who pays for it.
+                _ if self.memory.own_row.is_some() => self.memory.drop_infinite(&range),
                 DivideBy::Contributions => self.memory.settle_residual(&range, weight),
                 DivideBy::World => self.settle_filled(&range, weight),
             }
         }
+        self.memory.pay_for_means();
     }
 
     /// Divided by all ranks, zero stands in for a value wherever there is a result.

@@ -1,7 +1,7 @@
 //! Collectives of one stage: everybody sends its parts straight to whom they belong.
 //!
-//! All-gather, gather, scatter, all-to-all, reduce-scatter, reduce, barrier (bare signals between all pairs: half
-//! a round trip) and both ends of a point-to-point transfer. All of them are exact.
+//! All-gather, gather, scatter, all-to-all, reduce, barrier (bare signals between all pairs: half a round trip) and both
+//! ends of a point-to-point transfer. All of them are exact.
 
 use super::{Loss, Place, Post, Schedule, Target};
 use crate::memory::{Memory, Pool, Side};
@@ -50,11 +50,11 @@ impl Direct {
         posts.push(Post::Receive { from, index: 0, target, bytes, loss: Loss::Never });
     }
 
-    /// Adds the rows of all other ranks to `own` of the input.
-    fn reduce(&mut self, own: &Range<usize>, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
+    /// Adds the rows of all other ranks to this one's.
+    fn reduce(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         let area = 0..self.row;
         let chunks = self.row.div_ceil(self.place.chunk_bytes).max(1);
-        memory.accumulate_in(area.clone(), own, chunks, true, pool);
+        memory.accumulate_in(area.clone(), &area, chunks, true, pool);
         self.reduces = true;
         for from in self.place.others() {
             self.receive(from, Target::Add { at: 0, chunk: 0 }, self.row, posts);
@@ -116,13 +116,7 @@ impl Schedule for Direct {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         let rank = self.place.rank;
         match self.collective.clone() {
-            Collective::ReduceScatter => {
-                self.reduce(&self.row(rank), memory, pool, posts);
-                for other in self.place.others() {
-                    self.send(other, self.row(other), posts);
-                }
-            }
-            Collective::Reduce { root } if root == rank => self.reduce(&(0..self.row), memory, pool, posts),
+            Collective::Reduce { root } if root == rank => self.reduce(memory, pool, posts),
             Collective::Reduce { root } => self.send(root, 0..self.row, posts),
             Collective::AllToAll { input_split_bytes, output_split_bytes } => {
                 self.start_all_to_all(&input_split_bytes, &output_split_bytes, memory, posts);

@@ -88,7 +88,7 @@ const fn scattered(number: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// The two stages of an all-reduce.
+/// The two stages of an all-reduce. A reduce-scatter has the first alone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Stage {
     /// Contributions on their way to be averaged.
@@ -158,6 +158,7 @@ pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Plac
             Algorithm::ParameterServer => place.servers.senders(place.world_size),
             _ => 1,
         },
+        Collective::ReduceScatter => place.incast,
         Collective::Broadcast { .. } | Collective::Scatter { .. } => 1,
         Collective::Send { .. } | Collective::Receive { .. } => 1,
         _ => place.world_size.max(2) - 1,
@@ -174,6 +175,10 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
         Collective::AllReduce { .. } => all_reduce(request, algorithm, place),
         Collective::Broadcast { root } => {
             Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
+        }
+        Collective::ReduceScatter => {
+            let transpose = transpose::Transpose::scattering(place, request.output.len());
+            Box::new(transpose.in_pieces(piece_bytes(request, place)))
         }
         _ => Box::new(direct::Direct::new(request, place)),
     }

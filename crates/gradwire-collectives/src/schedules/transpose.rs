@@ -12,6 +12,9 @@
 //! late holds one slot of each peer until it comes (its own sends, I at a time, are then still the longest chain), and
 //! a rank that is dead ends the group with the silence of its connection.
 //!
+//! A reduce-scatter is stage one alone: the shards are the rows of the input, each rank's is the one with its number, and what it has
+//! reduced it keeps.
+//!
 //! Parameter servers ([`super::server`]) are other owners of the shards, and everything else is the same: a dedicated one
 //! owns a shard and contributes nothing to it.
 //!
@@ -57,6 +60,8 @@ pub(super) struct Transpose {
     contributes: bool,
     /// Contributions follow the settings of the call: owners know nothing else of it.
     has_settings: bool,
+    /// There is a second stage.
+    gathers: bool,
     /// Most bytes of a shard that are contributed at a time.
     piece_bytes: usize,
     /// The piece of the own shard that is being summed, and contributions to it that are not in.
@@ -83,6 +88,7 @@ impl Transpose {
             in_place: false,
             contributes: true,
             has_settings: false,
+            gathers: true,
             piece_bytes: usize::MAX,
             piece: 0,
             contributions_open: 0,
@@ -102,6 +108,17 @@ impl Transpose {
         let owners = place.others().map(owner).filter(|owner| !owner.shard.is_empty()).collect();
         let all = Self::new(place, layout, (owners, owner(place.rank))).in_place(in_place);
         Self { slots: [place.incast; 2], ..all }
+    }
+
+    /// A reduce-scatter: the shard of each rank is its row of the input, of `row` bytes, and nobody else gets the result.
+    pub(super) fn scattering(place: Place, row: usize) -> Self {
+        let layout = Layout::new(row, 1, place.chunk_bytes);
+        let owner = |rank: u32| {
+            let start = rank as usize * row;
+            Owner { rank, index: 0, shard: start..start + row }
+        };
+        let all = Self::new(place, layout, (place.others().map(owner).collect(), owner(place.rank)));
+        Self { slots: [place.incast; 2], gathers: false, ..all }
     }
 
     /// Results are written where contributions are read.
@@ -189,7 +206,9 @@ impl Transpose {
     fn start_sum(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         let (own, chunks) = (&self.own.shard, self.layout.chunks());
         if self.contributes {
-            memory.accumulate_in(own.clone(), own, chunks, true, pool);
+            // What nobody else gets is all of the output.
+            let area = if self.gathers { own.clone() } else { 0..own.len() };
+            memory.accumulate_in(area, own, chunks, true, pool);
         } else {
             memory.accumulate_nothing(own.len(), chunks, pool);
         }
@@ -203,12 +222,14 @@ impl Transpose {
         }
     }
 
-    /// Sends the result to everybody when every contribution is in.
+    /// When every contribution is in, sends the result to everybody who gets it.
     fn finish_sum(&mut self, memory: &mut Memory, posts: &mut Vec<Post>) {
         if self.contributions_open == 0 && !self.own.shard.is_empty() {
             memory.finish(&(0..self.own.shard.len()), self.first_chunk());
-            self.next_result = 1;
-            self.post_sends(posts);
+            if self.gathers {
+                self.next_result = 1;
+                self.post_sends(posts);
+            }
         }
     }
 
@@ -238,7 +259,7 @@ impl Schedule for Transpose {
     fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
         self.waiting.extend((0..self.owners.len()).map(|at| Reverse((0, at))));
         self.post_sends(posts);
-        if !self.in_place {
+        if self.gathers && !self.in_place {
             self.owners.iter().for_each(|owner| self.expect_result(owner, posts));
         }
         if !self.own.shard.is_empty() || !self.contributes {
@@ -326,257 +347,4 @@ const GATHER: u32 = 1;
 const SETTINGS: u32 = 2;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Reduction;
-    use crate::{DivideBy, Dtype, ReduceOp, Servers, View};
-    use std::collections::BTreeSet;
-
-    type Sends = Vec<(u32, u32, u32)>;
-
-    /// One rank with memory of its own.
-    struct Rank {
-        schedule: Transpose,
-        memory: Memory,
-        _bytes: Vec<u8>,
-    }
-
-    impl Rank {
-        fn new(rank: u32, world_size: u32, incast: u32) -> Self {
-            Self::with_bytes(rank, world_size, incast, 64 * world_size as usize)
-        }
-
-        fn with_bytes(rank: u32, world_size: u32, incast: u32, bytes: usize) -> Self {
-            let place = place(rank, world_size, 5, incast);
-            let mut bytes = vec![0; bytes];
-            // SAFETY: the vector is kept beside the view and nobody else touches it.
-            let view = unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) };
-            let (dtype, reduce) = (Dtype::F32, ReduceOp::Sum);
-            let divide_by = DivideBy::Contributions;
-            let reduction = Reduction { dtype, reduce, world_size: world_size as u16, divide_by };
-            let memory = Memory::new((view, view, View::EMPTY), reduction, 64);
-            Self { schedule: Transpose::rotating(place, bytes.len(), true), memory, _bytes: bytes }
-        }
-    }
-
-    fn place(rank: u32, world_size: u32, sequence: u64, incast: u32) -> Place {
-        Place { rank, world_size, sequence, chunk_bytes: 64, incast, servers: Servers::default() }
-    }
-
-    fn sends_of(from: u32, posts: &mut Vec<Post>) -> Sends {
-        let send = |post| match post {
-            Post::Send { to, index, .. } => Some((from, to, index)),
-            Post::Receive { .. } => None,
-        };
-        posts.drain(..).filter_map(send).collect()
-    }
-
-    /// The sends of each round, when all those of a round end together.
-    fn rounds(world_size: u32, incast: u32) -> Vec<Sends> {
-        let mut ranks: Vec<Rank> = (0..world_size).map(|rank| Rank::new(rank, world_size, incast)).collect();
-        let (mut posts, mut pool) = (Vec::new(), Pool::default());
-        let mut rounds = vec![Vec::new()];
-        for (rank, from) in ranks.iter_mut().zip(0..) {
-            rank.schedule.start(&mut rank.memory, &mut pool, &mut posts);
-            rounds[0].extend(sends_of(from, &mut posts));
-        }
-        while let Some(ended) = rounds.last().filter(|round| !round.is_empty()).cloned() {
-            let mut next = Vec::new();
-            for (from, to, index) in ended {
-                let receiver = &mut ranks[to as usize];
-                receiver.schedule.on_received(from, index, &mut receiver.memory, &mut posts);
-                next.extend(sends_of(to, &mut posts));
-                ranks[from as usize].schedule.on_sent(to, index, &mut posts);
-                ranks[from as usize].schedule.on_concluded(to, index, &mut posts);
-                next.extend(sends_of(from, &mut posts));
-            }
-            rounds.push(next);
-        }
-        rounds.pop();
-        rounds
-    }
-
-    // test of: ultima/incast-factor
-    #[test]
-    fn an_incast_of_i_takes_two_times_n_minus_1_over_i_rounds_and_never_more_senders() {
-        for world_size in 2..=16 {
-            for incast in 1..world_size {
-                let rounds = rounds(world_size, incast);
-                let case = format!("{world_size} ranks, incast {incast}");
-                assert_eq!(rounds.len() as u32, 2 * (world_size - 1).div_ceil(incast), "{case}");
-                let mut pairs = BTreeSet::new();
-                for round in rounds {
-                    for rank in 0..world_size {
-                        let senders = round.iter().filter(|(_, to, _)| *to == rank).count();
-                        assert!(senders as u32 <= incast, "{case}: {senders} send to {rank}");
-                    }
-                    assert!(round.into_iter().all(|send| pairs.insert(send)), "{case}: a pair met twice");
-                }
-                assert_eq!(pairs.len() as u32, 2 * world_size * (world_size - 1), "{case}");
-            }
-        }
-    }
-
-    #[test]
-    fn sends_that_wait_for_a_slot_keep_the_memory() {
-        let mut rank = Rank::new(0, 4, 1);
-        let (mut posts, mut pool) = (Vec::new(), Pool::default());
-        rank.schedule.start(&mut rank.memory, &mut pool, &mut posts);
-        assert_eq!(sends_of(0, &mut posts), [(0, 1, REDUCE)]);
-        assert!(rank.schedule.has_more());
-        for to in 1..4 {
-            rank.schedule.on_concluded(to, REDUCE, &mut posts);
-        }
-        assert_eq!(sends_of(0, &mut posts).len(), 2);
-        assert!(!rank.schedule.has_more(), "the result is not there yet: receives hold the memory");
-    }
-
-    /// Every transfer between two ranks of a shard of four chunks, in pieces of one and a half, in the order of its start.
-    #[test]
-    fn a_shard_in_pieces_is_contributed_piece_by_piece_when_all_have_sent_the_one_before() {
-        let mut rank = Rank::with_bytes(1, 3, 2, 3 * 256);
-        rank.schedule = rank.schedule.in_pieces(96);
-        let (mut posts, mut pool) = (Vec::new(), Pool::default());
-        rank.schedule.start(&mut rank.memory, &mut pool, &mut posts);
-        let own = rank.schedule.own.shard.clone();
-        let sends = |posts: &[Post]| -> Vec<(u32, u32, usize)> {
-            let send = |post: &Post| match post {
-                Post::Send { to, index, range, .. } => Some((*to, *index, range.len())),
-                Post::Receive { .. } => None,
-            };
-            posts.iter().filter_map(send).collect()
-        };
-        let receives = |posts: &[Post]| -> Vec<(u32, u32, Target)> {
-            let receive = |post: &Post| match post {
-                Post::Receive { from, index, target, bytes: 64, .. } => Some((*from, *index, *target)),
-                _ => None,
-            };
-            posts.iter().filter_map(receive).collect()
-        };
-        assert_eq!(sends(&posts), [(2, 0, 64), (0, 0, 64)], "a chunk at a time");
-        assert_eq!(receives(&posts).len(), 2);
-        posts.clear();
-        let first_chunk = rank.schedule.first_chunk();
-        for (piece, index) in [(1, 3), (2, 4), (3, 5)] {
-            let before = index_of_piece(piece - 1);
-            rank.schedule.on_received(0, before, &mut rank.memory, &mut posts);
-            assert!(posts.is_empty(), "rank 2 has not sent piece {}", piece - 1);
-            rank.schedule.on_received(2, before, &mut rank.memory, &mut posts);
-            let target = Target::Add { at: 64 * piece, chunk: first_chunk + piece };
-            assert_eq!(receives(&posts), [(2, index, target), (0, index, target)]);
-            posts.clear();
-            rank.schedule.on_sent(2, before, &mut posts);
-            assert!(posts.is_empty(), "the memory of a shard is free when all of it has been sent");
-            rank.schedule.on_concluded(2, before, &mut posts);
-            assert_eq!(sends(&posts), [(2, index, 64)]);
-            posts.clear();
-        }
-        rank.schedule.on_sent(2, 5, &mut posts);
-        assert!(matches!(posts[..], [Post::Receive { from: 2, index: GATHER, bytes: 256, .. }]));
-        posts.clear();
-        rank.schedule.on_received(0, 5, &mut rank.memory, &mut posts);
-        rank.schedule.on_received(2, 5, &mut rank.memory, &mut posts);
-        assert_eq!(sends(&posts), [(2, GATHER, own.len()), (0, GATHER, own.len())]);
-    }
-
-    /// How many of the ranks finish their sum where a receive takes what was sent before or after it, in any order of ranks.
-    fn sums_finished(world_size: u32, incast: u32, pieces: usize) -> usize {
-        let bytes = 64 * pieces * world_size as usize;
-        let mut ranks: Vec<Rank> = (0..world_size)
-            .map(|rank| {
-                let mut made = Rank::with_bytes(rank, world_size, incast, bytes);
-                made.schedule = made.schedule.in_pieces(64);
-                made
-            })
-            .collect();
-        let (mut posts, mut pool) = (Vec::new(), Pool::default());
-        let (mut sent, mut awaited, mut summed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        let mut take =
-            |rank: u32, posts: &mut Vec<Post>, sent: &mut BTreeSet<_>, awaited: &mut BTreeSet<_>| {
-                for post in posts.drain(..) {
-                    match post {
-                        Post::Send { index: GATHER, .. } => _ = summed.insert(rank),
-                        Post::Send { to, index, .. } => _ = sent.insert((rank, to, index)),
-                        Post::Receive { index: GATHER, .. } => {}
-                        Post::Receive { from, index, .. } => _ = awaited.insert((from, rank, index)),
-                    }
-                }
-            };
-        for rank in 0..world_size {
-            let one = &mut ranks[rank as usize];
-            one.schedule.start(&mut one.memory, &mut pool, &mut posts);
-            take(rank, &mut posts, &mut sent, &mut awaited);
-        }
-        while let Some(met) = sent.intersection(&awaited).copied().next() {
-            let (from, to, index) = met;
-            sent.remove(&met);
-            awaited.remove(&met);
-            let receiver = &mut ranks[to as usize];
-            receiver.schedule.on_received(from, index, &mut receiver.memory, &mut posts);
-            take(to, &mut posts, &mut sent, &mut awaited);
-            let sender = &mut ranks[from as usize].schedule;
-            sender.on_sent(to, index, &mut posts);
-            sender.on_concluded(to, index, &mut posts);
-            take(from, &mut posts, &mut sent, &mut awaited);
-        }
-        summed.len()
-    }
-
-    #[test]
-    fn pieces_of_all_shards_arrive_with_any_incast_factor() {
-        for world_size in 2..=8 {
-            for incast in 1..world_size {
-                for pieces in 1..=5 {
-                    let case = format!("{world_size} ranks, incast {incast}, {pieces} pieces");
-                    assert_eq!(sums_finished(world_size, incast, pieces), world_size as usize, "{case}");
-                }
-            }
-        }
-    }
-
-    /// The rank that owns the first shard of a bucket in collective `sequence`, as each rank sees it.
-    fn owner_of_first_shard(world_size: u32, sequence: u64) -> u32 {
-        let bytes = 64 * world_size as usize;
-        let owner_by = |rank: u32| {
-            let transpose = Transpose::rotating(place(rank, world_size, sequence, 1), bytes, true);
-            let mut owners = transpose.owners;
-            owners.push(transpose.own);
-            let first = owners.iter().find(|owner| owner.shard.start == 0).map(|owner| owner.rank);
-            first.expect("somebody owns it")
-        };
-        let owner = owner_by(0);
-        assert!((1..world_size).all(|rank| owner_by(rank) == owner), "ranks disagree about {sequence}");
-        owner
-    }
-
-    // test of: ultima/rotating-responsibility
-    #[test]
-    fn no_rank_owns_a_part_of_a_bucket_more_often_than_others_however_many_buckets_a_step_has() {
-        for world_size in [2, 3, 4, 7, 8, 16] {
-            let rounds = 32;
-            for buckets in (1..=world_size).chain([2 * world_size, 4 * world_size, 360]) {
-                for bucket in [0, buckets - 1] {
-                    let mut owned = vec![0; world_size as usize];
-                    for step in 0..rounds * world_size {
-                        let sequence = u64::from(step) * u64::from(buckets) + u64::from(bucket);
-                        owned[owner_of_first_shard(world_size, sequence) as usize] += 1;
-                    }
-                    let case = format!("{world_size} ranks, bucket {bucket} of {buckets}: {owned:?}");
-                    // By chance 32 +- 5.6; a period in common with the step would leave ranks out.
-                    assert!(owned.iter().all(|times| (8..=60).contains(times)), "{case}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn of_as_many_collectives_as_ranks_each_gives_a_short_shard_to_another_rank() {
-        for world_size in 1..=16 {
-            for round in 0..20 {
-                let sequences = round * world_size..(round + 1) * world_size;
-                let owner = |sequence| owner_of_first_shard(world_size, u64::from(sequence));
-                assert_eq!(sequences.map(owner).collect::<BTreeSet<_>>().len(), world_size as usize);
-            }
-        }
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@
 //! computes, from the layers in the bucket ([`layer_class`]) or as it likes. The **importance** of its packets is an
 //! [`ImportanceRule`], asked once when the collective starts; from then on a packet only looks up its bit.
 //!
-//! Only an all-reduce that may lose something is told apart: where everything must arrive, everything is important.
+//! Only an all-reduce or reduce-scatter that may lose something is told apart: where everything must arrive, everything is important.
 
 mod given;
 mod layer;
@@ -16,7 +16,7 @@ pub use layer::layer_class;
 pub use magnitude::Magnitude;
 
 use crate::layout::Layout;
-use crate::{Dtype, Request};
+use crate::{Collective, Dtype, Request};
 use gradwire_core::ChunkSet;
 use std::fmt::Debug;
 use std::ops::Range;
@@ -117,6 +117,12 @@ impl Grid {
         Self { layout: Layout::new(bytes, shards, packet_bytes), shards: shards.max(1), packet_bytes }
     }
 
+    /// Of a reduce-scatter: the shards are its rows.
+    fn of_rows(row: usize, rows: usize, packet_bytes: usize) -> Self {
+        let packet_bytes = packet_bytes.max(1);
+        Self { layout: Layout::of_rows(row, rows, packet_bytes), shards: rows.max(1), packet_bytes }
+    }
+
     fn packets(self) -> impl Iterator<Item = (u32, Range<usize>)> {
         (0..self.shards).flat_map(move |index| {
             let shard = self.layout.shard(index);
@@ -146,7 +152,11 @@ impl Important {
     ) -> Option<Self> {
         let may_lose = !request.policy.is_exact() && request.dtype.is_float() && !request.input.is_empty();
         let rule = request.tags.importance.as_ref().filter(|_| may_lose)?;
-        let bucket = Bucket::new(request.dtype, request.input.as_slice(), ranks, packet_bytes, seed);
+        let grid = match request.collective {
+            Collective::ReduceScatter => Grid::of_rows(request.output.len(), ranks, packet_bytes),
+            _ => Grid::new(request.input.len(), ranks, packet_bytes),
+        };
+        let bucket = Bucket { dtype: request.dtype, bytes: request.input.as_slice(), seed, grid };
         let mut marks = bucket.marks();
         scratch.clear();
         rule.mark(&bucket, scratch, &mut marks);

@@ -351,6 +351,13 @@ impl Tensor {
         // SAFETY: the test owns the vector, does not resize it, and reads it only after the operation.
         unsafe { View::new(self.0.as_mut_ptr(), self.0.len()) }
     }
+
+    /// Some of its bytes, in the same way.
+    pub(crate) fn part(&mut self, bytes: std::ops::Range<usize>) -> View {
+        let part = &mut self.0[bytes];
+        // SAFETY: as above.
+        unsafe { View::new(part.as_mut_ptr(), part.len()) }
+    }
 }
 
 /// A reliable request with every view empty.
