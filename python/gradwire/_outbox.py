@@ -1,7 +1,8 @@
 """Calls whose memory is still being copied from a GPU: each is submitted when it is there, in the order of the calls.
 
 Ranks match the calls of a group by their order, so a call that needs no copy waits behind those of its group that do. One
-thread for the process, started by the first such call; programs without a GPU never have it.
+thread for the process, started by the first such call; programs without a GPU never have it. It waits for devices, one of which
+may never come to the copy: a second thread, that sleeps until a call has waited for its whole timeout, ends the group then.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LaterOp:
         callback(self._op)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """As that of `_native.Op`. What the GPU takes to come to the copy is not within the call's timeout."""
+        """As that of `_native.Op`."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._known.wait(timeout_s):
             return False
@@ -80,15 +81,24 @@ class Outbox:
         self._calls: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._waiting: dict[Hashable, list[_Waiting]] = {}
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._stopped = False
+        # When the watching thread looks next; None: when it is told to.
+        self._next_look: float | None = None
 
     def is_waiting(self, group: Hashable) -> bool:
         """Whether a call of this group has not been submitted yet, behind which the next has to queue."""
         return group in self._waiting
 
     def put(
-        self, group: Hashable, arrive: Callable[[], None], submit: Callable[[Exception | None], _native.Op]
+        self,
+        group: Hashable,
+        arrive: Callable[[], None],
+        submit: Callable[[Exception | None], _native.Op],
+        *,
+        timeout_s: float,
+        overdue: Callable[[], Exception],
     ) -> LaterOp:
         """Submits a call when those before it have been.
 
@@ -96,6 +106,8 @@ class Outbox:
             group: whose calls the next ones queue behind.
             arrive: waits for the memory. Called on the outbox's thread, like `submit`.
             submit: submits, or raises what `arrive` did. Must not block. Never called for what was dropped meanwhile.
+            timeout_s: the longest that the call may wait here.
+            overdue: ends the group after that, and says why. Must not block. What else waits of the group fails with it.
         """
         later = LaterOp()
         with self._lock:
@@ -105,8 +117,11 @@ class Outbox:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gradwire-outbox", daemon=True)
                 self._thread.start()
-            call = _Waiting(group, arrive, submit, later)
+                threading.Thread(target=self._watch, name="gradwire-overdue", daemon=True).start()
+            call = _Waiting(group, arrive, submit, later, time.monotonic() + timeout_s, overdue)
             self._waiting.setdefault(group, []).append(call)
+            if self._next_look is None or call.end < self._next_look:
+                self._changed.notify()
             self._calls.put(call)
         return later
 
@@ -122,6 +137,7 @@ class Outbox:
         with self._lock:
             self._stopped = True
             self._calls.put(None)
+            self._changed.notify()
             groups = list(self._waiting)
         for group in groups:
             self.drop(group, _stopped())
@@ -131,6 +147,29 @@ class Outbox:
     def _run(self) -> None:
         while self._submit_next():
             pass  # in a function of its own, whose variables hold no call's tensors while this thread waits for the next
+
+    def _watch(self) -> None:
+        while (failed := self._next_overdue()) is not None:
+            calls, error = failed
+            for call in calls:
+                call.later.resolve(None, error)
+            del failed, calls
+
+    def _next_overdue(self) -> tuple[list[_Waiting], Exception] | None:
+        """The calls of a group that has just been ended, and why; None: the outbox has stopped."""
+        with self._lock:
+            while not self._stopped:
+                now = time.monotonic()
+                ends = [(call.end, call) for calls in self._waiting.values() for call in calls]
+                first = min(ends, key=lambda pair: pair[0], default=None)
+                if first is not None and first[0] <= now:
+                    # The group ends while the call is still in its place: one that comes now finds the end and no gap.
+                    error = first[1].overdue()
+                    return self._waiting.pop(first[1].group), error
+                self._next_look = None if first is None else first[0]
+                del ends, first
+                self._changed.wait(None if self._next_look is None else self._next_look - now)
+            return None
 
     def _submit_next(self) -> bool:
         call = self._calls.get()
@@ -169,6 +208,8 @@ class _Waiting:
     arrive: Callable[[], None]
     submit: Callable[[Exception | None], _native.Op]
     later: LaterOp
+    end: float
+    overdue: Callable[[], Exception]
 
 
 def _stopped() -> ShutDownError:

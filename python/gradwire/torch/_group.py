@@ -21,7 +21,7 @@ from gradwire._entrance import Watch
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place
 from gradwire._runtime import Runtime
-from gradwire.errors import EngineError, ShutDownError
+from gradwire.errors import DeadlineError, EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
@@ -210,7 +210,17 @@ class GroupLink:
                 self._stand_in(call.kind, error, self._submit)
                 raise
 
-        op = outbox.put(self, arrive, submit)
+        def overdue() -> Exception:
+            self._has_ended = True
+            self._native.abort()
+            waited_s = timeout.total_seconds()
+            text = (
+                f"{call.kind}: its tensors had not been copied from their device {waited_s:g} s after the call: what the device has to "
+                "do before takes longer, or never ends; raise the timeout of the group if it may"
+            )
+            return DeadlineError(text, during=call.kind, waited_s=waited_s, detail="not copied from the device")
+
+        op = outbox.put(self, arrive, submit, timeout_s=timeout.total_seconds(), overdue=overdue)
         if self._has_ended:  # meanwhile, on another thread: what it dropped may not have had this call yet
             self._end_what_waits()
         return op

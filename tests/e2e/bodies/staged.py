@@ -7,13 +7,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import GradwireError, MismatchError, ShutDownError
+from gradwire.errors import DeadlineError, GradwireError, MismatchError, ShutDownError, WaitTimeoutError
 from gradwire.torch import _sparse, _staging
 from gradwire.torch._tolerant import link_of
 from lazy_streams import LazyStreams, on
@@ -287,6 +288,42 @@ def check_abort_ends_calls_whose_device_never_comes_to_the_copy() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "_submit", lambda call, timeout: submitted.append(call) or submit(call, timeout))
         on(streams, run)
+
+
+def check_a_wait_ends_by_its_own_timeout_where_the_device_has_not_come_to_the_copy() -> None:
+    streams = Hung()
+
+    def run() -> None:
+        work = dist.all_reduce(tensor := torch.ones(10), async_op=True)
+        with pytest.raises(WaitTimeoutError, match="still in flight"):
+            work.wait(timedelta(milliseconds=1))
+        streams.go_on.set()
+        work.wait()
+        assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+
+    on(streams, run)
+
+
+def check_a_device_that_never_comes_to_the_copy_ends_the_call_and_its_group_by_the_timeout() -> None:
+    group, streams = dist.new_group(), Hung()
+    link_of(group).timeout = timedelta(milliseconds=100)  # of every call that names none
+
+    def run() -> None:
+        works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
+        works.append(dist.barrier(group, async_op=True))  # needs no copy, but its place is behind them
+        with pytest.raises(RuntimeError, match="had not been copied"):
+            works[1].get_future().wait()
+        for work in works:
+            with pytest.raises(DeadlineError, match=r"had not been copied .* 0.1 s after the call") as caught:
+                work.wait()
+            assert caught.value.fields["waited_s"] == 0.1
+        with pytest.raises(GradwireError):
+            dist.barrier(group)
+        streams.go_on.set()
+        dist.all_reduce(tensor := torch.ones(10))
+        assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE))), "other groups go on"
+
+    on(streams, run)
 
 
 class BrokenAtTheEnd(LazyStreams):
