@@ -17,7 +17,7 @@ pub struct OpPlan {
     pub elems: usize,
     /// Reduction, where there is one.
     pub reduce: ReduceOp,
-    /// What an all-reduce may leave behind.
+    /// What an all-reduce or a reduce-scatter may leave behind.
     pub policy: Policy,
     /// Whether input and output are the same memory (all-reduce only).
     pub in_place: bool,
@@ -107,7 +107,16 @@ impl OpPlan {
     /// Whether contributions may be left out.
     #[must_use]
     pub fn is_tolerant(&self) -> bool {
-        matches!(self.kind, OpKind::AllReduce(_)) && !self.policy.is_exact()
+        matches!(self.kind, OpKind::AllReduce(_) | OpKind::ReduceScatter) && !self.policy.is_exact()
+    }
+
+    /// Elements that each rank gives to a reduction.
+    #[must_use]
+    pub fn given_elems(&self, world_size: usize) -> usize {
+        match self.kind {
+            OpKind::ReduceScatter => self.elems * world_size,
+            _ => self.elems,
+        }
     }
 
     /// Whether `rank` takes part.
@@ -128,7 +137,8 @@ impl OpPlan {
     /// The same with the padding of a rotated bucket.
     #[must_use]
     pub fn sent_bytes(&self) -> usize {
-        let rotates = self.is_tolerant() && self.policy.rotation != Rotation::Off;
+        let rotates =
+            self.is_tolerant() && self.kind != OpKind::ReduceScatter && self.policy.rotation != Rotation::Off;
         let padded = Hadamard::of(self.elems).filter(|_| rotates && WholeHadamard::of(self.elems).is_none());
         padded.map_or(self.elems, Hadamard::padded) * self.dtype.bytes()
     }

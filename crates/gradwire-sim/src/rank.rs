@@ -224,7 +224,8 @@ impl OpRun {
             }
             (OutputPlan::Holds(held), _) => (Tensor::new(0, 0), Tensor::from_bytes(&held)),
         };
-        let residual_bytes = if plan.is_tolerant() { plan.bytes() } else { 0 };
+        let given_bytes = plan.given_elems(world_size) * plan.dtype.bytes();
+        let residual_bytes = if plan.is_tolerant() { given_bytes } else { 0 };
         let residual = Tensor::new(residual_bytes, RESIDUAL_FILL);
         Self { input, output, residual, submitted_at: now, finished: None }
     }

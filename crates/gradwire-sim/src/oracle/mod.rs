@@ -81,7 +81,10 @@ pub(crate) fn check_agreement(world: &World) -> Result<(), Violation> {
 /// reports say so in the end): by transpose or over parameter servers. Halving and doubling is always exact, so a
 /// tolerant one is a transpose.
 pub(crate) fn may_sum_in_one_place(kind: OpKind) -> bool {
-    matches!(kind, OpKind::AllReduce(algorithm) if algorithm != Algorithm::Ring)
+    match kind {
+        OpKind::AllReduce(algorithm) => algorithm != Algorithm::Ring,
+        _ => kind == OpKind::ReduceScatter,
+    }
 }
 
 /// Whether a reduction went round a ring, as all its reports say.

@@ -5,7 +5,7 @@
 //! must be kept, and every contribution must be in the result or in its rank's residual, exactly once.
 
 use super::{finished, rotated};
-use crate::plan::OpPlan;
+use crate::plan::{OpKind, OpPlan};
 use crate::rank::RESIDUAL_FILL;
 use crate::record::{count, first_outside, merge, Arrival};
 use crate::values::{
@@ -31,8 +31,10 @@ pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
         view.check_quiet_network()?;
         return rotated::check(&view);
     }
-    view.check_replicas()?;
-    view.check_filled()?;
+    if !view.is_scattered() {
+        view.check_replicas()?;
+        view.check_filled()?;
+    }
     view.check_reported_once()?;
     view.check_quiet_network()?;
     if view.sums_in_one_place() {
@@ -87,7 +89,10 @@ impl<'w> View<'w> {
             (0..world.scenario.world_size).filter_map(|rank| finished(world, op, rank)).collect();
         let reports: Vec<_> = ends.iter().filter_map(|end| end.outcome.as_ref().ok()).collect();
         let outputs: Vec<&[u8]> = ends.iter().map(|end| &end.output[..]).collect();
-        let (result, unknown) = merged_result(plan, &outputs, &reports);
+        let (result, unknown) = match plan.kind {
+            OpKind::ReduceScatter => (outputs.concat(), Vec::new()),
+            _ => merged_result(plan, &outputs, &reports),
+        };
         Self {
             world,
             plan,
@@ -111,6 +116,16 @@ impl<'w> View<'w> {
         let wanted = self.plan.policy.rotation == Rotation::On && self.reports.len() > 1;
         let fills = self.plan.policy.gather.fill != Fill::Previous;
         wanted && fills && self.plan.elems >= 2048 && !self.reports.iter().any(|report| report.warm_up)
+    }
+
+    /// Each rank has a row of the result, and nobody else does.
+    fn is_scattered(&self) -> bool {
+        self.plan.kind == OpKind::ReduceScatter
+    }
+
+    /// Elements of the result, of all ranks together.
+    fn elems(&self) -> u64 {
+        self.plan.given_elems(self.outputs.len()) as u64
     }
 
     fn sums_in_one_place(&self) -> bool {
@@ -208,7 +223,7 @@ impl<'w> View<'w> {
 
     /// Spans of elements with the mask that the reports imply, in order.
     pub(super) fn masks_by_report(&self) -> Vec<(Range<u64>, u32)> {
-        let elems = self.plan.elems as u64;
+        let elems = self.elems();
         let mut borders: Vec<u64> = self.uncounted.iter().flatten().flat_map(|r| [r.start, r.end]).collect();
         borders.extend([0, elems]);
         borders.sort_unstable();
@@ -335,6 +350,9 @@ impl<'w> View<'w> {
     /// What rank `rank` owes for an element that did not count: its value less what its result holds in place of it, in the
     /// arithmetic of the dtype. Divided by all ranks, that is nothing wherever there is a result.
     fn owed(&self, rank: usize, elem: u64, value: i64) -> u64 {
+        if self.is_scattered() {
+            return encode(self.plan.dtype, value); // its mean is the owner's, who owes the rest
+        }
         let (dtype, result) = (self.plan.dtype, load(self.outputs[rank], self.plan.dtype, elem as usize));
         let has_result = !contains(&merge(self.reports[rank].filled.clone()), elem);
         let factor = match (self.plan.policy.divide_by, self.plan.reduce) {
@@ -345,19 +363,33 @@ impl<'w> View<'w> {
         encode_less(dtype, value, result, factor)
     }
 
+    /// What the owner of a row owes for the ranks that are missing from an element of it: their means, if these stood in for them.
+    fn owed_by_owner(&self, rank: usize, elem: u64) -> Option<u64> {
+        let ranks = self.outputs.len();
+        let counted = self.uncounted.iter().filter(|uncounted| !contains(uncounted, elem)).count();
+        let owns = self.is_scattered() && elem as usize / self.plan.elems == rank;
+        let stood_in = self.plan.policy.divide_by == DivideBy::Contributions && 2 * counted > ranks;
+        let factor = if self.plan.reduce == ReduceOp::Sum { 1.0 / ranks as f64 } else { 1.0 };
+        let result = load(&self.result, self.plan.dtype, elem as usize);
+        let owed = encode_less(self.plan.dtype, 0, result, (ranks - counted) as f64 * factor);
+        (owns && stood_in && counted < ranks).then_some(owed)
+    }
+
     /// Summed in one place: the residual holds exactly what the own values that did not count owe, and nothing else was touched.
     fn check_residuals(&self) -> Result<(), Violation> {
         let dtype = self.plan.dtype;
         for (rank, residual) in self.residuals.iter().enumerate() {
             let untouched = untouched(dtype);
-            for elem in 0..self.plan.elems as u64 {
+            for elem in 0..self.elems() {
                 let got = load(residual, dtype, elem as usize);
-                if got == untouched && self.uncounted[rank].is_empty() {
+                if got == untouched && self.uncounted[rank].is_empty() && !self.is_scattered() {
                     continue;
                 }
                 let value = contribution(dtype, self.plan.reduce, self.op, rank, elem);
                 let counts = !contains(&self.uncounted[rank], elem);
-                let expected = if counts { untouched } else { self.owed(rank, elem, value) };
+                let by_owner = self.owed_by_owner(rank, elem);
+                let own = if counts { untouched } else { self.owed(rank, elem, value) };
+                let expected = by_owner.unwrap_or(own);
                 if got != expected {
                     let (expected, got) = (show(dtype, expected), show(dtype, got));
                     return Err(Violation::Residual { op: self.op, rank, elem, expected, got });
@@ -457,6 +489,7 @@ impl MeanTable {
         let result = |factor: i64, mask: u32| {
             let sum = base_sum(plan.dtype, mask) * factor;
             let count = match plan.policy.divide_by {
+                DivideBy::Contributions if halves_at_most(plan, mask, world_size) => world_size as u32,
                 DivideBy::Contributions => mask.count_ones(),
                 DivideBy::World => world_size as u32,
             };
@@ -477,6 +510,11 @@ impl MeanTable {
         let row = &self.results[factor as usize - 1];
         row.iter().position(|result| *result == bits).map(|index| index as u32 + 1)
     }
+}
+
+/// Whether a reduce-scatter divides by all ranks, because at most half of them are in an element.
+fn halves_at_most(plan: &OpPlan, mask: u32, world_size: usize) -> bool {
+    plan.kind == OpKind::ReduceScatter && 2 * mask.count_ones() as usize <= world_size
 }
 
 fn everybody(world_size: usize) -> u32 {
