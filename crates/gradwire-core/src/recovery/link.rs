@@ -172,6 +172,11 @@ impl World {
         self.flows[flow].controller = Controller::rival(&settings(1));
     }
 
+    /// All flows are told how many share the receiver.
+    pub(super) fn set_incast(&mut self, flows: u32) {
+        self.flows.iter_mut().for_each(|flow| flow.controller.on_incast(flows, 1));
+    }
+
     /// What the receiver says to all flows.
     pub(super) fn set_flooded(&mut self, is_flooded: bool) {
         self.flows.iter_mut().for_each(|flow| flow.controller.set_flooded(is_flooded));

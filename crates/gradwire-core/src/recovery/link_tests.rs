@@ -158,6 +158,21 @@ fn flows_that_start_one_after_the_other_come_to_share_a_link_fairly() {
     }
 }
 
+/// Flows that know nothing of each other when they start, `apart` one after the other, and are told a round trip later how many
+/// they are, as a receiver could that counts them.
+fn told_crowd(kind: ControllerKind, link: Link, flows: usize, apart: Duration) -> World {
+    let mut world = World::new(kind, link, flows, 1);
+    for flow in 0..flows {
+        world.set_active(flow, true);
+        if !apart.is_zero() || flow + 1 == flows {
+            world.run(link.rtt);
+            world.set_incast(flow as u32 + 1);
+            world.run(apart.saturating_sub(link.rtt));
+        }
+    }
+    world
+}
+
 /// The stage of an all-reduce of 1 MB among four ranks at one receiver: 182 packets from each of three.
 #[test]
 fn random_loss_hardly_delays_repeated_incasts() {
@@ -354,5 +369,39 @@ fn figures_of_a_flow_beside_a_rival() {
             })
             .into();
         std::println!("{mbit} Mbit/s, {rtt:?}, {buffer} packets: {}", shares.join(" "));
+    }
+}
+
+/// The same, of flows that start at the same moment, from that moment on and after as long again.
+#[test]
+#[ignore = "prints figures for docs/papers.md and asserts nothing"]
+fn figures_of_flows_that_start_together() {
+    for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
+        for flows in 2..=8 {
+            let mut world = World::new(kind, link, flows, 1);
+            (0..flows).for_each(|flow| world.set_active(flow, true));
+            let time = (link.rtt * 300).max(ms(100));
+            let first = jain(&world.run(time));
+            let second = jain(&world.run(time));
+            std::println!(
+                "together: {kind:?}, {flows} flows, {link:?}: Jain's index {first:.2}, then {second:.2}"
+            );
+        }
+    }
+}
+
+/// The same, of flows that are told of each other after they have started.
+#[test]
+#[ignore = "prints figures for docs/papers.md for minutes and asserts nothing"]
+fn figures_of_flows_that_are_told_of_each_other_late() {
+    for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
+        for flows in 2..=8 {
+            let indices = [Duration::ZERO, (link.rtt * 20).min(ms(200))].map(|apart| {
+                let mut world = told_crowd(kind, link, flows, apart);
+                world.run((link.rtt * 300).max(ms(100)));
+                std::format!("{:.2}", jain(&world.run((link.rtt * 300).max(ms(100)))))
+            });
+            std::println!("told: {kind:?}, {flows} flows, {link:?}: together, late {indices:?}");
+        }
     }
 }
