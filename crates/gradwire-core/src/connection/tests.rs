@@ -1,5 +1,6 @@
 //! Two connections over a small virtual link.
 
+mod flood_port;
 mod flooded;
 mod queues;
 mod reception;

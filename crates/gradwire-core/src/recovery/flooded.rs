@@ -3,7 +3,7 @@
 //! A rate controller yields to whatever shares its bottleneck. To a flood that yields to nobody it would leave everything:
 //! each round trip delivers less, and the next one asks for less. But a receiver that drops a large part of what arrives because it
 //! is nobody's knows that this is no congestion of its peers' making, and says so in its acknowledgements
-//! ([`gradwire_wire::Flags::FLOODED`]). Its peers then go on at most of the rate that the path had carried before, so that the
+//! ([`gradwire_wire::Flags::FLOODED`]). Its peers then go on at the rate that the path had carried before, so that the
 //! port is shared between both in proportion to what they send. Others who share it lose no more than they did to that rate.
 
 use super::filters::bytes_in;
@@ -88,12 +88,10 @@ impl FloodedPath {
     }
 
     /// Instead of a pacing rate, bytes per second. The law learns nothing meanwhile: what it sends more than the path was seen
-    /// to carry, at its start or to look for more, it would send until the flood is over.
+    /// to carry, at its start or to look for more, it would send until the flood is over; and what it sends less, as it does in turns
+    /// to look for the round trip, would leave gaps in which the stranger fills the port, so that nearly all of the rest is lost too.
     pub(super) fn pace(&self, rate: u64) -> u64 {
-        self.held.map_or(rate, |held| {
-            let most = held.among(self.flows);
-            rate.clamp(most - most / YIELDED, most)
-        })
+        self.held.map_or(rate, |held| held.among(self.flows))
     }
 
     /// At least this of a window, bytes: what leaves at this pace in a round trip, queues included.
@@ -102,9 +100,6 @@ impl FloodedPath {
     }
 }
 
-/// This part of the largest rate that was seen is not insisted on: the largest sample is above what the path carries, and more
-/// would queue here.
-const YIELDED: u64 = 8;
 /// A flood is noticed within some tenths of a second; what was measured one to two of these spans before is that of calm.
 const SPAN: Duration = Duration::from_secs(1);
 /// Longer round trips are those of a host that stood still.
@@ -132,7 +127,7 @@ mod tests {
 
     // test of: faults/holds-its-rate-in-a-flood
     #[test]
-    fn most_of_the_rate_of_calm_is_held_while_the_receiver_is_flooded_and_no_longer() {
+    fn the_rate_of_calm_is_held_while_the_receiver_is_flooded_and_no_longer() {
         let mut path = calm(1, 20_000_000);
         for at_ms in 1_500..1_600 {
             path.on_ack(&sample(at_ms), 1_000_000);
@@ -147,17 +142,17 @@ mod tests {
             path.on_ack(&sample(at_ms), 2_000_000);
             path.set(true);
         }
-        assert_eq!((path.pace(2_000_000), path.window(3_000, 17_500_000)), (17_500_000, 175_000));
+        assert_eq!((path.pace(2_000_000), path.window(3_000, 17_500_000)), (20_000_000, 175_000));
         assert_eq!(path.window(500_000, 17_500_000), 500_000);
         path.set(false);
         assert_eq!((path.pace(2_000_000), path.window(3_000, 2_000_000)), (2_000_000, 3_000));
     }
 
     #[test]
-    fn a_larger_rate_stays_as_far_as_the_path_was_seen_to_carry_it() {
+    fn the_rate_that_is_held_does_not_depend_on_what_the_law_did_when_the_flood_was_noticed() {
         let mut path = calm(1, 20_000_000);
         path.set(true);
-        assert_eq!((path.pace(19_000_000), path.pace(1_250_000_000)), (19_000_000, 20_000_000));
+        assert_eq!((path.pace(19_000_000), path.pace(1_250_000_000)), (20_000_000, 20_000_000));
     }
 
     #[test]
@@ -176,13 +171,13 @@ mod tests {
         let mut path = calm(1, 20_000_000);
         path.set(true);
         path.on_incast(8);
-        assert_eq!(path.pace(0), 2_187_500);
+        assert_eq!(path.pace(0), 2_500_000);
         path.on_incast(1);
-        assert_eq!(path.pace(0), 17_500_000);
+        assert_eq!(path.pace(0), 20_000_000);
         let mut path = calm(8, 2_500_000);
         path.set(true);
         path.on_incast(1);
-        assert_eq!(path.pace(0), 2_187_500, "more was never seen");
+        assert_eq!(path.pace(0), 2_500_000, "more was never seen");
     }
 
     #[test]
@@ -193,6 +188,6 @@ mod tests {
             path.on_ack(&sample(at_ms), 5_000_000);
         }
         path.set(true);
-        assert_eq!(path.pace(0), 4_375_000);
+        assert_eq!(path.pace(0), 5_000_000);
     }
 }
