@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-simulation bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -83,6 +83,9 @@ fuzz: env ## Fuzz the parsers and the connection: make fuzz FUZZ_SECONDS=600
 asan: env ## The Rust tests of the protocol and the engine under AddressSanitizer; needs a nightly toolchain
 	RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 cargo +nightly test $(LOCKED) --tests --target x86_64-unknown-linux-gnu \
 		--target-dir target/asan -p gradwire-wire -p gradwire-core -p gradwire-collectives -p gradwire-engine -p gradwire-capi
+
+miri: ## Unit tests of the crates without system calls under Miri; needs a nightly toolchain with it
+	scripts/miri.sh
 
 audit: ## Known vulnerabilities, licences and sources of the dependencies; needs cargo-deny
 	@command -v cargo-deny >/dev/null || { echo "make audit needs cargo-deny: cargo install cargo-deny --locked" >&2; exit 1; }

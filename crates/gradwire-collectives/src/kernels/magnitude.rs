@@ -229,6 +229,7 @@ mod tests {
 
     /// Every float16 and bfloat16, not-a-number too, in each of the ways that this processor has.
     #[test]
+    #[cfg_attr(miri, ignore = "each of 65,536 numbers is looked at, which takes minutes there")]
     fn each_half_has_the_magnitude_of_the_float32_that_it_stands_for() {
         for bits in 0..=u16::MAX {
             let one = bits.to_le_bytes();

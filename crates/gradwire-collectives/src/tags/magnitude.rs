@@ -134,6 +134,7 @@ mod tests {
 
     // test of: mlt/magnitude-drop, dlcp/magnitude-drop
     #[test]
+    #[cfg_attr(miri, ignore = "large buckets are sampled, which takes minutes there")]
     fn a_sample_of_either_papers_size_tells_large_gradients_from_small_ones() {
         let bytes = bytes_of(&two_tensors(1 << 20));
         for rule in [Magnitude::MLT, Magnitude::DLCP] {
@@ -164,6 +165,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "large buckets are sampled, which takes minutes there")]
     fn halves_are_judged_like_the_float32_values_that_they_round() {
         let values = two_tensors(1 << 15);
         let whole = important(Magnitude::MLT, Dtype::F32, &bytes_of(&values), 5);

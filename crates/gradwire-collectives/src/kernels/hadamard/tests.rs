@@ -66,6 +66,7 @@ fn square_error(left: &[f32], right: &[f32]) -> f64 {
 
 /// Integers of up to 12 bits are transformed without rounding, so the definition gives the same numbers.
 #[test]
+#[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
 fn the_transform_is_the_one_of_the_definition_and_exact_for_small_integers() {
     for elems in [2_048, 2_049, 8_000, 9_999, 40_000, 140_001] {
         let hadamard = hadamard(elems);
@@ -78,6 +79,7 @@ fn the_transform_is_the_one_of_the_definition_and_exact_for_small_integers() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
 fn blocks_of_4096_are_exact_for_small_integers_too() {
     for elems in [1 << 19, (1 << 19) + 12_345] {
         let hadamard = hadamard(elems);
@@ -111,6 +113,7 @@ fn another_seed_is_another_rotation() {
 
 /// All that the processor has, in every dtype, there and back, from and to tensors of odd lengths and addresses.
 #[test]
+#[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
 fn every_level_gives_the_same_bits() {
     for elems in [2_051, 10_007, 50_021, 131_075, 600_011] {
         let hadamard = hadamard(elems);
@@ -142,6 +145,7 @@ fn every_level_gives_the_same_bits() {
 
 /// The bound that the module states: once for the butterflies of each way, once for each rounding to the dtype.
 #[test]
+#[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
 fn what_was_spread_comes_back_within_the_stated_bound() {
     let elems = 70_001;
     let hadamard = hadamard(elems);
@@ -185,6 +189,7 @@ fn error_without(lost: &[bool]) -> (f64, f64) {
 
 // test of: ultima/hadamard
 #[test]
+#[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
 fn a_cut_off_tail_costs_no_more_than_scattered_losses() {
     let rows = 256;
     let tail: Vec<bool> = (0..rows).map(|row| row >= rows * 9 / 10).collect();
@@ -199,6 +204,7 @@ fn a_cut_off_tail_costs_no_more_than_scattered_losses() {
 
 proptest! {
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn what_was_spread_is_restored(elems in 2_048_usize..40_000, seed in any::<u64>(), scale in -3.0_f32..3.0) {
         let hadamard = hadamard(elems);
         let values: Vec<f32> = ramp(elems).iter().map(|value| value * scale.exp()).collect();

@@ -138,6 +138,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn large_buckets_of_any_size_are_turned_where_they_are_and_back() {
         for elems in SIZES {
             let whole = WholeHadamard::of(elems).expect("large enough");
@@ -164,6 +165,7 @@ mod tests {
     /// The same bits on all that the processor has, and none of them off by more than one rounding of the true value: a rest that was
     /// rounded before it was mixed would be.
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn halves_are_rounded_once_on_each_way_whatever_the_processor() {
         for (elems, constant) in SIZES.into_iter().zip([false, true].into_iter().cycle()) {
             let whole = WholeHadamard::of(elems).expect("large enough");
@@ -195,6 +197,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn every_level_gives_the_same_bits() {
         for elems in [(1 << 17) + 12_345, (1 << 20) + 12_345] {
             let whole = WholeHadamard::of(elems).expect("large enough");
@@ -211,6 +214,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn without_a_rest_it_is_the_transform_that_copies() {
         let elems = 1 << 20;
         let hadamard = Hadamard::of(elems).expect("large enough");
@@ -230,6 +234,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "whole buckets are turned, which takes minutes there")]
     fn a_cut_off_tail_is_spread_over_the_bucket() {
         let elems = (1 << 20) + 50_001;
         let whole = WholeHadamard::of(elems).expect("large enough");
