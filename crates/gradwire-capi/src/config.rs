@@ -119,6 +119,7 @@ impl GradwireConfig {
             controller: ControllerKind::ALL[self.controller as usize],
             initial_rate: self.initial_rate,
             incast: ranks - 1,
+            turn: gradwire_core::recovery::Turn::Any,
             receive_buffer_bytes: self.socket_bytes / u64::from(ranks - 1),
             peer_timeout: Duration::from_nanos(self.peer_timeout_ns),
             paths: self.paths as u8,

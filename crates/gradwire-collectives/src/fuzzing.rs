@@ -344,6 +344,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         ack_delay_max: Duration::from_micros(500),
         initial_rate: 125_000_000,
         incast: 2,
+        turn: gradwire_core::recovery::Turn::Any,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
         paths: 2,

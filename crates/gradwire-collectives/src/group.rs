@@ -22,6 +22,7 @@ use crate::position::{History, PositionRecord};
 use crate::schedules::{Chooser, Place, Post};
 use crate::verdict::{AbortRecord, Cause};
 use crate::{Collective, DeliveryReport, OpError, OpId, Request, Servers};
+use gradwire_core::recovery::Turn;
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
     Attempt, ConnectionConfig, ConnectionStats, Mark, PathId, PathStats, ReceivedMark, Timeout,
@@ -189,6 +190,7 @@ impl Group {
     pub fn new(config: GroupConfig, now: Timestamp) -> Self {
         let GroupConfig { rank, world_size, mut peers, incast, exchange, servers } = config;
         peers.sort_by_key(|peer| peer.rank);
+        peers.iter_mut().for_each(|peer| peer.connection.turn = Turn::between(rank, peer.rank));
         let ranks = servers.ranks(world_size);
         assert!(
             peers.iter().map(|peer| peer.rank).eq((0..ranks).filter(|other| *other != rank)),

@@ -25,6 +25,7 @@ fn config(local: u32, remote: u32) -> ConnectionConfig {
         controller: gradwire_core::recovery::ControllerKind::default(),
         initial_rate: 1 << 30,
         incast: 1,
+        turn: gradwire_core::recovery::Turn::Any,
         receive_buffer_bytes: 8 << 20,
         peer_timeout: Duration::from_secs(5),
         paths: 1,

@@ -1,6 +1,6 @@
 //! Settings of one connection.
 
-use crate::recovery::{ControllerKind, ControllerSettings};
+use crate::recovery::{ControllerKind, ControllerSettings, Turn};
 use crate::Spray;
 use core::time::Duration;
 use gradwire_wire::{ConnectionId, HEADER_BYTES, STATUS_FIXED_BYTES, STATUS_WORDS_MAX, TAG_BYTES};
@@ -31,6 +31,8 @@ pub struct ConnectionConfig {
     pub initial_rate: u64,
     /// Ranks that send to the same receiver at once: the initial window is divided by it.
     pub incast: u32,
+    /// This rank's place among those that send to the same receiver. The group sets it.
+    pub turn: Turn,
     /// Bytes that the receiver can hold in its socket for this sender: bounds a standing queue.
     pub receive_buffer_bytes: u64,
     /// Longest silence after which a peer is lost; see [`crate::Connection::silence_max`].
@@ -69,6 +71,7 @@ impl ConnectionConfig {
             initial_rate: self.initial_rate,
             incast: self.incast,
             paths: u32::from(self.paths),
+            turn: self.turn,
             packet_bytes: u64::from(self.chunk_bytes()),
             standing_bytes: self.receive_buffer_bytes,
         }
@@ -98,6 +101,7 @@ pub(crate) mod tests {
             controller: ControllerKind::Bottleneck,
             initial_rate: 125_000_000,
             incast: 1,
+            turn: Turn::Any,
             receive_buffer_bytes: 1 << 20,
             peer_timeout: Duration::from_secs(5),
             paths: 1,

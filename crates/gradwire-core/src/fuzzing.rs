@@ -108,6 +108,7 @@ fn side(local: u32, remote: u32, options: u8) -> Side {
         controller: ControllerKind::ALL[usize::from(options >> 2 & 7) % ControllerKind::ALL.len()],
         initial_rate: 125_000_000,
         incast: 1,
+        turn: crate::recovery::Turn::Any,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
         paths: 1 + (options >> 6),

@@ -30,6 +30,7 @@ fn config(local: u32, remote: u32, paths: u8) -> ConnectionConfig {
         controller: ControllerKind::default(),
         initial_rate: 1 << 27,
         incast: 1,
+        turn: gradwire_core::recovery::Turn::Any,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
         paths,

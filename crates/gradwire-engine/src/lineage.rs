@@ -45,6 +45,7 @@ pub(crate) fn connection(
         controller: config.controller,
         initial_rate: config.initial_rate,
         incast: ours.world_size - 1,
+        turn: gradwire_core::recovery::Turn::Any,
         // The kernel counts its own overhead of each buffer as well, about as much as the data in the worst case.
         receive_buffer_bytes: theirs.receive_buffer_bytes / 2 / senders,
         peer_timeout: config.peer_timeout,

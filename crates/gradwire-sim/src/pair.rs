@@ -322,6 +322,7 @@ fn config(scenario: &Scenario, side: u32) -> ConnectionConfig {
         controller: host.controller,
         initial_rate: host.initial_rate,
         incast: 1,
+        turn: gradwire_core::recovery::Turn::Any,
         receive_buffer_bytes: host.socket_bytes,
         peer_timeout: host.peer_timeout,
         paths: host.paths,

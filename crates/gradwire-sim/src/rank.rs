@@ -303,6 +303,7 @@ impl HostOptions {
             controller: self.controller,
             initial_rate: self.initial_rate,
             incast: (ranks as u32 - 1).max(1),
+            turn: gradwire_core::recovery::Turn::Any,
             receive_buffer_bytes: self.socket_bytes / (ranks as u64 - 1).max(1),
             peer_timeout: self.peer_timeout,
             paths: self.paths,

@@ -2,7 +2,9 @@
 //! network's checkers are asked.
 
 use gradwire_collectives::Algorithm;
-use gradwire_sim::cluster::{quantile, Cluster, ClusterError, ClusterPlan, Layer, LinkTrouble, Outcome};
+use gradwire_sim::cluster::{
+    mean, quantile, Cluster, ClusterError, ClusterPlan, Layer, LinkTrouble, Outcome,
+};
 use gradwire_sim::fabric::{Damage, FabricViolation};
 use gradwire_sim::PathTrouble;
 use std::time::Duration;
@@ -59,9 +61,12 @@ fn auto_ends_the_papers_burst_of_144_hosts_without_a_loss_and_without_a_tail() {
     assert_eq!((outcome.switches.overflowed, outcome.switches.dropped_selectively), (0, 0));
     assert_eq!((outcome.losses.share(), outcome.bytes_retransmitted), (0.0, 0));
     assert_eq!(outcome.flow_times.len(), 2 * 108 * 36);
-    // A tenth of what DCTCP takes on the same network (docs/simulation.md), whose tail is its retransmission timeout of 10 ms.
-    let p99 = quantile(&outcome.flow_times, 0.99);
-    assert!(p99 < Duration::from_micros(1030), "{p99:?}");
+    // ns-3's figures on the same network, docs/simulation.md. DCTCP's tail is its retransmission timeout of 10 ms. A mean 5 % below
+    // NDP's is 49 % below DCTCP's, and NDP's p99 is 92 % below.
+    let (ndp_mean, ndp_p99) = (Duration::from_micros(689), Duration::from_micros(808));
+    let (average, p99) = (mean(&outcome.flow_times), quantile(&outcome.flow_times, 0.99));
+    assert!(average * 100 < ndp_mean * 95, "{average:?} on average");
+    assert!(p99 < ndp_p99, "{p99:?}");
 }
 
 #[test]

@@ -304,6 +304,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         controller: gradwire_core::recovery::ControllerKind::default(),
         initial_rate: 125_000_000,
         incast: 3,
+        turn: gradwire_core::recovery::Turn::Any,
         receive_buffer_bytes: 1 << 20,
         peer_timeout: PEER_TIMEOUT,
         paths: 1,

@@ -122,7 +122,7 @@ impl BottleneckController {
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
-        let share = Share::new(packet_bytes, settings.incast, settings.paths);
+        let share = Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn);
         let initial_cwnd = share.initial_cwnd();
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
         let pacing_rate =
@@ -434,10 +434,9 @@ impl BottleneckController {
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
     fn shared_window(&self, rate: u64) -> u64 {
-        let share = gain(self.share.queue_bytes(), self.headroom.per_mille());
-        bytes_in(rate, self.rtt.min().unwrap_or_default())
-            .saturating_add(share.max(self.lumps()))
-            .max(2 * self.packet_bytes)
+        let path = bytes_in(rate, self.rtt.min().unwrap_or_default());
+        let share = gain(self.share.queue_bytes_in_turn(path), self.headroom.per_mille());
+        path.saturating_add(share.max(self.lumps())).max(2 * self.packet_bytes)
     }
 
     /// Acknowledgements come in lumps, and without their size on top a flow would stand still between two of them.
@@ -522,7 +521,7 @@ impl RateController for BottleneckController {
     }
 
     fn on_incast(&mut self, flows: u32, paths: u32) {
-        self.share = Share::new(self.packet_bytes, flows, paths);
+        self.share = self.share.among(flows, paths);
         self.apply();
     }
 

@@ -133,7 +133,7 @@ proptest! {
         incast in any::<u32>(),
         steps in prop::collection::vec(steps(), 1..200),
     ) {
-        let settings = ControllerSettings { initial_rate, incast, paths: 1, packet_bytes: PACKET, standing_bytes: 1 << 20 };
+        let settings = ControllerSettings { initial_rate, incast, paths: 1, turn: super::Turn::Any, packet_bytes: PACKET, standing_bytes: 1 << 20 };
         let mut controller = Controller::new(ControllerKind::ALL[which], &settings);
         let mut now = Timestamp::from_nanos(1);
         for (later, step) in steps {

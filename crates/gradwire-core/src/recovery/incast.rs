@@ -54,7 +54,7 @@ impl IncastBound {
         Self {
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            share: Share::new(packet_bytes, settings.incast, settings.paths),
+            share: Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn),
             rtt: WindowedMin::default(),
             previous_rtt: None,
             rate: DecidedRate::default(),
@@ -66,7 +66,7 @@ impl IncastBound {
 
     /// The collective says how many senders share the receiver.
     pub(super) fn on_incast(&mut self, flows: u32, paths: u32) {
-        self.share = Share::new(self.packet_bytes, flows, paths);
+        self.share = self.share.among(flows, paths);
     }
 
     /// Data flows again. The idle time is no part of a round trip, and the rate is that of the last packets before it: some
@@ -151,7 +151,7 @@ impl IncastBound {
         let least = self.rtt.min().unwrap_or_default();
         let path = bytes_in(self.rate.get(), least);
         let more = if least >= FAR && self.is_free() { path / 4 } else { 0 };
-        path.saturating_add(more).saturating_add(self.share.queue_bytes())
+        path.saturating_add(more).saturating_add(self.share.queue_bytes_in_turn(path))
     }
 
     /// What acknowledgements that wait for the peer's thread need. They come four times in a window: that much is no lump.
@@ -212,6 +212,7 @@ mod tests {
             initial_rate: 125_000_000,
             incast,
             paths: 1,
+            turn: super::super::Turn::Any,
             packet_bytes: PACKET,
             standing_bytes: 1 << 20,
         })

@@ -411,5 +411,12 @@ fn sample(now: Timestamp, outcome: &AckOutcome, in_flight: u64) -> AckSample {
 }
 
 fn settings(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u64) -> ControllerSettings {
-    ControllerSettings { initial_rate, incast, paths: 1, packet_bytes, standing_bytes }
+    ControllerSettings {
+        initial_rate,
+        incast,
+        paths: 1,
+        turn: super::Turn::Any,
+        packet_bytes,
+        standing_bytes,
+    }
 }

@@ -362,6 +362,7 @@ fn settings(incast: u32) -> ControllerSettings {
         initial_rate: 125_000_000,
         incast,
         paths: 1,
+        turn: super::Turn::Any,
         packet_bytes: PACKET,
         standing_bytes: 1 << 20,
     }

@@ -33,6 +33,7 @@ mod rival;
 mod rtt;
 mod share;
 mod timely;
+mod turn;
 mod way_back;
 
 pub use bottleneck::BottleneckController;
@@ -44,4 +45,5 @@ pub use rate::{AckSample, ControllerKind, ControllerSettings, RateController};
 pub use receiving_rate::ReceivingRateController;
 pub use rtt::RttEstimator;
 pub use timely::TimelyController;
+pub use turn::Turn;
 pub(crate) use way_back::WayBack;

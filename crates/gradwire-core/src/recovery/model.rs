@@ -54,7 +54,7 @@ impl PathModel {
             path,
             packet_bytes,
             standing_bytes: settings.standing_bytes,
-            share: Share::new(packet_bytes, settings.incast, settings.paths),
+            share: Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn),
             round: Round::default(),
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
@@ -123,7 +123,7 @@ impl PathModel {
         if self.path.is_dipping() {
             return self.cwnd_min();
         }
-        let cwnd = self.product(rate).saturating_add(self.queue_bytes()).max(self.cwnd_min());
+        let cwnd = self.filled(self.product(rate)).max(self.cwnd_min());
         if self.share.is_known() {
             cwnd
         } else {
@@ -136,7 +136,7 @@ impl PathModel {
     /// overflows a buffer that is smaller than the path.
     pub(super) fn start_window(&self, cwnd: u64, acked: u64, found: u64, line_rate: u64) -> u64 {
         let most = if self.share.is_known() && found > 0 {
-            self.product(found.saturating_add(found / 4)).saturating_add(self.queue_bytes())
+            self.filled(self.product(found.saturating_add(found / 4)))
         } else {
             bytes_in(line_rate, START_WINDOW_TIME)
         };
@@ -145,8 +145,17 @@ impl PathModel {
 
     /// What the flow may keep in queues: a few packets, and what acknowledgements that come in lumps need.
     pub(super) fn queue_bytes(&self) -> u64 {
-        let kept = self.share.queue_bytes() * self.headroom.per_mille() / 1_000;
+        self.kept(self.share.queue_bytes())
+    }
+
+    fn kept(&self, share: u64) -> u64 {
+        let kept = share * self.headroom.per_mille() / 1_000;
         kept.max(self.packet_bytes).max(self.lumps)
+    }
+
+    /// `path` bytes in flight and what the flow keeps in queues besides.
+    fn filled(&self, path: u64) -> u64 {
+        path.saturating_add(self.kept(self.share.queue_bytes_in_turn(path)))
     }
 
     /// First window, and the least while a flow still looks for its rate.
@@ -167,7 +176,7 @@ impl PathModel {
 
     /// The collective says how many senders share the receiver.
     pub(super) fn on_incast(&mut self, flows: u32, paths: u32) {
-        self.share = Share::new(self.packet_bytes, flows, paths);
+        self.share = self.share.among(flows, paths);
         self.path.set_seldom(self.share.is_known());
     }
 }

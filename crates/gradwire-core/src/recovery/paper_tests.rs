@@ -31,6 +31,7 @@ impl Flow {
             initial_rate,
             incast: senders,
             paths: 1,
+            turn: super::Turn::Any,
             packet_bytes: PACKET,
             standing_bytes: 1 << 20,
         };

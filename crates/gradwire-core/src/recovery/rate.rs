@@ -3,6 +3,7 @@
 //! Called by [`crate::Connection`]'s path for each data packet and each acknowledgement. Which controller serves is
 //! a setting of the connection ([`ControllerKind`]); [`super::Controller`] holds any of them.
 
+use super::Turn;
 use crate::Timestamp;
 use core::time::Duration;
 
@@ -88,6 +89,8 @@ pub struct ControllerSettings {
     pub incast: u32,
     /// So many of them are this rank's own, on other paths. Equal to `incast`: nothing is known of others.
     pub paths: u32,
+    /// Its place among those that share the receiver.
+    pub turn: Turn,
     /// Payload bytes of a full packet.
     pub packet_bytes: u64,
     /// Most bytes of a standing queue: what the receiver's socket can hold for this sender.

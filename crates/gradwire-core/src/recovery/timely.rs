@@ -260,6 +260,7 @@ mod tests {
             initial_rate: 125_000_000,
             incast: senders,
             paths: 1,
+            turn: super::super::Turn::Any,
             packet_bytes: 1_408,
             standing_bytes: 1 << 20,
         });
