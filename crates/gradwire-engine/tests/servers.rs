@@ -2,13 +2,18 @@
 
 mod common;
 
-use common::{all_reduce, config, engines, join_pending, values, Tensor, PATIENCE};
+use common::{all_reduce, config, engines, impatient, join_pending, values, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Algorithm, Collective, OpError, Request};
-use gradwire_engine::{DedicatedServers, Engine, EngineError, GroupHandle, OpHandle};
+use gradwire_engine::{DedicatedServers, Engine, EngineConfig, EngineError, GroupHandle, OpHandle};
 
 /// Workers first, servers behind them.
-fn cluster(workers: u32, count: u32, buffer_bytes: u64) -> (Vec<Engine>, Vec<GroupHandle>) {
-    let engines = engines(workers + count, &config());
+fn cluster(
+    workers: u32,
+    count: u32,
+    buffer_bytes: u64,
+    config: &EngineConfig,
+) -> (Vec<Engine>, Vec<GroupHandle>) {
+    let engines = engines(workers + count, config);
     let servers = DedicatedServers { count, buffer_bytes };
     let pending = engines
         .iter()
@@ -29,7 +34,7 @@ fn submit(groups: &[GroupHandle], tensors: &mut [Tensor]) -> Vec<OpHandle> {
 // test of: ltp/dedicated-servers
 #[test]
 fn servers_sum_what_workers_push_and_end_when_the_last_one_has_left() {
-    let (_engines, groups) = cluster(3, 2, 1 << 30);
+    let (_engines, groups) = cluster(3, 2, 1 << 30, &config());
     let (workers, servers) = groups.split_at(3);
     for elems in [1, 1_000, 300_001] {
         let mut tensors: Vec<Tensor> = (0..3).map(|rank| Tensor(values(rank, elems))).collect();
@@ -53,7 +58,7 @@ fn servers_sum_what_workers_push_and_end_when_the_last_one_has_left() {
 #[test]
 fn a_dead_server_is_named_to_every_worker_and_a_dead_worker_to_every_server() {
     for dead in [2, 0] {
-        let (engines, groups) = cluster(2, 1, 1 << 30);
+        let (engines, groups) = cluster(2, 1, 1 << 30, &impatient());
         engines[dead].crash();
         let mut tensors: Vec<Tensor> = (0..2).map(|rank| Tensor(values(rank, 50_000))).collect();
         let living: Vec<usize> = (0..2).filter(|rank| *rank != dead).collect();

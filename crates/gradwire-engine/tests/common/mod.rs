@@ -8,10 +8,16 @@ use std::time::Duration;
 /// Longest that anything in these tests may take before it counts as hung.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Settings for tests: everything by default, a short peer timeout.
+/// Settings for tests: everything by default, the peer timeout as well, or a busy host would lose peers that live.
 #[must_use]
 pub(crate) fn config() -> EngineConfig {
-    EngineConfig { peer_timeout: Duration::from_millis(800), ..EngineConfig::default() }
+    EngineConfig::default()
+}
+
+/// The same for a test in which a peer is lost.
+#[must_use]
+pub(crate) fn impatient() -> EngineConfig {
+    EngineConfig { peer_timeout: Duration::from_secs(3), ..config() }
 }
 
 /// Starts `world_size` engines.
