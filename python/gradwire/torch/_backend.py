@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire._rendezvous import Place, form_group
+from gradwire._rendezvous import Place
 from gradwire.errors import UnsupportedError
-from gradwire.torch import _compat
+from gradwire.torch import _compat, _reconfigure
 from gradwire.torch._group import GroupLink
 from gradwire.torch._ops import Collectives
 from gradwire.torch._split import outside
@@ -40,20 +40,17 @@ def create(options: Any, backend_options: Any = None) -> Any:
     place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout, global_ranks=members)
     if not dist.is_initialized():
         place = dataclasses.replace(place, is_default=True)
+    if getattr(options, "enable_reconfigure", False):
+        return _reconfigure.group_type(_make_process_group_type())(options.store, place)
     return connect(options.store, place)
 
 
 def connect(store: Any, place: Place) -> Any:
     """This rank's adapter of a new group."""
-    formed = form_group(store, place)
-    owner = formed.owner
-    link = GroupLink(owner, formed.native, place)
-    link.store = store
-    if formed.round_number:
-        link.open_entrance(formed.round_number, is_new=formed.is_new)
+    link = GroupLink.formed(store, place)
     base = _compat.backend_class()
     adapter = _process_group(store, link) if base is None else _backend(link)
-    owner.backends[place.name] = adapter
+    link.owner.backends[place.name] = adapter
     return adapter
 
 
@@ -81,7 +78,7 @@ class _Lifetime(Collectives):
         self.link.timeout = timeout
 
     def get_reconfigure_handle(self) -> str:
-        """Torch's experimental `_reconfigure` is refused: its groups change rank and size, which Python cannot.
+        """Refused where the group was not made for it: see `_reconfigure.py`.
 
         Raises:
             UnsupportedError: always.
@@ -175,8 +172,8 @@ def _make_backend_type() -> type:
 
 def _cannot_reconfigure() -> UnsupportedError:
     return UnsupportedError(
-        "gradwire does not reconfigure a group: torch keeps its rank and size where no backend in Python can change them. "
-        "shrink_group goes on without lost ranks; torchrun --max-restarts replaces them"
+        "only a group made with init_process_group(..., enable_reconfigure=True) can be reconfigured (torch 2.15 or newer). Of this one "
+        "shrink_group goes on without lost ranks, and torchrun --max-restarts replaces them"
     )
 
 

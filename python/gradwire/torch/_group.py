@@ -19,7 +19,7 @@ from gradwire import _native
 from gradwire._boundary import Boundary
 from gradwire._entrance import Watch
 from gradwire._outbox import Op
-from gradwire._rendezvous import Place
+from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
 from gradwire.errors import DeadlineError, EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
@@ -83,6 +83,20 @@ class GroupLink:
         self._native = native
         self._left = False
         self._has_ended = False
+
+    @classmethod
+    def formed(cls, store: Any, place: Place) -> GroupLink:
+        """Forms the group with the other ranks, or joins it where it runs.
+
+        Raises:
+            GradwireError: the ranks could not form the group.
+        """
+        formed = form_group(store, place)
+        link = cls(formed.owner, formed.native, place)
+        link.store = store
+        if formed.round_number:
+            link.open_entrance(formed.round_number, is_new=formed.is_new)
+        return link
 
     def open_entrance(self, round_number: int, *, is_new: bool) -> None:
         """Lets lost ranks come back to the round of the Store in which the group was formed."""
