@@ -12,6 +12,7 @@ EXACT = (
     "check_shards_are_replicated_in_two_dimensions",
     "check_gradients_can_be_divided_by_a_factor_of_ones_own",
     "check_what_cannot_tolerate_loss_is_refused",
+    "check_each_module_sends_in_the_class_of_its_front_most_layer",
     "check_residuals_are_saved_for_each_rank",
 )
 LOSSY = (

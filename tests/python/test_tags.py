@@ -29,6 +29,14 @@ def test_a_bucket_has_the_class_of_its_front_most_layer() -> None:
     assert rule(bucket_of(model[7].weight, model[3].bias, model[6].weight)) == 1
 
 
+def test_parameters_have_the_class_of_their_front_most_layer_by_name() -> None:
+    # test of: mlt/layer-priority
+    rule = LayerPriority(model_of(8), classes=4)
+    assert [rule.of_parameters([f"{number}.bias"]) for number in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert rule.of_parameters(["7.weight", "3.bias", "6.weight"]) == 1
+    assert rule.of_parameters([]) == 0
+
+
 def test_modules_without_parameters_are_no_layers_and_a_shared_one_counts_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2))
     model[3].weight = model[0].weight

@@ -22,6 +22,7 @@ from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._steps import Delivered, StepRecord
+from gradwire.torch._tags import LayerPriority
 from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
 
 AUTO, TRANSPOSE = ALGORITHM_CODES["auto"], ALGORITHM_CODES["transpose"]
@@ -43,8 +44,9 @@ class ShardedLossTolerance(Delivered):
         if arguments["gather_loss_bound"] is None and configuration().gather_loss_bound is None:
             # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact.
             arguments["gather_loss_bound"] = 0.0
+        classes = _classes(model, [name for name, _ in modules])
         for name, module in modules:
-            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback)
+            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback, traffic_class=classes[name])
             module.set_custom_reduce_scatter(scatter)
             self._scatters[name] = scatter
 
@@ -77,10 +79,14 @@ class ReduceScatter:
         owner: is told what was delivered.
         arguments: of `gradwire.torch.all_reduce`. What only that can do is reduced by it.
         error_feedback: whether what did not count is added to the module's next gradients.
+        traffic_class: of the module's front-most layer.
     """
 
-    def __init__(self, owner: ShardedLossTolerance, arguments: dict[str, Any], *, error_feedback: bool) -> None:
+    def __init__(
+        self, owner: ShardedLossTolerance, arguments: dict[str, Any], *, error_feedback: bool, traffic_class: int
+    ) -> None:
         self._owner = owner
+        self._class = traffic_class
         self._arguments = arguments
         self._scatters = scatters(arguments)
         self._error_feedback = error_feedback
@@ -106,12 +112,13 @@ class ReduceScatter:
         """
         del async_op  # FSDP waits for it in any case
         residual = self._feed_back(input_tensor)
+        given: dict[str, Any] = {"group": group, "residual": residual, "traffic_class": self._class}
         if self._scatters:
             asked = {name: value for name, value in self._arguments.items() if name not in ("algorithm", "hadamard")}
-            work = reduce_scatter(output_tensor, input_tensor, op, group=group, residual=residual, **asked)
+            work = reduce_scatter(output_tensor, input_tensor, op, **given, **asked)
             work.wait()
         else:
-            work = all_reduce(input_tensor, op, group=group, residual=residual, **self._arguments)
+            work = all_reduce(input_tensor, op, **given, **self._arguments)
             output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
         self._owner.count(work.report(), input_tensor.element_size())
 
@@ -152,6 +159,18 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
             raise UnsupportedError(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
+
+
+def _classes(model: FSDPModule, sharded: list[str]) -> dict[str, int]:
+    """For the name of each sharded module the traffic class of the parameters that it reduces: those in no sharded module within it."""
+    assert isinstance(model, torch.nn.Module)
+    own: dict[str, list[str]] = {name: [] for name in sharded}
+    for parameter, _ in model.named_parameters():
+        around = [name for name in sharded if not name or parameter.startswith(f"{name}.")]
+        if around:
+            own[max(around, key=len)].append(parameter)
+    rule = LayerPriority(model, configuration().classes)
+    return {name: rule.of_parameters(parameters) for name, parameters in own.items()}
 
 
 def is_sharded(module: object) -> bool:

@@ -1,9 +1,9 @@
-"""What the network is told about a gradient bucket: its traffic class, and which of its packets a switch should keep.
+"""What the network is told about gradients, of a bucket or of a sharded module: traffic class, and which packets a switch should keep.
 
 No `from __future__ import annotations` here: see `_hook.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class LayerPriority:
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         order = dict.fromkeys(name.rpartition(".")[0] for name, _ in model.named_parameters())
-        numbers = {name: number for number, name in enumerate(order)}
+        self._numbers = numbers = {name: number for number, name in enumerate(order)}
         self.classes = classes
         self.layers = len(order)
         # A parameter that several layers share belongs to the first: `named_parameters` names it once.
@@ -40,8 +40,14 @@ class LayerPriority:
 
     def __call__(self, bucket: dist.GradBucket) -> int:
         """The class of the front-most layer in the bucket."""
-        first = min((self._layer_of[id(p)] for p in bucket.parameters()), default=0)
-        return _native.layer_class(first, self.layers, self.classes)
+        return self._class_of(self._layer_of[id(p)] for p in bucket.parameters())
+
+    def of_parameters(self, names: Iterable[str]) -> int:
+        """The class of the front-most layer of the parameters that the model has under these names; 0 of none."""
+        return self._class_of(self._numbers[name.rpartition(".")[0]] for name in names)
+
+    def _class_of(self, layers: Iterable[int]) -> int:
+        return _native.layer_class(min(layers, default=0), self.layers, self.classes)
 
 
 def tag_options(config: Config, traffic_class: int | None, important: Any) -> dict[str, Any]:

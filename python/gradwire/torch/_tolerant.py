@@ -148,6 +148,7 @@ def reduce_scatter(
     delay_share: float = 1.0,
     group: dist.ProcessGroup | None = None,
     residual: torch.Tensor | None = None,
+    traffic_class: int | None = None,
     **tolerance: Any,
 ) -> GradwireWork:
     """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part in `output` `[elems]`.
@@ -164,6 +165,7 @@ def reduce_scatter(
             values that did not count, and in its own part less the mean for each rank that was missing, since they do not learn
             it. With `divide_by="contributions"` the mean of an element that at most half of the ranks are in divides by all
             ranks then, and nothing but the lost values is owed for it (docs/error-feedback.md).
+        traffic_class: as in `all_reduce`, and so is the order among calls in flight.
         tolerance: `loss_bound`, `preset`, `deadline`, `step_delay_max`, `divide_by` as in `all_reduce`.
 
     Returns:
@@ -185,7 +187,8 @@ def reduce_scatter(
         options = reduction(into, op)
         policy = timed_policy(link.owner.config, delay_share=delay_share / piece.count, **_of_one_stage(tolerance))
         options["policy"] = {**policy, "hadamard": "off", "gather_loss_bound": 0.0, "gather_recovery": "at_once"}
-        options |= tag_options(link.owner.config, None, None)
+        options |= tag_options(link.owner.config, traffic_class, None)
+        options["priority"] = _order(None, traffic_class)
         staging = Staging()
         target = _memory.writable(into, staging, load=False)
         call = Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)

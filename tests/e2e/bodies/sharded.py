@@ -67,6 +67,12 @@ def losses_of(model: nn.Module) -> list[float]:
     return losses
 
 
+def sent_by_class() -> list[int]:
+    """Packets of each traffic class that this rank has sent."""
+    tags = [peer["tags"]["sent"] for peer in gradwire.torch.stats()["group"]["peers"]]
+    return [sum(of_class) for of_class in zip(*tags, strict=True)]
+
+
 def final_loss(model: nn.Module) -> float:
     """What the model has learned, on the same 2048 examples on each rank: three batches would show their own noise."""
     inputs = torch.randn(2048, 64, generator=torch.Generator().manual_seed(99))
@@ -144,6 +150,19 @@ if not LOSSY:
         gradwire.torch.tolerate_loss(other)
         with pytest.raises(RuntimeError, match="not 'gradwire'"):
             other(torch.ones(4, 64)).sum().backward()
+
+    def check_each_module_sends_in_the_class_of_its_front_most_layer() -> None:
+        # test of: mlt/layer-priority
+        for algorithm in ("auto", "ring"):  # by a reduce-scatter, and by an all-reduce
+            model = sharded(line(dist.group.WORLD))
+            before = sent_by_class()
+            gradwire.torch.tolerate_loss(model, preset="reliable", algorithm=algorithm)
+            losses_of(model)
+            sent = [now - then for now, then in zip(sent_by_class(), before, strict=True)]
+            # Of seven layers in four classes the first block has the first three, the second the next three, the rest the last.
+            # What names no class, the gathered parameters above all, has class 0 as well.
+            assert sent[0] > sent[1] > sent[3] > 0, sent
+            assert sent[2] == 0, sent
 
     def check_residuals_are_saved_for_each_rank() -> None:
         model = sharded(line(dist.group.WORLD))
