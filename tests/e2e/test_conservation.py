@@ -39,7 +39,7 @@ def test_what_dedicated_servers_lose_counts_exactly_once_later_too(tmp_path: Pat
     )
     lossy = {"GRADWIRE_CHAOS": "loss=10%,seed=3", "GRADWIRE_MTU": "1500"}
     with servers(tmp_path, 2, **lossy):
-        dedicated = settings(2) | {"GRADWIRE_PEER_TIMEOUT_S": "20", "GRADWIRE_TEST_ONLY": ",".join(checks)}
+        dedicated = settings(2) | {"GRADWIRE_TEST_ONLY": ",".join(checks)}
         outcome = run(tmp_path, tmp_path, seed=3, **dedicated)
     for check in checks:
         outcome.require(check)

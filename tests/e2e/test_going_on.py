@@ -20,7 +20,7 @@ from test_communicator import free_port, start
 
 SCRIPT = Path(__file__).parent / "going_on_rank.py"
 WORLD_SIZE = 4
-PEER_TIMEOUT_S = 3.0
+PEER_TIMEOUT_S = 5.0
 # A minority gives up after three peer timeouts, once it has noticed; the rest is for a busy machine.
 LIMIT_S = 60.0
 

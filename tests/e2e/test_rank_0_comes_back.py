@@ -47,7 +47,7 @@ class Job:
         self.lives[rank] = self.lives.get(rank, -1) + 1
         variables = {
             "GRADWIRE_ON_PEER_LOSS": "continue",
-            "GRADWIRE_PEER_TIMEOUT_S": "3",
+            "GRADWIRE_PEER_TIMEOUT_S": "5",
             # Of the other case rank 0 makes the secret, which its next life does not know.
             "GRADWIRE_SECURITY": "on",
             **({"GRADWIRE_SECRET": "the secret of this job"} if self.name == "again and again" else {}),

@@ -18,8 +18,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, list[tupl
     """A training with two servers: the workers' outcome, and each server's status, words and statistics."""
     folder = tmp_path_factory.mktemp("served")
     with servers(folder, 2) as running:
-        # Short silences are no deaths here: the machine may be busy.
-        outcome = launch("served", WORKERS, folder, env={**settings(2), "GRADWIRE_PEER_TIMEOUT_S": "20"})
+        outcome = launch("served", WORKERS, folder, env=settings(2))
         ends = [(process.communicate(timeout=60)[1], process.returncode) for process in running]
     numbers = [json.loads((folder / f"server-{i}").read_text()) if not code else {} for i, (_, code) in enumerate(ends)]
     return outcome, [(code, text) for text, code in ends], numbers
@@ -50,7 +49,7 @@ def test_servers_end_by_themselves_when_the_last_worker_has_left(
 def test_traffic_with_servers_is_sealed(tmp_path: Path, configured: bool) -> None:
     secret = {"GRADWIRE_SECRET": "the secret of this job"} if configured else {}
     with servers(tmp_path, 2, **secret) as running:  # a server takes the setting from the workers
-        env = {**settings(2), "GRADWIRE_PEER_TIMEOUT_S": "20", "GRADWIRE_SECURITY": "on", **secret}
+        env = {**settings(2), "GRADWIRE_SECURITY": "on", **secret}
         outcome = launch("served_sealed", WORKERS, tmp_path, env=env)
         ends = [process.communicate(timeout=60)[1] for process in running]
     for check in checks_of("served_sealed"):
@@ -80,7 +79,8 @@ def test_a_server_without_the_workers_secret_is_named_on_all(tmp_path: Path, the
 @pytest.mark.parametrize("victim", ["server", "worker"])
 def test_death_is_named_to_every_survivor(tmp_path: Path, victim: str) -> None:
     with servers(tmp_path, 1) as (server,):
-        env = {**settings(1), "GRADWIRE_TEST_VICTIM": str(server.pid) if victim == "server" else victim}
+        pid = str(server.pid) if victim == "server" else victim
+        env = {**settings(1), "GRADWIRE_PEER_TIMEOUT_S": "5", "GRADWIRE_TEST_VICTIM": pid}
         dead = [1] if victim == "worker" else []
         outcome = launch("served_killed", WORKERS, tmp_path, env=env, expected_dead=dead)
         outcome.require("check_whoever_survives_is_told_who_died")
