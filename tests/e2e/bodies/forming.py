@@ -12,15 +12,15 @@ from gradwire import _runtime
 TIMEOUT = timedelta(seconds=15)
 
 
-def form(name: str, world_size: int = rank.WORLD_SIZE) -> None:
+def form(name: str, world_size: int = rank.WORLD_SIZE, timeout: timedelta = TIMEOUT) -> None:
     """Tries to form it with a Store of its own, `name`; whatever happens, the next try starts afresh."""
     started = time.monotonic()
     try:
-        rank.init(world_size=world_size, timeout=TIMEOUT, store=name)
+        rank.init(world_size=world_size, timeout=timeout, store=name)
     finally:
         runtime = _runtime.current()
         if runtime is not None:
             runtime.stop()
         _runtime._process.runtime = None
         assert not dist.is_initialized()
-        assert time.monotonic() - started < TIMEOUT.total_seconds() + 5
+        assert time.monotonic() - started < timeout.total_seconds() + 5
