@@ -66,6 +66,11 @@ def policy_numbers(
     return numbers
 
 
+def of_one_stage(numbers: _native.PolicyNumbers) -> _native.PolicyNumbers:
+    """The same for a reduce-scatter, which sends no results back and is not rotated."""
+    return {**numbers, "hadamard": "off", "gather_loss_bound": 0.0, "gather_recovery": "at_once"}
+
+
 def results_may_be_lost(numbers: _native.PolicyNumbers) -> bool:
     """Whether ranks may end with different results of a call: some of them may be missing on their way back."""
     return numbers["gather_loss_bound"] > 0 or numbers["gather_recovery"] == "never"

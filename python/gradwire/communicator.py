@@ -4,7 +4,8 @@
         communicator.all_reduce(gradients, "mean")
 
 The ranks meet over TCP (`_joining.py`) and form a group exactly as under torch (`_rendezvous.py`); each call is prepared here
-and carried by the process's one engine. Everything is exact but an all-reduce with `tolerate_loss=True`.
+and carried by the process's one engine. Everything is exact but an all-reduce or reduce-scatter with
+`tolerate_loss=True`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
 from gradwire._boundary import Boundary
 from gradwire._operation import Call, Operation
+from gradwire._opting_in import check_opted_in, tolerant_options
 from gradwire._parts import Parts
-from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._policy import algorithm_code, of_one_stage
 from gradwire._rendezvous import Formed, Place
 from gradwire.config import Config
 from gradwire.errors import EngineError, GradwireError, InvalidRequestError, ShutDownError, UnsupportedError
@@ -62,7 +64,7 @@ class Communicator:
         RendezvousError: another rank could not start; a rank was started twice; the port is another program's.
 
     # Loss
-    Nothing is lost but by `all_reduce(tolerate_loss=True)`.
+    Nothing is lost but by `all_reduce` and `reduce_scatter` with `tolerate_loss=True`.
     """
 
     def __init__(
@@ -133,18 +135,13 @@ class Communicator:
         def prepare() -> Call:
             options = _arrays.reduce_options(array, op)
             asked = {"preset": preset, "loss_bound": loss_bound, "deadline": deadline, "residual": residual}
-            _check_opted_in(array, op, asked, tolerate_loss=tolerate_loss)
+            check_opted_in(array, op, asked, tolerate_loss=tolerate_loss)
             call = Call("all_reduce", array, array if out is None else _arrays.out_like(out, array.shape, array.dtype))
             call.options = options
             call.load()
-            config = self._owner.config
-            options["algorithm"] = algorithm_code(config)
+            options["algorithm"] = algorithm_code(self._owner.config)
             if tolerate_loss:
-                milliseconds = None if deadline is None else deadline.total_seconds() * 1e3
-                numbers = policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=milliseconds)
-                options["policy"] = numbers
-                if config.marks_importance():
-                    options["sample_rate"] = config.sample_rate()
+                call.options |= tolerant_options(self._owner.config, preset, loss_bound, deadline)
             if residual is not None:
                 call.add_residual(_arrays.out_like(residual, array.shape, array.dtype))
             return call
@@ -170,7 +167,17 @@ class Communicator:
         return self._start("all_gather", prepare, async_op)
 
     def reduce_scatter(
-        self, array: Array, op: str = "sum", *, out: Array | None = None, async_op: bool = False
+        self,
+        array: Array,
+        op: str = "sum",
+        *,
+        out: Array | None = None,
+        async_op: bool = False,
+        tolerate_loss: bool = False,
+        preset: str | None = None,
+        loss_bound: float | None = None,
+        deadline: timedelta | None = None,
+        residual: Array | None = None,
     ) -> Operation:
         """Rank r gets the reduction of every rank's `array[r]`.
 
@@ -179,15 +186,37 @@ class Communicator:
             op: as in `all_reduce`.
             out: `[...]`; None: a new array, `Operation.result`.
             async_op: return at once.
+            tolerate_loss: as in `all_reduce`, like the next three.
+            preset: the rule; what it says of results that are sent back means nothing here, and nothing is rotated.
+            loss_bound: share of each transfer that may be missing.
+            deadline: after which a transfer is closed with what has arrived.
+            residual: like `array`, on every rank or on none. What this rank owes to later steps is written here, all else stays as it
+                is: its values that did not count, and in its own row less the mean for each rank that was missing, which does not
+                learn it (docs/error-feedback.md, "Without the results"). Add it to the next array and clear it.
+
+        Returns:
+            The operation; places in `report().uncounted` are in `array`, flat.
 
         Raises:
             InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+            MismatchError: some ranks passed a residual, others none.
+
+        # Loss
+        With `tolerate_loss` an element that contributions are missing for is the mean over the others (`Config.divide_by`), a sum is that
+        mean times the world size; with a residual, too few to be a majority divide by the world size. The owner's own always counts.
         """
 
         def prepare() -> Call:
             options = _arrays.reduce_options(array, op)
+            asked = {"preset": preset, "loss_bound": loss_bound, "deadline": deadline, "residual": residual}
+            check_opted_in(array, op, asked, tolerate_loss=tolerate_loss)
             call = Call("reduce_scatter", array, _arrays.out_like(out, self._row_of(array), array.dtype))
             call.options = options
+            if tolerate_loss:
+                call.options |= tolerant_options(self._owner.config, preset, loss_bound, deadline)
+                call.options["policy"] = of_one_stage(call.options["policy"])
+            if residual is not None:
+                call.add_residual(_arrays.out_like(residual, array.shape, array.dtype))
             return call
 
         return self._start("reduce_scatter", prepare, async_op)
@@ -531,19 +560,3 @@ def _tag(tag: int) -> int:
     if not 0 <= tag < 1 << 32:
         raise InvalidRequestError(f"tag = {tag} is not allowed: 0 to 4294967295")
     return tag
-
-
-def _check_opted_in(array: Array, op: str, asked: dict[str, Any], *, tolerate_loss: bool) -> None:
-    """Loss is asked for by one word, not by the way of an argument that only matters with it."""
-    if not tolerate_loss:
-        without = [name for name, value in asked.items() if value is not None]
-        if without:
-            raise InvalidRequestError(f"{', '.join(without)} without tolerate_loss=True: this all-reduce is exact")
-        return
-    if array.dtype.name not in _arrays.TOLERANT_DTYPES or op not in _arrays.LINEAR:
-        raise UnsupportedError(
-            f"a tolerant {op} of {array.dtype} is not supported: {' or '.join(_arrays.LINEAR)} of one of "
-            f"{', '.join(_arrays.TOLERANT_DTYPES)}",
-            dtype=array.dtype.name,
-            op=op,
-        )

@@ -224,6 +224,12 @@ def check_loss_must_be_asked_for(comm: gradwire.Communicator) -> None:
     assert "tolerate_loss=True" in str(error)
     raises(UnsupportedError, lambda: comm.all_reduce(array.astype("int32"), tolerate_loss=True))
     raises(UnsupportedError, lambda: comm.all_reduce(array, "max", tolerate_loss=True))
+    rows = value(RANK, shape=(WORLD_SIZE, 5))
+    for more in ({"loss_bound": 0.1}, {"preset": "mlt"}, {"deadline": timedelta(0)}, {"residual": np.zeros_like(rows)}):
+        error = raises(InvalidRequestError, lambda more=more: comm.reduce_scatter(rows, "mean", **more))
+        assert f"{next(iter(more))} without tolerate_loss=True" in str(error)
+    raises(UnsupportedError, lambda: comm.reduce_scatter(rows.astype("float64"), tolerate_loss=True))
+    raises(UnsupportedError, lambda: comm.reduce_scatter(rows, "min", tolerate_loss=True))
 
 
 def check_a_tolerant_all_reduce_reports_what_was_delivered(comm: gradwire.Communicator) -> None:
@@ -246,6 +252,63 @@ def check_a_tolerant_all_reduce_reports_what_was_delivered(comm: gradwire.Commun
     for start, end in report.filled:
         known[start:end] = False
     same(array[known], reduced("sum", everybody(shape=array.shape))[known])
+
+
+def check_a_tolerant_reduce_scatter_that_loses_nothing_is_the_exact_one(comm: gradwire.Communicator) -> None:
+    shape = (WORLD_SIZE, 300, 70)
+    for dtype in ("float32", "float16"):
+        given, residual = value(RANK, dtype, shape), np.zeros(shape, dtype)
+        exact = comm.reduce_scatter(given).result
+        out = np.zeros((70, 300), dtype).T  # its strides are the caller's business
+        operation = comm.reduce_scatter(given, out=out, tolerate_loss=True, preset="reliable", residual=residual)
+        same(operation.result, exact)
+        same(out, reduced("sum", everybody(dtype, shape))[RANK])
+        assert operation.report().elems_uncounted == 0
+        assert not residual.any()
+
+
+def check_a_tolerant_reduce_scatter_is_what_arrived_at_the_owner(comm: gradwire.Communicator) -> None:
+    """The owner's mean and what each rank owes, from the ranks that the senders' reports say did count."""
+    shape = (WORLD_SIZE, 200_000)
+    rows = [60 * row for row in everybody(shape=shape)]  # every mean is a whole number
+    for feeds_back in (False, True):
+        given, residual = rows[RANK].copy(), np.zeros(shape, "float32")
+        operation = comm.reduce_scatter(
+            given, "mean", tolerate_loss=True, preset="mlt", loss_bound=0.2, deadline=timedelta(0),
+            residual=residual if feeds_back else None,
+        )  # fmt: skip
+        report = operation.report()
+        uncounted = np.zeros(given.size, bool)
+        for start, end in report.uncounted:
+            uncounted[start:end] = True
+        uncounted = uncounted.reshape(shape)
+        assert report.elems_uncounted == uncounted.sum() <= 0.2 * given.size
+        assert uncounted.any() or "GRADWIRE_CHAOS" not in os.environ
+        assert not uncounted[RANK].any(), "a rank's own values are there"
+        same(given, rows[RANK])
+        missing = comm.all_gather(uncounted).result[:, RANK]  # for each rank, of this one's row
+        count = WORLD_SIZE - missing.sum(0)
+        total = sum(np.where(missing[rank], 0.0, rows[rank][RANK]) for rank in range(WORLD_SIZE))
+        few = feeds_back & (2 * count <= WORLD_SIZE)
+        same(operation.result, (total / np.where(few, WORLD_SIZE, count)).astype("float32"))
+        owed = np.where(uncounted, given, np.float32(0.0))
+        owed[RANK] = np.where(few, 0.0, -(WORLD_SIZE - count) * operation.result)
+        np.testing.assert_array_equal(residual, owed if feeds_back else np.zeros_like(owed))
+
+
+def check_a_residual_of_a_reduce_scatter_is_like_its_array(comm: gradwire.Communicator) -> None:
+    rows = value(RANK, shape=(WORLD_SIZE, 6))
+    for wrong in (np.zeros(6, "float32"), np.zeros((WORLD_SIZE, 6)), rows):
+        raises(InvalidRequestError, lambda wrong=wrong: comm.reduce_scatter(rows, tolerate_loss=True, residual=wrong))
+    comm.barrier()
+
+
+def check_all_ranks_of_a_reduce_scatter_feed_back_or_none_does(comm: gradwire.Communicator) -> None:
+    del comm
+    with gradwire.Communicator(timeout=timedelta(seconds=30)) as second:
+        rows = value(RANK, shape=(WORLD_SIZE, 6))
+        residual = np.zeros_like(rows) if RANK == 0 else None
+        raises(MismatchError, lambda: second.reduce_scatter(rows, tolerate_loss=True, residual=residual))
 
 
 def check_a_call_that_one_rank_cannot_make_is_no_other_call(comm: gradwire.Communicator) -> None:

@@ -85,7 +85,9 @@ def printed(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture(
-    scope="module", params=[(2, ""), (3, ""), (2, "tail=10%,seed=7")], ids=["2-ranks", "3-ranks", "2-ranks-with-loss"]
+    scope="module",
+    params=[(2, ""), (3, ""), (2, "tail=10%,seed=7"), (3, "tail=10%,seed=7")],
+    ids=["2-ranks", "3-ranks", "2-ranks-with-loss", "3-ranks-with-loss"],
 )
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, str], str]]:
     """What each rank's checks ended with, and what it printed."""

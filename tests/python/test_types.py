@@ -26,6 +26,8 @@ def train(gradients: NDArray[np.float32]) -> float:
         assert_type(operation, gradwire.Operation)
         assert_type(operation.is_completed(), bool)
         operation.wait(timedelta(seconds=1))
+        rows = whole.reduce_scatter(gradients, "mean", tolerate_loss=True, loss_bound=0.1, residual=gradients.copy())
+        assert_type(rows.report(), gradwire.DeliveryReport)
         part = whole.split(0 if whole.rank else None)
         if part is not None:
             assert_type(part, gradwire.Communicator)
@@ -36,6 +38,7 @@ MISTAKES = {
     "a list is no array": ("whole.all_reduce([1.0])", "arg-type"),
     "a timeout is no number": ("whole.all_reduce(array).wait(3)", "arg-type"),
     "an unknown argument": ("whole.all_reduce(array, loss=0.1)", "call-arg"),
+    "a deadline is no number": ("whole.reduce_scatter(array, tolerate_loss=True, deadline=3)", "arg-type"),
     "a part may be none": ("whole.split(0).barrier()", "union-attr"),
     "a configuration has no such field": ("gradwire.Config(presets='mlt')", "call-arg"),
 }

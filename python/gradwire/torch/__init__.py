@@ -36,6 +36,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _own_works,
     _pinned,
     _profile,
+    _reconfigure,
     _reduction,
     _residuals,
     _scalars,
@@ -56,7 +57,7 @@ from gradwire.torch._elastic import ElasticState  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
-from gradwire.torch._tolerant import all_reduce, link_of, tolerant_group  # noqa: E402
+from gradwire.torch._tolerant import all_reduce, link_of, reduce_scatter, tolerant_group  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "configure",
     "last_error",
     "members",
+    "reduce_scatter",
     "register",
     "stats",
     "tolerant_group",
@@ -123,8 +125,8 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 for _module in (
     _completer, _drift, _early, _elastic, _ending, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy,
-    _profile, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging, _steps, _streams,
-    _tags, _tolerant, _work, _backend,
+    _profile, _reconfigure, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging,
+    _steps, _streams, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

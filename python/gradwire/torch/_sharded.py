@@ -25,6 +25,8 @@ from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority
 from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
 
+# Arguments that a reduce-scatter has no use for.
+OF_ALL_REDUCES = ("algorithm", "hadamard", "gather_loss_bound", "gather_fill")
 AUTO, TRANSPOSE = ALGORITHM_CODES["auto"], ALGORITHM_CODES["transpose"]
 
 if TYPE_CHECKING:  # a second to import, for programs that may never shard
@@ -114,9 +116,8 @@ class ReduceScatter:
         residual = self._feed_back(input_tensor)
         given: dict[str, Any] = {"group": group, "residual": residual, "traffic_class": self._class}
         if self._scatters:
-            asked = {name: value for name, value in self._arguments.items() if name not in ("algorithm", "hadamard")}
+            asked = {name: value for name, value in self._arguments.items() if name not in OF_ALL_REDUCES}
             work = reduce_scatter(output_tensor, input_tensor, op, **given, **asked)
-            work.wait()
         else:
             work = all_reduce(input_tensor, op, **given, **self._arguments)
             output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _native
-from gradwire._policy import algorithm_code, policy_numbers
+from gradwire._policy import algorithm_code, of_one_stage, policy_numbers
 from gradwire._runtime import configuration, current
 from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
@@ -145,37 +145,51 @@ def reduce_scatter(
     tensor: torch.Tensor,
     op: Any = dist.ReduceOp.AVG,
     *,
+    loss_bound: float | None = None,
+    preset: str | None = None,
+    deadline: timedelta | None = None,
+    step_delay_max: timedelta | None = None,
     delay_share: float = 1.0,
+    divide_by: str | None = None,
     group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
     residual: torch.Tensor | None = None,
     traffic_class: int | None = None,
-    **tolerance: Any,
 ) -> GradwireWork:
-    """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part in `output` `[elems]`.
+    """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part, and may leave contributions behind.
 
-    Half the bytes of `all_reduce`, as no result is sent back. `tensor` is only read. The call is in flight when this returns.
+    Half the bytes of `all_reduce`, as no result is sent back. `tensor` is only read. Every rank passes the same arguments, tensors and
+    class excepted.
 
     Args:
-        output: gets this rank's part; of the dtype and on the device of `tensor`.
-        tensor: float32, bfloat16 or float16.
-        op: as in `all_reduce`.
-        delay_share: the same.
-        group: the same.
+        output: `[elems]`, gets this rank's part; of the dtype and on the device of `tensor`.
+        tensor: float32, bfloat16 or float16, any shape; row r of `world_size` equal ones is rank r's.
+        op: AVG divides each element as `divide_by` says. SUM is that mean times the world size.
+        loss_bound: share of each transfer that may be missing, 0 to 0.9. None: the preset's.
+        preset: as in `all_reduce`, like the next four.
+        deadline: after which a transfer is closed with what has arrived.
+        step_delay_max: the most that waiting for retransmissions may delay a step.
+        delay_share: this call's part of it, above 0 to 1, where a step has several calls.
+        divide_by: `contributions` or `world`.
+        group: None means the default group.
+        async_op: return at once; the caller waits.
         residual: like `tensor`, on every rank or on none. What this rank owes to later steps is written here, all else stays as it is: its
             values that did not count, and in its own part less the mean for each rank that was missing, since they do not learn
             it. With `divide_by="contributions"` the mean of an element that at most half of the ranks are in divides by all
             ranks then, and nothing but the lost values is owed for it (docs/error-feedback.md).
         traffic_class: as in `all_reduce`, and so is the order among calls in flight.
-        tolerance: `loss_bound`, `preset`, `deadline`, `step_delay_max`, `divide_by` as in `all_reduce`.
 
     Returns:
         The work. `work.report().uncounted` are places in `tensor`. Its wait carries every error.
 
     Raises:
+        GradwireError: without `async_op`, the call failed.
+        InvalidRequestError: `tensor`, `output` and `residual` do not fit together.
         UnsupportedError: the group has another backend.
 
     # Loss
-    An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero. It is not rotated.
+    An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero (`divide_by`). This
+    rank's own is never missing from its part. It is not rotated.
     """
     link = link_of(group)
 
@@ -185,8 +199,16 @@ def reduce_scatter(
         _check_tolerant(tensor, residual, None, what="reduce-scatter")
         _check_rows(rows, into, link.world_size)
         options = reduction(into, op)
-        policy = timed_policy(link.owner.config, delay_share=delay_share / piece.count, **_of_one_stage(tolerance))
-        options["policy"] = {**policy, "hadamard": "off", "gather_loss_bound": 0.0, "gather_recovery": "at_once"}
+        numbers = timed_policy(
+            link.owner.config,
+            preset,
+            loss_bound=loss_bound,
+            deadline=deadline,
+            step_delay_max=step_delay_max,
+            delay_share=delay_share / piece.count,
+            divide_by=divide_by,
+        )
+        options["policy"] = of_one_stage(numbers)
         options |= tag_options(link.owner.config, traffic_class, None)
         options["priority"] = _order(None, traffic_class)
         staging = Staging()
@@ -203,6 +225,8 @@ def reduce_scatter(
     work = link.start_in_pieces("reduce_scatter", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)
+    if not async_op:
+        work.wait()
     return work
 
 
@@ -304,18 +328,6 @@ def _order(priority: int | None, traffic_class: int | None) -> int | None:
     if priority is not None or traffic_class is None:
         return priority
     return PRIORITY_OF_CLASS_0 + PRIORITY_STEP * traffic_class
-
-
-def _of_one_stage(tolerance: dict[str, Any]) -> dict[str, Any]:
-    """Of what a caller asked for, all but what is about results that are sent back."""
-    return {
-        "preset": None,
-        "deadline": None,
-        "step_delay_max": None,
-        **tolerance,
-        "gather_loss_bound": None,
-        "gather_fill": None,
-    }
 
 
 def _check_rows(rows: torch.Tensor, row: torch.Tensor, world_size: int) -> None:

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _compat
-from gradwire.torch._tolerant import reduce_scatter
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -206,8 +205,7 @@ else:
         for _ in range(steps):
             given, owed = gradient + owed, torch.zeros_like(gradient)
             output = torch.empty(row)
-            work = reduce_scatter(output, given, preset="mlt", loss_bound=0.05, residual=owed)
-            work.wait()
+            work = gradwire.torch.reduce_scatter(output, given, preset="mlt", loss_bound=0.05, residual=owed)
             uncounted += work.report().elems_uncounted
             applied += output
         mine = slice(RANK * row, (RANK + 1) * row)
