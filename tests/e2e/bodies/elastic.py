@@ -85,6 +85,19 @@ def check_abort_ends_what_is_in_flight_and_other_groups_go_on() -> None:
     assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2
 
 
+def check_torch_aborts_a_group_and_forgets_it() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=60))
+    if RANK == 0:
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    dist.distributed_c10d._abort_process_group(group)
+    if RANK == 0:
+        with pytest.raises(GroupError):
+            work.wait()
+    with pytest.raises(ValueError, match="Invalid process group"):
+        dist.destroy_process_group(group)
+    assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2, "the others go on"
+
+
 def check_a_group_that_was_not_made_to_change_its_members_says_so() -> None:
     if not hasattr(dist, "_reconfigure"):
         return

@@ -21,11 +21,16 @@ FIRST, SECOND = [1, 0, LEAVES, DIES], [0, 1, COMES]
 # Where the processes exchange their handles, which is the program's business.
 BOARD = dist.FileStore(str(FOLDER / "handles"))
 
-if HAS_IT:
-    meeting = dist.FileStore(str(FOLDER / "members"))
+
+def begin() -> None:
+    store = dist.FileStore(str(FOLDER / "members"))
     dist.init_process_group(
-        "gradwire", store=meeting, rank=RANK, world_size=WORLD_SIZE, timeout=GROUP_TIMEOUT, enable_reconfigure=True
+        "gradwire", store=store, rank=RANK, world_size=WORLD_SIZE, timeout=GROUP_TIMEOUT, enable_reconfigure=True
     )
+
+
+if HAS_IT:
+    begin()
 
 
 def handles_of(processes: list[int], name: str) -> list[str]:
@@ -165,3 +170,20 @@ def check_a_part_of_the_new_members_is_a_group_too() -> None:
     tensor = torch.tensor([RANK + 1.0])
     dist.all_reduce(tensor, group=group)
     assert float(tensor) == sum(process + 1 for process in SECOND[:2])
+
+
+def check_an_aborted_group_is_made_afresh() -> None:
+    if not HAS_IT or RANK not in SECOND:
+        return
+    if RANK != COMES:
+        in_flight = dist.all_reduce(torch.ones(1), async_op=True)
+    dist.distributed_c10d._abort_process_group()
+    if RANK != COMES:
+        with pytest.raises(GroupError):
+            in_flight.wait()
+    assert not dist.is_initialized()
+    begin()
+    with pytest.raises(InvalidRequestError, match="no members yet"):
+        total()
+    dist._reconfigure(uuid=1, handles=handles_of(SECOND, "afresh")).wait()
+    assert total() == sum(process + 1 for process in SECOND)
