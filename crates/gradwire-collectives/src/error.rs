@@ -71,7 +71,7 @@ pub enum OpError {
         silent: Duration,
         /// Collective in progress here.
         during: String,
-        /// What had arrived from it here, in which stage, and where it last said that it was.
+        /// What had arrived from it here, in which stage, and where it last said that it was, or was seen.
         detail: Box<str>,
         /// Rank that found out, when it was not this one.
         reported_by: Option<u32>,
@@ -93,7 +93,7 @@ pub enum OpError {
         during: String,
         /// How long it waited.
         waited: Duration,
-        /// For each peer that is behind: what had arrived of what, and where that rank last said it was.
+        /// For each peer that is behind: what had arrived of what, and where that rank last said it was, or was seen.
         detail: String,
     },
     /// A rank of the group runs with other settings.

@@ -28,6 +28,8 @@ pub(crate) struct Peer {
     pub(crate) serves: bool,
     /// Where it last said it was.
     pub(crate) position: Option<PositionRecord>,
+    /// The latest collective in which something came from it, or was taken by it: while that changes it says nothing.
+    pub(crate) seen_in: Option<u64>,
     pub(crate) traffic: PointToPoint,
     /// It is heard at least so often, even while it waits.
     pub(crate) heartbeat: Duration,
@@ -45,6 +47,7 @@ impl Peer {
             has_left: false,
             serves: false,
             position: None,
+            seen_in: None,
             traffic: PointToPoint::default(),
         }
     }
@@ -59,8 +62,17 @@ impl Peer {
         self.position.is_some_and(|position| position.sequence == sequence && position.call.is_some())
     }
 
-    /// Where it last said it was, for people.
+    /// A transfer to or from it has ended that belongs to collective `sequence`.
+    pub(crate) fn on_seen(&mut self, sequence: u64) {
+        self.seen_in = self.seen_in.max(Some(sequence));
+    }
+
+    /// Where it last said it was, for people; or where it was seen, if that was later.
     pub(crate) fn whereabouts(&self) -> String {
+        let said = self.position.map(|position| position.sequence);
+        if let Some(seen) = self.seen_in.filter(|_| self.seen_in > said) {
+            return format!("it last took part in collective {seen}");
+        }
         match self.position {
             None => "it has said nothing about where it is".to_owned(),
             Some(PositionRecord { sequence, call: None }) => {

@@ -207,6 +207,28 @@ fn a_dead_rank_is_named_by_every_survivor_within_the_peer_timeout() {
 }
 
 #[test]
+fn a_rank_that_dies_while_it_works_is_named_with_the_collective_in_which_it_was_last_seen() {
+    let mut net = Net::perfect(2);
+    let mut tensors = [data(1000), data(1000)];
+    for step in 0..20 {
+        for rank in 0..2 {
+            net.submit(rank, all_reduce(&mut tensors[rank as usize], Algorithm::Transpose));
+        }
+        net.run_all(step + 1);
+    }
+    // All of them took less than a heartbeat, so nobody has said where it is since the ranks met.
+    net.dead.push(1);
+    net.submit(0, all_reduce(&mut tensors[0], Algorithm::Transpose));
+    net.run_until(PEER_TIMEOUT * 2, |net| net.done[0].len() == 21);
+    let OpError::PeerLost { detail, during, .. } = net.error(0) else { panic!("{:?}", net.error(0)) };
+    // One number of 0 to 20 was for the network that ranks agree on.
+    assert!(
+        during.contains("#21 ") && detail.contains("; it last took part in collective 20"),
+        "{during}: {detail}"
+    );
+}
+
+#[test]
 fn a_rank_that_hears_nobody_is_told_that_it_may_be_cut_off() {
     let mut net = Net::perfect(3);
     net.run_for(Duration::from_millis(10));

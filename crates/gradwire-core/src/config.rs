@@ -53,7 +53,7 @@ impl ConnectionConfig {
         gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
     }
 
-    /// A peer that is idle is told as often that this rank lives.
+    /// A peer is told as often that this rank lives, unless it is known to have heard something else of it.
     #[must_use]
     pub fn heartbeat(&self) -> Duration {
         self.peer_timeout / 10

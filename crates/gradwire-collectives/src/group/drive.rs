@@ -278,6 +278,11 @@ impl Group {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.receiving, serves), receipt.transfer);
                 self.learn_settings(now, slot, key, &receipt);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
+                    // Of what ended without anything of it nobody knows whether its sender has called.
+                    let came = receipt.received_bytes > 0 || receipt.total_bytes == 0;
+                    if came && op.is_collective() && !serves {
+                        self.peers[slot].on_seen(op.sequence());
+                    }
                     self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                     if op.may_lose(rank, receipt.transfer) {
                         self.agreement.on_tolerant(&receipt);
@@ -293,6 +298,9 @@ impl Group {
             Event::Sent(receipt) => {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.sending, serves), receipt.transfer);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
+                    if op.is_collective() && !serves {
+                        self.peers[slot].on_seen(op.sequence());
+                    }
                     if let Some(stage) = op.stage_of_send(rank, receipt.transfer) {
                         let about = (stage, op.bytes());
                         self.adaptive.on_told(&op.policy, rank, about, receipt.stage_us);

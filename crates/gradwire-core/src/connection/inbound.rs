@@ -3,7 +3,7 @@
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::path::Trip;
-use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored};
+use crate::transfer::{called_at, EarlyBuffer, StatusEffect, Stored, ALL_CHUNKS};
 use crate::{DropReason, Event, Payload, ReceivedMark, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{
@@ -82,7 +82,7 @@ impl Connection {
                 if header.flags.contains(Flags::REPLY) {
                     self.sample_rtt(now, &header, header.offset, 0);
                     self.trials.on_answer(header.path, header.offset);
-                    self.on_position(record);
+                    self.on_ping_reply(now, header.offset, record);
                 } else {
                     self.on_ping(header.sent_at_us, header.path, record);
                 }
@@ -201,6 +201,8 @@ impl Connection {
         if opening.is_none() {
             half.grant_seen = true;
         }
+        // Its sender has had a word about this transfer, which left after it was posted.
+        let answered = opening.is_none().then_some(half.posted_at);
         if header.flags.contains(Flags::LAST_PERCENTILE) {
             half.on_last_percentile();
         }
@@ -210,6 +212,9 @@ impl Connection {
         let is_new = half.accept(now, place);
         if is_new {
             self.peer_sent_at = now;
+        }
+        if let Some(posted_at) = answered {
+            self.on_reached(posted_at);
         }
         let half = &self.receives[index];
         if is_new && half.is_first_pass_over() {
@@ -325,8 +330,9 @@ impl Connection {
         let Some(path) = self.paths.get_mut(ack.path) else { return false };
         let mut outcome = core::mem::take(&mut self.outcome);
         let plausible = path.on_ack(now, ack, trip, &mut outcome);
-        if !outcome.acked.is_empty() {
+        if let Some(newest) = outcome.acked.last() {
             self.note_progress(now);
+            self.on_reached(newest.sent_at);
         }
         self.outcome = outcome;
         self.apply_outcome(usize::from(ack.path.0));
@@ -394,8 +400,14 @@ impl Connection {
             self.finish_parting();
             return Ok(());
         }
-        let was_granted = send.granted;
-        match send.on_status(&status) {
+        let (was_granted, posted_at) = (send.granted, send.posted_at);
+        let effect = send.on_status(&status);
+        // The end of a short transfer comes before an acknowledgement, which then names what nobody remembers.
+        let came = status.received_chunks > 0 && status.received_chunks != ALL_CHUNKS;
+        if came && effect != StatusEffect::Implausible {
+            self.on_reached(posted_at);
+        }
+        match effect {
             StatusEffect::Nothing => {}
             StatusEffect::Progress => {
                 let send = &self.sends[index];

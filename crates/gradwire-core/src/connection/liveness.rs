@@ -1,5 +1,6 @@
 //! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
 
+use super::beats::Beats;
 use super::Connection;
 use crate::{Event, Timestamp, PATHS_MAX};
 use core::time::Duration;
@@ -45,7 +46,7 @@ pub(super) struct Liveness {
     hello_pause: Duration,
     /// Time stamp of the peer's hello that waits for an answer.
     hello_reply: Option<(u32, PathId)>,
-    ping_at: Option<Timestamp>,
+    beats: Beats,
     /// Time stamp of the latest ping on each path that waits for an answer.
     ping_replies: [Option<u32>; PATHS_MAX as usize],
     /// Paths that are still to be tried out, from the last one down.
@@ -81,7 +82,7 @@ impl Liveness {
             hello_at: now,
             hello_pause: HELLO_FIRST,
             hello_reply: None,
-            ping_at: None,
+            beats: Beats::new(),
             ping_replies: [None; PATHS_MAX as usize],
             untried: 0,
             trials: 0,
@@ -197,11 +198,7 @@ impl Liveness {
             self.hello_pause = (self.hello_pause * 2).min(HELLO_MAX);
             return Some(Due::Hello);
         }
-        if self.ping_at.is_some_and(|at| now >= at) {
-            self.ping_at = Some(now + heartbeat);
-            return Some(Due::Ping);
-        }
-        None
+        self.beats.is_due(now, heartbeat).then_some(Due::Ping)
     }
 
     /// Another way is to be asked for an answer on this path.
@@ -239,7 +236,7 @@ impl Liveness {
         if self.lost || self.peer_left {
             None
         } else if self.connected {
-            self.ping_at
+            self.beats.at()
         } else {
             Some(self.hello_at)
         }
@@ -259,8 +256,11 @@ impl Connection {
     }
 
     /// What the heartbeats say about where this rank is.
-    pub fn set_position(&mut self, _now: Timestamp, record: [u8; POSITION_RECORD_BYTES]) {
-        self.liveness.position = record;
+    pub fn set_position(&mut self, now: Timestamp, record: [u8; POSITION_RECORD_BYTES]) {
+        if self.liveness.position != record {
+            self.liveness.position = record;
+            self.liveness.beats.on_moved(now);
+        }
     }
 
     /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped. A peer
@@ -321,6 +321,14 @@ impl Connection {
         self.liveness.connected
     }
 
+    /// The peer has heard something that was sent at `sent_at`, or later. On several paths heartbeats go all the same: each takes the
+    /// next path, and shows how that one is.
+    pub(super) fn on_reached(&mut self, sent_at: Timestamp) {
+        if self.paths.len() == 1 {
+            self.liveness.beats.on_reached(sent_at);
+        }
+    }
+
     /// An authentic packet came: the peer lives.
     pub(super) fn on_heard(&mut self, now: Timestamp) {
         if self.liveness.connected {
@@ -355,7 +363,7 @@ impl Connection {
         // A first round trip of each other path, before data needs it.
         self.liveness.untried = self.paths.len() as u8;
         self.liveness.connected_on = path;
-        self.liveness.ping_at = Some(now + self.config.heartbeat());
+        self.liveness.beats.begin(now, self.config.heartbeat());
         self.note_progress(now);
         self.events.push_back(Event::Connected { rtt });
     }
@@ -367,7 +375,15 @@ impl Connection {
         self.on_position(record);
     }
 
-    pub(super) fn on_position(&mut self, record: [u8; POSITION_RECORD_BYTES]) {
+    /// The peer answers the ping of this stamp, which has said where this rank was.
+    pub(super) fn on_ping_reply(&mut self, now: Timestamp, stamp: u32, record: [u8; POSITION_RECORD_BYTES]) {
+        if let Some(sent_at) = now.of_wire_us(stamp) {
+            self.liveness.beats.on_told(sent_at);
+        }
+        self.on_position(record);
+    }
+
+    fn on_position(&mut self, record: [u8; POSITION_RECORD_BYTES]) {
         if self.liveness.peer_position != record {
             self.liveness.peer_position = record;
             self.events.push_back(Event::Position(record));

@@ -1,9 +1,10 @@
 //! The state that two ranks share, as one machine without IO.
 //!
 //! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
-//! `liveness` keeps, ends and fails the association, `silence` says when a peer is missed, `parting` sees off one that leaves.
-//! This file holds the state and the commands.
+//! `liveness` keeps, ends and fails the association, `beats` says when a heartbeat is due, `silence` when a peer is missed,
+//! `parting` sees off one that leaves. This file holds the state and the commands.
 
+mod beats;
 mod inbound;
 mod liveness;
 mod outbound;
@@ -185,6 +186,7 @@ impl Connection {
         }
         let at = self.sends.partition_point(|send| send.request.priority <= request.priority);
         let mut half = SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some());
+        half.posted_at = now;
         if self.paths.len() > 1 {
             half.track_paths();
         }

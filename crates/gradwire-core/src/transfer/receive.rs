@@ -15,7 +15,7 @@ pub(crate) struct ReceiveHalf {
     pub(crate) grid: Grid,
     pub(crate) missing: Bitmap,
     received_bytes: u64,
-    posted_at: Timestamp,
+    pub(crate) posted_at: Timestamp,
     first_at: Option<Timestamp>,
     called_at: Option<Timestamp>,
     /// When the contract's clock began: the first packet, or the word that all has been sent.

@@ -16,6 +16,8 @@ const LAST_PERCENTILE_OF: u32 = 100;
 pub(crate) struct SendHalf {
     pub(crate) request: SendTransfer,
     pub(crate) grid: Grid,
+    /// None of its packets left earlier.
+    pub(crate) posted_at: Timestamp,
     /// Chunks of the first pass that have been sent; its order is that of [`Grid::chunk_in_turn`].
     sent: u32,
     pub(crate) granted: bool,
@@ -65,6 +67,7 @@ impl SendHalf {
         Self {
             request,
             grid,
+            posted_at: Timestamp::ZERO,
             sent: 0,
             granted,
             answered: false,
