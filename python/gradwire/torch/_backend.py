@@ -172,7 +172,7 @@ def _make_backend_type() -> type:
 
 def _cannot_reconfigure() -> UnsupportedError:
     return UnsupportedError(
-        "only a group made with init_process_group(..., enable_reconfigure=True) can be reconfigured (torch 2.15 or newer). Of this one "
+        "only a group made with init_process_group(..., enable_reconfigure=True) can be reconfigured (torch 2.14 or newer). Of this one "
         "shrink_group goes on without lost ranks, and torchrun --max-restarts replaces them"
     )
 

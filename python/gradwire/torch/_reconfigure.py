@@ -1,4 +1,4 @@
-"""A group that changes its members: torch's experimental `reconfigure` (2.15, `init_process_group(..., enable_reconfigure=True)`).
+"""A group that changes its members: torch's experimental `reconfigure` (2.14, `init_process_group(..., enable_reconfigure=True)`).
 
 Torch reads the rank and size of a group from C++ fields of its backend, which Python cannot set again. Such a group is therefore a
 `ProcessGroup` of ours, as every group is before torch 2.14: of that torch asks both at each call.
@@ -122,7 +122,7 @@ def group_type(base: Any) -> type:
     """
 
     class ReconfigurableGroup(base):  # type: ignore[misc]
-        """Adapter for torch >= 2.15, if the user asks for it."""
+        """Adapter for torch >= 2.14, if the user asks for it."""
 
         supports_reconfigure = property(lambda _self: True)
         link: GroupLink

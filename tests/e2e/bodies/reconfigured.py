@@ -15,7 +15,7 @@ from gradwire.errors import GroupError, InvalidRequestError, MissingRankError, U
 from rank import FOLDER, GROUP_TIMEOUT, RANK, WORLD_SIZE
 from torch.nn.parallel import DistributedDataParallel
 
-HAS_IT = hasattr(dist, "_reconfigure")  # torch 2.15
+HAS_IT = hasattr(dist, "_reconfigure")  # torch 2.14
 LEAVES, DIES, COMES = 2, 3, 4
 FIRST, SECOND = [1, 0, LEAVES, DIES], [0, 1, COMES]
 # Where the processes exchange their handles, which is the program's business.
