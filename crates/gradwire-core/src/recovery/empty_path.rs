@@ -2,11 +2,13 @@
 //!
 //! Every controller measures queues against the least round-trip time. A flow that started into a queue takes the
 //! queue for distance, holds a larger window than the others, and makes the queue longer. So a flow that saw a queue
-//! in every sample of a hundred round trips dips: it holds its flight at two packets for one round trip. The others
+//! in every sample of some 200 ms, or of a hundred long round trips, dips: it holds its flight at two packets for one round trip. The others
 //! see the queue fall and dip with it, and all of them see the path. What is queued keeps the link busy meanwhile.
+//! One of many makes the queue fall by little. So that flows which know nothing of each other dip together all the same, the next
+//! dip of each counts from the moment at which the queue was shortest, which all see alike.
 //!
 //! ```text
-//!   WATCHING --no empty path seen for a hundred round trips, or others dip--> DIPPING --one round trip--> WATCHING
+//!   WATCHING --no empty path seen for an interval, or others dip--> DIPPING --one round trip--> WATCHING
 //! ```
 //!
 //! Gradients come in bursts, so the gap between two steps usually shows the empty path for free
@@ -25,6 +27,8 @@ pub(super) struct EmptyPath {
     /// When to look for the empty path, unless it is seen before.
     dip_at: Timestamp,
     dip: Option<Dip>,
+    /// The shortest round trip since the last dip began, and when it was.
+    shortest: Option<(Duration, Timestamp)>,
     seldom: bool,
     /// Data goes the other way as well.
     crossed: bool,
@@ -60,8 +64,20 @@ impl EmptyPath {
             _ if self.may_join(now) && self.previous_round.is_some_and(|previous| rtt < previous * 7 / 8) => {
                 self.dip_at = now;
             }
-            Some(least) if rtt > least + least / 32 => {}
-            _ => self.dip_at = now + self.interval(),
+            Some(least) if rtt > least + least / 32 => self.align(now, rtt),
+            _ => {
+                self.shortest = Some((rtt, now));
+                self.dip_at = now + self.interval();
+            }
+        }
+    }
+
+    /// All flows see the same queue, so also when it is shortest: mostly while some of them look. Who looks an interval after that looks
+    /// together with the others, and what all of them do is the shortest that any sees from then on.
+    fn align(&mut self, now: Timestamp, rtt: Duration) {
+        if self.shortest.is_none_or(|(shortest, _)| rtt < shortest) {
+            self.shortest = Some((rtt, now));
+            self.dip_at = now + self.interval();
         }
     }
 
@@ -83,6 +99,7 @@ impl EmptyPath {
         let Some(Dip { since, reached }) = self.dip else {
             if now >= self.dip_at {
                 self.dip = Some(Dip { since: now, reached: None });
+                self.shortest = None;
             }
             return;
         };
@@ -94,7 +111,7 @@ impl EmptyPath {
         let held = reached.is_some_and(|at| now.since(at) >= hold);
         if held || now.since(since) >= (DIP_MAX + hold).max(rtt * DIP_ROUNDS_MAX) {
             self.dip = None;
-            self.dip_at = now + self.interval();
+            self.dip_at = self.shortest.map_or(now, |(_, at)| at) + self.interval();
         }
     }
 
@@ -103,6 +120,7 @@ impl EmptyPath {
         self.least.refresh(now, REFRESH_MIN);
         self.dip_at = now + self.interval();
         self.dip = None;
+        self.shortest = None;
     }
 
     /// Whether the flight must be held down.
@@ -120,20 +138,28 @@ impl EmptyPath {
         now + self.interval() / 2 >= self.dip_at
     }
 
-    /// Whether the last dip is at least an eighth of an interval ago, and a falling queue means something.
+    /// Whether a falling queue means that others dip. Not soon after a dip: the flow's own cuts let it fall as well.
     fn may_join(&self, now: Timestamp) -> bool {
-        !self.crossed && now + self.interval() * 7 / 8 >= self.dip_at
+        !self.crossed && self.may_dip(now)
     }
 
     fn interval(&self) -> Duration {
-        let interval = (self.min() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN);
+        let rounds = if self.min() < FAR { DIP_INTERVAL_ROUNDS } else { DIP_INTERVAL_ROUNDS_FAR };
+        // Doubled, so that the turns of flows that take the path for longer than it is still fall on those of the others.
+        let mut interval = DIP_INTERVAL_MIN;
+        while interval < self.min() * rounds {
+            interval *= 2;
+        }
         interval * if self.seldom { DIP_SELDOM } else { 1 }
     }
 }
 
-/// A dip costs about one round trip of sending: at most one percent.
-const DIP_INTERVAL_ROUNDS: u32 = 100;
-/// On short paths rather less.
+/// A dip costs about one round trip of sending. Rather often, as a late flow that takes a queue for distance counts by it.
+const DIP_INTERVAL_ROUNDS: u32 = 30;
+/// A queue of others is shorter than these paths, and what a dip costs is at most one percent.
+const DIP_INTERVAL_ROUNDS_FAR: u32 = 100;
+const FAR: Duration = Duration::from_millis(20);
+/// On short paths a dip costs less.
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// So much longer where dips are seldom: still several times in the memory of the least round-trip time.
 const DIP_SELDOM: u32 = 10;

@@ -11,11 +11,13 @@
 //!
 //! What differs from the paper, whose numbers are for one kind of network (100 Gbit/s, round trips of 24 us):
 //! - T_low and T_high count from the least round-trip time, which the paper knew. They are at least what a few packets
-//!   of this flow take (three to twelve by the number of senders, a third of them for T_low): 125 us are one packet at 100 Mbit/s.
+//!   of this flow take (three to twelve by the number of senders, ten where nobody knows it, a third of them for T_low): 125 us are one
+//!   packet at 100 Mbit/s.
 //!   Where the collective has said how many share the receiver, they are that alone.
 //! - Above T_high the rate is cut even while the round trip falls, where the paper's first rule raises it: one draining queue would
 //!   let all of its flows grow at once. As a slower flow accepts a longer queue than a faster one,
 //!   the rates of flows that share a queue become equal, which the gradient alone does not achieve.
+//! - A cut leaves three quarters of what is delivered. Its round trip is that of packets which left before the last cut.
 //! - The step is what a packet more in each round trip makes, at most 40 Mbit/s, and it doubles while nothing stands
 //!   against it: 40 Mbit/s are nearly half of a link of 100 Mbit/s.
 //! - The rate changes once in each round trip instead of with each acknowledgement, from its least sample: what a
@@ -67,6 +69,8 @@ pub struct TimelyController {
     raises: u32,
     /// Largest delivery rate of the last round.
     delivered: u64,
+    /// Rounds whose samples a dip still holds down.
+    held_down: u32,
     cwnd: u64,
 }
 
@@ -84,18 +88,21 @@ impl TimelyController {
             previous: None,
             raises: 0,
             delivered: 0,
+            held_down: 0,
         }
     }
 
     fn end_round(&mut self, now: Timestamp, round: &Round) {
-        if round.rate_max > 0 {
+        self.held_down =
+            if self.model.path.is_dipping() { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
+        if round.rate_max > 0 && (self.starting || self.held_down == 0) {
             self.delivered = round.rate_max;
         }
         let Some(rtt) = round.rtt else { return };
         let queue = rtt.saturating_sub(self.model.path.min());
         if self.starting {
             self.end_starting_round(now, round, queue);
-        } else if !self.model.path.is_dipping() {
+        } else if self.held_down == 0 {
             self.adjust(round, rtt, queue);
         }
         self.previous = Some(rtt);
@@ -125,7 +132,9 @@ impl TimelyController {
             self.raises = 0;
             // rate * (1 - beta (1 - T_high / rtt))
             let over = per_mille(queue - high, rtt);
-            self.rate = scaled(self.rate, UNIT - over * self.parameters.beta / UNIT);
+            let cut = scaled(self.rate, UNIT - over * self.parameters.beta / UNIT);
+            // The delay is that of packets that left before the last cut: less than what the path delivers drains the queue.
+            self.rate = cut.max(scaled(self.delivered, DRAINING)).min(self.rate);
         } else if queue < self.queue_low(self.rate) || self.falls(rtt) {
             // What the application did not ask for proves nothing.
             if !round.app_limited {
@@ -247,6 +256,10 @@ const QUEUE_RATIO: u32 = 3;
 const RAISES_CALM: u32 = 5;
 /// The largest step is 2^7 of the first.
 const RAISES_MAX: u32 = RAISES_CALM + 7;
+/// Of what the path delivers a cut leaves so much.
+const DRAINING: u64 = 750;
+/// The round in which a dip ends and the next two: what is delivered in them was sent in the dip.
+const DIP_ROUNDS: u32 = 3;
 /// Random loss is a few percent at most; doubling into a full buffer loses up to half.
 const START_LOSS_PERCENT: u64 = 20;
 
