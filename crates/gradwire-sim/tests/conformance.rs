@@ -186,7 +186,9 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> f64 {
 }
 
 fn engines(count: u32) -> Vec<Engine> {
-    (0..count).map(|_| Engine::start(EngineConfig::default()).expect("loopback has free ports")).collect()
+    // Up to sixteen of them run in this process: a busy machine may not let one run for long, and no peer is lost here.
+    let config = EngineConfig { peer_timeout: PATIENCE / 2, ..EngineConfig::default() };
+    (0..count).map(|_| Engine::start(config.clone()).expect("loopback has free ports")).collect()
 }
 
 fn join(
