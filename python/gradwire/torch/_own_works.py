@@ -47,12 +47,21 @@ METHODS = (
     "send",
 )
 
-_latest = threading.local()
+
+class _Latest(threading.local):
+    """What the methods below wait for on this thread."""
+
+    work: GradwireWork | None = None
+    is_asked = False
+
+
+_latest = _Latest()
 
 
 def remember(work: GradwireWork) -> None:
-    """The work that this thread's call returns."""
-    _latest.work = work
+    """The work that this thread's call returns. Where nobody asks, in C++ or before torch 2.14, its tensors would be held for ever."""
+    if _latest.is_asked:
+        _latest.work = work
 
 
 def install() -> None:
@@ -69,9 +78,12 @@ def install() -> None:
 def _unwrapped(method: Any) -> Any:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _latest.work = None
-        work = method(*args, **kwargs)
-        own, _latest.work = _latest.work, None
+        was_asked, _latest.is_asked, _latest.work = _latest.is_asked, True, None
+        try:
+            work = method(*args, **kwargs)
+            own = _latest.work
+        finally:
+            _latest.is_asked, _latest.work = was_asked, None
         return work if own is None or work is None else own
 
     _compat.hide_from_dynamo([call])
