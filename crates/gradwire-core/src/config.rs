@@ -7,6 +7,8 @@ use gradwire_wire::{ConnectionId, HEADER_BYTES, STATUS_FIXED_BYTES, STATUS_WORDS
 
 /// Most chunks of one transfer: 16 bits of offset arithmetic would not do, 32 bits of byte offset do.
 pub const CHUNKS_MAX: u32 = 1 << 22;
+/// A straggler warning after its 3 s knows two heartbeats that did not come, whatever the peer timeout.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 
 /// Settings of one connection. Built by the collective layer from the group's configuration.
 #[derive(Clone, Debug)]
@@ -53,9 +55,15 @@ impl ConnectionConfig {
         gradwire_wire::chunk_bytes_for(self.datagram_bytes) as u32
     }
 
-    /// A peer is told as often that this rank lives, unless it is known to have heard something else of it.
+    /// A peer is told as often that this rank lives, unless it is known to have heard something else of it. Who has set a long peer
+    /// timeout wants to wait for a silent rank, and not to know less of where the others are.
     #[must_use]
     pub fn heartbeat(&self) -> Duration {
+        self.pause_min().min(HEARTBEAT_MAX)
+    }
+
+    /// A pause that no peer is blamed for, however punctual it was.
+    pub(crate) fn pause_min(&self) -> Duration {
         self.peer_timeout / 10
     }
 

@@ -39,7 +39,7 @@ impl Silence {
         if !self.is_measured {
             return config.peer_timeout;
         }
-        let pause = self.present.max(self.before).max(config.heartbeat());
+        let pause = self.present.max(self.before).max(config.pause_min());
         (pause * PAUSES + answer).max(SILENCE_MIN).min(config.peer_timeout)
     }
 }

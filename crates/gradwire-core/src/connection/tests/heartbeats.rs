@@ -140,6 +140,18 @@ fn idle_ranks_send_a_heartbeat_in_each_interval() {
 }
 
 #[test]
+fn with_a_long_peer_timeout_a_heartbeat_comes_each_second_all_the_same() {
+    let mut pair = pair();
+    for end in &mut pair.ends {
+        end.connection.config.peer_timeout = Duration::from_secs(300);
+    }
+    pair.wait(Duration::from_secs(1));
+    BEATS.set([0; 2]);
+    pair.wait(Duration::from_secs(20));
+    assert_eq!(BEATS.get(), [20; 2]);
+}
+
+#[test]
 fn when_data_stops_the_ranks_hear_each_other_as_soon_as_if_there_had_been_none() {
     let mut pair = pair();
     let heartbeat = pair.ends[0].connection.config.heartbeat();
