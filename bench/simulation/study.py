@@ -2,6 +2,7 @@
 
     python bench/simulation/study.py scale            MLT figure 14, DLCP figure 14: hosts by transport
     python bench/simulation/study.py timeout          MLT figure 19, DLCP figure 16: the peers' least retransmission timeout
+    python bench/simulation/study.py pfabric          the timeout that the papers do not tell
     python bench/simulation/study.py compression      MLT figure 2, DLCP figure 2: fewer bytes against the tail
     python bench/simulation/study.py jitter           workers that do not start together
     python bench/simulation/study.py oversubscription narrower cores
@@ -271,6 +272,16 @@ def timeout(study: Study) -> None:
             lines[f"{name_of(peer)}, {least:g} us"] = (peer, style, of(peer, rto_min_us=least))
     lines |= {name_of(each): (each, "-", of(each)) for each in study.chosen("auto", "mlt")}
     _curves(study, "timeout", "compression", lines, [f"{n}x" for n in ratios])
+
+
+@main.add_command
+@command
+def pfabric(study: Study) -> None:
+    """GoogleNet's traffic, compressed 32 times, by pFabric's least retransmission timeout, which the papers do not tell; ours has none."""
+    traffic = {"traffic": "googlenet", "compression": 32, "hosts": 72}
+    of = lambda transport: {least: study.case(transport, rto_min_us=least, **traffic) for least in TIMEOUTS_US}  # noqa: E731
+    lines = {name_of(each): (each, "-", of(each)) for each in study.chosen("pfabric", "auto", "mlt")}
+    _curves(study, "pfabric", "least timeout, us", lines, [f"{least:g} us" for least in TIMEOUTS_US])
 
 
 @main.add_command

@@ -71,7 +71,7 @@ def test_components_are_switched_on_one_by_one(study):
     assert by_parts[False, False, 1, "flow"]["flows"] != by_parts[False, False, 1, "packet"]["flows"]
 
 
-@pytest.mark.parametrize("command", ["timeout", "compression", "jitter", "oversubscription", "shards"])
+@pytest.mark.parametrize("command", ["timeout", "pfabric", "compression", "jitter", "oversubscription", "shards"])
 def test_the_other_figures_run(study, command):
     done, rows = study(command, *OURS)
     assert {row["case"]["transport"] for row in rows} == {"auto", "mlt"}
