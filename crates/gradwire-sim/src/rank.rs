@@ -289,8 +289,9 @@ impl HostOptions {
     /// Settings of the connection from one of `ranks` ranks to another.
     pub(crate) fn connection(&self, ranks: usize, rank: usize, peer: usize) -> ConnectionConfig {
         let id = |receiver: usize, sender: usize| {
-            let value = (receiver * ranks + sender) as u32 + 1;
-            ConnectionId::new(value).expect("pairs of at most 4095 ranks fit 24 bits")
+            // Different for all senders to one receiver, however many pairs there are: beyond 4,095 ranks 24 bits do not name each pair.
+            let value = (receiver * ranks + sender) % CONNECTION_IDS + 1;
+            ConnectionId::new(value as u32).expect("more than zero and less than 2^24")
         };
         ConnectionConfig {
             local: id(rank, peer),
@@ -318,6 +319,8 @@ fn connection_config(scenario: &Scenario, rank: usize, peer: usize) -> Connectio
     ConnectionConfig { spray: scenario.sabotage.spray(scenario.host.spray), ..config }
 }
 
+/// Connection ids that there are: 24 bits, not zero.
+const CONNECTION_IDS: usize = (1 << 24) - 1;
 /// What every rank says of the group's settings.
 pub(crate) const FINGERPRINT: u64 = 0x0067_7261_6477_6972;
 /// Longer than every run: a collective that needs it is stuck.
@@ -327,3 +330,22 @@ pub(crate) const STALE: u8 = 0xEE;
 /// What residuals hold before the call and must still hold where everything counted.
 pub(crate) const RESIDUAL_FILL: u8 = 0x5E;
 const SCRIBBLE: u8 = 0xDD;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_peers_of_a_rank_have_different_ids_and_both_ends_know_them_in_groups_of_any_size() {
+        let options = HostOptions::default();
+        for ranks in [2, 4095, 4096, 6000] {
+            let rank = ranks - 1;
+            let ids: BTreeSet<_> =
+                (0..rank).map(|peer| options.connection(ranks, rank, peer).local).collect();
+            assert_eq!(ids.len(), rank);
+            let (ours, theirs) = (options.connection(ranks, rank, 0), options.connection(ranks, 0, rank));
+            assert_eq!((ours.local, ours.remote), (theirs.remote, theirs.local));
+        }
+    }
+}

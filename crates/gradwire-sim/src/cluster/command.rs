@@ -1,6 +1,6 @@
 //! `gradwire-sim burst`: one reduction of a cluster, measured.
 
-use super::{Cluster, ClusterPlan, Report};
+use super::{Cluster, ClusterPlan, Hierarchy, Report};
 use clap::Args;
 use gradwire_collectives::Algorithm;
 use gradwire_core::recovery::ControllerKind;
@@ -13,9 +13,19 @@ pub struct Burst {
     /// Preset of the transport.
     #[arg(long, default_value = "auto")]
     preset: String,
-    /// Schedule: parameter_server, or one in which every host calls: transpose, ring, halving_doubling.
+    /// Schedule: parameter_server, or one in which every host calls: transpose, ring, halving_doubling, or hierarchical: a reduce-scatter
+    /// within each set of ranks, an all-reduce across the sets, an all-gather within.
     #[arg(long, default_value = "parameter_server")]
     algorithm: String,
+    /// hierarchical: ranks of a set; 0: about as many as there are sets.
+    #[arg(long, default_value_t = 0)]
+    set: usize,
+    /// hierarchical: the schedule across sets: transpose, ring or halving_doubling.
+    #[arg(long, default_value = "transpose")]
+    across: String,
+    /// Carries the payload and compares every rank's result with the exact mean; for presets that lose nothing.
+    #[arg(long)]
+    check: bool,
     /// Hosts at 100 Gbit/s, 16 for each leaf at most.
     #[arg(long, default_value_t = 144)]
     hosts: usize,
@@ -98,11 +108,18 @@ impl Burst {
         }
         plan = match self.algorithm.as_str() {
             "parameter_server" => plan,
-            "transpose" => plan.with_algorithm(Algorithm::Transpose),
-            "ring" => plan.with_algorithm(Algorithm::Ring),
-            "halving_doubling" => plan.with_algorithm(Algorithm::HalvingDoubling),
-            other => return Err(format!("there is no schedule {other}")),
+            "hierarchical" => {
+                let hierarchy = match self.set {
+                    0 => Hierarchy::balanced(self.hosts),
+                    set => Some(Hierarchy { set }),
+                };
+                let hierarchy =
+                    hierarchy.ok_or_else(|| format!("{} hosts cannot be divided into sets", self.hosts))?;
+                ClusterPlan { algorithm: schedule(&self.across)?, ..plan.with_hierarchy(hierarchy) }
+            }
+            name => plan.with_algorithm(schedule(name)?),
         };
+        plan.is_checked = self.check;
         plan.topology.header_bytes = self.header_bytes;
         if let Some(name) = &self.controller {
             let kind = ControllerKind::ALL.into_iter().find(|kind| kind.name() == name);
@@ -114,6 +131,16 @@ impl Burst {
         (plan.warm_up, plan.jitter) = (self.warm_up, Duration::from_micros(self.jitter_us));
         (plan.background, plan.host.paths, plan.seed) = (self.background, self.paths.max(1), self.seed);
         Ok(plan)
+    }
+}
+
+/// A schedule in which every rank of a group calls.
+fn schedule(name: &str) -> Result<Algorithm, String> {
+    match name {
+        "transpose" => Ok(Algorithm::Transpose),
+        "ring" => Ok(Algorithm::Ring),
+        "halving_doubling" => Ok(Algorithm::HalvingDoubling),
+        other => Err(format!("there is no schedule {other}")),
     }
 }
 

@@ -1,22 +1,26 @@
 //! One host of the cluster: a real group, and the NIC that it hands its datagrams to.
 
+use super::circle::Circle;
 use super::flows::FlowLog;
+use super::stages::Call;
 use super::{ClusterPlan, Event};
 use crate::fabric::{Fabric, BANDS_MAX};
 use crate::EventQueue;
-use gradwire_collectives::{Group, GroupConfig, OpId, PeerConfig, TransmitSink};
+use gradwire_collectives::{Group, GroupConfig, PeerConfig, TransmitSink};
 use gradwire_core::{Ecn, Mark, Timestamp, TrafficClass};
 
-/// A rank and what surrounds its group.
+/// A rank's end of a group, and what surrounds it.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) group: Group,
+    /// Who else is in it.
+    pub(super) circle: Circle,
     /// Where it hangs.
     pub(super) place: usize,
     pub(super) connected: bool,
-    /// Calls that have not ended, with the bucket of each.
-    pub(super) calls: Vec<(OpId, usize)>,
-    /// Buckets of this step that are still to be called for or have not ended.
+    /// Calls that have not ended.
+    pub(super) calls: Vec<Call>,
+    /// Buckets of this step that are still to be called for or have not ended, of a rank whose first group this is.
     pub(super) open: usize,
     pub(super) armed_at: Option<Timestamp>,
     pub(super) armed: u32,
@@ -24,9 +28,12 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(plan: &ClusterPlan, rank: usize, place: usize, now: Timestamp) -> Self {
+    pub(super) fn new(plan: &ClusterPlan, node: usize, place: usize, now: Timestamp) -> Self {
+        let (level, rank) = (node / plan.ranks(), node % plan.ranks());
+        let circle = plan.circle(level, rank);
         Self {
-            group: Group::new(group_config(plan, rank), now),
+            group: Group::new(group_config(plan, &circle, circle.number_of(rank)), now),
+            circle,
             place,
             connected: false,
             calls: Vec::new(),
@@ -38,31 +45,34 @@ impl Host {
     }
 }
 
-fn group_config(plan: &ClusterPlan, rank: usize) -> GroupConfig {
-    let peers = (0..plan.ranks()).filter(|peer| *peer != rank);
+fn group_config(plan: &ClusterPlan, circle: &Circle, rank: usize) -> GroupConfig {
+    let peers = (0..circle.size).filter(|peer| *peer != rank);
     let peer_config = |peer: usize| PeerConfig {
         rank: peer as u32,
         host: String::new(),
-        connection: plan.host.connection(plan.ranks(), rank, peer),
+        connection: plan.host.connection(circle.size, rank, peer),
     };
     GroupConfig {
         rank: rank as u32,
-        world_size: plan.workers as u32,
+        world_size: circle.callers as u32,
         peers: peers.map(peer_config).collect(),
         incast: plan.host.incast,
         exchange: plan.host.exchange,
-        servers: plan.host.servers,
+        servers: circle.servers,
     }
 }
 
 /// Takes datagrams from a group straight into its host's NIC.
 pub(super) struct Nic<'a> {
     pub(super) now: Timestamp,
-    pub(super) rank: u32,
+    pub(super) node: u32,
+    pub(super) circle: Circle,
     pub(super) place: usize,
     /// Of each rank.
     pub(super) places: &'a [usize],
     pub(super) room_bytes: u64,
+    /// Longer payloads are counted and not carried.
+    pub(super) carried_bytes: usize,
     pub(super) tells_marks: bool,
     pub(super) fabric: &'a mut Fabric,
     pub(super) queue: &'a mut EventQueue<Event>,
@@ -75,13 +85,16 @@ impl TransmitSink for Nic<'_> {
     }
 
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
-        let path = self.flows.on_sent(self.now, (self.rank, peer), head, payload.len());
+        let (ranks, to) = (self.places.len(), self.circle.rank_of(peer as usize));
+        let level = self.node as usize / ranks;
+        let between = (self.node, (level * ranks + to) as u32);
+        let path = self.flows.on_sent(self.now, between, head, payload.len());
         let (band, ecn) = self.treatment(mark);
         let id = self.fabric.packets().take();
         let packet = self.fabric.packets().get_mut(id);
-        (packet.from, packet.to, packet.flow) = (self.place as u32, self.places[peer as usize] as u32, path);
-        (packet.band, packet.ecn) = (band, ecn);
-        let carried = if payload.len() <= CARRIED_BYTES { payload } else { &[] };
+        (packet.from, packet.to, packet.flow) = (self.place as u32, self.places[to] as u32, path);
+        (packet.band, packet.ecn, packet.group) = (band, ecn, level as u8);
+        let carried = if payload.len() <= self.carried_bytes { payload } else { &[] };
         packet.payload_bytes = (payload.len() - carried.len()) as u32;
         packet.is_background = false;
         packet.head.extend_from_slice(head);
@@ -104,7 +117,5 @@ impl Nic<'_> {
     }
 }
 
-/// Payloads that are carried: what ranks tell each other in transfers (settings of a call, what they measured), which is short.
-const CARRIED_BYTES: usize = 512;
 /// The band of what has no class: the last one, whatever its number.
 pub(super) const OTHERS: u8 = BANDS_MAX as u8 - 1;

@@ -3,7 +3,7 @@
 use super::outcome::{LayerLoss, Losses};
 use super::{BucketPlan, ClusterPlan};
 use crate::{Rng, Tensor};
-use gradwire_collectives::{Bucket, DeliveryReport, Dtype, ImportanceRule};
+use gradwire_collectives::{Bucket, Dtype, ImportanceRule};
 use gradwire_core::wire::chunk_bytes_for;
 use std::ops::Range;
 
@@ -39,11 +39,16 @@ impl LossTally {
     }
 
     /// One rank's call for `bucket` has ended.
-    pub(super) fn note(&mut self, bucket: usize, report: &DeliveryReport) {
+    pub(super) fn note(&mut self, bucket: usize, lost: &[Range<u64>]) {
         self.calls[bucket] += 1;
-        for lost in &report.uncounted {
-            count(&mut self.layers[bucket], lost);
-            count(&mut self.packets[bucket], lost);
+        self.note_lost(bucket, lost, 1);
+    }
+
+    /// These elements of a bucket did not count, of so many ranks.
+    pub(super) fn note_lost(&mut self, bucket: usize, lost: &[Range<u64>], ranks: u64) {
+        for lost in lost {
+            count(&mut self.layers[bucket], lost, ranks);
+            count(&mut self.packets[bucket], lost, ranks);
         }
     }
 
@@ -67,13 +72,13 @@ impl LossTally {
     }
 }
 
-/// Adds to each stretch what it has in common with `lost`. Stretches are in order and do not overlap.
-fn count(stretches: &mut [Stretch], lost: &Range<u64>) {
+/// Adds to each stretch what it has in common with `lost`, of so many ranks. Stretches are in order and do not overlap.
+fn count(stretches: &mut [Stretch], lost: &Range<u64>, ranks: u64) {
     let first = stretches.partition_point(|stretch| stretch.elems.end <= lost.start);
     let touched = stretches[first..].iter_mut().take_while(|stretch| stretch.elems.start < lost.end);
     for stretch in touched {
         let (start, end) = (stretch.elems.start.max(lost.start), stretch.elems.end.min(lost.end));
-        stretch.lost += end.saturating_sub(start);
+        stretch.lost += end.saturating_sub(start) * ranks;
     }
 }
 
@@ -129,8 +134,8 @@ mod tests {
     fn what_was_lost_is_divided_among_the_stretches_that_it_touches() {
         let stretch = |elems| Stretch { elems, is_important: false, lost: 0 };
         let mut stretches = [stretch(0..10), stretch(10..20), stretch(20..30)];
-        count(&mut stretches, &(5..25));
-        count(&mut stretches, &(29..30));
-        assert_eq!(stretches.map(|stretch| stretch.lost), [5, 10, 6]);
+        count(&mut stretches, &(5..25), 1);
+        count(&mut stretches, &(29..30), 4);
+        assert_eq!(stretches.map(|stretch| stretch.lost), [5, 10, 9]);
     }
 }

@@ -9,15 +9,19 @@
 //! no time for what they do. A step begins for all ranks together when the last one has ended the one before.
 
 mod background;
+mod circle;
 #[cfg(feature = "cli")]
 mod command;
+mod content;
 mod flows;
 mod host;
 mod losses;
 mod outcome;
 mod plan;
 mod report;
+mod stages;
 
+pub use circle::Hierarchy;
 #[cfg(feature = "cli")]
 pub use command::Burst;
 pub use outcome::{mean, quantile, ClusterError, Cost, LayerLoss, Losses, Outcome};
@@ -25,12 +29,11 @@ pub use plan::{queues, BucketPlan, ClusterPlan, Layer, LinkTrouble, Preset};
 pub use report::Report;
 
 use crate::fabric::{Fabric, FabricEvent, FabricNews, PacketId};
-use crate::{EventQueue, Rng, Tensor};
+use crate::{EventQueue, Rng};
 use background::Background;
+use content::Content;
 use flows::{Flow, FlowLog};
-use gradwire_collectives::{
-    Algorithm, Collective, DeliveryReport, Dtype, GroupEvent, OpId, ReduceOp, Request, Tags, TransmitSink,
-};
+use gradwire_collectives::{Algorithm, GroupEvent, TransmitSink};
 use gradwire_core::{ReceivedMark, Timestamp};
 use host::{Host, Nic};
 use losses::LossTally;
@@ -42,9 +45,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Fabric(FabricEvent),
-    /// A host's timer, if it is still armed so.
+    /// A node's timer, if it is still armed so.
     Wake {
-        rank: u32,
+        node: u32,
         armed: u32,
     },
     /// A rank calls for a bucket.
@@ -73,6 +76,7 @@ impl From<FabricEvent> for Event {
 pub struct Cluster {
     plan: ClusterPlan,
     fabric: Fabric,
+    /// Of each node: a rank's end of one process group.
     hosts: Vec<Host>,
     /// The host of each rank, and the rank of each host.
     places: Vec<usize>,
@@ -83,9 +87,7 @@ pub struct Cluster {
     background: Background,
     flows: FlowLog,
     tally: LossTally,
-    /// Every rank's gradients, and where all write their results: what they hold does not matter here.
-    input: Tensor,
-    output: Tensor,
+    memory: Content,
     /// A datagram as its receiver sees it: a head, then zeros.
     datagram: Vec<u8>,
     /// When each rank called for each bucket of this step.
@@ -132,21 +134,18 @@ impl Cluster {
     }
 
     fn new(plan: ClusterPlan) -> Result<Self, ClusterError> {
+        plan.validate()?;
         let (ranks, hosts) = (plan.ranks(), plan.topology.hosts());
-        if ranks > hosts {
-            return Err(ClusterError::TooManyRanks { ranks, hosts });
-        }
         let places = plan.hosts();
         let mut by_host = vec![None; hosts];
         places.iter().enumerate().for_each(|(rank, place)| by_host[*place] = Some(rank));
         let now = Timestamp::ZERO;
-        let host = |(rank, place): (usize, &usize)| Host::new(&plan, rank, *place, now);
+        let host = |node: usize| Host::new(&plan, node, places[node % ranks], now);
         let rng = Rng::new(plan.seed);
-        let bytes = plan.buckets.iter().map(BucketPlan::bytes).max().unwrap_or(0);
-        let input = losses::gradients(bytes, &rng.fork(2));
+        let memory = Content::new(&plan, &rng.fork(2));
         let mut cluster = Self {
             fabric: Fabric::new(plan.topology.clone(), rng.fork(1), plan.damage),
-            hosts: places.iter().enumerate().map(host).collect(),
+            hosts: (0..plan.levels() * ranks).map(host).collect(),
             places,
             ranks: by_host,
             queue: EventQueue::new(),
@@ -154,9 +153,8 @@ impl Cluster {
             background: Background::new(&plan, rng.fork(3)),
             rng: rng.fork(4),
             flows: FlowLog::default(),
-            tally: LossTally::new(&plan, &input),
-            output: Tensor::new(bytes, 0),
-            input,
+            tally: LossTally::new(&plan, memory.gradients()),
+            memory,
             datagram: vec![0; plan.host.datagram_bytes.max(2048) * 2],
             called_at: vec![vec![now; plan.buckets.len()]; ranks],
             calls: 0,
@@ -174,9 +172,9 @@ impl Cluster {
     }
 
     fn connect(&mut self) -> Result<(), ClusterError> {
-        (0..self.hosts.len()).for_each(|rank| self.drain(rank));
-        let ranks = self.hosts.len();
-        self.run_until(CONNECT_MAX, |cluster| cluster.connected == ranks)?;
+        (0..self.hosts.len()).for_each(|node| self.drain(node));
+        let nodes = self.hosts.len();
+        self.run_until(CONNECT_MAX, |cluster| cluster.connected == nodes)?;
         // Hellos and their answers are over before the first call.
         let until = self.now + SETTLE;
         self.run_until(SETTLE * 2, |cluster| cluster.queue.next_at().is_none_or(|at| at >= until))?;
@@ -193,6 +191,7 @@ impl Cluster {
     fn step(&mut self) -> Result<(), ClusterError> {
         let began = self.now;
         self.flows.take();
+        self.memory.forget_results();
         self.busy = self.plan.workers;
         for rank in 0..self.plan.workers {
             self.hosts[rank].open = self.plan.buckets.len();
@@ -203,6 +202,7 @@ impl Cluster {
             }
         }
         self.run_until(STEP_MAX, |cluster| cluster.busy == 0)?;
+        self.memory.check()?;
         if self.is_measuring {
             self.outcome.step_times.push(self.now - began);
             self.note_flows();
@@ -225,7 +225,7 @@ impl Cluster {
             }
             _ => flow.first_sent,
         };
-        let has_two_stages = self.plan.algorithm != Algorithm::Ring;
+        let has_two_stages = self.plan.algorithm != Algorithm::Ring && self.plan.hierarchy.is_none();
         for (is_pull, time) in flows::times(&flows, has_two_stages, called_at) {
             self.outcome.flow_times.push(time);
             let of_stage = if is_pull { &mut self.outcome.pull_times } else { &mut self.outcome.push_times };
@@ -278,12 +278,12 @@ impl Cluster {
                 FabricNews::Arrival(packet) => self.deliver(packet),
                 FabricNews::Sent { host } => self.on_sent(host),
             },
-            Event::Wake { rank, armed } => {
-                let rank = rank as usize;
-                if self.hosts[rank].armed == armed {
-                    self.hosts[rank].armed_at = None;
-                    self.hosts[rank].group.handle_timeout(self.now);
-                    self.drain(rank);
+            Event::Wake { node, armed } => {
+                let node = node as usize;
+                if self.hosts[node].armed == armed {
+                    self.hosts[node].armed_at = None;
+                    self.hosts[node].group.handle_timeout(self.now);
+                    self.drain(node);
                 }
             }
             Event::Call { rank, bucket } => self.call(rank as usize, bucket as usize),
@@ -302,14 +302,17 @@ impl Cluster {
         let receiver = self.ranks[packet.to as usize].filter(|_| !packet.is_background);
         let sender = self.ranks[packet.from as usize];
         let (head, payload) = (packet.head.len(), packet.payload_bytes as usize);
+        let level = usize::from(packet.group);
         if let (Some(rank), Some(from)) = (receiver, sender) {
             self.datagram[..head].copy_from_slice(&packet.head);
             let mark = ReceivedMark { class: None, ecn: packet.ecn };
-            let group = &mut self.hosts[rank].group;
-            group.handle_marked_datagram(self.now, from as u32, &self.datagram[..head + payload], mark);
+            let node = level * self.places.len() + rank;
+            let Host { group, circle, .. } = &mut self.hosts[node];
+            let from = circle.number_of(from) as u32;
+            group.handle_marked_datagram(self.now, from, &self.datagram[..head + payload], mark);
             self.datagram[..head].fill(0);
             self.fabric.packets().give_back(id);
-            self.drain(rank);
+            self.drain(node);
         } else {
             self.fabric.packets().give_back(id);
         }
@@ -317,78 +320,50 @@ impl Cluster {
 
     /// A NIC has sent a packet: whoever waits for room goes on when half of it is empty.
     fn on_sent(&mut self, place: usize) {
-        let Some(rank) = self.ranks[place].filter(|rank| self.hosts[*rank].waits_for_room) else { return };
-        if self.fabric.nic_bytes(place) <= self.plan.host.nic_bytes.unwrap_or(u64::MAX) / 2 {
-            self.hosts[rank].waits_for_room = false;
-            self.hosts[rank].group.handle_timeout(self.now);
-            self.drain(rank);
+        let Some(rank) = self.ranks[place] else { return };
+        for node in (rank..self.hosts.len()).step_by(self.places.len()) {
+            let has_room = self.fabric.nic_bytes(place) <= self.plan.host.nic_bytes.unwrap_or(u64::MAX) / 2;
+            if has_room && self.hosts[node].waits_for_room {
+                self.hosts[node].waits_for_room = false;
+                self.hosts[node].group.handle_timeout(self.now);
+                self.drain(node);
+            }
         }
     }
 
-    fn call(&mut self, rank: usize, bucket: usize) {
-        let plan = &self.plan.buckets[bucket];
-        self.called_at[rank][bucket] = self.now;
-        let (input, output) = (self.input.view_of(plan.bytes()), self.output.view_of(plan.bytes()));
-        let importance = self.plan.preset.importance;
-        let request = Request {
-            reduce: ReduceOp::Avg,
-            input,
-            output,
-            policy: self.plan.preset.policy,
-            priority: plan.priority,
-            tags: Tags { class: plan.class, importance: importance.map(|rule| Arc::new(rule) as Arc<_>) },
-            ..Request::exact(
-                Collective::AllReduce { algorithm: self.plan.algorithm },
-                Dtype::F32,
-                STEP_MAX * 2,
-            )
-        };
-        let id = self.hosts[rank].group.submit(self.now, request);
-        self.hosts[rank].calls.push((id, bucket));
-        self.drain(rank);
-    }
-
     /// The drain contract: events, then datagrams, then the timer.
-    fn drain(&mut self, rank: usize) {
-        while let Some(event) = self.hosts[rank].group.poll_event() {
+    fn drain(&mut self, node: usize) {
+        let ranks = self.places.len();
+        while let Some(event) = self.hosts[node].group.poll_event() {
             match event {
                 GroupEvent::Done { op, outcome } => match outcome {
-                    Ok(report) => self.on_done(rank, op, &report),
-                    Err(error) => self.failure = Some(ClusterError::Failed { rank, error }),
+                    Ok(report) => self.on_done(node, op, &report),
+                    Err(error) => self.failure = Some(ClusterError::Failed { rank: node % ranks, error }),
                 },
-                GroupEvent::Failed(error) => self.failure = Some(ClusterError::Failed { rank, error }),
-                GroupEvent::Connected if !self.hosts[rank].connected => {
-                    self.hosts[rank].connected = true;
+                GroupEvent::Failed(error) => {
+                    self.failure = Some(ClusterError::Failed { rank: node % ranks, error })
+                }
+                GroupEvent::Connected if !self.hosts[node].connected => {
+                    self.hosts[node].connected = true;
                     self.connected += 1;
                 }
                 _ => {}
             }
         }
-        self.transmit(rank);
-        self.arm(rank);
+        self.transmit(node);
+        self.arm(node);
     }
 
-    fn on_done(&mut self, rank: usize, op: OpId, report: &DeliveryReport) {
-        let host = &mut self.hosts[rank];
-        let Some(place) = host.calls.iter().position(|(id, _)| *id == op) else { return };
-        let (_, bucket) = host.calls.swap_remove(place);
-        host.open -= 1;
-        self.busy -= usize::from(host.open == 0);
-        if self.is_measuring {
-            self.outcome.bytes_sent += report.bytes_sent;
-            self.outcome.bytes_retransmitted += report.bytes_retransmitted;
-            self.tally.note(bucket, report);
-        }
-    }
-
-    fn transmit(&mut self, rank: usize) {
-        let host = &mut self.hosts[rank];
+    fn transmit(&mut self, node: usize) {
+        let host = &mut self.hosts[node];
         let mut nic = Nic {
             now: self.now,
-            rank: rank as u32,
+            node: node as u32,
+            circle: host.circle,
             place: host.place,
             places: &self.places,
             room_bytes: self.plan.host.nic_bytes.unwrap_or(u64::MAX),
+            carried_bytes: if self.plan.is_checked { usize::MAX } else { CARRIED_BYTES },
             tells_marks: self.plan.preset.importance.is_some(),
             fabric: &mut self.fabric,
             queue: &mut self.queue,
@@ -398,8 +373,8 @@ impl Cluster {
         host.waits_for_room = !nic.has_room();
     }
 
-    fn arm(&mut self, rank: usize) {
-        let host = &mut self.hosts[rank];
+    fn arm(&mut self, node: usize) {
+        let host = &mut self.hosts[node];
         let due = host.group.poll_timeout().map(|timeout| timeout.at);
         // What is due but finds the NIC full leaves when the NIC has room.
         let due = due.filter(|due| !host.waits_for_room || *due > self.now);
@@ -409,12 +384,14 @@ impl Cluster {
         host.armed_at = due;
         host.armed += 1;
         if let Some(due) = due {
-            let event = Event::Wake { rank: rank as u32, armed: host.armed };
+            let event = Event::Wake { node: node as u32, armed: host.armed };
             self.queue.schedule(due.max(self.now), event);
         }
     }
 }
 
+/// Payloads that are carried: what ranks tell each other in transfers (settings of a call, what they measured), which is short.
+const CARRIED_BYTES: usize = 512;
 /// Events between two looks at whether anybody still waits for the outcome.
 const EVENTS_UNWATCHED: u64 = 1 << 14;
 /// Longest that ranks take to meet.

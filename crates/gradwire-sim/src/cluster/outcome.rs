@@ -27,6 +27,31 @@ pub enum ClusterError {
         /// How long they had.
         after: Duration,
     },
+    /// A result is not the mean.
+    #[error("rank {rank}: element {elem} of the result is not the mean of all ranks")]
+    Wrong {
+        /// Whose.
+        rank: usize,
+        /// The first such element.
+        elem: usize,
+    },
+    /// Sets that a hierarchy cannot have.
+    #[error("sets of {set} do not divide {ranks} ranks into two or more sets of two or more: choose another size of a set")]
+    Sets {
+        /// Ranks of a set.
+        set: usize,
+        /// All ranks that call.
+        ranks: usize,
+    },
+    /// What is done with one bucket only.
+    #[error("{buckets} buckets: a hierarchy, and a run that is checked, take one")]
+    OneBucket {
+        /// Buckets of the plan.
+        buckets: usize,
+    },
+    /// A hierarchy with a preset that it is not made for.
+    #[error("a hierarchy tells the network nothing of importance: choose a preset without, such as auto or reliable")]
+    Importance,
     /// It was told to stop.
     #[error("stopped before the end")]
     Stopped,

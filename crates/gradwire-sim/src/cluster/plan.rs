@@ -1,5 +1,6 @@
 //! What a cluster run is made of: hosts, their settings, and what they reduce.
 
+use super::{ClusterError, Hierarchy};
 use crate::fabric::{Damage, LeafSpine, QueueOptions};
 use crate::{HostOptions, PathTrouble};
 use gradwire_collectives::{AgreedNetwork, Algorithm, Magnitude, Policy, Servers};
@@ -22,6 +23,11 @@ pub struct ClusterPlan {
     pub host: HostOptions,
     /// How the buckets are reduced.
     pub algorithm: Algorithm,
+    /// Sets of ranks that reduce within first, then with `algorithm` across, then gather within; `None`: all ranks are one group.
+    pub hierarchy: Option<Hierarchy>,
+    /// Packets carry their payload, and every rank's result must be the exact mean. It takes memory for each rank's tensors, and a preset
+    /// that loses nothing.
+    pub is_checked: bool,
     /// The buckets of a step, in the order of their calls.
     pub buckets: Vec<BucketPlan>,
     /// Steps before those that are measured: connections learn their rates in them.
@@ -141,6 +147,8 @@ impl ClusterPlan {
             preset,
             host,
             algorithm: Algorithm::ParameterServer,
+            hierarchy: None,
+            is_checked: false,
             buckets: vec![BucketPlan::of_bytes(bytes)],
             warm_up: 0,
             steps: 1,
@@ -166,14 +174,55 @@ impl ClusterPlan {
         Self { algorithm, ..self }
     }
 
+    /// The same hosts, each of which has a rank that calls three collectives of two groups in place of one all-reduce; a transpose across
+    /// sets, unless [`ClusterPlan::algorithm`] is set to another schedule.
+    #[must_use]
+    pub fn with_hierarchy(self, hierarchy: Hierarchy) -> Self {
+        Self { hierarchy: Some(hierarchy), ..self.with_algorithm(Algorithm::Transpose) }
+    }
+
+    /// # Errors
+    /// Why it cannot be run.
+    pub(super) fn validate(&self) -> Result<(), ClusterError> {
+        let (ranks, hosts, buckets) = (self.ranks(), self.topology.hosts(), self.buckets.len());
+        if ranks > hosts {
+            return Err(ClusterError::TooManyRanks { ranks, hosts });
+        }
+        if buckets > 1 && (self.is_checked || self.hierarchy.is_some()) {
+            return Err(ClusterError::OneBucket { buckets });
+        }
+        match self.hierarchy {
+            Some(hierarchy) if !hierarchy.fits(self.workers) || ranks > self.workers => {
+                Err(ClusterError::Sets { set: hierarchy.set, ranks: self.workers })
+            }
+            Some(_) if self.preset.importance.is_some() => Err(ClusterError::Importance),
+            _ => Ok(()),
+        }
+    }
+
     /// How long a step takes by the cost model; see [`super::Outcome::modelled_step`].
     pub(super) fn modelled_step(&self) -> Option<Duration> {
-        let LeafSpine { link_delay, host_rate, header_bytes, .. } = self.topology;
+        let all = self.workers;
+        let time = |bucket: usize| {
+            let (bytes, shard) = self.bytes_of(bucket);
+            let Some(Hierarchy { set }) = self.hierarchy else {
+                return self.network(all).time_of(self.algorithm, bytes, all as u32);
+            };
+            // A reduce-scatter and an all-gather are the two stages of a transpose.
+            let within = self.network(set).time_of(Algorithm::Transpose, bytes, set as u32)?;
+            Some(within + self.network(all).time_of(self.algorithm, shard, (all / set) as u32)?)
+        };
+        (0..self.buckets.len()).map(time).sum()
+    }
+
+    /// What the cost model needs to know of the network between ranks that stand side by side, so many of them.
+    fn network(&self, ranks: usize) -> AgreedNetwork {
+        let LeafSpine { link_delay, host_rate, header_bytes, hosts_per_leaf, .. } = self.topology;
         let datagram = self.host.datagram_bytes as u64;
         let rate = host_rate * chunk_bytes_for(self.host.datagram_bytes) as u64 / (datagram + header_bytes);
-        let network = AgreedNetwork::lossless(link_delay * LINKS_THERE_AND_BACK, rate);
-        let ranks = self.workers as u32;
-        self.buckets.iter().map(|bucket| network.time_of(self.algorithm, bucket.bytes(), ranks)).sum()
+        let is_in_leaf = self.hierarchy.is_some() && hosts_per_leaf % ranks == 0;
+        let links = if is_in_leaf { LINKS_IN_LEAF } else { LINKS_THERE_AND_BACK };
+        AgreedNetwork::lossless(link_delay * links, rate)
     }
 
     /// Ranks of the connections.
@@ -214,6 +263,8 @@ pub fn queues(classes: u64) -> QueueOptions {
     QueueOptions { buffer_bytes: 512 << 10, thresholds: thresholds.collect() }
 }
 
+/// Host, leaf, host.
+const LINKS_IN_LEAF: u32 = 4;
 /// Host, leaf, spine, leaf, host.
 const LINKS_THERE_AND_BACK: u32 = 8;
 /// MLT section 6.2.1: 65 packets.

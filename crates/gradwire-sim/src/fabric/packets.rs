@@ -17,6 +17,8 @@ pub struct Packet {
     pub band: u8,
     /// What a hash that spreads flows over paths sees of it, besides sender and receiver.
     pub flow: u8,
+    /// Which of its receiver's process groups it is for, as its connection id says.
+    pub group: u8,
     /// Its ECN field.
     pub ecn: Ecn,
     /// Nobody's: it only takes room.
@@ -84,6 +86,7 @@ impl Packets {
             payload_bytes: 0,
             band: 0,
             flow: 0,
+            group: 0,
             ecn: Ecn::NotCapable,
             is_background: false,
             head: Vec::new(),
