@@ -1,14 +1,14 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--stats]`
 //!
 //! The process starts itself once for each rank; records travel through the children's pipes. A barrier precedes every
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
 //! is the processor time of rank 0 for one round.
 
 use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Request, View};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload};
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload, Security};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -26,6 +26,7 @@ struct Options {
     mtu: Option<usize>,
     algorithm: Algorithm,
     stats: bool,
+    security: Security,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -46,6 +47,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         mtu: None,
         algorithm: Algorithm::Auto,
         stats: false,
+        security: Security::Auto,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -58,6 +60,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--no-offload" => options.offload = Offload::Off,
             "--ring" => options.algorithm = Algorithm::Ring,
             "--transpose" => options.algorithm = Algorithm::Transpose,
+            "--clear" => options.security = Security::Off,
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),
         }
@@ -105,6 +108,7 @@ fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
     let engine = Engine::start(EngineConfig {
         offload: options.offload,
         mtu: options.mtu,
+        security: options.security,
         ..EngineConfig::default()
     })?;
     let pending = engine.new_group(rank, options.ranks, "bench")?;

@@ -10,10 +10,14 @@ use std::ptr::NonNull;
 
 /// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
 pub(crate) const DATAGRAMS_MAX: usize = 512;
-/// Most bytes of a batch: four full segmentation bursts, little enough that acknowledgements are looked at often.
-pub(crate) const BATCH_BYTES: usize = 256 << 10;
 /// Largest UDP payload.
 pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
+/// Most datagrams of one kernel message that every kernel with segmentation offload takes (`UDP_MAX_SEGMENTS`).
+pub(crate) const SEGMENTS_MAX: usize = 64;
+/// Kernel messages of one batch: little enough that acknowledgements are looked at often.
+const MESSAGES: usize = 4;
+/// Most bytes of a batch: its messages, and behind them a datagram of any size.
+const BATCH_BYTES: usize = (MESSAGES + 1) * DATAGRAM_BYTES_MAX;
 
 /// One datagram of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +46,8 @@ pub(crate) struct Batch {
     heads: Vec<u8>,
     kept: Vec<u8>,
     bytes: usize,
+    /// Of its largest datagram.
+    datagram_bytes: usize,
 }
 
 impl Batch {
@@ -52,12 +58,21 @@ impl Batch {
             heads: Vec::with_capacity(BATCH_BYTES),
             kept: Vec::with_capacity(BATCH_BYTES),
             bytes: 0,
+            datagram_bytes: 0,
         }
     }
 
-    /// Whether a datagram of any size fits.
+    /// Whether a datagram of any size fits. A batch ends where its last message is full: the kernel's layers and devices take as
+    /// long for a message of three datagrams as for one of 45.
     pub(crate) fn has_room(&self) -> bool {
-        self.slots.len() < DATAGRAMS_MAX && self.bytes + DATAGRAM_BYTES_MAX <= BATCH_BYTES
+        let bytes = self.datagram_bytes.max(1);
+        let message = (DATAGRAM_BYTES_MAX / bytes).min(SEGMENTS_MAX) * bytes;
+        self.slots.len() < DATAGRAMS_MAX && self.bytes + bytes <= MESSAGES * message
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.datagram_bytes = self.datagram_bytes.max(bytes);
     }
 
     /// Whether nothing waits.
@@ -85,7 +100,7 @@ impl Batch {
         // Room was checked against BATCH_BYTES, so this never reallocates and 32 bits hold every position.
         let head_start = self.heads.len() as u32;
         self.heads.extend_from_slice(head);
-        self.bytes += head.len() + payload.len();
+        self.count(head.len() + payload.len());
         self.slots.push(Slot {
             to,
             octet,
@@ -117,7 +132,7 @@ impl Batch {
         if !seal(&mut self.heads[start..]) {
             return self.heads.truncate(start);
         }
-        self.bytes += bytes;
+        self.count(bytes);
         let payload = NonNull::dangling().as_ptr();
         let (head_start, head_bytes) = (start as u32, bytes as u32);
         self.slots.push(Slot { to, octet, head_start, head_bytes, payload, payload_bytes: 0 });
@@ -138,7 +153,7 @@ impl Batch {
         self.slots.clear();
         self.heads.clear();
         self.kept.clear();
-        self.bytes = 0;
+        (self.bytes, self.datagram_bytes) = (0, 0);
     }
 
     /// The first `sent` datagrams were handed over, the rest waits: its payload is copied, so that the tensors are free.
@@ -208,6 +223,21 @@ mod tests {
         batch.keep_from(0);
         assert_eq!(whole(&batch, 0), [&[1, 2, 3][..], &[9; 17]].concat());
         assert_eq!(whole(&batch, 1), [&[7, 8, 7][..], &[9; 16]].concat());
+    }
+
+    #[test]
+    fn a_batch_ends_where_its_last_message_is_full() {
+        let payload = [0_u8; 32_616];
+        for (bytes, message) in [(1_408, 45), (32_616, 2), (100, 64), (8_896, 7)] {
+            let mut batch = Batch::new();
+            while batch.has_room() {
+                // SAFETY: `payload` outlives the batch's last use.
+                unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 24], &payload[..bytes]) };
+            }
+            assert_eq!(batch.slots().len(), MESSAGES * message, "{bytes} bytes");
+            batch.clear();
+            assert!(batch.has_room());
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! A run of datagrams to one peer of equal size (the last may be shorter) is one kernel message; several messages go
 //! out in one `sendmmsg`. All arrays are allocated once; pointers into them are written anew before each call.
 
-use super::batch::{Slot, DATAGRAMS_MAX};
+use super::batch::{Slot, DATAGRAMS_MAX, SEGMENTS_MAX};
 use super::options::{get, set};
 use super::{
     is_network_fact, is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome,
@@ -15,8 +15,6 @@ use crate::{EngineStats, OsError};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Most segments of one message that every kernel with the offload takes (`UDP_MAX_SEGMENTS`).
-const SEGMENTS_MAX: usize = 64;
 /// Receive buffers of one call. Few and large: with receive offload one buffer is a burst of 64 KB, and the same hot
 /// memory is used again by the next call (4 to 16 measured alike over loopback, 1 is half as fast).
 const RECEIVE_BUFFERS: usize = 8;
@@ -269,8 +267,7 @@ impl SendArrays {
             let (head, payload) = batch.parts(slot);
             for part in [head, payload] {
                 if !part.is_empty() {
-                    self.pieces
-                        .push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+                    add_piece(&mut self.pieces, first_piece, part);
                 }
             }
         }
@@ -291,6 +288,17 @@ impl SendArrays {
         }
         self.messages.push(message);
         self.counts.push(count);
+    }
+}
+
+/// Adds bytes to the pieces of a message, which begin with `first`. Sealed datagrams lie behind each other, and the kernel
+/// copies them as one piece.
+fn add_piece(pieces: &mut Vec<libc::iovec>, first: usize, part: &[u8]) {
+    match pieces[first..].last_mut() {
+        Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len).cast_const() == part.as_ptr() => {
+            last.iov_len += part.len();
+        }
+        _ => pieces.push(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() }),
     }
 }
 
@@ -452,5 +460,31 @@ impl Ancillary {
             }
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_sealed_datagrams_is_one_piece_and_of_plain_ones_two_for_each() {
+        let payload = [7; 100];
+        let to = (RawAddress::EMPTY, 0);
+        let (mut sealed, mut plain) = (Batch::new(), Batch::new());
+        for number in 0..3 {
+            sealed.push_sealed(to, &[number; 24], &payload, &mut |_| true);
+            // SAFETY: `payload` outlives the batch's last use.
+            unsafe { plain.push(to, &[number; 24], &payload) };
+        }
+        let mut arrays = SendArrays::new(&[]);
+        for (batch, pieces) in [(&sealed, 1), (&plain, 6)] {
+            arrays.build(batch, 0, true, None);
+            let bytes: usize = arrays.pieces.iter().map(|piece| piece.iov_len).sum();
+            let sent: usize = batch.slots().iter().map(Slot::bytes).sum();
+            assert_eq!((arrays.counts.as_slice(), arrays.pieces.len(), bytes), (&[3][..], pieces, sent));
+            arrays.build(batch, 0, false, None);
+            assert_eq!((arrays.messages.len(), arrays.pieces.len()), (3, 3 * pieces.div_ceil(3)));
+        }
     }
 }
