@@ -6,6 +6,7 @@ mod continuing;
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::interfaces::Source;
+use crate::news::About;
 use crate::routes::{Route, Routes};
 use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
@@ -233,6 +234,11 @@ impl ActiveGroup {
         self.group.set_flooded(is_flooded);
     }
 
+    /// Itself, for lines in a log.
+    fn about(&self) -> About<'_> {
+        About { group: &self.setup.name, rank: self.known_as(self.setup.config.rank) }
+    }
+
     /// Its rank in the group.
     pub(crate) fn rank(&self) -> u32 {
         self.setup.config.rank
@@ -355,6 +361,7 @@ impl ActiveGroup {
     pub(crate) fn leave(&mut self, now: Timestamp, left: Option<Sender<()>>) {
         match &mut self.leaving {
             Leaving::No => {
+                self.about().leaves();
                 self.group.leave(now);
                 self.end_succession(OpError::ShutDown("the call".to_owned()));
                 self.leaving = Leaving::Goodbye(left.into_iter().collect());
@@ -493,6 +500,9 @@ impl ActiveGroup {
 
     fn announce(&mut self, connected: Result<(), OpError>) {
         if let Some(waiting) = self.connected.take() {
+            if connected.is_ok() {
+                self.about().formed(self.setup.config.peers.len(), &self.setup.security);
+            }
             // The caller may have stopped waiting; then it sends `Abandon`.
             let _ = waiting.send(connected);
         }

@@ -13,7 +13,7 @@ use crate::security::Refusal;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
-use crate::{EngineStats, OpHandle};
+use crate::{news, EngineStats, OpHandle};
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -77,6 +77,9 @@ impl Driver {
         };
         let result = catch_unwind(AssertUnwindSafe(|| driver.run()));
         let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
+        if let Some(cause) = &cause {
+            news::crashed(shared.local.port, cause);
+        }
         let waiting = shared.close(cause);
         // Commands and groups answer by being dropped: every channel in them disconnects.
         for command in driver.commands.drain(..).chain(waiting) {
@@ -239,6 +242,7 @@ impl Driver {
         let EngineStats { datagrams_received: datagrams, bytes_received: bytes, .. } = self.stats;
         let received = Traffic { datagrams, bytes };
         if let Some(is_flooded) = self.flood.on_counts(self.now, received, self.refused) {
+            news::flooded(self.shared.local.port, is_flooded);
             self.groups.iter_mut().flatten().for_each(|group| group.set_flooded(is_flooded));
         }
     }

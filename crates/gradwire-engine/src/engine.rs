@@ -5,8 +5,8 @@ use crate::rendezvous::{Local, Place};
 use crate::shared::{Command, Shared};
 use crate::socket::{BindOptions, BoundPaths, PathSockets, DATAGRAM_BYTES_MAX};
 use crate::{
-    interfaces, Completions, DedicatedServers, EngineConfig, EngineError, EngineStats, Features, OsError,
-    PendingGroup,
+    interfaces, news, Completions, DedicatedServers, EngineConfig, EngineError, EngineStats, Features,
+    OsError, PendingGroup,
 };
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -79,6 +79,7 @@ impl Engine {
             addresses: selection.addresses.iter().map(ToString::to_string).collect(),
             source_ports: ports,
         };
+        let (port, chaos) = (local.port, features.chaos.clone());
         let shared = Arc::new(Shared::new(local, features)?);
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -88,6 +89,7 @@ impl Engine {
                 what: "starting the network thread",
                 source: OsError(error.raw_os_error().unwrap_or(0)),
             })?;
+        news::started(port, &shared.features.addresses, chaos.as_deref());
         Ok(Self(Arc::new(Running { shared, thread: Mutex::new(Some(thread)) })))
     }
 

@@ -21,6 +21,7 @@ mod group;
 mod handle;
 mod interfaces;
 mod lineage;
+mod news;
 mod rendezvous;
 mod routes;
 mod security;

@@ -240,9 +240,14 @@ impl ActiveGroup {
     /// The group has failed.
     pub(super) fn on_failed(&mut self, now: Timestamp, error: &OpError) {
         let is_forming = self.connected.is_some() && !self.is_joining();
-        let Some(succession) = &mut self.succession else { return };
+        let Some(succession) = &mut self.succession else { return self.about().failed(error) };
+        let has_stopped = succession.has_stopped();
         if is_forming || !succession.on_failed(now, error) {
-            self.end_succession(error.clone());
+            return self.end_succession(error.clone());
+        }
+        let verdict = succession.verdict.clone().filter(|_| !has_stopped);
+        if let Some(verdict) = verdict {
+            self.about().lost(&verdict);
         }
     }
 
@@ -295,6 +300,12 @@ impl ActiveGroup {
         succession.calls.restart(changed_at);
         succession.change(Phase::Running);
         succession.settle();
+        let told = std::mem::replace(&mut succession.told, succession.epoch);
+        let epoch = succession.stats();
+        // Of a group that it joins a rank says only that it is in.
+        if self.connected.is_none() {
+            self.about().goes_on(&epoch, told);
+        }
         self.announce(Ok(()));
         self.start_calls(now);
     }
@@ -369,10 +380,14 @@ impl ActiveGroup {
     /// Ends every call, and all later ones, with `error`.
     pub(super) fn end_succession(&mut self, error: OpError) {
         let Some(succession) = &mut self.succession else { return };
-        if !matches!(succession.phase, Phase::Over(_)) {
+        let was_over = matches!(succession.phase, Phase::Over(_));
+        if !was_over {
             succession.change(Phase::Over(error.clone()));
         }
         succession.notes.clear();
+        if !was_over {
+            self.about().failed(&error);
+        }
         self.announce(Err(error.clone()));
         let Some(succession) = &mut self.succession else { return };
         let ended = succession.calls.drain();

@@ -64,6 +64,8 @@ pub(crate) struct Succession {
     pub(crate) epoch: u64,
     pub(crate) members: Arc<[u32]>,
     pub(crate) lives: Vec<Member>,
+    /// The last epoch of which the log has a line.
+    pub(crate) told: u64,
     /// The latest loss.
     pub(crate) verdict: Option<OpError>,
     /// What is to be said to whom.
@@ -133,6 +135,7 @@ impl Succession {
             epoch: 0,
             members: Arc::default(),
             lives: Vec::new(),
+            told: 0,
             verdict: None,
             notes: VecDeque::new(),
             me,
@@ -161,6 +164,11 @@ impl Succession {
     /// Whether calls start and end.
     pub(crate) fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running)
+    }
+
+    /// Whether calls wait for the next epoch to be decided, or for nothing any more.
+    pub(crate) fn has_stopped(&self) -> bool {
+        matches!(self.phase, Phase::Waiting { .. } | Phase::Over(_))
     }
 
     /// Whether every rank of the first epoch takes part.
@@ -296,7 +304,7 @@ impl Succession {
     /// The present group has failed; `false`: for a reason that is no loss of a rank, and it ends. What is said while the next epoch is
     /// decided comes from ranks that have stopped.
     pub(crate) fn on_failed(&mut self, now: Timestamp, error: &OpError) -> bool {
-        if matches!(self.phase, Phase::Waiting { .. } | Phase::Over(_)) {
+        if self.has_stopped() {
             return true;
         }
         let mut error = error.clone();
