@@ -17,7 +17,8 @@ from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore
 from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
 from gradwire.config import Config
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, GradwireError, MissingRankError, SecretMismatchError
+from gradwire.secret import job_secret
 
 
 def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> tuple[Place, Formed]:
@@ -52,13 +53,16 @@ def leave(address: tuple[str, int]) -> None:
 
 
 def _meet(address: tuple[str, int], place: Place) -> Formed:
-    host, port = address
     server = listen(address, place.world_size) if place.rank == 0 else None
     failure: BaseException | None = None
     try:
-        store = MeetingStore(host, port, place.rank, place.timeout.total_seconds())
-        with contextlib.closing(store):
+        with contextlib.closing(_come_to(address, place.rank, place.timeout.total_seconds())) as store:
             return form_group(store, place)
+    except MissingRankError as error:
+        failure = error if server is None else _explained(error, server.strangers(error.ranks))
+        if failure is not error:
+            raise failure from error
+        raise
     except BaseException as error:
         failure = error
         raise
@@ -68,9 +72,35 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
             _boards.pop(address, None)
 
 
+def _come_to(address: tuple[str, int], rank: int | None, timeout_s: float) -> MeetingStore:
+    """The board at an address."""
+    try:
+        return MeetingStore(*address, rank, timeout_s, _secret())
+    except SecretMismatchError:
+        job_secret(configuration())  # a secret that cannot be used has a reason of its own
+        raise
+
+
+def _secret() -> bytes | None:
+    """The job secret; None also where it cannot be used: the engine says why, and the others are told (`_rendezvous.py`)."""
+    try:
+        return job_secret(configuration())
+    except GradwireError:
+        return None
+
+
+def _explained(error: MissingRankError, strangers: dict[int, str]) -> MissingRankError:
+    """With who came instead of the ranks that are missing."""
+    if not strangers:
+        return error
+    came = ", ".join(f"rank {rank} from {peer}" for rank, peer in strangers.items())
+    text = f"{error}; who said it was {came} has another job secret than rank 0, or none"
+    return MissingRankError(text, **error.fields)
+
+
 def listen(address: tuple[str, int], world_size: int) -> MeetingServer:
     """The board of this process at an address. One that stays is used by all of its communicators."""
-    server = _boards.get(address) or MeetingServer(*address, world_size)
+    server = _boards.get(address) or MeetingServer(*address, world_size, _secret())
     if configuration().on_peer_loss == "continue":
         _boards[address] = server
     return server
@@ -86,7 +116,7 @@ def watch(address: tuple[str, int], round_number: int, place: Place, heritage: H
 
     def connect() -> MeetingStore:
         # Without a rank: it may stay open while this rank meets the others for `split`.
-        return MeetingStore(*address, None, ANSWER_S)
+        return _come_to(address, None, ANSWER_S)
 
     reopening = Reopening(connect)
     return Watch(connect, round_number, place.rank, place.world_size, heritage=heritage, reopening=reopening)
@@ -94,7 +124,7 @@ def watch(address: tuple[str, int], round_number: int, place: Place, heritage: H
 
 def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> Formed:
     """Forms a part, whose `place` this is, while `rank` 0 of the whole listens."""
-    with contextlib.closing(MeetingStore(*address, rank, place.timeout.total_seconds())) as store:
+    with contextlib.closing(_come_to(address, rank, place.timeout.total_seconds())) as store:
         return form_group(PartOfStore(store, prefix), place)
 
 

@@ -4,13 +4,15 @@
 longer: the port is free again before the first collective. With `on_peer_loss="continue"` it lives as long as rank 0's process, so
 that lost ranks can join again (`_entrance.py`), and ranks look at it while their groups run.
 
-Whoever reaches the port can read and write the board, as with torch's own; the records on it are sealed where a job secret
-is configured (docs/security.md). A client cannot make the server run anything or hold more than the limits below: requests
-are JSON, and whatever is no request ends its connection.
+Where a job secret is configured only who shows that it knows it is a rank, reads or writes (`_meeting_proof.py`); else whoever
+reaches the port can, as with torch's own Store (docs/security.md). A client cannot make the server run anything or hold more than the
+limits below and those of `_meeting_limits.py`: requests are JSON, and whatever is no request ends its connection.
 
     frame    4 bytes of length, most significant first, then as much JSON
-    first    {"gradwire": 1, "rank": r}                                    -> {"value": null} or {"error": text}
+    first    {"gradwire": 1, "rank": r, "nonce": n}                        -> {"value": null} or {"error": text}
              r is null for who only looks: a rank that meets others is here once, and may look while it does
+             with a job secret first                                       -> {"nonce": m, "proof": of the board}
+             {"proof": of the rank}                                        -> as above, or {"error": text, "secret": true}
     then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over,
              without a reason when the group was formed
 """
@@ -30,7 +32,16 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire.errors import AddressError, ConfigError, MissingRankError, PortInUseError, RendezvousError
+from gradwire import _meeting_proof
+from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor
+from gradwire.errors import (
+    AddressError,
+    ConfigError,
+    MissingRankError,
+    PortInUseError,
+    RendezvousError,
+    SecretMismatchError,
+)
 
 logger = logging.getLogger("gradwire")
 
@@ -41,10 +52,18 @@ KEY_CHARS_MAX = 256
 # A rank writes its round, its record and the end, and some more when it joins again; groups that are formed one after the other. Parts are
 # forgotten when they are there.
 KEYS_PER_RANK = 64
-# Connections beyond one for each rank: ranks of a job of another size, which learn that they are, and strangers.
+# Of the values, and of requests and answers under way: each record has 4 KiB, quoted, and 32 bytes for each peer. Room for
+# eight groups of all ranks that are formed one after the other, and for small jobs.
+BOARD_BYTES = 16 << 20
+GROUPS_MAX = 8
+# Connections beyond two for each rank, one that meets others and one that looks: ranks of a job of another size, which learn that they
+# are, and strangers.
 SPARE_CLIENTS = 16
-# Within this a client says who it is.
+# Within this a client says who it is, in so few bytes.
 HELLO_TIMEOUT_S = 5.0
+HELLO_BYTES_MAX = 1 << 10
+# A frame that has begun is complete within this, and an answer is taken: 1 MiB over 1 Mbit/s takes 8 s.
+FRAME_TIMEOUT_S = 30.0
 # How long rank 0 answers the others after it has failed, so that each learns the reason in its own words.
 LINGER_S = 2.0
 # After that it takes this long to hand them rank 0's reason.
@@ -52,6 +71,9 @@ TELL_S = 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
+COUNT_DIGITS_MAX = 18
+# Of what a client sent, in an error.
+TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
 
 
@@ -61,18 +83,23 @@ class MeetingServer:
     Args:
         host, port: to listen at; a name is looked up here.
         world_size: how many ranks to make room for.
+        secret: of the job; None: none is configured, and everybody is served.
 
     Raises:
         PortInUseError: the TCP port is taken.
         AddressError: the host has no such address.
     """
 
-    def __init__(self, host: str, port: int, world_size: int) -> None:
+    def __init__(self, host: str, port: int, world_size: int, secret: bytes | None = None) -> None:
+        self._secret = secret
+        self._world_size = world_size
         self._board: dict[str, str] = {}
         self._ranks: dict[int, str] = {}
-        self._clients = 0
-        self._clients_max = world_size + SPARE_CLIENTS
-        self._keys_max = KEYS_PER_RANK * self._clients_max
+        self._unproven: dict[int, str] = {}
+        self._places = Places(world_size, 2 * world_size + SPARE_CLIENTS)
+        self._keys_max = KEYS_PER_RANK * (world_size + SPARE_CLIENTS)
+        self._room = Room(BOARD_BYTES + GROUPS_MAX * world_size * (4096 + 32 * world_size))
+        self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
@@ -83,6 +110,10 @@ class MeetingServer:
     def forget(self, prefix: str) -> None:
         """Makes room: nobody needs what lies below `prefix` any more."""
         self._loop.call_soon_threadsafe(self._clear, prefix)
+
+    def strangers(self, ranks: Sequence[int]) -> dict[int, str]:
+        """Where somebody came from who said it was one of `ranks` and did not know the job secret; the latest of each."""
+        return {rank: self._unproven[rank] for rank in ranks if rank in self._unproven}
 
     def end(self, error: BaseException | None, timeout_s: float) -> None:
         """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`."""
@@ -105,7 +136,7 @@ class MeetingServer:
 
     def _clear(self, prefix: str) -> None:
         for key in [key for key in self._board if key.startswith(prefix)]:
-            del self._board[key]
+            self._room.take(-len(key) - len(self._board.pop(key)))
 
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
         await self._wait(lambda: not self._ranks, timeout_s)
@@ -128,41 +159,63 @@ class MeetingServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = str(writer.get_extra_info("peername"))
-        rank = None
-        self._clients += 1
+        task = asyncio.current_task()
+        assert task is not None, "a server's handler runs as a task"
+        visitor = Visitor(task.cancel, self._loop.time())
         try:
-            rank = await asyncio.wait_for(self._greet(reader, peer), HELLO_TIMEOUT_S)
-            await _write(writer, {"value": None})
+            self._places.enter(visitor)
+            await asyncio.wait_for(self._greet(reader, writer, visitor), HELLO_TIMEOUT_S)
+            await self._write(writer, {"value": None})
             while True:
-                await _write(writer, await self._answer(await _read(reader)))
-        except _NoRequest as refused:
-            logger.warning("rendezvous: refused what came from %s: %s", peer, refused)
-            with contextlib.suppress(OSError):
-                await _write(writer, {"error": str(refused)})
+                await self._write(writer, await self._answer_next(reader, visitor))
+        except NoRequestError as refused:
+            self._complaints.add(peer, refused)
+            with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError, NoRequestError):
+                await self._write(writer, {"error": str(refused), "secret": isinstance(refused, _NoSecretError)})
         except asyncio.CancelledError:
-            pass  # the meeting is over; streams of Python 3.11 would print a cancelled task as an error
+            # The meeting is over, or the place was needed; streams of Python 3.11 would print a cancelled task as an error.
+            writer.transport.abort()
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError):
-            logger.debug("rendezvous: %s has gone", peer)
+            logger.debug("rendezvous: %s has gone, or was too slow", peer)
+            writer.transport.abort()
         finally:
-            self._clients -= 1
+            self._places.left(visitor)
             writer.close()
-            await self._forget(rank)
+            await self._forget(visitor.rank)
 
-    async def _greet(self, reader: asyncio.StreamReader, peer: str) -> int | None:
-        if self._clients > self._clients_max:
-            raise _NoRequest(f"{self._clients} connections are too many")
-        hello = await _read(reader)
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, visitor: Visitor) -> None:
+        hello = await _read(reader, await _length(reader, HELLO_BYTES_MAX))
         if hello.get("gradwire") != VERSION:
-            raise _NoRequest(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
+            raise NoRequestError(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
         rank = hello.get("rank", "")
+        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
+            raise NoRequestError(f"there is no rank {rank!r}")
+        peer = str(writer.get_extra_info("peername"))
+        if self._secret is not None:
+            challenge = _meeting_proof.Challenge(self._secret, rank, _text(hello, "nonce"))
+            await self._write(writer, challenge.question())
+            visitor.is_known = await self._proves(reader, challenge)
+            if not visitor.is_known:
+                self._note_unproven(rank, peer)
         if rank is None:
-            return None
-        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
-            raise _NoRequest(f"there is no rank {rank!r}")
+            return
         if rank in self._ranks:
-            raise _NoRequest(f"rank {rank} is here already, from {self._ranks[rank]}: each rank is started once")
+            raise NoRequestError(f"rank {rank} is here already, from {self._ranks[rank]}: each rank is started once")
         self._ranks[rank] = peer
-        return rank
+        visitor.rank = rank
+
+    async def _proves(self, reader: asyncio.StreamReader, challenge: _meeting_proof.Challenge) -> bool:
+        answer: dict[str, Any] = {}
+        # Who has another secret, or none, sees so by the board's proof and leaves.
+        with contextlib.suppress(OSError, EOFError, NoRequestError):
+            answer = await _read(reader, await _length(reader, HELLO_BYTES_MAX))
+        return challenge.is_met_by(answer)
+
+    def _note_unproven(self, rank: int | None, peer: str) -> None:
+        if rank is not None and rank < self._world_size:
+            self._unproven[rank] = peer
+        who = "who only looks" if rank is None else f"who says it is rank {rank}"
+        raise _NoSecretError(f"{who} has another job secret than rank 0, or none")
 
     async def _forget(self, rank: int | None) -> None:
         async with self._changed:
@@ -170,12 +223,25 @@ class MeetingServer:
                 del self._ranks[rank]
             self._changed.notify_all()
 
+    async def _answer_next(self, reader: asyncio.StreamReader, visitor: Visitor) -> dict[str, Any]:
+        count = await _length(reader, FRAME_BYTES_MAX)
+        visitor.heard_s = self._loop.time()
+        with self._room.of(count):
+            request = await asyncio.wait_for(_read(reader, count), FRAME_TIMEOUT_S)
+            return await self._answer(request)
+
+    async def _write(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        frame = _frame(message)
+        with self._room.of(len(frame)):
+            writer.write(frame)
+            await asyncio.wait_for(writer.drain(), FRAME_TIMEOUT_S)
+
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         key, op = _text(request, "key"), request.get("op")
         if op == "wait":
             seconds = request.get("timeout_s")
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= ANSWER_TIMEOUT_S:
-                raise _NoRequest(f"a wait of {seconds!r} s")
+                raise NoRequestError(f"a wait of {str(seconds)[:TOLD_CHARS]} s")
             await self._wait(lambda: key in self._board or self._ended is not None, float(seconds))
         if self._ended is not None:
             return self._ended
@@ -187,18 +253,25 @@ class MeetingServer:
 
     async def _write_board(self, op: str, key: str, request: dict[str, Any]) -> str | None:
         if key not in self._board and len(self._board) >= self._keys_max:
-            raise _NoRequest(f"more than {self._keys_max} keys")
+            raise NoRequestError(f"more than {self._keys_max} keys")
         async with self._changed:
             if op == "add":
-                self._board[key] = str(int(self._board.get(key, "0")) + 1)
+                self._put(key, str(_count(self._board.get(key, "0")) + 1))
             elif op == "set":
-                self._board[key] = _text(request, "value")
+                self._put(key, _text(request, "value"))
             elif op == "set_once":
-                self._board.setdefault(key, _text(request, "value"))
+                value = _text(request, "value")
+                if key not in self._board:
+                    self._put(key, value)
             else:
-                raise _NoRequest(f"there is no request {op!r}")
+                raise NoRequestError(f"there is no request {op[:TOLD_CHARS]!r}")
             self._changed.notify_all()
         return self._board[key] if op == "add" else None
+
+    def _put(self, key: str, value: str) -> None:
+        before = self._board.get(key)
+        self._room.take(len(value) - (-len(key) if before is None else len(before)))
+        self._board[key] = value
 
 
 class MeetingStore:
@@ -208,20 +281,23 @@ class MeetingStore:
         host, port: where rank 0 serves it.
         rank: of this process; None: it only looks, also while its rank meets others.
         timeout_s: longest wait for rank 0.
+        secret: of the job; None: none is configured.
 
     Raises:
         MissingRankError: rank 0 did not answer in time.
+        SecretMismatchError: rank 0 has another job secret, or has one and this rank has none. Who only looks, and has one, trusts no
+            board without.
         RendezvousError: what answers there is no rendezvous of gradwire's, or it refuses this rank.
         AddressError: the host has no address.
     """
 
-    def __init__(self, host: str, port: int, rank: int | None, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, rank: int | None, timeout_s: float, secret: bytes | None = None) -> None:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
         self._answer_s = min(ANSWER_TIMEOUT_S, timeout_s)
         self._socket = _connect(host, port, timeout_s)
         try:
-            self._ask({"gradwire": VERSION, "rank": rank}, HELLO_TIMEOUT_S)
+            self._greet(rank, secret)
         except BaseException:
             self.close()
             raise
@@ -266,7 +342,30 @@ class MeetingStore:
         """Leaves the meeting."""
         self._socket.close()
 
+    def _greet(self, rank: int | None, secret: bytes | None) -> None:
+        ours = _meeting_proof.nonce()
+        answer = self._exchange({"gradwire": VERSION, "rank": rank, "nonce": ours}, HELLO_TIMEOUT_S)
+        if "nonce" in answer:
+            if secret is None:
+                raise self._other_secret("asks for the job secret, and this rank has none")
+            proof = _meeting_proof.answer_to(answer, secret, rank, ours)
+            if proof is None:
+                raise self._other_secret("has another job secret than this rank")
+            answer = self._exchange(proof, HELLO_TIMEOUT_S)
+        elif secret is not None and rank is None:
+            # It looks at the board of a group that was formed with this secret. A rank goes on: what the sealed records say names
+            # who has another secret, on all ranks.
+            raise self._other_secret("has no job secret, and this rank has one")
+        self._value(answer)
+
+    def _other_secret(self, problem: str) -> SecretMismatchError:
+        text = f"the rendezvous at {self.address} {problem}: set the same GRADWIRE_SECRET or secret_file, and security, on all ranks"
+        return SecretMismatchError(text, rank=0, problem=problem)
+
     def _ask(self, request: dict[str, Any], timeout_s: float | None = None) -> Any:
+        return self._value(self._exchange(request, timeout_s))
+
+    def _exchange(self, request: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         try:
             self._socket.settimeout(self._answer_s if timeout_s is None else timeout_s)
             self._socket.sendall(_frame(request))
@@ -278,7 +377,7 @@ class MeetingStore:
             raise self._stranger() from error
         if not isinstance(answer, dict):
             raise self._stranger()
-        return self._value(answer)
+        return answer
 
     def _value(self, answer: dict[str, Any]) -> Any:
         if answer.get("missing"):
@@ -287,6 +386,8 @@ class MeetingStore:
             raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True)
         if "ended" in answer:
             raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
+        if answer.get("secret"):
+            raise self._other_secret("has another job secret than this rank")
         if "error" in answer:
             raise RendezvousError(f"the rendezvous at {self.address} refuses this rank: {answer['error']}")
         return answer.get("value")
@@ -359,8 +460,8 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-class _NoRequest(Exception):
-    """What a client sent is not what this server takes."""
+class _NoSecretError(NoRequestError):
+    """A client does not know the job secret."""
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -415,26 +516,35 @@ def _frame(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
-async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    (count,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    if count > FRAME_BYTES_MAX:
-        raise _NoRequest("it is no message of gradwire's")
+async def _length(reader: asyncio.StreamReader, bytes_max: int) -> int:
+    """Of the next frame. Its first byte may come at any time, the others are soon there."""
+    first = await reader.readexactly(1)
+    rest = await asyncio.wait_for(reader.readexactly(LENGTH.size - 1), FRAME_TIMEOUT_S)
+    (count,) = LENGTH.unpack(first + rest)
+    if count > bytes_max:
+        raise NoRequestError("it is no message of gradwire's")
+    return int(count)
+
+
+async def _read(reader: asyncio.StreamReader, count: int) -> dict[str, Any]:
     try:
         message = json.loads(await reader.readexactly(count))
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise _NoRequest("it is no message of gradwire's")
+        raise NoRequestError("it is no message of gradwire's")
     return message
 
 
-async def _write(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    writer.write(_frame(message))
-    await writer.drain()
-
-
 def _text(request: dict[str, Any], name: str) -> str:
+    """ASCII, so that as many bytes are held as characters."""
     value = request.get(name)
-    if not isinstance(value, str) or (name == "key" and len(value) > KEY_CHARS_MAX):
-        raise _NoRequest(f"{name} is no text that is allowed")
+    if not isinstance(value, str) or not value.isascii() or (name == "key" and len(value) > KEY_CHARS_MAX):
+        raise NoRequestError(f"{name} is no text that is allowed")
     return value
+
+
+def _count(value: str) -> int:
+    if not value.isdecimal() or len(value) > COUNT_DIGITS_MAX:
+        raise NoRequestError("what is there is no number")
+    return int(value)

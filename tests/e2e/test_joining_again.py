@@ -165,11 +165,11 @@ def test_who_was_stopped_is_told_that_it_is_no_member_and_may_join_as_another_li
     assert [event["ended"] for event in ended] == ["NotMemberError: the others go on without it"]
 
 
-def test_who_has_another_secret_is_refused_by_the_members(cases: dict[str, Case]) -> None:
+def test_who_has_another_secret_is_refused_where_ranks_meet(cases: dict[str, Case]) -> None:
     case = cases["wrong secret"]
     ended = case.events(VICTIM, "ended", life=1)
     assert ended, case.transcript()
-    assert ended[0]["ended"].startswith("RendezvousError"), case.transcript()
+    assert ended[0]["ended"].startswith("SecretMismatchError"), case.transcript()
     assert "another job secret" in ended[0]["ended"], case.transcript()
     for rank in SURVIVORS:
         assert case.events(rank, "members")[-1]["members"] == SURVIVORS

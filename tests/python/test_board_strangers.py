@@ -1,0 +1,279 @@
+"""A stranger at the TCP port where ranks without torch meet, with real sockets: with a job secret it is no rank, reads and stores nothing;
+without one it holds no more bytes, places and lines of the log than there are limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from gradwire import _meeting, _meeting_limits, _meeting_proof
+from gradwire._meeting import MeetingServer, MeetingStore
+from gradwire.errors import RendezvousError, SecretMismatchError
+
+SECRET = b"the secret of this job"
+OTHER = b"another secret altogether"
+WORLD_SIZE = 2
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def board(secret: bytes | None, world_size: int = WORLD_SIZE) -> Iterator[tuple[MeetingServer, int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = MeetingServer("127.0.0.1", port, world_size, secret)
+    try:
+        yield server, port
+    finally:
+        server.end(None, 0.0)
+
+
+def rank(port: int, number: int | None, secret: bytes | None) -> MeetingStore:
+    return MeetingStore("127.0.0.1", port, number, PATIENCE_S, secret)
+
+
+class Stranger:
+    """Speaks the protocol, and says what it likes."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def say(self, **message: object) -> dict[str, object] | None:
+        """The answer; None: it was shown out."""
+        try:
+            self.socket.sendall(_meeting._frame(message))
+            return self.heard()
+        except OSError:
+            return None
+
+    def heard(self) -> dict[str, object] | None:
+        content = b""
+        while len(content) < 4 or len(content) < 4 + struct.unpack(">I", content[:4])[0]:
+            piece = self.socket.recv(4096)
+            if not piece:
+                return None
+            content += piece
+        answer: dict[str, object] = json.loads(content[4:])
+        return answer
+
+    def is_shown_out(self) -> bool:
+        """Waits until the board ends the connection."""
+        try:
+            while self.socket.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+
+def nonce_of(answer: dict[str, object] | None) -> str:
+    assert answer is not None
+    return str(answer["nonce"])
+
+
+def guess(secret: bytes, number: int | None, ours: str, theirs: str) -> str:
+    return _meeting_proof._proof(secret, _meeting_proof.RANK, number, (ours, theirs))
+
+
+@pytest.mark.parametrize("number", [1, None], ids=["a-rank", "who-looks"])
+@pytest.mark.parametrize("how", ["nothing", "no-proof", "other-secret", "the-boards-proof", "text"])
+def test_without_the_secret_nobody_is_a_rank_stores_or_reads(number: int | None, how: str) -> None:
+    with board(SECRET) as (server, port), contextlib.closing(rank(port, 0, SECRET)) as first:
+        first.set("gradwire/1/0", "a record")
+        with Stranger(port) as stranger:
+            asked = stranger.say(gradwire=1, rank=number, nonce="mine")
+            assert set(asked or {}) == {"nonce", "proof"}, "nothing else is said"
+            answers = {
+                "nothing": {"op": "get", "key": "gradwire/1/0"},
+                "no-proof": {"op": "set", "key": "stored", "value": "by a stranger"},
+                "other-secret": {"proof": guess(OTHER, number, "mine", nonce_of(asked))},
+                "the-boards-proof": {"proof": (asked or {})["proof"]},
+                "text": {"proof": "\ud800é"},
+            }
+            refused = stranger.say(**answers[how])
+            assert refused is not None
+            assert "another job secret" in str(refused["error"])
+            assert stranger.is_shown_out()
+        assert not first.check(["stored"])
+        with contextlib.closing(rank(port, 1, SECRET)) as second:  # its rank is free
+            assert second.get("gradwire/1/0") == "a record"
+        # Whoever misses rank 1 is told who said that it was there.
+        assert set(server.strangers([0, 1])) == ({1} if number == 1 else set())
+
+
+def test_what_one_rank_has_shown_is_of_no_use_again_nor_for_another_rank() -> None:
+    with board(SECRET) as (_, port):
+        with Stranger(port) as honest:
+            first = nonce_of(honest.say(gradwire=1, rank=1, nonce="mine"))
+            shown = guess(SECRET, 1, "mine", first)
+            assert honest.say(proof=shown) == {"value": None}, "the proof is right once"
+        with Stranger(port) as again:
+            assert nonce_of(again.say(gradwire=1, rank=1, nonce="mine")) != first
+            assert "error" in (again.say(proof=shown) or {})
+        with Stranger(port) as other:
+            second = nonce_of(other.say(gradwire=1, rank=0, nonce="mine"))
+            assert "error" in (other.say(proof=guess(SECRET, 1, "mine", second)) or {})
+
+
+@pytest.mark.parametrize(("boards", "ours"), [(SECRET, OTHER), (SECRET, None)], ids=["another", "none"])
+def test_a_rank_with_another_secret_or_none_is_told_at_once(boards: bytes, ours: bytes | None) -> None:
+    with board(boards) as (_, port):
+        for number in (1, None):
+            with pytest.raises(SecretMismatchError, match="GRADWIRE_SECRET") as caught:
+                rank(port, number, ours)
+            assert caught.value.rank == 0
+
+
+def test_who_looks_for_a_group_with_a_secret_trusts_no_board_without() -> None:
+    with board(None) as (_, port):
+        with pytest.raises(SecretMismatchError, match="has no job secret"):
+            rank(port, None, SECRET)
+        rank(port, 1, SECRET).close()  # the sealed records tell it, and all others
+
+
+def test_the_keys_are_apart_and_nothing_shows_the_secret() -> None:
+    challenge = _meeting_proof.Challenge(SECRET, 1, "mine")
+    question = challenge.question()
+    answer = _meeting_proof.answer_to(question, SECRET, 1, "mine")
+    assert answer is not None
+    assert challenge.is_met_by(answer)
+    assert answer["proof"] != question["proof"], "a board's proof is no rank's"
+    assert _meeting_proof.answer_to(question, OTHER, 1, "mine") is None
+    assert _meeting_proof.answer_to(question, SECRET, 0, "mine") is None
+    assert _meeting_proof.answer_to(question, SECRET, 1, "other") is None
+
+
+SILENT = {
+    "nothing": b"",
+    "a-byte": b"\0",
+    "half-a-frame": struct.pack(">I", 100) + b"{",
+}
+
+
+@pytest.mark.parametrize("begun", SILENT.values(), ids=SILENT.keys())
+def test_who_does_not_say_who_it_is_is_shown_out(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    monkeypatch.setattr(_meeting, "HELLO_TIMEOUT_S", 0.05)
+    with board(None) as (_, port), Stranger(port) as stranger:
+        stranger.socket.sendall(begun)
+        assert stranger.is_shown_out()
+
+
+def test_who_does_not_answer_the_board_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_meeting, "HELLO_TIMEOUT_S", 0.05)
+    with board(SECRET) as (_, port), Stranger(port) as stranger:
+        stranger.say(gradwire=1, rank=1, nonce="mine")
+        assert stranger.is_shown_out()
+
+
+@pytest.mark.parametrize("begun", [SILENT["a-byte"], SILENT["half-a-frame"]], ids=["a-byte", "half-a-frame"])
+def test_a_frame_that_does_not_end_ends_the_connection(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
+    with board(None) as (server, port), Stranger(port) as stranger:
+        assert stranger.say(gradwire=1, rank=None) == {"value": None}
+        with monkeypatch.context() as patch:
+            patch.setattr(_meeting, "FRAME_TIMEOUT_S", 0.05)
+            stranger.socket.sendall(begun)
+            assert stranger.is_shown_out()
+        with contextlib.closing(rank(port, 1, None)) as store:
+            store.set("key", "value")
+        assert server._room.held < 1000, "what had come of it is held no more"
+
+
+def test_a_hello_is_short() -> None:
+    with board(SECRET) as (_, port), Stranger(port) as stranger:
+        answer = stranger.say(gradwire=1, rank=1, nonce="m" * _meeting.HELLO_BYTES_MAX)
+        assert "no message" in str((answer or {})["error"])
+
+
+def test_the_board_holds_so_many_bytes_and_no_more() -> None:
+    value = "v" * (_meeting.FRAME_BYTES_MAX - 200)
+    with board(None) as (server, port), contextlib.closing(rank(port, 1, None)) as store:
+        most = server._room.bytes_max // len(value)
+        assert most < _meeting.KEYS_PER_RANK * WORLD_SIZE, "the number of keys is no limit here"
+
+        def fill() -> None:
+            for number in range(most + 1):
+                store.set(str(number), value)
+
+        with pytest.raises(RendezvousError, match="bytes in all"):
+            fill()
+        held = sum(len(key) + len(value) for key, value in server._board.items())
+        assert held <= server._room.bytes_max
+        # What is forgotten makes room again.
+        server.forget("")
+        with contextlib.closing(rank(port, 0, None)) as other:
+            other.set("key", "value")
+            other.set("key", "longer value")
+            other.compare_set("key", "", "it is there already")
+            assert other.get("key") == "longer value"
+            assert server._room.held < 1000
+
+
+def test_bytes_that_are_no_ascii_are_not_stored() -> None:
+    with board(None) as (_, port), Stranger(port) as stranger:
+        stranger.say(gradwire=1, rank=None)
+        assert "error" in (stranger.say(op="set", key="key", value="\U0001f600") or {})
+
+
+def test_what_is_no_number_is_not_counted() -> None:
+    with board(None) as (_, port), Stranger(port) as stranger:
+        stranger.say(gradwire=1, rank=None)
+        stranger.say(op="set", key="key", value="text")
+        assert "no number" in str((stranger.say(op="add", key="key") or {})["error"])
+
+
+@pytest.mark.parametrize("hello", [None, {"rank": None}, {"rank": 7}], ids=["silent", "looks", "no-rank-of-the-job"])
+def test_a_crowd_keeps_no_rank_out(hello: dict[str, object] | None) -> None:
+    with board(None) as (server, port), contextlib.ExitStack() as crowd:
+        first = crowd.enter_context(contextlib.closing(rank(port, 0, None)))
+        strangers = []
+        for number in range(3 * WORLD_SIZE + _meeting.SPARE_CLIENTS):
+            strangers.append(crowd.enter_context(Stranger(port)))
+            if hello is not None:
+                rank_told = None if hello["rank"] is None else WORLD_SIZE + number
+                assert strangers[-1].say(gradwire=1, rank=rank_told) == {"value": None}
+        second = crowd.enter_context(contextlib.closing(rank(port, 1, None)))
+        second.set("key", "value")
+        assert first.get("key") == "value", "who was there stays"
+        assert len(server._places._here) <= 2 * WORLD_SIZE + _meeting.SPARE_CLIENTS
+        assert strangers[0].is_shown_out(), "the one that has been silent longest has gone"
+
+
+def test_who_knows_the_secret_stays_when_strangers_come() -> None:
+    with board(SECRET) as (_, port), contextlib.ExitStack() as crowd:
+        looks = crowd.enter_context(contextlib.closing(rank(port, None, SECRET)))
+        for _ in range(2 * WORLD_SIZE + _meeting.SPARE_CLIENTS):
+            crowd.enter_context(Stranger(port)).say(gradwire=1, rank=1, nonce="mine")
+        with contextlib.closing(rank(port, 1, SECRET)) as store:
+            store.set("key", "value")
+        assert looks.get("key") == "value"
+
+
+def test_the_log_has_few_lines_of_many_strangers(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [0.0]
+    complaints = _meeting_limits.Complaints(lambda: clock[0])
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        for number in range(1000):
+            complaints.add(f"stranger {number}", "it is no message")
+        assert len(caplog.records) == _meeting_limits.LINES_MAX
+        clock[0] = _meeting_limits.WINDOW_S
+        complaints.add("the last one", "it is no message")
+    assert f"{1000 - _meeting_limits.LINES_MAX} more" in caplog.records[-1].getMessage()
+
+
+def test_the_boards_log_is_limited_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="gradwire"), board(None) as (_, port):
+        for _ in range(3 * _meeting_limits.LINES_MAX):
+            with Stranger(port) as stranger:
+                assert "error" in (stranger.say(gradwire=2) or {})
+    assert len(caplog.records) == _meeting_limits.LINES_MAX
