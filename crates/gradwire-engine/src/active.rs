@@ -6,7 +6,6 @@ mod continuing;
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::interfaces::Source;
-use crate::news::About;
 use crate::routes::{Route, Routes};
 use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
@@ -232,11 +231,6 @@ impl ActiveGroup {
     pub(crate) fn set_flooded(&mut self, is_flooded: bool) {
         (self.is_flooded, self.dirty) = (is_flooded, true);
         self.group.set_flooded(is_flooded);
-    }
-
-    /// Itself, for lines in a log.
-    fn about(&self) -> About<'_> {
-        About { group: &self.setup.name, rank: self.known_as(self.setup.config.rank) }
     }
 
     /// Its rank in the group.

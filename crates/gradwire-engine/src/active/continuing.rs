@@ -4,6 +4,7 @@ use super::{addresses_of, ActiveGroup, InFlight, PeerAddress, Sink};
 use crate::code_points::CodePoints;
 use crate::group::ReservedIds;
 use crate::lineage::DoorSetup;
+use crate::news::About;
 use crate::routes::{Route, Routes};
 use crate::socket::{PathSockets, RawAddress};
 use crate::succession::{Before, Forming, Next, Note, Phase, Step, Succession, Sync};
@@ -51,6 +52,11 @@ pub(super) fn is_relay(peer: u32) -> bool {
 }
 
 impl ActiveGroup {
+    /// Itself, for lines in a log.
+    pub(super) fn about(&self) -> About<'_> {
+        About { group: &self.setup.name, rank: self.known_as(self.setup.config.rank) }
+    }
+
     /// The peer of a route.
     pub(super) fn address_of(&mut self, peer: u32) -> Option<&mut PeerAddress> {
         if !is_relay(peer) {
