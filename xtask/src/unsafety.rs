@@ -1,60 +1,97 @@
-//! Unsafe code is listed with its reasons: a crate without a row in the list has none.
+//! Unsafe code is listed with its reasons: a file that is not in the list has none, be it a library's, a test's or an example's.
 
 use crate::tree::{File, Tree};
 
-/// Where the list is: a table whose first column is the crate, in backquotes.
+/// Where the list is: a table whose first column is the crate and whose second has its files, below the crate's folder, all in backquotes.
 const LIST: &str = "docs/security.md";
 
-/// Complaints about crates with unsafe code and no row, and about rows of crates that have none.
+/// What may follow the word where it is no other word: a block, an item, or an attribute's content.
+const FOLLOWERS: [&str; 6] = ["{", "fn", "impl", "extern", "trait", "("];
+
+/// Complaints about files with unsafe code that are not listed, and about listed ones that have none.
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
-    let listed = |name: &str| {
-        let row = format!("| `{name}` |");
-        tree.file(LIST).is_some_and(|list| list.text.lines().any(|line| line.starts_with(&row)))
-    };
-    let mut crates: Vec<&str> = tree.files.iter().filter_map(crate_of).collect();
-    crates.dedup();
-    let complaint = |name: &str| match (first_unsafe(tree, name), listed(name)) {
-        (Some(path), false) => Some(format!("{path}: unsafe code, and {LIST} has no row for `{name}`")),
-        (None, true) => Some(format!("{LIST}: `{name}` has no unsafe code any more")),
-        _ => None,
-    };
-    crates.into_iter().filter_map(complaint).collect()
+    let listed: Vec<(&str, &str)> = tree.file(LIST).map(|list| entries(&list.text)).unwrap_or_default();
+    let found: Vec<(&str, &str, &File)> = tree
+        .with_extension(".rs")
+        .filter(|file| has_unsafe(&file.text))
+        .filter_map(|file| split(&file.path).map(|(name, inside)| (name, inside, file)))
+        .collect();
+    let unlisted = found.iter().filter(|(name, inside, _)| !listed.contains(&(name, inside)));
+    let stale =
+        listed.iter().filter(|(name, inside)| !found.iter().any(|(n, i, _)| (n, i) == (name, inside)));
+    unlisted
+        .map(|(name, inside, file)| {
+            format!("{}: unsafe code, and {LIST} does not list `{inside}` of `{name}`", file.path)
+        })
+        .chain(stale.map(|(name, inside)| format!("{LIST}: `{inside}` of `{name}` has no unsafe code")))
+        .collect()
 }
 
-fn first_unsafe<'a>(tree: &'a Tree, name: &str) -> Option<&'a str> {
-    let files = tree.files.iter().filter(|file| crate_of(file) == Some(name));
-    files.filter(|file| has_unsafe(&file.text)).map(|file| file.path.as_str()).next()
+/// The crate of a file and its place below the crate's folder.
+fn split(path: &str) -> Option<(&str, &str)> {
+    path.strip_prefix("crates/").unwrap_or(path).split_once('/')
 }
 
-/// The crate whose sources a file is part of.
-fn crate_of(file: &File) -> Option<&str> {
-    let (name, inside) = file.path.strip_prefix("crates/")?.split_once('/')?;
-    (inside.starts_with("src/") && inside.ends_with(".rs")).then_some(name)
+/// Crates and files of the table's rows.
+fn entries(list: &str) -> Vec<(&str, &str)> {
+    let rows = list.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    rows.flat_map(|(name, rest)| {
+        let cell = rest.split(" | ").next().unwrap_or("");
+        let quoted = cell.split('`').skip(1).step_by(2);
+        quoted.filter(|file| file.ends_with(".rs")).map(move |file| (name, file))
+    })
+    .collect()
 }
 
 fn has_unsafe(text: &str) -> bool {
-    let code = text.lines().map(|line| line.split("//").next().unwrap_or(""));
-    let mut words = code.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
-    words.any(|word| word == "unsafe")
+    let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or("")).collect();
+    let code = code.join("\n");
+    let mut rest = code.as_str();
+    while let Some(at) = rest.find("unsafe") {
+        let (before, after) = (&rest[..at], &rest[at + "unsafe".len()..]);
+        let is_word = !before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        if is_word && FOLLOWERS.iter().any(|follower| after.trim_start().starts_with(follower)) {
+            return true;
+        }
+        rest = after;
+    }
+    false
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LISTED: (&str, &str) = (LIST, "| crate | where |\n| `a` | everywhere |\n");
+    const LISTED: (&str, &str) =
+        (LIST, "| crate | where | why |\n| `a` | `src/lib.rs`, `tests/t.rs` | so |\n");
+    /// In parts, so that this file has none.
+    const CODE: &str = concat!("fn f() {\n    uns", "afe { g() }\n}\n");
+    const FORBIDS: &str = "#![forbid(unsafe_code)]\n// unsafe { is a comment\nlet text = \"unsafe code\";\n";
 
     #[test]
-    fn unsafe_code_needs_a_row_and_a_row_needs_unsafe_code() {
-        let code = "fn f() {\n    unsafe { g() }\n}\n";
-        let fine = [("crates/a/src/lib.rs", code), ("crates/b/src/lib.rs", "// unsafe is a word\n"), LISTED];
+    fn a_file_with_unsafe_code_is_listed_and_a_listed_file_has_some() {
+        let fine = [
+            ("crates/a/src/lib.rs", CODE),
+            ("crates/a/tests/t.rs", CODE),
+            ("crates/b/src/lib.rs", FORBIDS),
+            LISTED,
+        ];
         assert_eq!(check(&Tree::of(&fine)), Vec::<String>::new());
-        let more = [("crates/a/src/lib.rs", code), ("crates/b/src/x.rs", code), LISTED];
-        assert_eq!(
-            check(&Tree::of(&more)),
-            [format!("crates/b/src/x.rs: unsafe code, and {LIST} has no row for `b`")]
-        );
-        let less = [("crates/a/src/lib.rs", "#![forbid(unsafe_code)]\n"), LISTED];
-        assert_eq!(check(&Tree::of(&less)), [format!("{LIST}: `a` has no unsafe code any more")]);
+        for place in ["crates/a/src/x.rs", "crates/a/examples/e.rs", "crates/b/tests/t.rs", "fuzz/f.rs"] {
+            let more = [("crates/a/src/lib.rs", CODE), ("crates/a/tests/t.rs", CODE), (place, CODE), LISTED];
+            let (name, inside) = split(place).expect("below a folder");
+            let expected = format!("{place}: unsafe code, and {LIST} does not list `{inside}` of `{name}`");
+            assert_eq!(check(&Tree::of(&more)), [expected]);
+        }
+        let less = [("crates/a/src/lib.rs", CODE), ("crates/a/tests/t.rs", FORBIDS), LISTED];
+        assert_eq!(check(&Tree::of(&less)), [format!("{LIST}: `tests/t.rs` of `a` has no unsafe code")]);
+    }
+
+    #[test]
+    fn every_kind_of_unsafe_code_is_seen() {
+        for kind in FOLLOWERS {
+            assert!(has_unsafe(&format!("un{}\n    {kind}", "safe")), "{kind}");
+        }
+        assert!(!has_unsafe(&format!("not_un{} {{", "safe")));
     }
 }
