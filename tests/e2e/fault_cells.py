@@ -49,6 +49,8 @@ SILENCE_MIN_S = 3.0
 # For hosts that share a busy machine's cores, and less than another peer timeout: a verdict that took two would show.
 MARGIN_S = 4.5
 LIMIT_S = PEER_TIMEOUT_S + MARGIN_S
+# For so long who has lost a majority waits for it to come back (docs/membership.md).
+PATIENCE_S = 3 * PEER_TIMEOUT_S
 # Of a group that is formed: where a rank never comes, where packets are lost, and else; then also of each call.
 BOOTSTRAP_S, PATIENT_S, CALL_S = 5.0, 40.0, 60.0
 # For so long rank 0 answers the others after it has given up.
@@ -64,7 +66,7 @@ FAULTS = (
 FROM_OUTSIDE = ("cut", "mute", "deaf", "loss")
 PHASES = ("bootstrap", "reduce", "gather", "idle", "shutdown")
 # Done to all ranks, from the first datagram to the last: one run has all phases.
-CHAOS = {"corrupt": "corrupt=10%,seed=3", "duplicate": "duplicate=30%,seed=4"}
+CHAOS = {"corrupt": "corrupt=30%,seed=3", "duplicate": "duplicate=50%,seed=4"}
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,14 @@ class Seen:
 
     Attributes:
         fault_at: when the fault was done; None: it never came to that.
+        continued_at: when a stopped rank was let run again, which is when all others have ended; None: none was stopped.
         events: of each rank, in order; see fault_rank.py.
         exits: status of each rank; None: it had to be ended.
         outputs: what each rank printed.
     """
 
     fault_at: float | None
+    continued_at: float | None
     events: list[list[dict[str, Any]]]
     exits: list[int | None]
     outputs: list[str]
@@ -349,14 +353,17 @@ class _Run:
             )
 
     def _write(self, exits: list[int | None]) -> None:
-        at = self.folder / "fault"
         events = []
         for rank in range(WORLD_SIZE):
             lines = self.folder / f"events-{rank}"
             events.append([json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else [])
         outputs = [(self.folder / f"output-{rank}").read_text() for rank in range(WORLD_SIZE)]
-        seen = {"fault_at": float(at.read_text()) if at.exists() else None, "events": events, "exits": exits}
-        (self.folder / "seen").write_text(json.dumps({**seen, "outputs": outputs}))
+        times = {"fault_at": self._time("fault"), "continued_at": self._time("continued")}
+        (self.folder / "seen").write_text(json.dumps({**times, "events": events, "exits": exits, "outputs": outputs}))
+
+    def _time(self, name: str) -> float | None:
+        at = self.folder / name
+        return float(at.read_text()) if at.exists() else None
 
 
 if __name__ == "__main__":
