@@ -20,6 +20,7 @@ from typing import Any
 import gradwire
 import gradwire._boundary
 import gradwire._entrance
+import gradwire._runtime
 import numpy as np
 from gradwire.errors import GradwireError, NotMemberError
 
@@ -41,7 +42,7 @@ WAIT_S = 60.0
 
 def say(**facts: Any) -> None:
     with (FOLDER / f"events-{RANK}").open("a") as file:
-        file.write(json.dumps({"life": LIVES[-1], **facts}, default=str) + "\n")
+        file.write(json.dumps({"life": LIVES[-1], "time": time.monotonic(), **facts}, default=str) + "\n")
 
 
 def gradient(rank: int, step: int) -> Any:
@@ -56,7 +57,8 @@ def be_lost(step: int, together: int) -> None:
     if any(
         (RANK, LIVES[-1]) == (rank, life) and step >= at and together == so_far for rank, life, at, so_far in DEATHS
     ):
-        (FOLDER / "lost").write_text("")
+        (FOLDER / ".lost").write_text(str(time.monotonic()))
+        (FOLDER / ".lost").rename(FOLDER / "lost")
         os.kill(os.getpid(), signal.SIGSTOP if CASE == "stopped" else signal.SIGKILL)
 
 
@@ -79,7 +81,8 @@ def train(comm: gradwire.Communicator) -> None:
         assert np.array_equal(mean, expected), f"step {number}: not the mean over {report.members}"
         moment += mean
         weights -= mean / np.float32(1024)
-        say(step=number, epoch=report.epoch, members=report.members, digest=digest(weights, moment))
+        lost = comm.stats()["group"]["epoch"]["lost"] if report.epoch else []
+        say(step=number, epoch=report.epoch, members=report.members, lost=lost, digest=digest(weights, moment))
         is_again = report.epoch > 0 and len(report.members) == WORLD_SIZE
         together += int(is_again)
         step += 1
@@ -134,6 +137,9 @@ def run() -> str:
 
 def main() -> None:
     started = time.monotonic()
+    if os.environ["GRADWIRE_PORT"] != "0":  # of all lives: there before the others know that the last one is gone
+        gradwire._runtime.runtime()
+        say(port=gradwire.stats()["port"])
     if LIVES[-1] and CASE == "killed while joining":
         join_and_be_killed()
     ended = run()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,8 +28,16 @@ SCRIPT = Path(__file__).parent / "joining_rank.py"
 WORLD_SIZE, VICTIM = 4, 2
 SURVIVORS = [0, 1, 3]
 PEER_TIMEOUT_S = 5.0
+# For a busy machine, and less than another peer timeout: a verdict that took two would show.
+MARGIN_S = 4.5
 LIMIT_S = 90.0
 CASES = ("killed", "stopped", "wrong secret", "killed while joining")
+
+
+def free_udp_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -36,6 +45,8 @@ class Case:
     name: str
     folder: Path
     port: int = field(default_factory=free_port)
+    # Of the victim's engine, in all of its lives.
+    own_port: int = field(default_factory=free_udp_port)
     ranks: list[subprocess.Popen[str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
@@ -48,6 +59,7 @@ class Case:
             "GRADWIRE_TEST_FOLDER": str(self.folder),
             "GRADWIRE_TEST_CASE": self.name,
             "OMP_NUM_THREADS": "1",
+            **({"GRADWIRE_PORT": str(self.own_port)} if self.name == "killed" and rank == VICTIM else {}),
             **more,
         }
         process = start([str(SCRIPT)], rank, WORLD_SIZE, self.port, **variables)
@@ -89,9 +101,9 @@ def lose_and_bring_back(case: Case, end: float) -> None:
         case.wait("the others go on", lambda: any(e["epoch"] == 1 for e in case.events(0, "step")), end)
         victim.send_signal(signal.SIGCONT)
     elif case.name == "killed":
-        # At once, under the same port: nobody knows yet that the earlier life is gone.
+        # At once, under the same address: nobody knows yet that the earlier life is gone.
         victim.wait()
-        case.begin(VICTIM, GRADWIRE_TEST_LIFE="1", GRADWIRE_PORT=str(free_port()))
+        case.begin(VICTIM, GRADWIRE_TEST_LIFE="1")
     elif case.name == "wrong secret":
         case.begin(VICTIM, GRADWIRE_TEST_LIFE="1", GRADWIRE_SECRET="another secret of another job")
         case.wait("it was refused", lambda: case.events(VICTIM, "ended", life=1), end)
@@ -158,6 +170,64 @@ def test_the_next_life_gets_what_the_others_have_and_all_train_on(cases: dict[st
     for rank in range(WORLD_SIZE):
         assert case.events(rank, "gathered")[-1]["gathered"] == [0, 1, 2, 3], "whole again"
         assert case.events(rank, "members")[-1]["members"] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_is_started_again_under_its_address_is_found_lost_in_time_by_one_verdict(
+    cases: dict[str, Case],
+) -> None:
+    case = cases["killed"]
+    ports = [event["port"] for event in case.events(VICTIM, "port")]
+    assert ports == [case.own_port] * 2, "two lives at one address"
+    lost_at = float((case.folder / "lost").read_text())
+    begun = case.events(VICTIM, "port", life=1)[0]["time"]
+    verdicts = [next(e for e in case.events(rank, "epoch") if e["epoch"] > 0) for rank in SURVIVORS]
+    assert begun < min(event["time"] for event in verdicts), (
+        "its next life was there before anybody knew that it was lost"
+    )
+    for verdict in verdicts:
+        assert (verdict["epoch"], verdict["members"]) == (1, SURVIVORS), verdict
+        assert [(lost["rank"], lost["epoch"]) for lost in verdict["lost"]] == [(VICTIM, 1)], verdict
+        assert verdict["time"] - lost_at <= PEER_TIMEOUT_S + MARGIN_S, verdict
+    told = [verdict["time"] for verdict in verdicts]
+    assert max(told) - min(told) < PEER_TIMEOUT_S, "one waited for a timeout of its own"
+
+
+def test_without_going_on_a_rank_that_is_started_again_under_its_address_is_named_by_all_in_time(
+    tmp_path: Path,
+) -> None:
+    case = Case("restarted", tmp_path)
+    script = SCRIPT.parent / "restarted_rank.py"
+    variables = {
+        "GRADWIRE_PEER_TIMEOUT_S": str(PEER_TIMEOUT_S),
+        "GRADWIRE_TEST_FOLDER": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+    }
+    own = {**variables, "GRADWIRE_PORT": str(case.own_port)}
+
+    def begin(rank: int, life: int) -> None:
+        own_or_any = own if rank == VICTIM else variables
+        case.ranks.append(start([str(script)], rank, WORLD_SIZE, case.port, GRADWIRE_TEST_LIFE=str(life), **own_or_any))
+
+    for rank in range(WORLD_SIZE):
+        begin(rank, 0)
+    victim, survivors = case.ranks[VICTIM], [case.ranks[rank] for rank in SURVIVORS]
+    end = time.monotonic() + LIMIT_S
+    case.wait("the victim is lost", lambda: victim.poll() is not None, end)
+    begin(VICTIM, 1)
+    case.wait("the others have ended", lambda: all(rank.poll() is not None for rank in survivors), end)
+    (tmp_path / "told").write_text("")
+    case.finish(end)
+    lost, listens = case.events(VICTIM, "port")
+    assert [lost["port"], listens["port"]] == [case.own_port] * 2, case.outputs
+    failures = [case.events(rank, "event")[-1] for rank in SURVIVORS]
+    assert listens["at"] < min(failure["at"] for failure in failures), (
+        "it was there before anybody knew that it was lost"
+    )
+    for failure in failures:
+        assert (failure["error"], failure["fields"]["rank"]) == ("PeerLostError", VICTIM), failure
+        assert failure["at"] - lost["at"] <= PEER_TIMEOUT_S + MARGIN_S, failure
+    told = [failure["at"] for failure in failures]
+    assert max(told) - min(told) < PEER_TIMEOUT_S, "one waited for a timeout of its own"
 
 
 def test_who_was_stopped_is_told_that_it_is_no_member_and_may_join_as_another_life(cases: dict[str, Case]) -> None:
