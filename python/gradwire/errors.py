@@ -114,7 +114,7 @@ class PeerLostError(GroupError):
 
 
 class PeerLeftError(GroupError):
-    """A rank left while it was still needed. Fields: rank, host, during."""
+    """A rank left while it was still needed. Fields: rank, host, during, waited_s, detail (as of `PeerLostError`)."""
 
 
 class DeadlineError(GroupError, TimeoutError):
@@ -122,7 +122,10 @@ class DeadlineError(GroupError, TimeoutError):
 
 
 class AbortedError(GroupError):
-    """Another rank's group failed for a reason of its own. Fields: rank, cause."""
+    """Another rank's group failed for a reason of its own.
+
+    Fields: rank, host, cause; and what this rank saw: during, waited_s, detail (as of `DeadlineError`).
+    """
 
 
 class NotMemberError(GroupError):

@@ -77,7 +77,7 @@ pub enum OpError {
         reported_by: Option<u32>,
     },
     /// A rank left while it was still needed.
-    #[error("rank {rank} ({host}) left the group while {during} needed it")]
+    #[error("rank {rank} ({host}) left the group while {during} needed it, after {waited:?}: {detail}")]
     PeerLeft {
         /// The rank.
         rank: u32,
@@ -85,6 +85,10 @@ pub enum OpError {
         host: String,
         /// Collective in progress here.
         during: String,
+        /// How long that had waited.
+        waited: Duration,
+        /// What had arrived from it here, in which stage, and where it last said that it was, or was seen.
+        detail: Box<str>,
     },
     /// The call's timeout passed.
     #[error("{during} timed out after {waited:?}, when its timeout passed: {detail}")]
@@ -121,12 +125,22 @@ pub enum OpError {
         bytes_max: u64,
     },
     /// Another rank's group failed for a reason of its own.
-    #[error("rank {rank} aborted the group: {cause}")]
+    #[error(
+        "rank {rank} ({host}) aborted the group: {cause}; {during} had waited {waited:?} here: {detail}"
+    )]
     Aborted {
         /// The rank.
         rank: u32,
+        /// Its host.
+        host: Box<str>,
         /// Its reason.
-        cause: String,
+        cause: Box<str>,
+        /// Collective in progress here.
+        during: String,
+        /// How long that had waited.
+        waited: Duration,
+        /// For each peer that is behind: what had arrived here of what, in which stage, and where that rank last said it was, or was seen.
+        detail: Box<str>,
     },
     /// This rank may not go on: no majority of the ranks could be reached, or the others have gone on without it.
     #[error("this rank stops in epoch {epoch}: {outcome}; it began with: {cause}")]

@@ -10,7 +10,7 @@ use crate::core::wire::{ConnectionId, Reader, ABORT_RECORD_BYTES, POSITION_RECOR
 use crate::core::{ConnectionConfig, Mark, Timestamp};
 use crate::position::PositionRecord;
 use crate::settings::CallSettings;
-use crate::verdict::AbortRecord;
+use crate::verdict::{AbortRecord, Here};
 use crate::{
     Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
     ReduceOp, Request, Servers, TransmitSink, View,
@@ -36,7 +36,9 @@ pub fn parse_records(bytes: &[u8]) {
     let mut reader = Reader::new(bytes);
     if let Some(abort) = record::<ABORT_RECORD_BYTES, _>(&mut reader, AbortRecord::decode) {
         assert_eq!(AbortRecord::decode(&abort.encode()), Some(abort));
-        _ = abort.to_error(|rank| rank.to_string(), |_| String::new(), String::new()).to_string();
+        let (host, detail) = (|rank: u32| rank.to_string(), |_| String::new());
+        let here = Here { host, detail, during: String::new(), waited: Duration::ZERO };
+        _ = abort.to_error(here).to_string();
     }
     let mut reader = Reader::new(bytes);
     if let Some(settings) = record(&mut reader, CallSettings::decode) {

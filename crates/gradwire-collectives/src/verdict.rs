@@ -32,6 +32,17 @@ pub(crate) struct AbortRecord {
     pub(crate) amounts: [u64; 2],
 }
 
+/// What a rank that is told adds of its own.
+pub(crate) struct Here<H, D> {
+    /// The host of a rank.
+    pub(crate) host: H,
+    /// What had arrived from a rank, or from each that is behind.
+    pub(crate) detail: D,
+    /// The collective in progress, and how long it had waited.
+    pub(crate) during: String,
+    pub(crate) waited: Duration,
+}
+
 /// Kinds of fatal errors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -116,16 +127,17 @@ impl AbortRecord {
         })
     }
 
-    /// The error that a rank raises which was told. `host` names the host of a rank, `detail` says what had arrived from it
-    /// here, `during` is this rank's own collective in progress.
+    /// The error that a rank raises which was told.
     pub(crate) fn to_error(
         self,
-        host: impl Fn(u32) -> String,
-        detail: impl Fn(u32) -> String,
-        during: String,
+        here: Here<impl Fn(u32) -> String, impl Fn(Option<u32>) -> String>,
     ) -> OpError {
         let rank = self.ranks[0];
-        let aborted = |cause| OpError::Aborted { rank: self.reporter, cause };
+        let Here { host, detail, during, waited } = here;
+        let aborted = |cause: String, during| {
+            let (rank, cause, detail) = (self.reporter, cause.into(), detail(None).into());
+            OpError::Aborted { rank, host: host(rank).into(), cause, during, waited, detail }
+        };
         match self.cause {
             Cause::Mismatch => {
                 let [a, b] = [(self.ranks[0], &self.calls[0]), (self.ranks[1], &self.calls[1])];
@@ -133,14 +145,17 @@ impl AbortRecord {
             }
             Cause::PeerLost => {
                 let reported_by = Some(self.reporter);
-                let (host, detail) = (host(rank), detail(rank).into());
+                let (host, detail) = (host(rank), detail(Some(rank)).into());
                 OpError::PeerLost { rank, host, silent: self.waited, during, detail, reported_by }
             }
-            Cause::PeerLeft | Cause::ShutDown => OpError::PeerLeft { rank, host: host(rank), during },
+            Cause::PeerLeft | Cause::ShutDown => {
+                let (host, detail) = (host(rank), detail(Some(rank)).into());
+                OpError::PeerLeft { rank, host, during, waited, detail }
+            }
             Cause::TimedOut => {
                 let call = Call::decode(&self.calls[0]);
                 let name = call.map_or("a collective".to_owned(), |call| call.during(self.sequence));
-                aborted(format!("{name} timed out there after {:?}", self.waited))
+                aborted(format!("{name} timed out there after {:?}", self.waited), during)
             }
             Cause::ServerMemory => {
                 let [needed, bytes_max] = self.amounts;
@@ -149,13 +164,11 @@ impl AbortRecord {
             Cause::CallSettings => {
                 let call = Call::decode(&self.calls[0]);
                 let name = call.map_or("a call".to_owned(), |call| call.during(self.sequence));
-                aborted(format!(
-                    "rank {rank} ({}) sent settings of {name} that cannot be read: start all ranks and servers with one version of gradwire",
-                    host(rank)
-                ))
+                let problem = "that cannot be read: start all ranks and servers with one version of gradwire";
+                aborted(format!("rank {rank} ({}) sent settings of {name} {problem}", host(rank)), during)
             }
             Cause::Settings => {
-                aborted(format!("rank {rank} ({}) runs with other settings of the group", host(rank)))
+                aborted(format!("rank {rank} ({}) runs with other settings of the group", host(rank)), during)
             }
         }
     }
@@ -189,7 +202,12 @@ mod tests {
             calls: [[4; 16], [5; 16]],
             ..AbortRecord::about(Cause::Mismatch, 1, 1)
         };
-        let error = record.to_error(|_| String::new(), |_| String::new(), String::new());
+        let error = record.to_error(Here {
+            host: |_| String::new(),
+            detail: |_| String::new(),
+            during: String::new(),
+            waited: Duration::ZERO,
+        });
         assert_eq!(error, OpError::Mismatch(Box::new(mismatch(0, (2, &[5; 16]), (1, &[4; 16])))));
     }
 }

@@ -256,8 +256,18 @@ fn a_call_that_a_peer_never_joins_times_out_with_the_laggard_named() {
     // Rank 1 is behind only because it waits for rank 2, and comes after it.
     assert!(detail.starts_with("rank 2 (host2): 0 of "), "{detail}");
     assert!(detail.contains("idle before collective 0"), "{detail}");
-    let OpError::Aborted { rank: 0, cause } = net.error(1) else { panic!("{:?}", net.error(1)) };
-    assert!(cause.contains("all_reduce/transpose #0 (1000 x F32) timed out"), "{cause}");
+    let OpError::Aborted { rank: 0, host, cause, during: own, waited, detail } = net.error(1) else {
+        panic!("{:?}", net.error(1))
+    };
+    assert!(cause.contains("all_reduce/transpose #0 (1000 x F32) timed out there after 3s"), "{cause}");
+    // Who is told says what it has seen itself: it waited as long, for the same rank.
+    assert_eq!((&**host, own), ("host0", during));
+    assert!((Duration::from_secs(3)..Duration::from_secs(5)).contains(waited), "{waited:?}");
+    assert!(detail.starts_with("rank 2 (host2): 0 of "), "{detail}");
+    assert!(
+        detail.contains(" bytes from it arrived in the reduce stage in all_reduce/transpose #0"),
+        "{detail}"
+    );
 }
 
 #[test]
@@ -288,6 +298,26 @@ fn a_rank_that_leaves_while_it_is_needed_is_named() {
 }
 
 #[test]
+fn who_waits_for_a_rank_that_leaves_says_how_long_for_what_and_in_which_stage() {
+    let mut net = Net::perfect(2);
+    let mut tensor = data(1000);
+    net.submit(1, all_reduce(&mut tensor, Algorithm::Transpose));
+    net.run_for(Duration::from_millis(50));
+    let now = net.now;
+    net.groups[0].leave(now);
+    net.run_until(Duration::from_secs(5), |net| net.done[1].len() == 1);
+    let OpError::PeerLeft { rank: 0, host, during, waited, detail } = net.error(1) else {
+        panic!("{:?}", net.error(1))
+    };
+    assert_eq!((host.as_str(), during.as_str()), ("host0", "all_reduce/transpose #0 (1000 x F32)"));
+    assert!((Duration::from_millis(50)..Duration::from_millis(100)).contains(waited), "{waited:?}");
+    assert!(
+        detail.starts_with("0 of ") && detail.contains(" bytes from it arrived in the reduce stage; it last"),
+        "{detail}"
+    );
+}
+
+#[test]
 fn leaving_in_the_middle_of_a_call_ends_it_here_and_there() {
     let mut net = Net::perfect(2);
     let mut tensor = data(10);
@@ -301,7 +331,9 @@ fn leaving_in_the_middle_of_a_call_ends_it_here_and_there() {
     net.submit(1, all_reduce(&mut other, Algorithm::Auto));
     net.run_all(1);
     assert!(matches!(net.error(0), OpError::ShutDown(_)), "{:?}", net.error(0));
-    assert!(matches!(net.error(1), OpError::PeerLeft { rank: 0, .. }), "{:?}", net.error(1));
+    let OpError::PeerLeft { rank: 0, host, detail, .. } = net.error(1) else { panic!("{:?}", net.error(1)) };
+    assert_eq!(host, "host0");
+    assert!(detail.starts_with("0 of 40 bytes from it arrived in the reduce stage; it "), "{detail}");
     net.run_until(PEER_TIMEOUT * 2, |net| net.groups[0].is_drained());
 }
 
@@ -340,6 +372,14 @@ fn whatever_needs_a_rank_that_is_gone_in_good_order_ends_at_once_and_names_it() 
         };
         net.submit(0, Request { input, output, ..request(collective.clone()) });
         net.run_until(Duration::from_millis(1), |net| !net.done[0].is_empty());
-        assert!(matches!(net.error(0), OpError::PeerLeft { rank: 1, .. }), "{collective:?}");
+        let OpError::PeerLeft { rank: 1, during, detail, .. } = net.error(0) else {
+            panic!("{collective:?}")
+        };
+        let seen = match collective {
+            Collective::AllReduce { .. } => "0 of 400 bytes from it arrived in the reduce stage".to_owned(),
+            Collective::Receive { .. } => format!("nothing of {during} was under way with it"),
+            _ => "it has not taken 400 bytes sent to it".to_owned(),
+        };
+        assert!(detail.starts_with(&format!("{seen}; it ")), "{collective:?}: {detail}");
     }
 }

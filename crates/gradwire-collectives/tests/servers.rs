@@ -350,7 +350,7 @@ fn settings_that_a_server_cannot_read_fail_the_call_on_every_rank_and_name_the_w
     net.run_all(1);
     for rank in 0..2 {
         let error = net.error(rank).to_string();
-        assert!(error.contains("rank 2 aborted") && error.contains("rank 0 ("), "{error}");
+        assert!(error.contains("rank 2 (host2) aborted") && error.contains("rank 0 ("), "{error}");
     }
 }
 

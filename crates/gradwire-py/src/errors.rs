@@ -122,10 +122,12 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("reported_by", reported_by)?;
                 "PeerLostError"
             }
-            OpError::PeerLeft { rank, host, during } => {
+            OpError::PeerLeft { rank, host, during, waited, detail } => {
                 fields.set_item("rank", rank)?;
                 fields.set_item("host", host)?;
                 fields.set_item("during", during)?;
+                fields.set_item("waited_s", waited.as_secs_f64())?;
+                fields.set_item("detail", detail.as_ref())?;
                 "PeerLeftError"
             }
             OpError::TimedOut { during, waited, detail } => {
@@ -134,9 +136,13 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("detail", detail)?;
                 "DeadlineError"
             }
-            OpError::Aborted { rank, cause } => {
+            OpError::Aborted { rank, host, cause, during, waited, detail } => {
                 fields.set_item("rank", rank)?;
-                fields.set_item("cause", cause)?;
+                fields.set_item("host", host.as_ref())?;
+                fields.set_item("cause", cause.as_ref())?;
+                fields.set_item("during", during)?;
+                fields.set_item("waited_s", waited.as_secs_f64())?;
+                fields.set_item("detail", detail.as_ref())?;
                 "AbortedError"
             }
             OpError::ServerMemory { rank, host, during, needed, bytes_max } => {

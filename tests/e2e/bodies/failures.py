@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import (
+    AbortedError,
     DeadlineError,
     GradwireError,
     GroupError,
@@ -107,7 +108,14 @@ def check_a_rank_that_does_not_come_ends_in_a_timeout_that_names_the_call() -> N
         assert "timed out" in str(error), error
         if isinstance(error, DeadlineError):  # the first to notice; it tells the others, whose call is then aborted
             assert isinstance(error, TimeoutError)
-            assert "rank 0" in error.detail, error
+        else:  # which says what was seen here: the same rank is behind
+            assert isinstance(error, AbortedError), error
+            assert error.rank in range(1, WORLD_SIZE), error
+            assert error.host, error
+            assert "timed out there after" in error.cause, error
+        assert "all_reduce" in error.during, error
+        assert error.waited_s > 0, error
+        assert "rank 0 (" in error.detail, error
     dist.barrier(GLOO)
 
 

@@ -5,7 +5,7 @@ use crate::call::{mismatch, Call};
 use crate::op::Op;
 use crate::peer::Peer;
 use crate::position::PositionRecord;
-use crate::verdict::{AbortRecord, Cause};
+use crate::verdict::{AbortRecord, Cause, Here};
 use crate::{Algorithm, Collective, OpError, OpId};
 use gradwire_core::wire::ABORT_RECORD_BYTES;
 use gradwire_core::{Descriptor, Timestamp, TransferId};
@@ -144,24 +144,33 @@ impl Group {
     pub(super) fn fail_left(&mut self, now: Timestamp, slot: usize) {
         let peer = &self.peers[slot];
         let record = AbortRecord::about(Cause::PeerLeft, self.rank, peer.rank);
-        let (rank, host, during) = (peer.rank, peer.host.clone(), self.during());
-        self.fail(now, OpError::PeerLeft { rank, host, during }, &record);
+        let (rank, host, (during, waited)) = (peer.rank, peer.host.clone(), self.during_for(now));
+        let detail = self.lag_of(rank).into();
+        self.fail(now, OpError::PeerLeft { rank, host, during, waited, detail }, &record);
     }
 
     /// A peer's group failed: the same verdict here, and on to everybody else.
     pub(super) fn fail_told(&mut self, now: Timestamp, slot: usize, record: &[u8; ABORT_RECORD_BYTES]) {
-        let teller = self.peers[slot].rank;
         let Some(record) = AbortRecord::decode(record) else {
-            let cause = "for a reason that this version does not know".to_owned();
-            let about = AbortRecord::about(Cause::TimedOut, teller, teller);
-            return self.fail(now, OpError::Aborted { rank: teller, cause }, &about);
+            let (rank, host) = (self.peers[slot].rank, self.peers[slot].host.as_str().into());
+            let (during, waited) = self.during_for(now);
+            let (cause, detail) = ("for a reason that this version does not know".into(), self.lag().into());
+            let about = AbortRecord::about(Cause::TimedOut, rank, rank);
+            return self.fail(now, OpError::Aborted { rank, host, cause, during, waited, detail }, &about);
         };
-        let hosts = |rank| match self.slot_of(rank) {
+        let error = self.error_of(now, record);
+        self.fail(now, error, &record);
+    }
+
+    /// What a record means on this rank, which adds what it has seen itself.
+    pub(super) fn error_of(&self, now: Timestamp, record: AbortRecord) -> OpError {
+        let host = |rank| match self.slot_of(rank) {
             Some(slot) => self.peers[slot].host.clone(),
             None => "this rank".to_owned(),
         };
-        let error = record.to_error(hosts, |rank| self.lag_of(rank), self.during());
-        self.fail(now, error, &record);
+        let detail = |rank: Option<u32>| rank.map_or_else(|| self.lag(), |rank| self.lag_of(rank));
+        let (during, waited) = self.during_for(now);
+        record.to_error(Here { host, detail, during, waited })
     }
 
     /// Ends everything if an operation ran out of time; else finds the next one that may.
@@ -199,7 +208,10 @@ impl Group {
         let mut ops: Vec<&Op> = self.unreported().collect();
         ops.sort_by_key(|op| op.id);
         let lag = ops.iter().find_map(|op| op.lag_of(rank));
-        let lag = lag.unwrap_or_else(|| "nothing was expected from it".to_owned());
+        let lag = lag.unwrap_or_else(|| match self.oldest_call() {
+            Some((during, _)) => format!("nothing of {during} was under way with it"),
+            None => "nothing was expected from it".to_owned(),
+        });
         format!("{lag}; {}", self.peers[slot].whereabouts())
     }
 
@@ -223,7 +235,8 @@ impl Group {
         let mut lines: Vec<(bool, String)> = self.peers.iter().filter_map(lag).collect();
         lines.sort_by_key(|(has_come, _)| *has_come);
         if lines.is_empty() {
-            return "no peer has offered what is waited for".to_owned();
+            let nothing = "no peer has offered what is waited for";
+            return self.oldest_call().map_or("nothing was waited for", |_| nothing).to_owned();
         }
         lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
     }
@@ -243,13 +256,24 @@ impl Group {
         self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned())
     }
 
+    /// The same, and how long it has waited.
+    fn during_for(&self, now: Timestamp) -> (String, Duration) {
+        let waited = self.oldest_call().map_or(Duration::ZERO, |(_, submitted)| now.since(submitted));
+        (self.during(), waited)
+    }
+
     /// The oldest operation that is not over.
     pub(super) fn during_any(&self) -> Option<String> {
-        let in_flight = self.unreported().min_by_key(|op| op.id).map(Op::during);
+        self.oldest_call().map(|(during, _)| during)
+    }
+
+    /// The same, and when it was called.
+    fn oldest_call(&self) -> Option<(String, Timestamp)> {
+        let in_flight = self.unreported().min_by_key(|op| op.id).map(|op| (op.during(), op.submitted));
         in_flight.or_else(|| {
-            self.unstarted()
-                .next()
-                .map(|queued| Call::of(&queued.request, Algorithm::Auto).during(queued.sequence))
+            let queued = self.unstarted().next()?;
+            let call = Call::of(&queued.request, Algorithm::Auto);
+            Some((call.during(queued.sequence), queued.submitted))
         })
     }
 

@@ -174,9 +174,7 @@ impl Group {
     fn fail_call_settings(&mut self, now: Timestamp, from: u32, call: Descriptor, number: u64) {
         let about = AbortRecord::about(Cause::CallSettings, self.rank, from);
         let record = AbortRecord { calls: [call, Descriptor::default()], sequence: number, ..about };
-        let slot = self.slot_of(from);
-        let host = |_| slot.map_or_else(String::new, |slot| self.peers[slot].host.clone());
-        let error = record.to_error(host, |rank| self.lag_of(rank), String::new());
+        let error = self.error_of(now, record);
         self.fail(now, error, &record);
     }
 
