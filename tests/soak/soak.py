@@ -5,7 +5,8 @@
 
 `on_peer_loss="continue"`: a majority goes on, and whoever comes back joins it. Every result is compared with the reference mean over the
 ranks that its report announces, all ranks that took part in a step must have the same state after it, and at the end the whole
-training is computed again from what was announced. Rank 0 holds the rendezvous: it is stopped and cut off, not killed.
+training is computed again from what was announced. Rank 0 is killed like any other: its next life serves the rendezvous anew, and until
+the members have found it nobody joins.
 
 Exit status: 0 nothing was lost, 1 something was, 2 it could not run.
 """
@@ -107,9 +108,9 @@ class Soak:
             return
         rank, fault = self.dice.choice(well), self.dice.choice(FAULTS)
         pause = self.dice.uniform(0.1, 3.0) * self.options["peer_timeout"]
-        if rank not in members or 2 * (self.ranks - len(missing) - 1) <= self.ranks or (fault == "kill" and rank == 0):
+        if rank not in members or 2 * (self.ranks - len(missing) - 1) <= self.ranks:
             return
-        self.faults[fault] += 1
+        self.faults[f"{fault} of rank 0" if rank == 0 else fault] += 1
         self.wrong[rank] = (fault, now + pause)
         if fault == "kill":
             self.processes[rank].kill()
