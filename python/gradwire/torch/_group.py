@@ -17,6 +17,7 @@ import torch
 
 from gradwire import _native
 from gradwire._boundary import Boundary
+from gradwire._bounded import BoundedStore
 from gradwire._entrance import Watch
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place, form_group
@@ -100,7 +101,8 @@ class GroupLink:
 
     def open_entrance(self, round_number: int, *, is_new: bool) -> None:
         """Lets lost ranks come back to the round of the Store in which the group was formed."""
-        watch = Watch(lambda: self.store, round_number, self.rank, self.world_size)
+        store = BoundedStore(self.store, self.owner.config.peer_timeout_s)
+        watch = Watch(lambda: store, round_number, self.rank, self.world_size)
         self.boundary = Boundary(self.owner, self._native, watch, self.place, is_new=is_new)
 
     def tolerance_of(self, tensor: torch.Tensor, op: Any, count: int = 1) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""A member whose torch Store has a host that is cut off, neither answering nor refusing, goes on: nobody can join meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from gradwire._bounded import BoundedStore
+from gradwire._entrance import REST_S, Watch
+from gradwire.errors import RendezvousError
+from torch import distributed
+
+SERVER = """
+import sys
+from torch import distributed
+store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+ANSWER_S = 1.0
+# After which the Store answers, so that who waits for it comes back too late instead of never.
+CUT_OFF_S = 30.0
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
+    server: tuple[subprocess.Popen[str], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    process, port = server
+    client = distributed.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=2 * CUT_OFF_S), wait_for_workers=False)
+    store = BoundedStore(client, ANSWER_S)
+    store.set("gradwire/1/left/3", "1")
+    assert (store.get("gradwire/1/left/3"), store.check(["nothing"])) == (b"1", False)
+    watch = Watch(lambda: store, 1, 0, 4)
+    assert watch.newcomer() == 0
+    answers_again = threading.Event()
+
+    def heal() -> None:
+        answers_again.set()
+        process.send_signal(signal.SIGCONT)
+
+    process.send_signal(signal.SIGSTOP)
+    healer = threading.Timer(CUT_OFF_S, heal)
+    healer.start()
+    with caplog.at_level(logging.WARNING, logger="gradwire"):
+        assert watch.newcomer() == 0
+        with pytest.raises(RendezvousError, match="has not answered an earlier request"):
+            store.check(["nothing"])
+        assert not answers_again.is_set(), "it waited as long as the Store was cut off"
+    healer.cancel()
+    assert "no rank can join this group now" in caplog.text
+    assert "cut off" in caplog.text
+    heal()
+    pending = store._pending
+    assert pending is not None
+    assert pending.ended.wait(CUT_OFF_S)
+    watch._asks_at -= REST_S
+    assert watch.newcomer() == 0
+    assert store.check(["gradwire/1/left/3"]), "it is asked again as soon as it answers"
