@@ -454,6 +454,12 @@ impl Group {
         self.peers.iter().filter(|peer| !peer.is_connected).map(|peer| (peer.rank, None)).collect()
     }
 
+    /// Whether `peer` has answered a hello.
+    #[must_use]
+    pub fn is_connected(&self, peer: u32) -> bool {
+        self.slot_of(peer).is_some_and(|slot| self.peers[slot].is_connected)
+    }
+
     /// Index of `rank` in `peers`.
     fn slot_of(&self, rank: u32) -> Option<usize> {
         let slot = rank as usize - usize::from(rank > self.rank);

@@ -1,11 +1,11 @@
 //! A group on the network thread: the machine, the addresses of its peers, the operations in flight. `continuing`: how it goes on
 //! without a lost rank.
 
+mod address;
 mod continuing;
 
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
-use crate::interfaces::Source;
 use crate::routes::{Route, Routes};
 use crate::security::{Channel, Refusal};
 use crate::shared::Unanswered;
@@ -13,17 +13,17 @@ use crate::socket::{Datagram, PathSockets, RawAddress};
 use crate::succession::{Before, Succession};
 use crate::tally::Tally;
 use crate::timeline::CallTimes;
-use crate::ways::Ways;
 use crate::{
     GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats,
     WatchStats,
 };
+use address::PeerAddress;
 use continuing::{is_relay, Door, Relay};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
 use gradwire_core::wire::Opening;
-use gradwire_core::{ConnectionStats, Header, Mark, PathId, Timestamp};
+use gradwire_core::{ConnectionStats, Header, Mark, Timestamp};
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
@@ -32,36 +32,6 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// Byte of a header that names the path.
 const HEADER_PATH: usize = 7;
-
-/// Where a peer is.
-#[derive(Debug)]
-struct PeerAddress {
-    host: String,
-    candidates: Vec<RawAddress>,
-    /// The first address that answered.
-    locked: Option<RawAddress>,
-    /// Of each path, once an address has answered.
-    ways: Option<Ways>,
-    /// What seals and opens its datagrams; `None`: they travel in clear.
-    channel: Option<Channel>,
-}
-
-impl PeerAddress {
-    const NOWHERE: Self =
-        Self { host: String::new(), candidates: Vec::new(), locked: None, ways: None, channel: None };
-
-    /// The peer was heard from there, on this path: the first path ends there.
-    fn lock(&mut self, from: SocketAddr, path: PathId, sources: &[Source], paths: u8) {
-        let published = self.candidates.first().and_then(|candidate| candidate.to_socket_addr());
-        // Further paths of the peer come from ports at which nobody need listen.
-        let port = published.filter(|_| path != PathId(0)).map_or(from.port(), |published| published.port());
-        let first = SocketAddr::new(from.ip(), port);
-        let others = self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).map(|to| to.ip());
-        let others: Vec<IpAddr> = others.filter(|address| !address.is_loopback()).collect();
-        self.locked = Some(RawAddress::new(first));
-        self.ways = Some(Ways::new(first, &others, sources, paths));
-    }
-}
 
 /// An operation in flight.
 pub(crate) struct InFlight {
@@ -216,15 +186,23 @@ impl ActiveGroup {
         if self.takes_note(now, peer, bytes) {
             return;
         }
-        let address = &mut self.peers[peer as usize];
-        if address.locked.is_none() {
-            if let (Ok((header, _)), Some(from)) = (Header::decode(bytes), from.to_socket_addr()) {
-                address.lock(from, header.path, &self.setup.sources, self.setup.paths);
-                self.search_at[peer as usize] = Some(now);
-            }
-        }
+        let is_first = self.peers[peer as usize].locked.is_none();
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
+        if let (true, Ok((header, _)), Some(from)) = (is_first, Header::decode(bytes), from.to_socket_addr())
+        {
+            self.hear_first(now, peer, from, &header);
+        }
+    }
+
+    /// Nothing of the peer's had come before; or nothing that shows where it is.
+    fn hear_first(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
+        let is_connected = self.group.is_connected(peer);
+        let address = &mut self.peers[peer as usize];
+        if address.is_heard_at(from, header, is_connected) {
+            address.lock(from, header.path, &self.setup.sources, self.setup.paths);
+            self.search_at[peer as usize] = Some(now);
+        }
     }
 
     /// Strangers flood the port, or no longer.

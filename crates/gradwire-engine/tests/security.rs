@@ -10,7 +10,7 @@ use gradwire_engine::core::wire::{Flags, Kind, PacketNumber, HEADER_BYTES};
 use gradwire_engine::core::{ConnectionId, Header};
 use gradwire_engine::{
     ChaosConfig, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError, Offload,
-    OnPeerLoss, Security,
+    OnPeerLoss, PendingGroup, Security,
 };
 use relay::{Meddler, Relay};
 use std::net::UdpSocket;
@@ -145,7 +145,10 @@ fn forged(datagram: &[u8], kind: Kind) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     (Some([&header.encode()[..], &[0; 80]].concat()), None)
 }
 
-const ATTACKS: [(&str, Attack); 10] = [
+/// As much as UDP over IPv4 carries.
+const UDP_BYTES_MAX: usize = 65_507;
+
+const ATTACKS: [(&str, Attack); 11] = [
     ("a bit of the body is flipped", |datagram| changed(datagram, |d| d[HEADER_BYTES] ^= 1)),
     ("a bit of the tag is flipped", |datagram| {
         changed(datagram, |d| *d.last_mut().expect("not empty") ^= 0x80)
@@ -155,6 +158,7 @@ const ATTACKS: [(&str, Attack); 10] = [
     ("it is cut", |datagram| changed(datagram, |d| d.truncate(d.len() - 1))),
     ("it is cut to the header", |datagram| changed(datagram, |d| d.truncate(HEADER_BYTES))),
     ("it is made longer", |datagram| changed(datagram, |d| d.extend([0; 64]))),
+    ("it is as long as can be", |datagram| changed(datagram, |d| d.resize(UDP_BYTES_MAX, 0))),
     ("it is of another version", |datagram| changed(datagram, |d| d[0] ^= 0x30)),
     ("somebody says goodbye", |datagram| forged(datagram, Kind::Goodbye)),
     ("somebody aborts", |datagram| forged(datagram, Kind::Abort)),
@@ -182,6 +186,23 @@ fn what_is_changed_or_forged_on_the_way_changes_nothing_but_a_counter() {
         *attack.lock().expect("no panic") = None;
         let after = refused(&groups);
         assert!(after.0 > before.0, "{what}: {before:?}, {after:?}");
+    }
+}
+
+#[test]
+fn what_is_shorter_than_a_header_is_nobodys_sealed_or_not() {
+    for security in [Security::On, Security::Off] {
+        let (engines, groups) = cluster(2, &EngineConfig { security, ..secure() });
+        let stranger = stranger_of(&engines[0]);
+        let (begun, before) = (Instant::now(), unknown(&engines[0]));
+        // An empty one is handed to nobody, and not counted.
+        for bytes in 0..HEADER_BYTES {
+            stranger.send(&vec![0x10; bytes]).expect("loopback");
+        }
+        while unknown(&engines[0]) < before + HEADER_BYTES as u64 - 1 {
+            assert!(begun.elapsed() < PATIENCE, "{} of {HEADER_BYTES}", unknown(&engines[0]) - before);
+        }
+        check_all_reduce(&groups, 1_000);
     }
 }
 
@@ -327,8 +348,7 @@ fn what_comes_for_a_rank_that_nobody_has_let_in_is_refused_and_counted() {
         ..config()
     };
     let (engines, _groups) = cluster(2, &config);
-    let stranger = UdpSocket::bind("127.0.0.1:0").expect("loopback exists");
-    stranger.connect(("127.0.0.1", engines[0].local_port())).expect("loopback exists");
+    let stranger = stranger_of(&engines[0]);
     let refused = || {
         let stats = engines[0].stats().expect("running");
         stats.datagrams_unknown + stats.datagrams_not_authentic + stats.datagrams_replayed
@@ -351,5 +371,101 @@ fn what_comes_for_a_rank_that_nobody_has_let_in_is_refused_and_counted() {
                 sent - refused()
             );
         }
+    }
+}
+
+/// A socket of nobody's that sends to an engine.
+fn stranger_of(engine: &Engine) -> UdpSocket {
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("loopback exists");
+    stranger.connect(("127.0.0.1", engine.local_port())).expect("loopback exists");
+    stranger
+}
+
+fn unknown(engine: &Engine) -> u64 {
+    engine.stats().expect("running").datagrams_unknown
+}
+
+/// What has come back to a stranger, in bytes.
+fn answered(stranger: &UdpSocket) -> usize {
+    stranger.set_nonblocking(true).expect("a setting of ours");
+    let mut buffer = vec![0; 1 << 16];
+    std::iter::from_fn(|| stranger.recv(&mut buffer).ok()).sum()
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Data,
+    Kind::Ack,
+    Kind::Status,
+    Kind::Probe,
+    Kind::Hello,
+    Kind::Ping,
+    Kind::Members,
+    Kind::Goodbye,
+    Kind::Abort,
+];
+
+/// Sends what a connection in clear takes for its peer's, by whoever has read or guessed its id, and waits until the engine has
+/// looked at all of it.
+fn speak_as_peer(stranger: &UdpSocket, engine: &Engine, id: ConnectionId, kinds: &[Kind]) {
+    for flags in [Flags::NONE, Flags::REPLY] {
+        for kind in kinds {
+            let header = Header { flags, ..Header::control(*kind, id) };
+            stranger.send(&[&header.encode()[..], &[0; 80]].concat()).expect("loopback");
+        }
+    }
+    let (begun, before) = (Instant::now(), unknown(engine));
+    stranger.send(&[0]).expect("loopback");
+    while unknown(engine) == before {
+        assert!(begun.elapsed() < PATIENCE, "the last datagram is not counted");
+    }
+    // Asked once more: by then what the others made due has been sent.
+    engine.stats().expect("running");
+}
+
+/// Two ranks in clear that know each other's records and have not joined, and the id by which rank 0 hears rank 1.
+fn strangers_in_clear() -> (Vec<Engine>, Vec<PendingGroup>, ConnectionId) {
+    let engines = engines(2, &EngineConfig { security: Security::Off, ..secure() });
+    let new = |(engine, rank): (&Engine, u32)| engine.new_group(rank, 2, "test").expect("valid rank");
+    let pending: Vec<PendingGroup> = engines.iter().zip(0..).map(new).collect();
+    let record: serde_json::Value = serde_json::from_str(&pending[0].record()).expect("JSON");
+    let id = record["connections"][1].as_u64().expect("a number");
+    (engines, pending, ConnectionId::new(id as u32).expect("an id"))
+}
+
+#[test]
+fn a_stranger_is_answered_nothing_by_a_group_in_clear() {
+    let (engines, pending, id) = strangers_in_clear();
+    let groups = join_pending(pending, PATIENCE);
+    assert!(groups.iter().all(Result::is_ok), "{groups:?}");
+    let stranger = stranger_of(&engines[0]);
+    speak_as_peer(&stranger, &engines[0], id, &KINDS);
+    assert_eq!(answered(&stranger), 0);
+}
+
+/// Where no peer has been heard yet, hellos of full size are due again and again: they must not go to whoever speaks first.
+#[test]
+fn a_stranger_who_speaks_before_the_peer_is_sent_nothing_in_clear() {
+    for kinds in [&KINDS[..4], &[Kind::Hello], &[Kind::Ping], &[Kind::Members]] {
+        let (engines, mut pending, id) = strangers_in_clear();
+        let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
+        let (_absent, first) = (pending.pop().expect("two"), pending.pop().expect("two"));
+        let stranger = stranger_of(&engines[0]);
+        std::thread::scope(|scope| {
+            let joining = scope.spawn(|| first.join(&records, Some(PATIENCE)));
+            let begun = Instant::now();
+            // Rank 1 has not joined: the hellos that it gets are nobody's.
+            let hello_after = |count| {
+                while unknown(&engines[1]) <= count && !joining.is_finished() {
+                    assert_eq!(answered(&stranger), 0, "{kinds:?}");
+                    assert!(begun.elapsed() < PATIENCE, "no hello goes anywhere");
+                }
+            };
+            hello_after(0);
+            speak_as_peer(&stranger, &engines[0], id, kinds);
+            hello_after(unknown(&engines[1]));
+            assert_eq!(answered(&stranger), 0, "{kinds:?}");
+            engines[0].stop();
+            assert!(joining.join().expect("join does not panic").is_err());
+        });
     }
 }
