@@ -201,11 +201,16 @@ def test_monitor_streams_rates_of_every_rank(job: Job) -> None:
     assert job.command("monitor", "no-such-job", "--json").returncode == 3
 
 
-def test_monitor_finds_a_job_by_a_port_or_process_of_one_rank_and_over_a_remote_shell(job: Job, tmp_path: Path) -> None:
+def test_monitor_finds_a_job_by_its_address_a_port_or_a_process_and_over_a_remote_shell(
+    job: Job, tmp_path: Path
+) -> None:
     facts = json.loads(ask(sockets(job)[1], b'{"ask": "stats"}\n'))
-    for number in (facts["port"], facts["pid"]):
-        ran = job.command("monitor", str(number), "--json", "--every", "0.2", "--seconds", "1")
+    # The job has a name of its own, and is found by where it met all the same.
+    address = job.variables["GRADWIRE_RENDEZVOUS"]
+    for what in (facts["port"], facts["pid"], address):
+        ran = job.command("monitor", str(what), "--json", "--every", "0.2", "--seconds", "1")
         assert {json.loads(line)["rank"] for line in ran.stdout.splitlines()} == {0, 1}, ran.stderr
+    assert job.command("monitor", f"{address}0", "--json").returncode == 3
     shell = tmp_path / "shell"  # stands for ssh: runs here what it should run there
     shell.write_text(f'#!/bin/sh\nshift\nPATH="{Path(sys.executable).parent}:$PATH" exec sh -c "$*"\n')
     shell.chmod(0o755)

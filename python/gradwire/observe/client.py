@@ -25,7 +25,8 @@ def find_sockets(job: str | None = None) -> list[Path]:
     """Status sockets of this user's ranks, in the order of their names; those that nobody answers at any more are removed.
 
     Args:
-        job: name of the job, or the beginning of it; or the UDP port or process id of one of its ranks. None: all.
+        job: name of the job or the address where its ranks met, or the beginning of it; or the UDP port or process id of one of its
+            ranks. None: all.
 
     Raises:
         StatusFolderError: the folder is not this user's alone.
@@ -42,7 +43,7 @@ def find_sockets(job: str | None = None) -> list[Path]:
             alive.append(path)
     if job is None:
         return alive
-    return [path for path in alive if job_of(path).startswith(job)] or _with_number(alive, job)
+    return [path for path in alive if job_of(path).startswith(job)] or _of_jobs_with(alive, job)
 
 
 def job_of(path: Path) -> str:
@@ -50,17 +51,30 @@ def job_of(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).rsplit(".", 2)[0]
 
 
-def _with_number(paths: list[Path], number: str) -> list[Path]:
-    """All sockets of the job of which one rank has this UDP port or process id."""
-    if not number.isdigit():
-        return []
-    jobs = set()
+def _of_jobs_with(paths: list[Path], what: str) -> list[Path]:
+    """All sockets of the jobs of which one rank has this UDP port or process id, or met the others at this address."""
+    jobs: set[str] = set()
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
-            facts = ask(path, "stats")
-            if int(number) in (facts["port"], facts["pid"]):
+            if job_of(path) not in jobs and _has(_facts_of(path), what):
                 jobs.add(job_of(path))
     return [path for path in paths if job_of(path) in jobs]
+
+
+def _has(facts: dict[str, Any], what: str) -> bool:
+    if what.isdigit():
+        return int(what) in (facts["port"], facts["pid"])
+    return bool(what) and str(facts.get("meeting", "")).startswith(what)
+
+
+def _facts_of(path: Path) -> dict[str, Any]:
+    """What a rank says of itself. It stays so while there is its socket: one that is stopped later is not waited for."""
+    if path not in _facts:
+        _facts[path] = ask(path, "stats")
+    return _facts[path]
+
+
+_facts: dict[Path, dict[str, Any]] = {}
 
 
 def ask(path: Path, what: str) -> dict[str, Any]:

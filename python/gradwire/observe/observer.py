@@ -46,6 +46,7 @@ class Observer:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.job = config.job or ""
+        self.meeting = ""
         self.endpoint: PrometheusEndpoint | None = None
         self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
         self.rank: int | None = None
@@ -64,7 +65,8 @@ class Observer:
             self._groups.append(watched)
         if is_first:
             self.rank = stats["rank"]
-            self.job = _job_name(self._config, meeting, self._engine.port)
+            self.meeting = meeting_address(meeting)
+            self.job = _job_name(self._config, self.meeting, self._engine.port)
             self._start()
 
     def stats(self) -> dict[str, Any]:
@@ -91,6 +93,7 @@ class Observer:
         """Who this process is, and when this was."""
         return {
             "job": self.job,
+            "meeting": self.meeting,
             "rank": self.rank,
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -221,16 +224,19 @@ class _Watched:
                    late.rank, late.cause, self.rank, self.name, late.text)  # fmt: skip
 
 
+def meeting_address(meeting: str) -> str:
+    """Where the ranks met, which is no name where another one is known, but by which the job is found: `meeting`, or torch's Store."""
+    return meeting or ":".join(filter(None, (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))))
+
+
 def _job_name(config: Config, meeting: str, port: int) -> str:
     """The same on all ranks: a name that was given, or the launcher's, or where the ranks met."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
-    address = ":".join(filter(None, (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))))
     candidates = (
         config.job,
         run_id if run_id != "none" else "",
         os.environ.get("SLURM_JOB_ID", ""),
         meeting,
-        address,
         f"port-{port}",
     )
     name = next(filter(None, candidates))

@@ -1,0 +1,126 @@
+"""What `gradwire monitor` finds and shows: jobs by where their ranks met, whatever their name, and a row for each peer and path."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradwire.config import Config
+from gradwire.observe.client import find_sockets
+from gradwire.observe.observer import _job_name, meeting_address
+from gradwire.observe.status import StatusServer
+from gradwire.observe.view import SILENT_S, Board, screen
+from rich.console import Console
+
+ADDRESS = "10.0.0.1:29500"
+LAUNCHERS = {
+    "torchrun": {"TORCHELASTIC_RUN_ID": "run-7", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+    "slurm": {"SLURM_JOB_ID": "4711", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+    "no launcher": {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("job", [None, "named"])
+def test_a_job_is_found_by_where_its_ranks_met(
+    launcher: str, job: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for name in {name for variables in LAUNCHERS.values() for name in variables}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in LAUNCHERS[launcher].items():
+        monkeypatch.setenv(name, value)
+    meeting = meeting_address("")
+    assert meeting == ADDRESS
+    assert meeting_address("node1:29400") == "node1:29400", "a communicator knows where it met"
+    name = _job_name(Config(job=job), meeting, 47400)
+    answer = {"meeting": meeting, "port": 47400, "pid": 1}
+    other = {"meeting": "10.0.0.2:29500", "port": 47401, "pid": 2}
+    servers = [
+        StatusServer(name, 0, {"stats": lambda: answer}),
+        StatusServer("other", 0, {"stats": lambda: other}),
+    ]
+    try:
+        own = servers[0].path
+        for asked in (ADDRESS, "10.0.0.1", name, "47400"):
+            assert find_sockets(asked) == [own], asked
+        for asked in (f"{ADDRESS}0", "10.0.0.3", "47402"):
+            assert not find_sockets(asked), asked
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def path(number: int, packets: int, lost: int, rtt_us: int, *, trusted: bool = True) -> dict[str, Any]:
+    sent = {"packets_sent": packets, "packets_lost": lost}
+    return {"path": number, **sent, "rtt_smoothed_us": rtt_us, "share": 0.5, "trusted": trusted}
+
+
+def answer(at_s: float, scale: int) -> dict[str, Any]:
+    """Of rank 0, which has sent to rank 1 over two paths and to rank 2 over one; counters grow with `scale`."""
+    peers = [
+        {"rank": 1, "bytes_sent": 5_000_000 * scale, "bytes_received": 3_000_000 * scale, "packets_sent": 1000 * scale,
+         "packets_lost": 20 * scale, "rtt_smoothed_us": 1234, "straggler": {"compute_s": 0.5 * scale, "network_s": 0.0, "receiver_s": 0.0},
+         "paths": [path(0, 600 * scale, 6 * scale, 1111), path(1, 400 * scale, 14 * scale, 2222, trusted=False)]},
+        {"rank": 2, "bytes_sent": 250_000 * scale, "bytes_received": 0, "packets_sent": 200 * scale,
+         "packets_lost": 0, "rtt_smoothed_us": 77, "straggler": {"compute_s": 0.0, "network_s": 0.0, "receiver_s": 0.0},
+         "paths": [path(0, 200 * scale, 0, 77)]},
+    ]  # fmt: skip
+    ended = {"all_arrived": 0, "bound_met": 3 * scale, "soft_threshold": 0, "early_timeout": 0, "deadline": scale}
+    call = {
+        "collective": "all_reduce", "preset": "ltp", "calls": 8 * scale, "bytes_sent": 1000 * scale, "bytes_retransmitted": 50 * scale,
+        "elems_uncounted": 0, "elapsed_s": {"sum": 0.08 * scale}, "compute_wait_s": {"sum": 0.02 * scale},
+        "reduce": {"elems_expected": 1000 * scale, "elems_received": 990 * scale, "deadline_s": 0.0125, "ended_by": ended},
+        "gather": {"ended_by": dict.fromkeys(ended, 0)},
+    }  # fmt: skip
+    group = {"name": "group", "peers": peers, "calls": [call], "waiting": None}
+    late = {"group": "group", "rank": 2, "cause": "compute", "text": "it has not called"}
+    facts = {
+        "job": "named",
+        "rank": 0,
+        "host": "node1",
+        "pid": 1,
+        "preset": "ltp",
+        "time_s": at_s,
+        "stragglers": [late],
+    }
+    return {**facts, "groups": [group]}
+
+
+def shown(board: Board, now_s: float) -> list[str]:
+    """Its lines, one blank between cells."""
+    console = Console(file=io.StringIO(), width=220, color_system=None)
+    console.print(screen(board, now_s))
+    assert isinstance(console.file, io.StringIO)
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_the_screen_has_rates_round_trips_and_loss_of_each_peer_and_path() -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    assert "0 node1 group - - - - - - -" in shown(board, 0.0), "one answer gives no rates"
+    board.take(answer(102.0, 3), 2.0)  # twice as much again, in two seconds
+    lines = shown(board, 2.0)
+    assert lines[0] == "job named: 1 ranks seen, preset ltp"
+    # calls/s, mean, waited for computation, lost, repaired, what ended the waits, deadline
+    assert "0 node1 group 8.0 10.00 25% 1.000% 5.000% bound_met 75%, deadline 25% 12.5 ms" in lines
+    # from, to, path, out MB/s, in MB/s, packets/s, RTT, lost, waited for
+    assert "0 1 all 5.00 3.00 1000 1.234 2.00% compute 50%" in lines
+    assert "0 600 1.111 1.00%" in lines
+    assert "1 400 2.222 3.50% suspended" in lines
+    assert "0 2 0.25 0.00 200 0.077 0.00%" in lines, "one path needs no row of its own"
+    assert "straggler: rank 2 (compute), waited for by rank 0: it has not called" in lines
+
+
+def test_the_screen_says_who_is_silent() -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    board.take(answer(102.0, 3), 2.0)
+    (line,) = [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("0 node1")]
+    assert line.endswith("silent for 6 s")
+
+
+def test_an_empty_screen_says_so() -> None:
+    assert shown(Board(), 0.0) == ["no rank has answered yet"]
