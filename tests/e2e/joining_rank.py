@@ -57,8 +57,9 @@ def be_lost(step: int, together: int) -> None:
     if any(
         (RANK, LIVES[-1]) == (rank, life) and step >= at and together == so_far for rank, life, at, so_far in DEATHS
     ):
-        (FOLDER / ".lost").write_text(str(time.monotonic()))
-        (FOLDER / ".lost").rename(FOLDER / "lost")
+        own = FOLDER / f".lost-{RANK}"  # two may be lost at the same step
+        own.write_text(str(time.monotonic()))
+        own.rename(FOLDER / "lost")
         os.kill(os.getpid(), signal.SIGSTOP if CASE == "stopped" else signal.SIGKILL)
 
 
