@@ -49,8 +49,8 @@ SILENCE_MIN_S = 3.0
 # For hosts that share a busy machine's cores, and less than another peer timeout: a verdict that took two would show.
 MARGIN_S = 4.5
 LIMIT_S = PEER_TIMEOUT_S + MARGIN_S
-# For so long who has lost a majority waits for it (docs/membership.md): half a peer timeout for rank 0's attempt, whose turn is the first, and
-# three from its own.
+# For so long who has lost a majority waits for it (docs/membership.md): half a peer timeout for rank 0's attempt, whose turn is the first,
+# and three from its own.
 PATIENCE_S = 3.5 * PEER_TIMEOUT_S
 # Of a group that is formed: where a rank never comes, where packets are lost, and else; then also of each call.
 BOOTSTRAP_S, PATIENT_S, CALL_S = 5.0, 40.0, 60.0
