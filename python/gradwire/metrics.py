@@ -266,6 +266,12 @@ METRICS: tuple[Metric, ...] = (
         "Smoothed round trip of the path; 0 before the first sample.",
         scale=1e-6,
     ),
+    _histogram(
+        "path",
+        "path_round_trip_seconds",
+        "round_trip_s",
+        "Round trips on the path, less what the peer held its answer back: one for each acknowledgement that measured one.",
+    ),
     _gauge(
         "path", "path_share_ratio", "share", "Share of the last data packets (about a thousand) that took the path."
     ),

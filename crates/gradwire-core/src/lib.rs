@@ -44,5 +44,5 @@ pub use gradwire_wire as wire;
 pub use gradwire_wire::{ConnectionId, Descriptor, Flags, Header, Kind, PathId, TransferId};
 pub use mark::{ChunkSet, Ecn, Mark, ReceivedMark, TagStats, TrafficClass, TransferTags, CLASSES_MAX};
 pub use spray::{Spray, PATHS_MAX};
-pub use stats::{ConnectionStats, PathStats};
+pub use stats::{ConnectionStats, PathStats, RoundTrips};
 pub use time::{Timeout, TimeoutReason, Timestamp};

@@ -5,7 +5,7 @@ use crate::recovery::{
     AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, WayBack,
 };
 use crate::time::ROUND_TRIP_MAX_US;
-use crate::{ConnectionConfig, Timestamp};
+use crate::{ConnectionConfig, RoundTrips, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId};
 
@@ -29,6 +29,8 @@ pub(crate) struct Path {
     pub(crate) id: PathId,
     pub(crate) ledger: Ledger,
     pub(crate) rtt: RttEstimator,
+    /// Every sample of it, for statistics.
+    pub(crate) round_trips: RoundTrips,
     /// None with several paths: with it a path that has healed was seen not to get its share back, and why is not known.
     way_back: Option<WayBack>,
     pub(crate) controller: Controller,
@@ -51,6 +53,7 @@ impl Path {
             id,
             ledger: Ledger::new(),
             rtt: RttEstimator::new(RTT_INITIAL),
+            round_trips: RoundTrips::default(),
             way_back: (config.paths == 1).then(WayBack::default),
             controller: Controller::new(config.controller, &config.controller_settings()),
             arrivals: Arrivals::new(id, config),
@@ -129,6 +132,7 @@ impl Path {
         }
         let rtt = Duration::from_micros(u64::from(rtt.max(1)));
         self.rtt.on_sample(now, rtt);
+        self.round_trips.add(rtt);
         Some(rtt)
     }
 

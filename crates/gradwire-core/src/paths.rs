@@ -554,6 +554,7 @@ impl Paths {
             } else {
                 Duration::ZERO
             },
+            round_trips: member.path.round_trips,
             share: if self.members.len() == 1 { 1.0 } else { member.recent as f32 / all.max(1) as f32 },
             trusted: member.health.is_trusted(),
             ..member.stats

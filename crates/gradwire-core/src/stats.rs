@@ -58,8 +58,57 @@ pub struct PathStats {
     pub packets_lost: u64,
     /// Smoothed round-trip time; zero before the first sample.
     pub rtt_smoothed: Duration,
+    /// Every sample of it.
+    pub round_trips: RoundTrips,
     /// Share of the last data packets (about a thousand, without copies) that took this path, 0 to 1.
     pub share: f32,
     /// Whether it carries data: it is not much worse than the others.
     pub trusted: bool,
+}
+
+/// Round trips by how long they took: `counts[i]` longer than [`RoundTrips::bound`] `i - 1` and no longer than bound `i`; the last
+/// one is above all bounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundTrips {
+    /// One more than there are bounds.
+    pub counts: [u64; Self::BUCKETS],
+    /// Of all of them.
+    pub sum: Duration,
+}
+
+impl RoundTrips {
+    /// Counts of a histogram.
+    pub const BUCKETS: usize = 24;
+    const FIRST_US: u64 = 10;
+
+    /// The longest that `counts[bucket]` counts: 10 us doubled so often.
+    #[must_use]
+    pub const fn bound(bucket: usize) -> Duration {
+        Duration::from_micros(Self::FIRST_US << bucket)
+    }
+
+    /// Counts a sample, which is a number of whole microseconds.
+    pub(crate) fn add(&mut self, rtt: Duration) {
+        let firsts = (rtt.as_micros() as u64).div_ceil(Self::FIRST_US);
+        let doublings = u64::BITS - firsts.saturating_sub(1).leading_zeros();
+        self.counts[(doublings as usize).min(Self::BUCKETS - 1)] += 1;
+        self.sum += rtt;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_counts_below_the_first_bound_that_it_does_not_exceed() {
+        for us in (1..3_000).chain([u64::from(u32::MAX)]) {
+            let rtt = Duration::from_micros(us);
+            let mut trips = RoundTrips::default();
+            trips.add(rtt);
+            let bucket = (0..RoundTrips::BUCKETS - 1).find(|bucket| rtt <= RoundTrips::bound(*bucket));
+            assert_eq!(trips.counts[bucket.unwrap_or(RoundTrips::BUCKETS - 1)], 1, "{us} us");
+            assert_eq!((trips.counts.iter().sum::<u64>(), trips.sum), (1, rtt));
+        }
+    }
 }

@@ -428,6 +428,7 @@ impl ActiveGroup {
             copies_sent: path.copies_sent,
             packets_lost: path.packets_lost,
             rtt_smoothed_us: path.rtt_smoothed.as_secs_f64() * 1e6,
+            round_trip_s: path.round_trips.into(),
             share: path.share,
             trusted: path.trusted,
         }

@@ -177,6 +177,13 @@ impl<const N: usize> Default for Histogram<N> {
     }
 }
 
+/// The transport counts round trips by the same bounds.
+impl From<gradwire_core::RoundTrips> for TimeHistogram {
+    fn from(trips: gradwire_core::RoundTrips) -> Self {
+        Self { counts: trips.counts, sum: trips.sum.as_secs_f64() }
+    }
+}
+
 /// Times, from the wake-up of a thread to the longest wait before a warning, each twice the one before.
 const TIME_BOUNDS: [f64; 23] = {
     let (mut bounds, mut at) = ([0.0; 23], 0);
@@ -494,6 +501,8 @@ pub struct PathStats {
     pub packets_lost: u64,
     /// Smoothed round-trip time, microseconds; zero before the first sample.
     pub rtt_smoothed_us: f64,
+    /// Round trips, one for each acknowledgement that measured one.
+    pub round_trip_s: TimeHistogram,
     /// Share of the last data packets (about a thousand) that took this path, 0 to 1.
     pub share: f32,
     /// Whether it carries data: it is not much worse than the others.

@@ -3,7 +3,8 @@
 mod common;
 
 use common::{check_all_reduce, cluster, config, engines, join};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload, PathStats, Spray};
+use gradwire_engine::core::RoundTrips;
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload, PathStats, Spray, TimeHistogram};
 
 fn connect(engines: &[Engine]) -> Vec<GroupHandle> {
     join(engines, "paths").into_iter().map(|group| group.expect("all ranks are there")).collect()
@@ -79,4 +80,30 @@ fn one_path_is_the_published_port_and_has_all_the_share() {
     assert_eq!((paths.len(), paths[0].source_port), (1, engines[0].local_port()));
     assert_eq!((paths[0].share, paths[0].trusted), (1.0, true));
     assert_eq!(paths[0].packets_sent, stats.packets_sent);
+}
+
+#[test]
+fn round_trips_are_counted_for_each_path_within_the_bounds_of_all_times() {
+    let bounds = TimeHistogram::bounds();
+    let as_micros = |bound: &f64| (bound * 1e6).round() as u128;
+    let theirs = (0..bounds.len()).map(|bucket| RoundTrips::bound(bucket).as_micros());
+    assert_eq!(theirs.collect::<Vec<_>>(), bounds.iter().map(as_micros).collect::<Vec<_>>());
+    let (_engines, groups) = cluster(2, &EngineConfig { paths: 2, ..config() });
+    let counted = || {
+        let counts = |path: PathStats| path.round_trip_s.counts.iter().sum::<u64>();
+        paths_of(&groups[0]).into_iter().map(counts).collect::<Vec<u64>>()
+    };
+    check_all_reduce(&groups, 1_000_000);
+    let before = counted();
+    check_all_reduce(&groups, 1_000_000);
+    let after = counted();
+    let grew: Vec<bool> = before.iter().zip(&after).map(|(before, after)| before < after).collect();
+    assert!(grew.len() == 2 && grew.contains(&true), "{before:?}, {after:?}");
+    assert!(before.iter().zip(&after).all(|(before, after)| before <= after), "{before:?}, {after:?}");
+    for path in paths_of(&groups[0]) {
+        let PathStats { round_trip_s: TimeHistogram { counts, sum }, .. } = path;
+        let least: f64 = counts.iter().skip(1).zip(bounds).map(|(count, bound)| *count as f64 * bound).sum();
+        let most: f64 = counts.iter().zip(bounds).map(|(count, bound)| *count as f64 * bound).sum();
+        assert!(least < sum && sum <= most, "{least} to {most}: {path:?}");
+    }
 }
