@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from gradwire._entrance import Watch
 from gradwire._heritage import Heritage, Reopening
-from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, PartOfStore, parse_address
-from gradwire._rendezvous import Formed, Place, form_group
+from gradwire._meeting import (
+    CONNECT_PAUSE_S,
+    HELLO_TIMEOUT_S,
+    LINGER_S,
+    MeetingServer,
+    MeetingStore,
+    PartOfStore,
+    parse_address,
+)
+from gradwire._rendezvous import POLL_MIN_S, Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
 from gradwire.config import Config
-from gradwire.errors import ConfigError, GradwireError, MissingRankError, SecretMismatchError
+from gradwire.errors import ConfigError, GradwireError, MissingRankError, RendezvousError, SecretMismatchError
 from gradwire.secret import job_secret
 
 
@@ -56,8 +65,7 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
     server = listen(address, place.world_size) if place.rank == 0 else None
     failure: BaseException | None = None
     try:
-        with contextlib.closing(_come_to(address, place.rank, place.timeout.total_seconds())) as store:
-            return form_group(store, place)
+        return _form(address, place)
     except MissingRankError as error:
         failure = error if server is None else _explained(error, server.strangers(error.ranks))
         if failure is not error:
@@ -72,13 +80,37 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
             _boards.pop(address, None)
 
 
+def _form(address: tuple[str, int], place: Place) -> Formed:
+    """Forms the group on the board at an address.
+
+    A meeting cannot end without this rank: one that does was that of the communicator before, which this rank has closed before others
+    had left the board.
+    """
+    end = time.monotonic() + place.timeout.total_seconds()
+    while True:
+        try:
+            with contextlib.closing(_come_to(address, place.rank, place.timeout.total_seconds())) as store:
+                return form_group(store, place)
+        except RendezvousError as error:
+            left_s = end - time.monotonic()
+            if not error.fields.get("ended") or left_s < POLL_MIN_S:
+                raise
+        place = replace(place, timeout=timedelta(seconds=left_s))
+
+
 def _come_to(address: tuple[str, int], rank: int | None, timeout_s: float) -> MeetingStore:
-    """The board at an address."""
-    try:
-        return MeetingStore(*address, rank, timeout_s, _secret())
-    except SecretMismatchError:
-        job_secret(configuration())  # a secret that cannot be used has a reason of its own
-        raise
+    """The board at an address. One that ends while a rank comes was that of the communicator before, and goes soon."""
+    end = time.monotonic() + min(timeout_s, HELLO_TIMEOUT_S)
+    while True:
+        try:
+            return MeetingStore(*address, rank, timeout_s, _secret())
+        except SecretMismatchError:
+            job_secret(configuration())  # a secret that cannot be used has a reason of its own
+            raise
+        except RendezvousError as error:
+            if rank is None or not error.fields.get("over") or time.monotonic() > end:
+                raise
+        time.sleep(CONNECT_PAUSE_S)
 
 
 def _secret() -> bytes | None:

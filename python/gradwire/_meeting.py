@@ -71,6 +71,7 @@ TELL_S = 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
+ACCEPT_PAUSE_S = 1.0
 COUNT_DIGITS_MAX = 18
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
@@ -95,6 +96,8 @@ class MeetingServer:
         self._world_size = world_size
         self._board: dict[str, str] = {}
         self._ranks: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._visits: set[asyncio.Task[None]] = set()
         self._unproven: dict[int, str] = {}
         self._places = Places(world_size, 2 * world_size + SPARE_CLIENTS)
         self._keys_max = KEYS_PER_RANK * (world_size + SPARE_CLIENTS)
@@ -116,22 +119,27 @@ class MeetingServer:
         return {rank: self._unproven[rank] for rank in ranks if rank in self._unproven}
 
     def end(self, error: BaseException | None, timeout_s: float) -> None:
-        """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`."""
+        """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`.
+
+        Who was here before and has come again waits for the next meeting: it is told that this one is over.
+        """
         asyncio.run_coroutine_threadsafe(self._end(error, timeout_s), self._loop).result(timeout_s + ANSWER_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(ANSWER_TIMEOUT_S)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listener))
+        self._open()
         try:
             self._loop.run_forever()
         finally:
-            server.close()
+            self._close()
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            # Sockets are closed a turn of the loop after their connections; until then their clients would wait.
+            self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
     def _clear(self, prefix: str) -> None:
@@ -139,14 +147,17 @@ class MeetingServer:
             self._room.take(-len(key) - len(self._board.pop(key)))
 
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
-        await self._wait(lambda: not self._ranks, timeout_s)
+        await self._wait(lambda: self._left.issuperset(self._ranks), timeout_s)
+        # Who still waits to be let in is refused by the system.
+        self._close()
         async with self._changed:
             self._ended = {
                 "ended": "" if error is None else f"{type(error).__name__}: {error}",
                 "missing": getattr(error, "ranks", []) if isinstance(error, MissingRankError) else [],
             }
             self._changed.notify_all()
-        await self._wait(lambda: not self._ranks, TELL_S if error else 0.0)
+        if self._visits:
+            await asyncio.wait(self._visits, timeout=TELL_S)
 
     async def _wait(self, done: Any, timeout_s: float) -> bool:
         """Whether it came true in time."""
@@ -156,6 +167,38 @@ class MeetingServer:
             except (asyncio.TimeoutError, TimeoutError):  # one class only from Python 3.11 on
                 return False
         return True
+
+    def _open(self) -> None:
+        """Lets connections in, until the listener is closed.
+
+        Servers of asyncio forget those that they have accepted just before they are closed (Python 3.11): their clients would wait in vain.
+        """
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _close(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # it has gone again
+        except OSError as error:
+            # No file descriptor is left: who waits is let in later.
+            self._complaints.add("outside", error)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(ACCEPT_PAUSE_S, self._open)
+            return
+        visit = self._loop.create_task(self._receive(connection))
+        self._visits.add(visit)
+        visit.add_done_callback(self._visits.discard)
+
+    async def _receive(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        await self._serve(reader, writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = str(writer.get_extra_info("peername"))
@@ -221,6 +264,7 @@ class MeetingServer:
         async with self._changed:
             if rank is not None:
                 del self._ranks[rank]
+                self._left.add(rank)
             self._changed.notify_all()
 
     async def _answer_next(self, reader: asyncio.StreamReader, visitor: Visitor) -> dict[str, Any]:
@@ -383,7 +427,7 @@ class MeetingStore:
         if answer.get("missing"):
             raise MissingRankError(f"rank 0 gave up: {answer['ended']}", ranks=answer["missing"])
         if answer.get("ended") == "":
-            raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True)
+            raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True, ended=True)
         if "ended" in answer:
             raise RendezvousError(f"rank 0 gave up: {answer['ended']}", rank=0)
         if answer.get("secret"):
@@ -471,6 +515,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
         listener.bind(address)
         listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:

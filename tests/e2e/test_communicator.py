@@ -47,6 +47,14 @@ except gradwire.errors.MissingRankError:
 gradwire.Communicator(timeout=datetime.timedelta(seconds=60)).close()
 print("formed")
 """
+# One group after the other, at the same address and without a call that would keep the quick ones.
+ONE_AFTER_ANOTHER = """
+import sys; sys.modules["torch"] = None
+import gradwire, datetime
+for number in range(20):
+    gradwire.Communicator(timeout=datetime.timedelta(seconds=60)).close()
+print("formed all")
+"""
 # Prints the schedules of an exact reduction and of one that may lose something.
 SCHEDULES = """
 import sys; sys.modules["torch"] = None
@@ -145,6 +153,15 @@ def test_who_tries_again_forms_the_group_with_a_rank_that_has_just_come() -> Non
     assert early.stdout.readline() == "nobody came\n"
     late = form(0, 2, port)
     assert [printed(process).splitlines()[-1] for process in (early, late)] == ["formed", "formed"]
+
+
+@pytest.mark.parametrize("secret", [{}, {"GRADWIRE_SECRET": "0123456789abcdef0123456789abcdef"}])
+def test_a_rank_that_comes_to_the_next_meeting_before_others_have_left_the_last_one_waits_for_it(
+    secret: dict[str, str],
+) -> None:
+    port = free_port()
+    processes = [start(["-c", ONE_AFTER_ANOTHER], rank, 3, port, **secret) for rank in range(3)]
+    assert [printed(process) for process in processes] == ["formed all\n"] * 3
 
 
 def test_a_secret_that_differs_is_named() -> None:
