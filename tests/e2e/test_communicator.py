@@ -227,7 +227,7 @@ GARBAGE = {
     "http": b"GET / HTTP/1.1\r\n\r\n",
     "too-long": struct.pack(">I", _meeting.FRAME_BYTES_MAX + 1),
     "no-json": struct.pack(">I", 4) + b"\xff\xfe\x00\x01",
-    "deep-json": struct.pack(">I", 200_000) + b"[" * 200_000,
+    "deep-json": _meeting._frame({"gradwire": 1, "rank": 1}) + struct.pack(">I", 200_000) + b"[" * 200_000,
     "no-object": struct.pack(">I", 2) + b"[]",
     "other-version": _meeting._frame({"gradwire": 2, "rank": 1}),
     "no-rank": _meeting._frame({"gradwire": 1, "rank": "x"}),
