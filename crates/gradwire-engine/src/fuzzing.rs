@@ -1,13 +1,14 @@
 //! Bodies of the fuzz targets, shared with the test that replays their corpus. Not part of the interface.
 
 use crate::interfaces::{self, Interface};
-use crate::rendezvous::{Local, Place, Record, Roster};
+use crate::lineage::Running;
+use crate::rendezvous::{read_one, Local, Place, Record, Roster};
 use crate::security::{agree, open_records, seal_record, Channel};
-use crate::succession::Note;
+use crate::succession::{Calls, Note, Sync};
 use crate::{EngineConfig, JobSecret, Security};
 use gradwire_core::wire::TAG_BYTES;
 use gradwire_core::Timestamp;
-use gradwire_membership::{Epoch, Member, Membership, Settings};
+use gradwire_membership::{Epoch, Member, Membership, Message, Settings};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -118,6 +119,68 @@ pub fn some_notes() -> Vec<u8> {
         notes.extend(note);
     }
     notes
+}
+
+/// Reads `text` as what a member of a group that runs tells a rank that wants to join it, and begins to join; whether there is
+/// somebody to ask.
+///
+/// # Panics
+/// When it would ask anybody whose record it does not have, or what no member could read.
+pub fn read_running(text: &str) -> bool {
+    let ours = Record { doors: vec![0, 6], ..own_record() };
+    let Ok(running) = Running::read(text) else { return false };
+    let later = running.records.iter().filter_map(|text| read_one(&ours, text).ok());
+    let mut lives = [ours.member(), Record { rank: 1, ..own_record() }.member()];
+    later.for_each(|record| lives[record.rank as usize] = record.member());
+    let member_of = |rank: u32| lives.get(rank as usize).copied();
+    let Ok(contacts) = running.epoch(ours.rank, member_of) else { return false };
+    assert_eq!(contacts.members, [lives[1]], "there is one other rank");
+    let asked = Note::Membership(Message::Ask { epoch: contacts.number });
+    assert_eq!(Note::decode(&asked.encode()), Ok(asked));
+    let start = Timestamp::from_nanos(0);
+    let mut joiner = Membership::joiner(ours.member(), contacts, PATIENT, start);
+    joiner.handle_timeout(start + PATIENT.repeat);
+    let asks = joiner.poll_transmit().map(|transmit| transmit.to);
+    assert_eq!((asks, joiner.poll_transmit()), (Some(lives[1]), None));
+    true
+}
+
+/// What [`read_running`] can read; the beginning of a corpus.
+///
+/// # Panics
+/// Never: it is plain data.
+#[must_use]
+pub fn some_running() -> String {
+    let later = Record { rank: 1, incarnation: 3, doors: vec![7, 0], ..own_record() };
+    let running = Running { epoch: 4, members: vec![(1, 3)], records: vec![later.to_json()] };
+    serde_json::to_string(&running).unwrap_or_else(|error| unreachable!("{error}"))
+}
+
+/// Reads `bytes` behind the first two as what the members of a new epoch have told each other about calls that may have ended on some
+/// of them; those say how many members and calls there are.
+///
+/// # Panics
+/// When a call is to be sent and is given up, or more would be sent than a transfer holds.
+pub fn read_tables(bytes: &[u8]) {
+    let [members, calls, told @ ..] = bytes else { return };
+    let (members, calls) = (usize::from(members % 5) + 1, u64::from(calls % 9));
+    let unsure = 100..100 + calls;
+    let mut sync = Sync::new(unsure.clone(), members, &Calls::default(), Duration::from_secs(1));
+    for (place, byte) in sync.gathered().iter_mut().zip(told) {
+        *place = *byte;
+    }
+    let orphans = sync.read();
+    assert!(orphans.iter().all(|number| unsure.contains(number)));
+    for (number, root, bytes) in sync.to_send() {
+        assert!(unsure.contains(&number) && (root as usize) < members && !orphans.contains(&number));
+        assert!(bytes <= u32::MAX as usize, "{bytes} bytes of call {number}");
+    }
+    if sync.to_send().all(|(_, _, bytes)| bytes < 1 << 16) {
+        while let Ok(Some(request)) = sync.broadcast(&Calls::default()) {
+            let taken = sync.take().map(|(_, held)| held.bytes.len());
+            assert_eq!(taken, Some(request.output.len()));
+        }
+    }
 }
 
 fn job_secret() -> JobSecret {

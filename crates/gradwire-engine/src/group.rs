@@ -245,7 +245,7 @@ impl PendingGroup {
             let rank = record.rank as usize;
             lineage.records[rank] = record;
         }
-        let contacts = running.epoch(&lineage)?;
+        let contacts = running.epoch(lineage.rank, |rank| lineage.member(rank))?;
         let (rank, world_size, peers) = (0, 1, Vec::new());
         let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::EVERY_RANK);
         let incast = self.shared.local.config.incast;

@@ -5,6 +5,7 @@ use crate::group::{GroupSetup, ReservedIds, SPRAY_RUN};
 use crate::rendezvous::{read_one, Record};
 use crate::security::{open_records, seal_record, Agreed, Channel, JobSecret, Security};
 use crate::shared::{GroupKey, Shared};
+use crate::succession::COUNT_MAX;
 use crate::{EngineConfig, JoinError, SecurityStats};
 use gradwire_collectives::{ExchangePlan, GroupConfig, PeerConfig, Servers};
 use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
@@ -218,8 +219,8 @@ pub(crate) fn published(shared: &Shared, record: &Record) -> String {
 /// records are: who is in the group is heard from the members themselves.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Running {
-    epoch: u64,
-    members: Vec<(u32, u64)>,
+    pub(crate) epoch: u64,
+    pub(crate) members: Vec<(u32, u64)>,
     pub(crate) records: Vec<String>,
 }
 
@@ -233,13 +234,22 @@ impl Running {
         self.epoch
     }
 
-    pub(crate) fn epoch(&self, lineage: &Lineage) -> Result<Epoch, JoinError> {
+    /// What rank `own` may ask; `member_of`: the life of a rank whose record is here.
+    pub(crate) fn epoch(
+        &self,
+        own: u32,
+        member_of: impl Fn(u32) -> Option<Member>,
+    ) -> Result<Epoch, JoinError> {
+        if self.epoch >= COUNT_MAX {
+            // No member would read a question about it.
+            return Err(not_running(format!("it is in epoch {}, and none counts so far", self.epoch)));
+        }
         let life = |&(rank, incarnation): &(u32, u64)| Member { rank, incarnation };
         let mut members: Vec<Member> = self.members.iter().map(life).collect();
         members.sort_unstable();
         members.dedup();
-        let known = |member: &Member| lineage.member(member.rank) == Some(*member);
-        let asks = |member: &Member| member.rank != lineage.rank;
+        let known = |member: &Member| member_of(member.rank) == Some(*member);
+        let asks = |member: &Member| member.rank != own;
         match members.first().copied() {
             Some(source) if members.iter().all(|member| known(member) && asks(member)) => {
                 Ok(Epoch { number: self.epoch, members, frontier: 0, source })

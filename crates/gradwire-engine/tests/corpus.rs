@@ -28,3 +28,12 @@ fn the_corpus_of_the_notes_target_passes() {
     replay::replay("notes", fuzzing::take_notes);
     fuzzing::take_notes(&fuzzing::some_notes());
 }
+
+#[test]
+fn the_corpus_of_the_targets_of_groups_that_go_on_passes() {
+    replay::replay("running", |bytes| _ = fuzzing::read_running(&String::from_utf8_lossy(bytes)));
+    assert!(fuzzing::read_running(&fuzzing::some_running()), "the seeds reach what they are meant to");
+    let seed = include_str!("../../../fuzz/corpus/running/an_epoch_that_nobody_could_read");
+    assert!(!fuzzing::read_running(seed));
+    replay::replay("tables", fuzzing::read_tables);
+}

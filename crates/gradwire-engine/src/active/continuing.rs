@@ -293,11 +293,12 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return };
         let Phase::Syncing(sync) = &mut succession.phase else { return };
         match sync.broadcast(&succession.calls) {
-            Some(request) => sync.op = Some(self.group.submit(now, request)),
-            None => {
+            Ok(Some(request)) => sync.op = Some(self.group.submit(now, request)),
+            Ok(None) => {
                 let end = sync.unsure.end;
                 self.go_on(now, end);
             }
+            Err(error) => self.end_succession(error),
         }
     }
 

@@ -18,7 +18,7 @@ mod note;
 mod sync;
 
 pub(crate) use calls::{Before, Calls, Held, Next};
-pub(crate) use note::{Note, Ready};
+pub(crate) use note::{Note, Ready, COUNT_MAX};
 pub(crate) use sync::Sync;
 
 use crate::group::ReservedIds;

@@ -4,7 +4,7 @@
 //! somebody lacks is broadcast. All of it are collectives of the new group, in an order that follows from the table.
 
 use super::calls::{Calls, Held};
-use gradwire_collectives::{Collective, Dtype, OpId, Request, View};
+use gradwire_collectives::{Collective, Dtype, OpError, OpId, Request, View};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
@@ -17,6 +17,8 @@ const ENDED: u64 = 1;
 const NO_PART: u64 = 2;
 /// Above it: bytes of the result that is here.
 const HELD: u64 = 3;
+/// Of a result that can be sent: no transfer is longer. What claims to be is no member's word, or cannot be given away.
+const RESULT_BYTES_MAX: u64 = u32::MAX as u64;
 
 /// See the module's documentation.
 pub(crate) struct Sync {
@@ -63,6 +65,11 @@ impl Sync {
         Self { unsure, op: None, members, table, gathered, transfers, buffer, timeout }
     }
 
+    /// What all members have told, each as many bytes; read by [`Sync::read`].
+    pub(crate) fn gathered(&mut self) -> &mut [u8] {
+        &mut self.gathered
+    }
+
     /// The first collective.
     pub(crate) fn gather(&mut self) -> Request {
         let (input, output) = (view(&mut self.table), view(&mut self.gathered));
@@ -75,31 +82,47 @@ impl Sync {
         for (index, number) in self.unsure.clone().enumerate() {
             let entries: Vec<(u64, u64)> = (0..self.members).map(|rank| self.entry(rank, index)).collect();
             let lacks = entries.iter().any(|(state, _)| *state == NOT_ENDED);
-            let holder = entries.iter().position(|(state, _)| *state >= HELD);
+            let can_send = |state: u64| (HELD..=HELD + RESULT_BYTES_MAX).contains(&state);
+            let holder = entries.iter().position(|(state, _)| can_send(*state));
             match holder {
                 Some(root) if lacks => {
                     let (state, epoch) = entries[root];
-                    let bytes = usize::try_from(state - HELD).unwrap_or(0);
+                    let bytes = (state - HELD) as usize;
                     self.transfers.push_back(Transfer { number, root: root as u32, bytes, epoch });
                 }
-                None if lacks && entries.iter().any(|(state, _)| *state == ENDED) => orphans.push(number),
+                None if lacks && entries.iter().any(|(state, _)| *state == ENDED || *state >= HELD) => {
+                    orphans.push(number);
+                }
                 _ => {}
             }
         }
         orphans
     }
 
+    /// Number, root and bytes of each result that is to be sent.
+    pub(crate) fn to_send(&self) -> impl Iterator<Item = (u64, u32, usize)> + '_ {
+        self.transfers.iter().map(|transfer| (transfer.number, transfer.root, transfer.bytes))
+    }
+
     /// The next collective; `None`: all have everything.
-    pub(crate) fn broadcast(&mut self, calls: &Calls) -> Option<Request> {
-        let transfer = *self.transfers.front()?;
+    ///
+    /// # Errors
+    /// [`OpError::Invalid`]: there is no memory for the result that another rank says it has.
+    pub(crate) fn broadcast(&mut self, calls: &Calls) -> Result<Option<Request>, OpError> {
+        let Some(transfer) = self.transfers.front().copied() else { return Ok(None) };
         self.buffer.clear();
+        if self.buffer.try_reserve_exact(transfer.bytes).is_err() {
+            let Transfer { number, root, bytes, .. } = transfer;
+            let problem = format!("no memory for the {bytes} bytes that rank {root} of the new epoch says call {number} gave it");
+            return Err(OpError::Invalid(problem));
+        }
         match calls.held(transfer.number) {
             // Another rank's may differ where results may be lost on their way back; then all take the root's size.
             Some(held) if held.bytes.len() == transfer.bytes => self.buffer.extend_from_slice(&held.bytes),
             _ => self.buffer.resize(transfer.bytes, 0),
         }
         let output = view(&mut self.buffer);
-        Some(Request { output, ..self.request(Collective::Broadcast { root: transfer.root }) })
+        Ok(Some(Request { output, ..self.request(Collective::Broadcast { root: transfer.root }) }))
     }
 
     /// A result is here.
@@ -129,4 +152,47 @@ fn view(memory: &mut [u8]) -> View {
     // SAFETY: `Sync` owns the vector and is kept until its collective has ended; where a group is replaced before that, the group goes
     // first.
     unsafe { View::new(memory.as_mut_ptr(), memory.len()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A table of two calls, as three members told it.
+    fn table(told: [[(u64, u64); 2]; 3]) -> Sync {
+        let mut sync = Sync::new(7..9, 3, &Calls::default(), Duration::from_secs(1));
+        let words = told.into_iter().flatten().flat_map(|(state, epoch)| [state, epoch]);
+        let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        sync.gathered().copy_from_slice(&bytes);
+        sync
+    }
+
+    #[test]
+    fn who_lacks_a_result_gets_it_from_the_first_who_has_it() {
+        let mut sync = table([
+            [(NOT_ENDED, 0), (HELD + 5, 2)],
+            [(ENDED, 0), (HELD + 5, 2)],
+            [(HELD + 100, 1), (ENDED, 0)],
+        ]);
+        assert!(sync.read().is_empty());
+        assert_eq!(
+            sync.transfers,
+            [Transfer { number: 7, root: 2, bytes: 100, epoch: 1 }],
+            "nobody lacks call 8"
+        );
+        let asked = sync.broadcast(&Calls::default()).expect("there is memory");
+        assert_eq!(asked.map(|request| request.output.len()), Some(100));
+        let (number, held) = sync.take().expect("it was sent");
+        assert_eq!((number, held.bytes.len(), held.epoch), (7, 100, 1));
+        assert!(sync.broadcast(&Calls::default()).is_ok_and(|next| next.is_none()));
+    }
+
+    #[test]
+    fn a_result_that_no_transfer_could_carry_is_nobodys_to_give_away() {
+        let too_long = (HELD + RESULT_BYTES_MAX + 1, 1);
+        let mut sync =
+            table([[(NOT_ENDED, 0), (NOT_ENDED, 0)], [(u64::MAX, 1), too_long], [too_long, (HELD + 8, 1)]]);
+        assert_eq!(sync.read(), [7], "call 8 has another holder");
+        assert_eq!(sync.transfers, [Transfer { number: 8, root: 2, bytes: 8, epoch: 1 }]);
+    }
 }
