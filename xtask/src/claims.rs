@@ -3,7 +3,7 @@
 //! Code that fulfils a paper's claim carries the comment `claim: id`, its test `test of: id`; both may stand behind
 //! `//`, `///`, `//!` or `#`, name several ids, and go on with other words. A row of the table starts with
 //! `` | `id` | `` and has a state in its third cell: `yes` promises code and test, `planned` neither; then the fifth and
-//! sixth cell name the files.
+//! sixth cell name the files. Below [`MISTAKES`] the last cell of each row names tests by their functions.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,8 @@ use crate::tree::Tree;
 
 /// Where the table is.
 const TABLE: &str = "docs/papers.md";
+/// Title of the section that names mistakes and the tests that keep them out.
+const MISTAKES: &str = "\n## Mistakes that tests keep out\n";
 
 /// Complaints about rows without marks and marks without rows.
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
@@ -32,7 +34,34 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
         let wrong = row_complaint(row, code, tests);
         complaints.extend(wrong.map(|wrong| format!("{TABLE}: claim `{}` {wrong}", row.id)));
     }
+    complaints.extend(missing_tests(tree, &table.text));
     complaints
+}
+
+/// Rows of mistakes without a test, and the tests that they name and nobody has written.
+fn missing_tests(tree: &Tree, table: &str) -> Vec<String> {
+    let section = table.split_once(MISTAKES).map_or("", |(_, rest)| rest);
+    let section = section.split_once("\n## ").map_or(section, |(section, _)| section);
+    let rows = section.lines().filter(|line| line.starts_with('|')).skip(2);
+    let mut complaints = Vec::new();
+    for row in rows {
+        let cell = row.trim_end_matches(['|', ' ']).rsplit('|').next().unwrap_or_default();
+        let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
+        if names.is_empty() {
+            complaints.push(format!("{TABLE}: no test is named in: {row}"));
+        }
+        let missing = names.iter().filter(|name| !has_test(tree, name));
+        complaints.extend(missing.map(|name| format!("{TABLE}: there is no test {name}")));
+    }
+    complaints
+}
+
+fn has_test(tree: &Tree, name: &str) -> bool {
+    let defined = |extension, keyword: &str| {
+        let definition = format!("{keyword} {name}(");
+        tree.with_extension(extension).any(|file| file.text.contains(&definition))
+    };
+    defined(".rs", "fn") || defined(".py", "def")
 }
 
 /// One row of the claim table.
@@ -172,6 +201,19 @@ mod tests {
             found,
             ["docs/papers.md: claim `mlt/stop` names c.rs, whose test does not carry its mark"]
         );
+    }
+
+    #[test]
+    fn every_mistake_has_a_test_and_every_test_that_is_named_exists() {
+        let of = |cell: &str| {
+            let text = format!("{MISTAKES}\n| mistake | test |\n| --- | --- |\n| counted twice | {cell} |\n\n## More\n\n| a | b |\n");
+            let tests =
+                [("a.rs", "    fn counted_once() {\n"), ("b.py", "def test_once(count: int) -> None:\n")];
+            check(&Tree::of(&[&[(TABLE, text.as_str())][..], &tests].concat()))
+        };
+        assert_eq!(of("`counted_once`, `test_once`"), Vec::<String>::new());
+        assert_eq!(of("`counted_onc`"), ["docs/papers.md: there is no test counted_onc"]);
+        assert_eq!(of(""), ["docs/papers.md: no test is named in: | counted twice |  |"]);
     }
 
     #[test]
