@@ -92,18 +92,21 @@ def test_nothing_is_cut_without_a_size_or_where_tensors_do_not_fit_together() ->
 
 @pytest.mark.usefixtures("_on_a_device")
 @pytest.mark.parametrize("parts", [1, 3, 7, 1000])
-def test_masks_of_the_pieces_are_the_mask_of_the_whole(parts: int) -> None:
+@pytest.mark.parametrize("rows", [1, 2])
+def test_masks_of_the_pieces_are_the_mask_of_the_whole(parts: int, rows: int) -> None:
     elems = 3 * MB // 4 + 12_345
     mask = torch.rand(parts, generator=torch.Generator().manual_seed(1)) < 0.5
-    pieces, _ = cut(Piece([torch.zeros(elems)]), 1)
+    whole = Piece([torch.zeros(elems)]) if rows == 1 else Piece([torch.zeros(elems)], [torch.zeros(rows * elems)], rows)
+    pieces, _ = cut(whole, 1)
+    assert len(pieces) > 1
     found = []
     for piece in pieces:
         with torch.device("meta"):  # torch's default device may be any
-            own, count = piece.mask(mask.tolist()), piece.tensor.numel()
-        found.append(own[torch.arange(count) * own.numel() // count])
-    place = torch.arange(elems, dtype=torch.float64) * parts / elems
+            own, count = piece.mask(mask.tolist()), rows * piece.elems
+        found.append(own[torch.arange(count) * own.numel() // count].view(rows, -1))
+    place = torch.arange(rows * elems, dtype=torch.float64) * parts / (rows * elems)
     inside = (place.frac() - 0.5).abs() < 0.25  # borders may be a quarter of a part from where they are in the whole
-    assert torch.equal(torch.cat(found)[inside], mask[place.long()][inside])
+    assert torch.equal(torch.cat(found, 1).flatten()[inside], mask[place.long()][inside])
 
 
 @pytest.mark.usefixtures("_on_a_device")

@@ -57,6 +57,7 @@ from gradwire.torch._elastic import ElasticState  # noqa: E402
 from gradwire.torch._hook import LossTolerance, tolerate_loss  # noqa: E402
 from gradwire.torch._sharded import ShardedLossTolerance  # noqa: E402
 from gradwire.torch._steps import StepRecord  # noqa: E402
+from gradwire.torch._tags import ShardedBucket  # noqa: E402
 from gradwire.torch._tolerant import all_reduce, link_of, reduce_scatter, tolerant_group  # noqa: E402
 from gradwire.torch._work import GradwireWork  # noqa: E402
 
@@ -68,6 +69,7 @@ __all__ = [
     "ElasticState",
     "GradwireWork",
     "LossTolerance",
+    "ShardedBucket",
     "ShardedLossTolerance",
     "StepRecord",
     "all_reduce",

@@ -25,7 +25,7 @@ from gradwire.torch._residuals import Residuals
 from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
-from gradwire.torch._tags import LayerPriority, Priority, split
+from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, timed_policy
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
-            the all-gather of parameters stays exact; `steps_kept`, `priority`, `drift_every`, `compression`
-            and `tensorboard` are for DDP alone.
+            the all-gather of parameters stays exact; `steps_kept`, `drift_every`, `compression` and `tensorboard` are for DDP
+            alone.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
@@ -92,8 +92,9 @@ def tolerate_loss(
         steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
-            longest. Need not agree between ranks. None: class by layer, the front layers first, and importance as the
-            configuration says. Code points are written only with `dscp_classes`.
+            longest. Need not agree between ranks. For FSDP2 it is called with each module's gradients (a `ShardedBucket`). None: class
+            by layer, the front layers first, and importance as the configuration says. Code points are written only with
+            `dscp_classes`.
         drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
             where results may be lost; costs a read of the parameters and 16 bytes on the wire.
         compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
@@ -105,7 +106,7 @@ def tolerate_loss(
         The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.
 
     Raises:
-        UnsupportedError: not a DDP model, another backend, or a parameter of another dtype.
+        UnsupportedError: not such a model, another backend, a parameter of another dtype, or an argument that is for DDP alone.
         ConfigError: a value is out of range.
     """
     if drift_every < 0:
@@ -124,7 +125,15 @@ def tolerate_loss(
         "algorithm": algorithm,
     }
     if is_sharded(model):
-        return ShardedLossTolerance(cast("FSDPModule", model), arguments, error_feedback=error_feedback)
+        of_ddp = {"drift_every": drift_every, "compression": compression, "tensorboard": tensorboard}
+        if given := [name for name, value in of_ddp.items() if value]:
+            raise UnsupportedError(
+                f"{', '.join(given)}: for DistributedDataParallel alone, and this model was made by fully_shard. Leave it out "
+                "(MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) sends halves)"
+            )
+        return ShardedLossTolerance(
+            cast("FSDPModule", model), arguments, error_feedback=error_feedback, priority=priority
+        )
     if not isinstance(model, DistributedDataParallel):
         raise UnsupportedError(
             f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
@@ -193,7 +202,11 @@ class LossTolerance(Delivered):
         self._delay = DelayShares()
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
-        self.priority = LayerPriority(model.module, classes) if priority is None else priority
+        self.priority = (
+            LayerPriority(model.module, classes)
+            if priority is None
+            else cast("Callable[[dist.GradBucket], Tagged]", priority)
+        )
 
     @property
     def steps(self) -> "list[StepRecord]":

@@ -71,10 +71,12 @@ class Piece:
         # What cannot be a mask is refused as it is.
         if mask is None or mask.dim() != 1 or not mask.numel() or self.count == 1:
             return important
-        elems = self.elems
-        parts = max(1, min(elems, 4 * -(-mask.numel() * elems // self.whole)))
+        elems, whole = self.elems, self.rows * self.whole
+        parts = max(1, min(elems, 4 * -(-mask.numel() * elems // whole)))
         middles = self.first + (torch.arange(parts, dtype=torch.float64, device=mask.device) + 0.5) * (elems / parts)
-        return mask[(middles * (mask.numel() / self.whole)).long().clamp(max=mask.numel() - 1)]
+        rows = torch.arange(self.rows, dtype=torch.float64, device=mask.device) * self.whole
+        middles = (rows[:, None] + middles).flatten()
+        return mask[(middles * (mask.numel() / whole)).long().clamp(max=mask.numel() - 1)]
 
 
 def cut(call: Piece, chunk_mb: int) -> tuple[list[Piece], Callable[[], None] | None]:

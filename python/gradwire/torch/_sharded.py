@@ -10,8 +10,8 @@ shard, at twice the bytes. Where there is a replicate dimension (HSDP), the all-
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._steps import Delivered, StepRecord
-from gradwire.torch._tags import LayerPriority
+from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
 from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
 
 # Arguments that a reduce-scatter has no use for.
@@ -36,7 +36,9 @@ if TYPE_CHECKING:  # a second to import, for programs that may never shard
 class ShardedLossTolerance(Delivered):
     """What `tolerate_loss` returns for a sharded model."""
 
-    def __init__(self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool) -> None:
+    def __init__(
+        self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool, priority: Priority | None = None
+    ) -> None:
         check(model, arguments)
         self._total = StepRecord()
         self._scatters: dict[str, ReduceScatter] = {}
@@ -46,9 +48,9 @@ class ShardedLossTolerance(Delivered):
         if arguments["gather_loss_bound"] is None and configuration().gather_loss_bound is None:
             # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact.
             arguments["gather_loss_bound"] = 0.0
-        classes = _classes(model, [name for name, _ in modules])
+        tagged = _tagging(model, [name for name, _ in modules], priority)
         for name, module in modules:
-            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback, traffic_class=classes[name])
+            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback, tags_of=tagged[name])
             module.set_custom_reduce_scatter(scatter)
             self._scatters[name] = scatter
 
@@ -81,14 +83,19 @@ class ReduceScatter:
         owner: is told what was delivered.
         arguments: of `gradwire.torch.all_reduce`. What only that can do is reduced by it.
         error_feedback: whether what did not count is added to the module's next gradients.
-        traffic_class: of the module's front-most layer.
+        tags_of: traffic class of the module's gradients, and what of them is important.
     """
 
     def __init__(
-        self, owner: ShardedLossTolerance, arguments: dict[str, Any], *, error_feedback: bool, traffic_class: int
+        self,
+        owner: ShardedLossTolerance,
+        arguments: dict[str, Any],
+        *,
+        error_feedback: bool,
+        tags_of: Callable[[torch.Tensor], Tagged],
     ) -> None:
         self._owner = owner
-        self._class = traffic_class
+        self._tags_of = tags_of
         self._arguments = arguments
         self._scatters = scatters(arguments)
         self._error_feedback = error_feedback
@@ -114,7 +121,9 @@ class ReduceScatter:
         """
         del async_op  # FSDP waits for it in any case
         residual = self._feed_back(input_tensor)
-        given: dict[str, Any] = {"group": group, "residual": residual, "traffic_class": self._class}
+        traffic_class, important = split(self._tags_of(input_tensor))
+        given: dict[str, Any] = {"group": group, "residual": residual}
+        given |= {"traffic_class": traffic_class, "important": important}
         if self._scatters:
             asked = {name: value for name, value in self._arguments.items() if name not in OF_ALL_REDUCES}
             work = reduce_scatter(output_tensor, input_tensor, op, **given, **asked)
@@ -162,16 +171,39 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
             )
 
 
-def _classes(model: FSDPModule, sharded: list[str]) -> dict[str, int]:
-    """For the name of each sharded module the traffic class of the parameters that it reduces: those in no sharded module within it."""
+def _tagging(
+    model: FSDPModule, sharded: list[str], priority: Priority | None
+) -> dict[str, Callable[[torch.Tensor], Tagged]]:
+    """For the name of each sharded module what tags its gradients: the user's function, or the class of its front-most layer.
+
+    A module reduces the parameters that are in no sharded module within it.
+    """
     assert isinstance(model, torch.nn.Module)
-    own: dict[str, list[str]] = {name: [] for name in sharded}
-    for parameter, _ in model.named_parameters():
+    own: dict[str, dict[str, torch.nn.Parameter]] = {name: {} for name in sharded}
+    for parameter, value in model.named_parameters():
         around = [name for name in sharded if not name or parameter.startswith(f"{name}.")]
         if around:
-            own[max(around, key=len)].append(parameter)
+            own[max(around, key=len)][parameter] = value
     rule = LayerPriority(model, configuration().classes)
-    return {name: rule.of_parameters(parameters) for name, parameters in own.items()}
+    if priority is None:
+        return {name: _always(rule.of_parameters(parameters)) for name, parameters in own.items()}
+    front = {name: min(rule.layers_of(parameters)) for name, parameters in own.items() if parameters}
+    order = sorted(front, key=lambda name: front[name], reverse=True)
+    return {
+        name: _asking(cast("Callable[[ShardedBucket], Tagged]", priority), name, order, list(own[name].values()))
+        for name in sharded
+    }
+
+
+def _always(traffic_class: int) -> Callable[[torch.Tensor], Tagged]:
+    return lambda _gradients: traffic_class
+
+
+def _asking(
+    priority: Callable[[ShardedBucket], Tagged], name: str, order: list[str], parameters: list[torch.nn.Parameter]
+) -> Callable[[torch.Tensor], Tagged]:
+    index = order.index(name) if name in order else 0  # a module without parameters of its own reduces nothing
+    return lambda gradients: priority(ShardedBucket(name, index, index == len(order) - 1, parameters, gradients))
 
 
 def is_sharded(module: object) -> bool:

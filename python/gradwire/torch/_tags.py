@@ -4,6 +4,7 @@ No `from __future__ import annotations` here: see `_hook.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,41 @@ from gradwire.errors import ConfigError, InvalidRequestError
 # claim: tags/priority-function
 # What a priority function may return: a class, or a class and a mask over the bucket.
 Tagged = int | tuple[int, torch.Tensor | Sequence[bool]]
-Priority = Callable[[dist.GradBucket], Tagged]
+
+
+@dataclass(frozen=True)
+class ShardedBucket:
+    """The gradients of one module of a sharded model, as a priority function gets them: with the methods of DDP's `GradBucket`.
+
+    Attributes:
+        name: of the module, as `named_modules` has it.
+    """
+
+    name: str
+    _index: int
+    _is_last: bool
+    _parameters: list[nn.Parameter]
+    _buffer: torch.Tensor
+
+    def index(self) -> int:
+        """0 for the module whose front-most layer is the last one, as for the buckets of DDP."""
+        return self._index
+
+    def is_last(self) -> bool:
+        """Whether it has the front layers, which the next forward pass needs first."""
+        return self._is_last
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that the module reduces: what is in no sharded module within it."""
+        return self._parameters
+
+    def buffer(self) -> torch.Tensor:
+        """`[world_size * elems]`: for each rank in turn its part of every gradient, as FSDP lays them out."""
+        return self._buffer
+
+
+# Called with each bucket of DDP, or with each module's gradients of a sharded model.
+Priority = Callable[[dist.GradBucket], Tagged] | Callable[[ShardedBucket], Tagged]
 
 # Order among the calls in flight, by class: between the first and the last bucket of a hook without a function.
 PRIORITY_OF_CLASS_0 = 96
@@ -44,7 +79,11 @@ class LayerPriority:
 
     def of_parameters(self, names: Iterable[str]) -> int:
         """The class of the front-most layer of the parameters that the model has under these names; 0 of none."""
-        return self._class_of(self._numbers[name.rpartition(".")[0]] for name in names)
+        return self._class_of(self.layers_of(names))
+
+    def layers_of(self, names: Iterable[str]) -> list[int]:
+        """The layers of the parameters that the model has under these names."""
+        return [self._numbers[name.rpartition(".")[0]] for name in names]
 
     def _class_of(self, layers: Iterable[int]) -> int:
         return _native.layer_class(min(layers, default=0), self.layers, self.classes)

@@ -155,6 +155,7 @@ def reduce_scatter(
     async_op: bool = False,
     residual: torch.Tensor | None = None,
     traffic_class: int | None = None,
+    important: torch.Tensor | Sequence[bool] | None = None,
 ) -> GradwireWork:
     """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part, and may leave contributions behind.
 
@@ -178,6 +179,7 @@ def reduce_scatter(
             it. With `divide_by="contributions"` the mean of an element that at most half of the ranks are in divides by all
             ranks then, and nothing but the lost values is owed for it (docs/error-feedback.md).
         traffic_class: as in `all_reduce`, and so is the order among calls in flight.
+        important: as in `all_reduce`, a mask over all of `tensor`.
 
     Returns:
         The work. `work.report().uncounted` are places in `tensor`. Its wait carries every error.
@@ -209,7 +211,7 @@ def reduce_scatter(
             divide_by=divide_by,
         )
         options["policy"] = of_one_stage(numbers)
-        options |= tag_options(link.owner.config, traffic_class, None)
+        options |= tag_options(link.owner.config, traffic_class, piece.mask(important))
         options["priority"] = _order(None, traffic_class)
         staging = Staging()
         target = _memory.writable(into, staging, load=False)
@@ -315,7 +317,9 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
 
 
 def _renamed(group: dist.ProcessGroup) -> Any:
-    """The adapter of a group to which torch gave its name later (`shrink_group`)."""
+    """The adapter of a group to which torch gave its name later (`shrink_group`), or that was aborted."""
+    if isinstance(getattr(group, "link", None), GroupLink):
+        return group  # before torch 2.14, or one that changes its members
     try:
         adapter = group._get_backend(torch.device("cpu"))
     except RuntimeError:

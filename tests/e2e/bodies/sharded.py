@@ -72,6 +72,10 @@ def sent_by_class() -> list[int]:
     return [sum(of_class) for of_class in zip(*tags, strict=True)]
 
 
+def important_sent() -> int:
+    return sum(peer["tags"]["important_sent"] for peer in gradwire.torch.stats()["group"]["peers"])
+
+
 def final_loss(model: nn.Module) -> float:
     """What the model has learned, on the same 2048 examples on each rank: three batches would show their own noise."""
     inputs = torch.randn(2048, 64, generator=torch.Generator().manual_seed(99))
@@ -162,6 +166,39 @@ if not LOSSY:
             # What names no class, the gathered parameters above all, has class 0 as well.
             assert sent[0] > sent[1] > sent[3] > 0, sent
             assert sent[2] == 0, sent
+
+    # test of: tags/priority-function
+    def check_a_function_of_the_users_own_decides_the_class_of_each_module_and_what_of_it_is_important() -> None:
+        for algorithm in ("auto", "ring"):  # by a reduce-scatter, and by an all-reduce
+            model = sharded(line(dist.group.WORLD))
+            asked: dict[str, tuple[int, bool, int, int]] = {}
+
+            def priority(
+                bucket: gradwire.torch.ShardedBucket, asked: dict[str, tuple[int, bool, int, int]] = asked
+            ) -> tuple[int, list[bool]]:
+                asked[bucket.name] = (
+                    bucket.index(), bucket.is_last(), len(bucket.parameters()), bucket.buffer().numel()
+                )  # fmt: skip
+                return 3 if bucket.is_last() else 1, [bucket.is_last()]
+
+            before, important = sent_by_class(), important_sent()
+            gradwire.torch.tolerate_loss(model, preset="auto", algorithm=algorithm, priority=priority)
+            losses_of(model)
+            sent = [now - then for now, then in zip(sent_by_class(), before, strict=True)]
+            elems = {name: sum(p.numel() for p in part.parameters()) for name, part in model.named_modules()}
+            assert {name: found[:3] for name, found in asked.items()} == {
+                "": (0, False, 2), "blocks.1": (1, False, 6), "blocks.0": (2, True, 6)
+            }  # fmt: skip
+            assert all(asked[name][3] >= elems[name] for name in ("blocks.0", "blocks.1"))
+            assert sent[1] > sent[3] > 0 == sent[2], sent
+            # Of the last class everything that has gradients is important, and nothing else.
+            assert 0 < important_sent() - important <= sent[3], (algorithm, sent)
+
+    def check_what_is_for_ddp_alone_is_refused() -> None:
+        model = sharded(line(dist.group.WORLD))
+        for argument in ({"drift_every": 3}, {"compression": lambda hook: hook}, {"tensorboard": object()}):
+            with pytest.raises(UnsupportedError, match=next(iter(argument))):
+                gradwire.torch.tolerate_loss(model, **argument)
 
     def check_residuals_are_saved_for_each_rank() -> None:
         model = sharded(line(dist.group.WORLD))
