@@ -78,6 +78,8 @@ class GroupLink:
         self.store: Any = None
         # Where lost ranks come back; not in a group with dedicated servers.
         self.boundary: Boundary | None = None
+        # By torch's `reconfigure`: other members may be here than in the group before.
+        self.is_reconfigured = False
         self.calls = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
@@ -113,9 +115,7 @@ class GroupLink:
 
     def start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:
         """Prepares and submits a call; whatever goes wrong is in the Work."""
-        work = self._start(kind, timeout, prepare)
-        self.calls += work.was_submitted
-        return work
+        return self._numbered(self._start(kind, timeout, prepare), timeout)
 
     def start_in_pieces(
         self,
@@ -144,7 +144,12 @@ class GroupLink:
         if len(works) > 1:
             work = GradwireWork.following(kind, works, list(result) or [whole.tensor], self.owner.completer, last)
         work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb)
+        return self._numbered(work, timeout)
+
+    def _numbered(self, work: GradwireWork, timeout: timedelta | None) -> GradwireWork:
+        """As what its caller may ask it for: the place among the calls of the group, and how long it may take."""
         self.calls += work.was_submitted
+        work.sequence_number, work.timeout_of_call = self.calls, self.timeout if timeout is None else timeout
         return work
 
     def _start(self, kind: str, timeout: timedelta | None, prepare: Callable[[], Call]) -> GradwireWork:

@@ -190,6 +190,22 @@ class Collectives:
 
         return self._call("gather", inputs, opts, [partial(self._start, "gather", opts, prepare)])
 
+    def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork | None:
+        """`output` `[world_size, elems]` at the root becomes every rank's `tensor` `[elems]`; elsewhere it is not looked at."""
+
+        def prepare() -> Call:
+            staging = Staging()
+            options = {**_copy(tensor), "peer": self._root(opts)}
+            if opts.rootRank != self.link.rank:
+                return Call("gather", [], _memory.readable(tensor, staging), None, staging, options)
+            self._rows_of("gather", output, tensor)
+            target = _memory.writable(output, staging, load=False)
+            return Call("gather", [output], _memory.readable(tensor, staging), target, staging, options)
+
+        return self._call("gather", [tensor], opts, [partial(self._start, "gather", opts, prepare)])
+
+    gather_into_tensor = gather_single
+
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> GradwireWork | None:
         """`outputs[0]` becomes the root's `inputs[0][rank]`."""
 

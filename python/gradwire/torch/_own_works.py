@@ -4,6 +4,8 @@ torch >= 2.14 wraps a Work from Python in a holder that forwards `wait` and `get
 would stay False for ever, so a loop that polls it never ends, and `dist.recv` without a source would fail because the
 holder knows no source rank. The methods of `ProcessGroup` therefore hand the caller the Work itself, if one of ours was made
 during the call; what other backends return is passed on untouched. C++ callers (DDP) still get the holder.
+
+Of `gather_single` (2.15) torch does not tell a backend written in Python at all: it is called here.
 """
 
 from __future__ import annotations
@@ -34,8 +36,6 @@ METHODS = (
     "barrier",
     "broadcast",
     "gather",
-    "gather_into_tensor",
-    "gather_single",
     "recv",
     "recv_anysource",
     "reduce",
@@ -46,6 +46,7 @@ METHODS = (
     "scatter",
     "send",
 )
+UNTOLD = ("gather_into_tensor", "gather_single")
 
 
 class _Latest(threading.local):
@@ -72,6 +73,9 @@ def install() -> None:
     for name in METHODS:
         if hasattr(group, name):
             setattr(group, name, _unwrapped(getattr(group, name)))
+    for name in UNTOLD:
+        if hasattr(group, name):
+            setattr(group, name, _told(getattr(group, name), name))
     group._gradwire_own_works = True
 
 
@@ -85,6 +89,21 @@ def _unwrapped(method: Any) -> Any:
         finally:
             _latest.is_asked, _latest.work = was_asked, None
         return work if own is None or work is None else own
+
+    _compat.hide_from_dynamo([call])
+    return call
+
+
+def _told(method: Any, name: str) -> Any:
+    @functools.wraps(method)
+    def call(group: Any, output: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = group._get_backend(tensor.device)
+        is_ours = getattr(backend, "link", None) is not None
+        return (
+            getattr(backend, name)(output, tensor, *args, **kwargs)
+            if is_ours
+            else method(group, output, tensor, *args, **kwargs)
+        )
 
     _compat.hide_from_dynamo([call])
     return call

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
-from gradwire.errors import WaitTimeoutError
+from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._ending import Ending
@@ -75,6 +75,9 @@ class GradwireWork(dist.Work):
         self._trace: torch.futures.Future[Any] | None = None
         # Called once before the future completes, if the collective ended well.
         self.observer: Callable[[GradwireWork], None] | None = None
+        # Of the call, among those of its group from 1 on; of several, none.
+        self.sequence_number = 0
+        self.timeout_of_call = NO_TIMEOUT
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Blocks until the result is there; on a GPU, until it is on its way: what the caller starts from then on comes after it.
@@ -198,8 +201,21 @@ class GradwireWork(dist.Work):
         """The same as `wait`."""
         self.wait()
 
+    def timeout(self) -> timedelta:
+        """How long the call may take: its own timeout, or the group's."""
+        return self.timeout_of_call
+
+    def _get_sequence_number(self) -> int:
+        return self.sequence_number
+
     def source_rank(self) -> int:
-        """The sender of a receive from any rank, after `wait`."""
+        """The sender of a receive from any rank, after `wait`.
+
+        Raises:
+            InvalidRequestError: it is no receive.
+        """
+        if self.name != "receive":
+            raise InvalidRequestError(f"{self.name}: only a receive has a source rank")
         return self.report().sources[0].rank
 
     _source_rank = source_rank

@@ -1,0 +1,20 @@
+"""Each option of each call, on two ranks; see bodies/options.py."""
+
+from __future__ import annotations
+
+import pytest
+from launch import Outcome, checks_of, launch
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return launch("options", 2, tmp_path_factory.mktemp("options"))
+
+
+@pytest.mark.parametrize("check", checks_of("options"))
+def test_options(outcome: Outcome, check: str) -> None:
+    outcome.require(check)
+
+
+def test_every_rank_ends_cleanly(outcome: Outcome) -> None:
+    outcome.require_clean_exit()
