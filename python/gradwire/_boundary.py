@@ -24,7 +24,7 @@ from gradwire._entrance import FAILURES, Watch
 from gradwire._operation import Call, Operation
 from gradwire._policy import algorithm_code
 from gradwire._runtime import Runtime
-from gradwire.errors import GroupError, InvalidRequestError, PeerLostError, RendezvousError
+from gradwire.errors import EngineError, GroupError, InvalidRequestError, PeerLostError, RendezvousError
 
 if TYPE_CHECKING:
     from gradwire._rendezvous import Place
@@ -84,7 +84,10 @@ class Boundary:
 
     def leave(self) -> None:
         """Before a rank leaves in good order: another life of it is not expected then. Who is no member may come back."""
-        epoch = self._native.stats()["epoch"]
+        try:
+            epoch = self._native.stats()["epoch"]
+        except EngineError:  # the group was aborted, which is no good order
+            epoch = None
         if epoch is not None and epoch["is_member"]:
             self._watch.leave()
         self._watch.close()
@@ -160,6 +163,21 @@ class Boundary:
                 lost = error
         raise lost or InvalidRequestError("nobody has joined")
 
+    def meet(self, has_state: bool, pack: Callable[[], tuple[dict[str, Any], list[Any]]]) -> Any:
+        """First of all calls of a group that was made of some of another one and of others: what the first member has that has a state.
+
+        Returns:
+            Header and arrays on all members but that one, or None where nobody has a state.
+
+        Raises:
+            InvalidRequestError: on all: it could not pack. The group goes on.
+            GroupError: that member was lost, or the group has ended.
+        """
+        source, _ = self._reduce(self._rank if has_state else self._world_size, "min")
+        if source == self._world_size:
+            return None
+        return self._share_from(source, Crossing(self._rank, (source,)), pack)
+
     def _share_from(self, source: int, crossing: Crossing, pack: Callable[[], tuple[dict[str, Any], list[Any]]]) -> Any:
         head = np.zeros(0, np.uint8)
         arrays: list[Any] = []
@@ -178,9 +196,10 @@ class Boundary:
         self._broadcast(head, source)
         told = json.loads(head.tobytes())
         if "error" in told:
-            problem = f"rank {source} cannot tell rank {crossing.newcomer} what it has: {told['error']}"
+            whom = "the others" if crossing.newcomer in (source, self._rank) else f"rank {crossing.newcomer}"
+            problem = f"rank {source} cannot tell {whom} what it has: {told['error']}"
             raise InvalidRequestError(problem) from failure
-        is_newcomer = self._rank == crossing.newcomer
+        is_newcomer = self._rank == crossing.newcomer != source
         received = []
         for index, size in enumerate(told["bytes"]):
             array = arrays[index] if self._rank == source else np.empty(size, np.uint8)

@@ -70,8 +70,13 @@ class _Lifetime(Collectives):
         self.link.leave()
 
     def abort(self) -> None:
-        """Ends everything in flight."""
+        """Ends everything in flight. The group is torch's to hold from now on, which may forget it without another call."""
         self.link.abort()
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            return  # torch does not hold this object then, and may still call it
+        held = self.link.owner.backends
+        for name in [name for name, adapter in held.items() if adapter is self]:
+            del held[name]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Timeout of calls that bring none."""

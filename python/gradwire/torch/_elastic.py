@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gradwire.errors import InvalidRequestError
 from gradwire.torch._described import described, rebuilt
+from gradwire.torch._group import GroupLink
 from gradwire.torch._tolerant import link_of
 
 
@@ -38,10 +39,11 @@ class ElasticState:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, /, **parts: Any) -> None:
-        self._link = link_of(group)
+        link_of(group)
+        self._group = group
         self._parts = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
         self._values = {name: part for name, part in parts.items() if name not in self._parts}
-        self._began = False
+        self._synced: GroupLink | None = None
 
     def __getattr__(self, name: str) -> Any:
         parts = {**self.__dict__.get("_parts", {}), **self.__dict__.get("_values", {})}
@@ -61,21 +63,29 @@ class ElasticState:
         """Lets at most one rank join that was lost and started again, and gives it everything here as the others have it.
 
         All ranks call it between two steps, with no call in flight; one that was started again before any other call of the group. It
-        costs one small all-reduce, and a broadcast of the state when a rank joins; nothing with `on_peer_loss="raise"`.
+        costs one small all-reduce, and a broadcast of the state when a rank joins; nothing with `on_peer_loss="raise"`. After torch's
+        `_reconfigure` it is the first call of all members, with any policy: they get what the first of those has that were in the group
+        before.
 
         Returns:
             Whether wrappers that count calls must be made anew on every rank, DistributedDataParallel above all: when a rank has
-            joined, and the first time.
+            joined, when the group was formed anew, and the first time.
 
         Raises:
             InvalidRequestError: on all ranks: a part holds something else, which the first call finds on each, or cannot tell its state
                 when a rank has joined, where the group goes on. On the rank that joins: its parts are others.
+            UnsupportedError: the group has another backend now.
             GroupError: the group has ended.
         """
-        boundary, is_first = self._link.boundary, not self._began
-        if is_first and boundary is not None and boundary.is_open:
+        link = link_of(self._group)
+        boundary, is_first = link.boundary, self._synced is not link
+        if is_first and boundary is not None and (boundary.is_open or link.is_reconfigured):
             self._describe()
-        self._began = True
+        if is_first and boundary is not None and link.is_reconfigured:
+            told = boundary.meet(self._synced is not None, self._pack)
+            if told is not None:
+                self._unpack(*told)
+        self._synced = link
         if boundary is None:
             return is_first
         crossing = boundary.cross()

@@ -170,7 +170,7 @@ def group_type(base: Any) -> type:
                     f"the group has no members, reconfigure() has failed: {error}", old.timeout
                 )
                 return GradwireWork("reconfigure", [], [], self.link.owner.completer, failure=error)
-            link.timeout = old.timeout
+            link.timeout, link.is_reconfigured = old.timeout, True
             self.link = link
             self._members.spend()
             ranks = dist.distributed_c10d._world.pg_group_ranks

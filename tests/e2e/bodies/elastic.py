@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from gradwire.errors import GradwireError, GroupError, UnsupportedError
 from gradwire.torch import _compat
+from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 
 GLOO = dist.new_group(backend="gloo")
@@ -85,8 +88,19 @@ def check_abort_ends_what_is_in_flight_and_other_groups_go_on() -> None:
     assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2
 
 
+def check_a_group_that_was_aborted_says_so_as_long_as_somebody_holds_it() -> None:
+    group = dist.new_group()
+    backend_of(group).abort()
+    gc.collect()
+    with pytest.raises(GroupError):
+        total(group)
+    assert link_of(group).world_size == WORLD_SIZE
+    dist.destroy_process_group(group)
+
+
 def check_torch_aborts_a_group_and_forgets_it() -> None:
     group = dist.new_group(timeout=timedelta(seconds=60))
+    adapter = weakref.ref(backend_of(group))
     if RANK == 0:
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
     dist.distributed_c10d._abort_process_group(group)
@@ -95,6 +109,9 @@ def check_torch_aborts_a_group_and_forgets_it() -> None:
             work.wait()
     with pytest.raises(ValueError, match="Invalid process group"):
         dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert adapter() is None, "nobody needs it any more"
     assert total() == WORLD_SIZE * (WORLD_SIZE + 1) / 2, "the others go on"
 
 

@@ -162,6 +162,40 @@ def check_who_was_told_of_others_forms_no_group() -> None:
     assert total() == sum(process + 1 for process in SECOND)
 
 
+def check_all_get_the_state_of_those_who_were_there_before() -> None:
+    if not HAS_IT or RANK not in SECOND:
+        return
+    torch.manual_seed(RANK)
+    model = torch.nn.Linear(3, 2)
+    state = gradwire.torch.ElasticState(model=model, step=0)
+    if RANK != COMES:
+        handles = handles_of(SECOND[:2], "without")
+        dist._reconfigure(uuid=8, handles=handles).wait()
+        assert state.sync(), "the first time"
+        assert state.step == 0
+        assert not state.sync()
+        state.step = 50 + RANK  # of a step that one has ended and another has not
+    dist._reconfigure(uuid=9, handles=handles_of(SECOND, "with")).wait()
+    assert state.sync(), "the group was formed anew"
+    assert state.step == 50
+    torch.manual_seed(SECOND[0])
+    assert torch.equal(model.weight, torch.nn.Linear(3, 2).weight)
+    assert not state.sync()
+
+
+def check_an_aborted_group_takes_other_members() -> None:
+    if not HAS_IT or RANK not in SECOND:
+        return
+    in_flight = None if RANK == COMES else dist.all_reduce(torch.ones(1), async_op=True)
+    dist.group.WORLD.abort()
+    if in_flight is not None:
+        with pytest.raises(GroupError):
+            in_flight.wait()
+    dist._reconfigure(uuid=10, handles=handles_of(SECOND, "after the abort")).wait()
+    assert total() == sum(process + 1 for process in SECOND)
+    gradwire.torch.all_reduce(torch.ones(3))
+
+
 def check_a_part_of_the_new_members_is_a_group_too() -> None:
     if not HAS_IT or RANK not in SECOND[:2]:
         return

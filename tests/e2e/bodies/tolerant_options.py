@@ -1,0 +1,178 @@
+"""What DDP can be told, with gradients that may be lost but are not: as with gloo. Two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+GLOO = dist.new_group(backend="gloo")
+BUCKET_MB = 0.1  # several buckets
+
+
+class Net(nn.Module):
+    """Of four layers one is used when asked for, and one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.sometimes = nn.Linear(20, 300), nn.Linear(300, 300)
+        self.never, self.last = nn.Linear(4, 4), nn.Linear(300, 4)
+
+    def forward(self, x: torch.Tensor, use_all: bool = True) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.last(torch.relu(self.sometimes(hidden)) if use_all else hidden)
+
+
+def used() -> nn.Module:
+    """All of its parameters are used."""
+    net = Net()
+    del net.never
+    return net
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(16, 20, generator=torch.Generator().manual_seed(1000 * step + RANK))
+
+
+def loss_of(model: Any, step: int, *more: Any) -> torch.Tensor:
+    return model(batch(step), *more).square().mean()
+
+
+Train = Callable[[DistributedDataParallel, Any], None]
+
+
+def as_with_gloo(train: Train, net: Callable[[], nn.Module] = used, **options: Any) -> None:
+    """`train(model, state)` leaves the parameters that gloo leaves; `state` is None with gloo."""
+    ended = []
+    for group in (dist.group.WORLD, GLOO):
+        model = DistributedDataParallel(net(), process_group=group, **{"bucket_cap_mb": BUCKET_MB, **options})
+        state = None if group is GLOO else gradwire.torch.tolerate_loss(model, preset="reliable")
+        train(model, state)
+        assert state is None or (state.bytes_missing == 0 < state.bytes_expected)
+        ended.append([parameter.detach().clone() for parameter in model.parameters()])
+    for ours, reference in zip(*ended, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-5, atol=1e-7)
+
+
+def plain(model: DistributedDataParallel, _state: Any, use_all: Callable[[int], bool] = lambda _step: True) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(model, step, use_all(step)).backward()
+        optimizer.step()
+
+
+def check_bucket_views_and_static_graphs() -> None:
+    for options in (
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"static_graph": True, "gradient_as_bucket_view": True},
+    ):
+        as_with_gloo(plain, **options)
+    as_with_gloo(plain, Net, static_graph=True)
+
+
+def check_parameters_that_are_not_used() -> None:
+    def train(model: DistributedDataParallel, state: Any) -> None:
+        plain(model, state, lambda step: (step + RANK) % 2 == 0)
+
+    for view in (False, True):
+        as_with_gloo(train, Net, find_unused_parameters=True, gradient_as_bucket_view=view)
+
+
+def check_gradients_accumulate_without_communication() -> None:
+    def train(model: DistributedDataParallel, _state: Any) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            with model.no_sync():
+                loss_of(model, step).backward()
+                loss_of(model, step + 10).backward()
+            loss_of(model, step + 20).backward()
+            optimizer.step()
+
+    for view in (False, True):
+        as_with_gloo(train, gradient_as_bucket_view=view)
+
+
+def check_uneven_inputs_with_a_sharded_optimizer() -> None:
+    def train(model: DistributedDataParallel, _state: Any) -> None:
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), optimizer_class=torch.optim.Adam, lr=0.01, process_group=model.process_group
+        )
+        with Join([model, optimizer]):
+            for step in range(2 + RANK):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+
+    as_with_gloo(train)
+
+
+def check_autocast_and_a_scaler_that_skips_a_step() -> None:
+    def trained_in(dtype: torch.dtype) -> Train:
+        def train(model: DistributedDataParallel, state: Any) -> None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+            scales = [64.0]
+            for step in range(5):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=dtype):
+                    loss = model(batch(step)).float().square().mean()
+                # Of one rank alone; the mean tells the other.
+                scaler.scale(loss * float("inf") if step == 2 and RANK == 0 else loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scales.append(scaler.get_scale())
+                if state is not None:
+                    state.rescale(scales[-1] / scales[-2])
+            assert scales == [64.0, 64.0, 128.0, 64.0, 64.0, 128.0]
+
+        return train
+
+    for dtype in (torch.bfloat16, torch.float16):
+        as_with_gloo(trained_in(dtype))
+
+
+def check_activations_that_are_computed_again() -> None:
+    def train(model: DistributedDataParallel, _state: Any) -> None:
+        for step in range(2):
+            model.zero_grad()
+            checkpoint(model, batch(step), use_reentrant=False).square().mean().backward()
+
+    as_with_gloo(train, static_graph=True)
+
+
+def check_a_compiled_model() -> None:
+    def train(model: DistributedDataParallel, _state: Any) -> None:
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(compiled, step).backward()
+            optimizer.step()
+
+    as_with_gloo(train, bucket_cap_mb=25)  # torch's own splitting wants larger buckets
+
+
+def check_a_model_on_a_mesh() -> None:
+    mesh = init_device_mesh("cpu", (WORLD_SIZE,))
+    model = DistributedDataParallel(used(), device_mesh=mesh)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    loss_of(model, 0).backward()
+    assert state.bytes_expected > 0
+    reference = DistributedDataParallel(used(), process_group=GLOO)
+    loss_of(reference, 0).backward()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
