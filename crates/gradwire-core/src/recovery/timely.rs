@@ -95,7 +95,9 @@ impl TimelyController {
     fn end_round(&mut self, now: Timestamp, round: &Round) {
         self.held_down =
             if self.model.path.is_dipping() { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
-        if round.rate_max > 0 && (self.starting || self.held_down == 0) {
+        // What the application did not ask for could not be delivered.
+        let idle = round.app_limited && round.rate_max < self.delivered;
+        if round.rate_max > 0 && !idle && (self.starting || self.held_down == 0) {
             self.delivered = round.rate_max;
         }
         let Some(rtt) = round.rtt else { return };
@@ -138,7 +140,11 @@ impl TimelyController {
         } else if queue < self.queue_low(self.rate) || self.falls(rtt) {
             // What the application did not ask for proves nothing.
             if !round.app_limited {
-                self.rate = self.rate.saturating_add(self.step(rtt)).min(self.rate_max());
+                let raised = self.rate.saturating_add(self.step(rtt)).min(self.rate_max());
+                // In an empty path a step up takes nothing away: after a pause, or where acknowledgements come in lumps, a round trip
+                // delivers less than the path would.
+                let is_empty = queue < self.queue_low(self.rate);
+                self.rate = if is_empty { raised.max(self.rate) } else { raised };
                 self.raises = (self.raises + 1).min(RAISES_MAX);
             }
         } else {
@@ -290,6 +296,68 @@ mod tests {
         let next = AckSample { now: Timestamp::from_nanos(1_000_000), round_ended: true, ..sample };
         controller.on_ack(&next);
         controller
+    }
+
+    /// A flow that has left its start at 1 Gbit/s over a path of 24 us, whose queue is empty again.
+    fn at_work() -> (TimelyController, AckSample) {
+        let mut controller = TimelyController::new(&ControllerSettings {
+            initial_rate: 125_000_000,
+            incast: 6,
+            paths: 1,
+            turn: super::super::Turn::Any,
+            packet_bytes: 1_408,
+            standing_bytes: 1 << 20,
+        });
+        let first = AckSample {
+            now: Timestamp::from_nanos(100_000),
+            rtt: Some(Duration::from_micros(24)),
+            acked_bytes: 1_408,
+            delivery_rate: Some(125_000_000),
+            ..AckSample::default()
+        };
+        controller.on_ack(&first);
+        let queued = AckSample { rtt: Some(Duration::from_millis(2)), ..first };
+        for at in 2..5 {
+            let sample = AckSample { now: Timestamp::from_nanos(at * 100_000), round_ended: true, ..queued };
+            controller.on_ack(&sample);
+        }
+        assert!(!controller.starting);
+        (controller, AckSample { now: Timestamp::from_nanos(600_000), round_ended: true, ..first })
+    }
+
+    #[test]
+    fn a_round_trip_with_little_to_send_lowers_no_rate_while_no_queue_is_seen() {
+        for app_limited in [false, true] {
+            let (mut controller, sample) = at_work();
+            controller.on_ack(&sample);
+            let before = controller.pacing_rate();
+            for after in 1..4_u32 {
+                let now = sample.now + Duration::from_millis(1) * after;
+                controller.on_ack(&AckSample { now, delivery_rate: Some(1_000_000), app_limited, ..sample });
+                assert!(
+                    controller.pacing_rate() >= before,
+                    "{app_limited}: {} of {before}",
+                    controller.pacing_rate()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_application_did_not_ask_for_says_nothing_of_what_the_path_delivers() {
+        let (mut controller, sample) = at_work();
+        controller.on_ack(&sample);
+        let before = controller.bandwidth();
+        for after in 1..4_u32 {
+            let now = sample.now + Duration::from_millis(1) * after;
+            controller.on_ack(&AckSample {
+                now,
+                delivery_rate: Some(1_000_000),
+                app_limited: true,
+                ..sample
+            });
+        }
+        assert_eq!(controller.bandwidth(), before);
     }
 
     #[test]
