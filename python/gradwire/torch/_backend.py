@@ -203,12 +203,12 @@ def _other_backend(group: Any, tensors: Sequence[Any]) -> UnsupportedError | Non
 class _WholeGroup(_Lifetime):
     """Refuses tensors that the user gave to another backend of the group."""
 
-    def _call(self, name: str, tensors: Any, opts: Any, starts: Any) -> Any:
+    def _call(self, name: str, tensors: Any, opts: Any, starts: Any, results: Any = None) -> Any:
         other = _other_backend(self, tensors)
         if other is not None:
             kind = "receive" if name.startswith("recv") else name
             starts = [functools.partial(self.link.failed, kind, other)]
-        return super()._call(name, tensors, opts, starts)
+        return super()._call(name, tensors, opts, starts, results)
 
 
 @functools.cache

@@ -44,20 +44,19 @@ class Collectives:
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
         """`outputs[i][r]` becomes rank r's `inputs[i]`."""
         starts = [partial(self._all_gather, rows, tensor, opts) for rows, tensor in zip(outputs, inputs, strict=True)]
-        return self._call("all_gather", inputs, opts, starts)
+        return self._call("all_gather", inputs, opts, starts, outputs)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
     ) -> GradwireWork | None:
         """`outputs[r][i]` becomes rank r's `inputs[i]`."""
         starts = [partial(self._all_gather, [rows[i] for rows in outputs], t, opts) for i, t in enumerate(inputs)]
-        return self._call("all_gather", inputs, opts, starts)
+        return self._call("all_gather", inputs, opts, starts, outputs)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
         """`tensor` `[elems]`, `output` `[world_size, elems]`."""
-        return self._call(
-            "all_gather_into_tensor", [tensor], opts, [partial(self._all_gather_single, output, tensor, opts)]
-        )
+        starts = [partial(self._all_gather_single, output, tensor, opts)]
+        return self._call("all_gather_into_tensor", [tensor], opts, starts, [output])
 
     _allgather_base = all_gather_single
 
@@ -66,7 +65,7 @@ class Collectives:
     ) -> GradwireWork | None:
         """Several of `all_gather_single`."""
         starts = [partial(self._all_gather_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
-        return self._call("all_gather_into_tensor", inputs, opts, starts)
+        return self._call("all_gather_into_tensor", inputs, opts, starts, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -77,13 +76,12 @@ class Collectives:
         starts = [
             partial(self._reduce_scatter, output, rows, opts) for output, rows in zip(outputs, inputs, strict=True)
         ]
-        return self._call("reduce_scatter", [t for rows in inputs for t in rows], opts, starts)
+        return self._call("reduce_scatter", inputs, opts, starts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> GradwireWork | None:
         """`tensor` `[world_size, elems]`, `output` `[elems]`."""
-        return self._call(
-            "reduce_scatter_tensor", [tensor], opts, [partial(self._reduce_scatter_single, output, tensor, opts)]
-        )
+        starts = [partial(self._reduce_scatter_single, output, tensor, opts)]
+        return self._call("reduce_scatter_tensor", [tensor], opts, starts, [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -92,7 +90,7 @@ class Collectives:
     ) -> GradwireWork | None:
         """Several of `reduce_scatter_single`."""
         starts = [partial(self._reduce_scatter_single, o, t, opts) for o, t in zip(outputs, inputs, strict=True)]
-        return self._call("reduce_scatter_tensor", inputs, opts, starts)
+        return self._call("reduce_scatter_tensor", inputs, opts, starts, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -107,7 +105,7 @@ class Collectives:
             source, target = _memory.readable(tensor, staging), _memory.writable(output, staging, load=False)
             return Call("all_to_all", [output], source, target, staging, {**_copy(tensor), "splits": splits})
 
-        return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)])
+        return self._call("all_to_all", [tensor], opts, [partial(self._start, "all_to_all", opts, prepare)], [output])
 
     alltoall_base = all_to_all_single
 
@@ -122,7 +120,7 @@ class Collectives:
             splits = ([_nbytes(t) for t in inputs], [_nbytes(t) for t in outputs])
             return Call("all_to_all", list(outputs), source, target, staging, {**_copy(source), "splits": splits})
 
-        return self._call("all_to_all", inputs, opts, [partial(self._start, "all_to_all", opts, prepare)])
+        return self._call("all_to_all", inputs, opts, [partial(self._start, "all_to_all", opts, prepare)], outputs)
 
     def barrier(self, opts: Any = None) -> GradwireWork | None:
         """Nobody returns before everybody has come."""
@@ -144,7 +142,12 @@ class Collectives:
             wait_all=wait_all_ranks,
         )
         self._monitored_barriers += 1
-        barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))
+        trace = _profile.begin("monitored_barrier", [], self.link)
+        try:
+            barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))
+        finally:
+            if trace is not None:
+                trace.end()
 
     # One rank to or from every rank.
 
@@ -188,7 +191,7 @@ class Collectives:
             self._one_each(outputs[0], like=inputs[0])
             return Call("gather", list(outputs[0]), source, _memory.scattered(outputs[0], staging), staging, options)
 
-        return self._call("gather", inputs, opts, [partial(self._start, "gather", opts, prepare)])
+        return self._call("gather", inputs, opts, [partial(self._start, "gather", opts, prepare)], outputs)
 
     def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork | None:
         """`output` `[world_size, elems]` at the root becomes every rank's `tensor` `[elems]`; elsewhere it is not looked at."""
@@ -218,9 +221,8 @@ class Collectives:
                 source = _memory.stacked(inputs[0], staging)
             return Call("scatter", list(outputs), source, target, staging, {**_copy(target), "peer": self._root(opts)})
 
-        return self._call(
-            "scatter", inputs[0] if inputs else [], opts, [partial(self._start, "scatter", opts, prepare)]
-        )
+        start = partial(self._start, "scatter", opts, prepare)
+        return self._call("scatter", inputs[0] if inputs else [], opts, [start], outputs)
 
     # One rank to one rank.
 
@@ -356,9 +358,14 @@ class Collectives:
         return self.link.start(kind, _timeout(opts), prepare)
 
     def _call(
-        self, name: str, tensors: Sequence[Tensor], opts: Any, starts: Sequence[Callable[[], GradwireWork]]
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        opts: Any,
+        starts: Sequence[Callable[[], GradwireWork]],
+        results: Sequence[Any] | None = None,
     ) -> GradwireWork | None:
-        trace = _profile.begin(name, tensors, self.link)
+        trace = _profile.begin(name, tensors, self.link, results)
         work = self.link.join_works([start() for start in starts])
         if trace is not None:
             trace.end_with(work)

@@ -223,7 +223,7 @@ def reduce_scatter(
         return call
 
     whole = Piece([output, residual], [tensor], link.world_size)
-    trace = _profile.begin("reduce_scatter", [tensor], link)
+    trace = _profile.begin("reduce_scatter", [tensor], link, [output])
     work = link.start_in_pieces("reduce_scatter", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)

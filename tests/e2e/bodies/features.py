@@ -189,7 +189,7 @@ def check_collectives_are_in_the_profile_with_group_and_bytes() -> None:
         dist.all_reduce(torch.ones(25))
         dist.all_reduce(torch.ones(25), async_op=True).wait()
     named = [event for event in profile.events() if event.name == "gradwire:all_reduce"]
-    calls = [event for event in profile.events() if event.name == "gradwire.call"]
+    calls = [event for event in profile.events() if event.name.startswith("gradwire.call ")]
     assert [event.input_shapes for event in named] == [[[25]], [[25]]]
     assert all(event.is_async for event in named)
     assert len(calls) == 2
@@ -202,6 +202,49 @@ def check_collectives_are_in_the_profile_with_group_and_bytes() -> None:
         "Group size": WORLD_SIZE,
     }
     assert all(said.items() <= event.kwinputs.items() for event in calls)
+
+
+def check_a_profile_without_shapes_says_bytes_and_group_too() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(25))
+    names = [event.name for event in profile.events() if event.name.startswith("gradwire.call")]
+    assert names == [f"gradwire.call all_reduce bytes=100 dtype=float32 group={WORLD.group_name} ranks={WORLD_SIZE}"]
+
+
+def check_every_collective_is_in_the_profile_by_its_name_with_what_goes_in_and_comes_out() -> None:
+    own, rows = torch.ones(8), [torch.ones(8) for _ in range(WORLD_SIZE)]
+    table = torch.ones(8 * WORLD_SIZE)
+    at_root = rows if RANK == 0 else None
+    row, all_rows = 8, 8 * WORLD_SIZE
+    calls: list[tuple[str, int, int, Callable[[], object]]] = [
+        ("all_reduce", row, row, lambda: gradwire.torch.all_reduce(own)),
+        ("reduce_scatter", all_rows, row, lambda: gradwire.torch.reduce_scatter(own, table)),
+        ("all_gather", row, all_rows, lambda: dist.all_gather(rows, own)),
+        ("all_gather_into_tensor", row, all_rows, lambda: dist.all_gather_into_tensor(table, own)),
+        ("reduce_scatter", all_rows, row, lambda: dist.reduce_scatter(own, rows)),
+        ("reduce_scatter_tensor", all_rows, row, lambda: dist.reduce_scatter_tensor(own, table)),
+        ("all_to_all", all_rows, all_rows, lambda: dist.all_to_all(rows, [row + 1 for row in rows])),
+        ("all_to_all", all_rows, all_rows, lambda: dist.all_to_all_single(table, table + 1)),
+        ("barrier", 0, 0, dist.barrier),
+        ("broadcast", row, row, lambda: dist.broadcast(own, 0)),
+        ("reduce", row, row, lambda: dist.reduce(own, 0)),
+        ("gather", row, 0 if RANK else all_rows, lambda: dist.gather(own, at_root, 0)),
+        ("scatter", 0 if RANK else all_rows, row, lambda: dist.scatter(own, at_root, 0)),
+        ("recv" if RANK else "send", row, row, lambda: (dist.recv if RANK else dist.send)(own, 1 - RANK)),
+    ]
+    if _compat.backend_class() is not None:  # before 2.14 torch allows it to gloo alone
+        calls.append(("monitored_barrier", 0, 0, dist.monitored_barrier))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        for *_, call in calls:
+            call()
+    names = [event.name for event in profile.events() if event.name.startswith("gradwire:")]
+    assert names == [f"gradwire:{name}" for name, *_ in calls]
+    said = [event.kwinputs for event in profile.events() if event.name.startswith("gradwire.call ")]
+    assert [(each["Collective name"], each["In msg nelems"], each["Out msg nelems"]) for each in said] == [
+        (name, given, got) for name, given, got, _ in calls
+    ]
+    assert [each["bytes"] for each in said] == [4 * given for _, given, *_ in calls]
+    assert {each["Process Group Name"] for each in said} == {WORLD.group_name}
 
 
 def check_collectives_are_ranges_of_nvtx_where_cuda_is_in_use() -> None:
