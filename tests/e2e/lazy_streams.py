@@ -80,11 +80,7 @@ class LazyStreams:
         with self._lock:
             self.log.append(f"copy on {stream.name}")
 
-            def copy() -> None:
-                with torch.no_grad():
-                    target.copy_(source)
-
-            stream.todo.append(copy)
+            stream.todo.append(lambda: _streams.copy_into(target, source))
 
     def hold(self, tensor: torch.Tensor, stream: Stream) -> None:
         self.held.append((tensor.data_ptr(), stream.name))

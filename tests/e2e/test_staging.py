@@ -5,8 +5,11 @@ The order of events is tested here; `tests/gpu` has the same with a GPU's own st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from gradwire.torch._pinned import Fence, PinnedPool
 from gradwire.torch._staging import Staging
 from launch import Outcome, checks_of, launch
 from lazy_streams import LazyStreams
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 
@@ -107,6 +111,48 @@ def test_a_calls_buffer_is_free_when_its_result_has_arrived_and_not_when_the_cal
     failed.fetch(tensor, second)
     failed.abandon()
     assert buffer_of(Staging()).data_ptr() != second.data_ptr(), "the copy out still writes there"
+
+
+def test_a_call_in_a_captured_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode():
+        tensor = torch.empty(4, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(UnsupportedError, match="captured in a CUDA graph"):
+        _memory.check(tensor)
+
+
+def test_a_gpus_own_streams_are_told_what_the_lazy_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what would wait, or for nothing, where no GPU can show it: every call is checked against torch's own signature."""
+    inside: list[Any] = []
+    event, stream = create_autospec(torch.cuda.Event, instance=True), create_autospec(torch.cuda.Stream, instance=True)
+    made = create_autospec(torch.cuda.Event, return_value=event)
+    tensor = create_autospec(torch.Tensor, instance=True)
+    tensor.is_inference.return_value = False
+    tensor.copy_.side_effect = lambda *_, **__: inside.append("copied")
+
+    @contextmanager
+    def entered(given: Any) -> Iterator[None]:
+        inside.append(given)
+        yield
+        inside.append("left")
+
+    monkeypatch.setattr(torch.cuda, "Event", made)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    streams = _streams.CudaStreams()
+    assert streams.record(stream) is event
+    made.assert_called_once_with(blocking=True)
+    event.record.assert_called_once_with(stream)
+    streams.wait(stream, event)
+    stream.wait_event.assert_called_once_with(event)
+    streams.copy(stream, tensor, torch.ones(1))
+    assert inside == [stream, "copied", "left"]
+    assert tensor.copy_.call_args.kwargs == {"non_blocking": True}
+    streams.hold(tensor, stream)
+    tensor.record_stream.assert_called_once_with(stream)
+    event.synchronize.assert_not_called()
+    stream.synchronize.assert_not_called()
+    streams.synchronize(event)
+    event.synchronize.assert_called_once_with()
 
 
 def test_memory_of_a_device_is_nothing_that_the_engine_may_read() -> None:

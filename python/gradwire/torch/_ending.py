@@ -97,8 +97,10 @@ class Ending:
 
     def _bring_back(self) -> None:
         """The results, into the caller's tensors."""
+        # What failed first: the parts behind it fail because the group has ended.
+        errors = [part.settle() for part in self._parts]
+        self._failure = next(filter(None, errors), self._failure)
         for part in self._parts:
-            self._failure = part.settle() or self._failure
             self.fences += part.fences
         try:
             if self._failure is None and self._staging is not None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gradwire._runtime import configuration
 from gradwire.torch._pinned import Fence, Lease, PinnedPool
-from gradwire.torch._streams import BACK, OUT, Streams, streams_of
+from gradwire.torch._streams import BACK, OUT, Streams, copy_into, streams_of
 
 
 class Staging:
@@ -123,5 +123,4 @@ _pools: dict[Streams, PinnedPool] = {}
 
 
 def _copy_on_host(source: Tensor, target: Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(source)
+    copy_into(target, source)

@@ -85,8 +85,8 @@ class CudaStreams:
 
     def copy(self, stream: Stream, target: Tensor, source: Tensor) -> None:
         """Asynchronous if the host's side is page-locked; torch makes what is not dense so on the device."""
-        with torch.no_grad(), torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+        with torch.cuda.stream(stream):
+            copy_into(target, source, non_blocking=True)
 
     def hold(self, tensor: Tensor, stream: Stream) -> None:
         """Tells torch's caching allocator."""
@@ -116,6 +116,12 @@ class CudaStreams:
 
 
 _of_type: dict[str, Streams] = {"cuda": CudaStreams()}
+
+
+def copy_into(target: Tensor, source: Tensor, *, non_blocking: bool = False) -> None:
+    """Writes a caller's tensor, or one of ours, on whatever thread: one made in inference mode may be written nowhere else."""
+    with torch.inference_mode() if target.is_inference() else torch.no_grad():
+        target.copy_(source, non_blocking=non_blocking)
 
 
 def streams_of(tensor: Tensor) -> Streams | None:

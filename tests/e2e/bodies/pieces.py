@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,7 +11,8 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import InvalidRequestError, MismatchError
+from gradwire.errors import GradwireError, InvalidRequestError, MismatchError, PeerLeftError, ShutDownError
+from gradwire.torch import _staging
 from gradwire.torch._tolerant import link_of, reduce_scatter
 from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
@@ -196,6 +198,65 @@ def check_tensors_that_are_not_contiguous() -> None:
         assert torch.equal(future.wait()[0], total(800 * 900).view(800, 900).t())
         held = {(t.data_ptr(), "caller") for t in (matrix, every_other)}
         assert held <= set(streams.held), "whoever drops them gives their memory away before the copies on the device"
+
+    on(streams, run)
+
+
+class StopsAt(LazyStreams):
+    """A device that comes to the copy of one piece only when it is told to, and may fail then."""
+
+    def __init__(self, at: int, error: str = "") -> None:
+        super().__init__(eager_reader=True)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self._at, self._error, self._seen = at, error, 0
+
+    def synchronize(self, event: object) -> None:
+        if event.stream.name == "out":  # type: ignore[attr-defined]
+            self._seen += 1
+            if self._seen == self._at + 1:
+                self.reached.set()
+                if self._error:
+                    raise RuntimeError(self._error)
+                self.go_on.wait()
+        super().synchronize(event)  # type: ignore[arg-type]
+
+
+def check_a_piece_that_cannot_be_copied_is_the_error_of_the_call_and_not_what_follows_from_it() -> None:
+    groups = [dist.new_group() for _ in range(PIECES)]
+    for at, group in enumerate(groups):
+        streams = StopsAt(at, "CUDA error: an illegal memory access was encountered")
+
+        def run(group=group) -> None:
+            works = [dist.all_reduce(whole(), group=group, async_op=True) for _ in range(2)]
+            expected = MismatchError if RANK else RuntimeError
+            with pytest.raises(expected, match="disagree" if RANK else "illegal memory access"):
+                works[0].wait()
+            with pytest.raises((GradwireError, RuntimeError)):
+                works[1].get_future().wait()
+
+        on(LazyStreams(eager_reader=True) if RANK else streams, run)
+        pool = _staging.pool_of(streams)
+        idle = sum(size * len(kept) for size, kept in pool._idle.items())
+        assert pool.held_bytes == idle, "a buffer was not given back"
+
+
+def check_abort_while_a_piece_is_being_copied_ends_the_call() -> None:
+    group, streams = dist.new_group(), StopsAt(1)
+
+    def run() -> None:
+        work = dist.all_reduce(whole(), group=group, async_op=True)
+        assert streams.reached.wait(PATIENCE_S)  # the first piece is with the engine
+        link_of(group).abort()
+        with pytest.raises((ShutDownError, PeerLeftError)):  # the other rank's abort may be there first
+            work.wait()
+        used = {memory.data_ptr() for kept in _staging.pool_of(streams)._idle.values() for memory, _ in kept}
+        assert len(used) == PIECES, "a buffer was not given back"
+        others = [_staging.Staging() for _ in range(PIECES)]
+        free = {other.buffer([ELEMS // PIECES], torch.ones(1)).data_ptr() for other in others}
+        assert len(used & free) <= 1, "copies of the other pieces still write there"
+        streams.go_on.set()
+        dist.all_reduce(tensor := torch.ones(10))
+        assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE))), "other groups go on"
 
     on(streams, run)
 

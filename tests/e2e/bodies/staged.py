@@ -209,6 +209,19 @@ def check_buffers_are_used_again() -> None:
     on(streams, run)
 
 
+def check_tensors_of_inference_mode_may_be_waited_for_outside_of_it() -> None:
+    def run(make: Callable[[], torch.Tensor]) -> None:
+        for finish in (lambda work: work.wait(), lambda work: work.get_future().wait()):
+            with torch.inference_mode():
+                tensor = make()
+                work = dist.all_reduce(tensor, async_op=True)
+            finish(work)
+            assert torch.equal(tensor, torch.full_like(tensor, WORLD_SIZE))
+
+    run(lambda: torch.ones(4, 4).t()[1:])  # not contiguous
+    on(LazyStreams(eager_reader=True), lambda: run(lambda: torch.ones(100)))
+
+
 def check_a_call_that_has_ended_holds_no_memory() -> None:
     def run() -> None:
         tensor = torch.ones(1000)
