@@ -1,9 +1,9 @@
-"""FSDP2 on two and on four ranks, without and with 1 % of packets lost; see bodies/sharded.py."""
+"""FSDP2 on two and on four ranks, without and with 1 % of packets lost; see bodies/sharded.py, sharded_example.py."""
 
 from __future__ import annotations
 
 import pytest
-from launch import Outcome, launch
+from launch import Outcome, checks_of, launch
 
 EXACT = (
     "check_training_is_as_with_gloo",
@@ -22,6 +22,7 @@ LOSSY = (
     "check_parameters_stay_exact",
     "check_every_gradient_counts_once_however_often_it_was_lost",
 )
+ONE_PERCENT = {"GRADWIRE_CHAOS": "loss=1%,seed=5", "GRADWIRE_MTU": "1500"}
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -31,8 +32,14 @@ def exact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module", params=[2, 4])
 def lossy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    env = {"GRADWIRE_CHAOS": "loss=1%,seed=5", "GRADWIRE_MTU": "1500"}
-    return launch("sharded", request.param, tmp_path_factory.mktemp("sharded"), env=env)
+    return launch("sharded", request.param, tmp_path_factory.mktemp("sharded"), env=ONE_PERCENT)
+
+
+@pytest.fixture(scope="module", params=[(2, False), (4, False), (2, True), (4, True)], ids=str)
+def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    world_size, is_lossy = request.param
+    env = ONE_PERCENT if is_lossy else {}
+    return launch("sharded_example", world_size, tmp_path_factory.mktemp("example"), env=env, timeout_s=300.0)
 
 
 @pytest.mark.parametrize("check", EXACT)
@@ -43,6 +50,12 @@ def test_sharded(exact: Outcome, check: str) -> None:
 @pytest.mark.parametrize("check", LOSSY)
 def test_sharded_with_loss(lossy: Outcome, check: str) -> None:
     lossy.require(check)
+
+
+@pytest.mark.parametrize("check", checks_of("sharded_example"))
+def test_the_sharded_example(example: Outcome, check: str) -> None:
+    example.require(check)
+    example.require_clean_exit()
 
 
 def test_every_rank_ends_cleanly(exact: Outcome, lossy: Outcome) -> None:
