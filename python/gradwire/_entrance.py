@@ -29,8 +29,8 @@ POLL_S = 0.01
 REST_S = 30.0
 # Members tell each other a life and its rank in one number of 64 bits.
 LIVES_MAX = 1 << 40
-# What a Store can do: fail, or have something there that no rank of gradwire's wrote.
-FAILURES = (GradwireError, RuntimeError, OSError, ValueError, TypeError, KeyError)
+# What a Store can do: fail, or have something there that no rank of gradwire's wrote: also a number that is not finite.
+FAILURES = (GradwireError, RuntimeError, OSError, ValueError, TypeError, KeyError, ArithmeticError)
 
 
 class _Lives:
@@ -67,6 +67,8 @@ class _Lives:
     def _answer_of(self, rank: int) -> dict[str, Any]:
         """What a member has said last to a rank that waits, in whatever life; to life 0: nothing yet."""
         answer: dict[str, Any] = json.loads(_text(self._open().get(self._key("answer", rank))))
+        if not isinstance(answer["life"], int):
+            raise TypeError(f"an answer to life {answer['life']!r}")
         return answer
 
     def _key(self, name: str, rank: int) -> str:
@@ -238,12 +240,16 @@ class Door(_Lives):
         """
         end = time.monotonic() + left_s
         while time.monotonic() < end:
-            answer = self._answer_of(self._rank)
+            try:
+                answer = self._answer_of(self._rank)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                text = f"what lies at {self._key('answer', self._rank)} of the Store is no member's answer: {error}"
+                raise RendezvousError(text, rank=self._rank) from error
             if answer["life"] == life and "refused" in answer:
                 text = f"the group runs and does not take rank {self._rank} in: {answer['refused']}"
                 raise RendezvousError(text, rank=self._rank)
             if answer["life"] == life:
-                return str(answer["running"])
+                return str(answer.get("running"))
             time.sleep(POLL_S)
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         raise MissingRankError(

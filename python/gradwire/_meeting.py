@@ -33,7 +33,7 @@ from datetime import timedelta
 from typing import Any
 
 from gradwire import _meeting_proof
-from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor
+from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire.errors import (
     AddressError,
     ConfigError,
@@ -72,7 +72,6 @@ TELL_S = 0.5
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
 ACCEPT_PAUSE_S = 1.0
-COUNT_DIGITS_MAX = 18
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
@@ -364,7 +363,10 @@ class MeetingStore:
     def add(self, key: str, amount: int) -> int:
         """Counts up by one and returns the sum."""
         assert amount == 1, amount
-        return int(self._ask({"op": "add", "key": key}))
+        sum_as_text = self._ask({"op": "add", "key": key})
+        if not isinstance(sum_as_text, str) or not is_count(sum_as_text):
+            raise self._stranger()
+        return int(sum_as_text)
 
     def compare_set(self, key: str, expected: str, value: str) -> None:
         """Writes if nothing is there yet."""
@@ -417,15 +419,16 @@ class MeetingStore:
         except (OSError, EOFError) as error:
             text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
             raise RendezvousError(text, rank=0, over=True) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._stranger() from error
         if not isinstance(answer, dict):
             raise self._stranger()
         return answer
 
     def _value(self, answer: dict[str, Any]) -> Any:
-        if answer.get("missing"):
-            raise MissingRankError(f"rank 0 gave up: {answer['ended']}", ranks=answer["missing"])
+        missing = answer.get("missing")
+        if isinstance(missing, list) and missing:
+            raise MissingRankError(f"rank 0 gave up: {answer.get('ended')}", ranks=missing)
         if answer.get("ended") == "":
             raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True, ended=True)
         if "ended" in answer:
@@ -590,6 +593,6 @@ def _text(request: dict[str, Any], name: str) -> str:
 
 
 def _count(value: str) -> int:
-    if not value.isdecimal() or len(value) > COUNT_DIGITS_MAX:
+    if not is_count(value):
         raise NoRequestError("what is there is no number")
     return int(value)

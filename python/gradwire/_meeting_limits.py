@@ -14,10 +14,16 @@ logger = logging.getLogger("gradwire")
 # Of the log in a window of so many seconds: who has one rank too many reads why, who is scanned all night keeps the disk.
 LINES_MAX = 8
 WINDOW_S = 60.0
+COUNT_DIGITS_MAX = 18
 
 
 class NoRequestError(Exception):
     """What a client sent is not what this server takes."""
+
+
+def is_count(value: str) -> bool:
+    """Whether it is a number that was counted up to."""
+    return value.isascii() and value.isdecimal() and len(value) <= COUNT_DIGITS_MAX
 
 
 class Room:

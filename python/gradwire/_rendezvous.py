@@ -44,6 +44,8 @@ logger = logging.getLogger("gradwire")
 POLL_S = 1.0
 # Below this dedicated servers and their workers meet.
 SERVED = "gradwire-served"
+# Of a group; the engine refuses more.
+RANKS_MAX = 16_384
 # Stores count in whole milliseconds, and 0 means for ever.
 POLL_MIN_S = 0.01
 
@@ -222,7 +224,7 @@ def _running_round(store: Any, rank: int, round_number: int) -> int:
     """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
     for earlier in range(round_number - 1, 0, -1):
         key = f"gradwire/{earlier}/end"
-        if store.check([key]) and not json.loads(store.get(key))["error"]:
+        if store.check([key]) and not _entry(store, key, error=str)["error"]:
             return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier
     return 0
 
@@ -238,7 +240,7 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
     _compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
     formed = [entries[other]["record"] for other in sorted(entries)]
     door = Door(lambda: store, round_number, rank, place.world_size)
-    name = entries[rank]["name"]
+    name = _checked_fields(entries[rank], f"gradwire/{round_number}/{rank}", name=str)["name"]
     while True:
         pending = owner.engine.new_group(rank, place.world_size, name)
 
@@ -326,7 +328,7 @@ class _Board:
         while missing := [r for r in range(self._world_size) if r not in entries]:
             here = [r for r in missing if self._store.check([self._key(r)])]
             for other in here:
-                entries[other] = self._checked(other, json.loads(self._store.get(self._key(other))))
+                entries[other] = self._checked(other, self._entry_of(other))
             if not here:
                 self._look_for_a_group()
                 self._wait_for(missing, end, timeout_s)
@@ -343,7 +345,9 @@ class _Board:
         end = time.monotonic() + timeout_s
         while not self._store.check([self._key(0)]):
             self._wait_for([0], end, timeout_s)
-        entry: dict[str, Any] = json.loads(self._store.get(self._key(0)))
+        entry = self._entry_of(0)
+        if "error" not in entry and not 0 < _checked_fields(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
+            raise _no_entry(self._key(0))
         return entry
 
     def confirm(self, timeout_s: float) -> None:
@@ -368,7 +372,7 @@ class _Board:
             if time.monotonic() > end:
                 raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
             self._pause_for(key, timeout_s)
-        outcome = json.loads(self._store.get(key))
+        outcome = _entry(self._store, key, rank=int, error=str)
         if outcome["error"]:
             raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
 
@@ -413,8 +417,39 @@ class _Board:
             )
         return entry
 
+    def _entry_of(self, rank: int) -> dict[str, Any]:
+        key = self._key(rank)
+        entry = _entry(self._store, key, host=str, world_size=int)
+        return entry if "error" in entry else _checked_fields(entry, key, record=str, settings=dict)
+
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
+
+
+def _entry(store: Any, key: str, **fields: type) -> dict[str, Any]:
+    """What a rank has written under `key`, with these fields.
+
+    Raises:
+        RendezvousError: it is something else.
+    """
+    text = store.get(key)
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_entry(key) from error
+    return _checked_fields(entry, key, **fields)
+
+
+def _checked_fields(entry: Any, key: str, **fields: type) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not all(type(entry.get(name)) is kind for name, kind in fields.items()):
+        raise _no_entry(key)
+    return entry
+
+
+def _no_entry(key: str) -> RendezvousError:
+    return RendezvousError(
+        f"what lies at {key} of the Store was not written by this version of gradwire: does another program use the Store?"
+    )
 
 
 def _compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

@@ -153,7 +153,7 @@ def test_a_member_writes_again_what_a_newcomer_needs_and_a_rank_that_came_before
     host.store = store = Store()
     number = come(store, 0)
     board = _Board(store, f"gradwire/{number}", 0, WORLD_SIZE, continues=number)
-    board.publish({"record": "of its new life"})
+    board.publish({"record": "of its new life", "settings": {}})
     assert member.newcomer(MEMBERS) == 0
     with pytest.raises(_RunsAlready) as found:
         board.collect(60.0)

@@ -167,7 +167,7 @@ class Prober:
             counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0)
             header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
             self.socket.sendto(header + _COUNTS.pack(*counts), sender)
-        elif kind == _ANSWER:
+        elif kind == _ANSWER and len(data) >= _HEADER.size + _COUNTS.size:
             now = time.time_ns()
             answer = Answer((now - sent) / 1e9, said, (value - (sent + now) / 2) / 1e9)
             with self._changed:

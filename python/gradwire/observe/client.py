@@ -161,6 +161,8 @@ class Sources:
     def _pass_on(self, lines: Any) -> None:
         while line := lines.readline(LINE_BYTES_MAX):
             answer = json.loads(line)
+            if not isinstance(answer, dict):
+                raise ValueError(f"no answer of a rank: {line[:40]!r}")
             if "error" not in answer:
                 self._answers.put(answer)
 

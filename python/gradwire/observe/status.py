@@ -27,7 +27,9 @@ logger = logging.getLogger("gradwire")
 
 CLIENTS_MAX = 8
 REQUEST_BYTES_MAX = 4096
+# Pauses between answers; the longest is a day.
 EVERY_S_MIN = 0.1
+EVERY_S_MAX = 86_400.0
 # A client that takes nothing for so long is gone.
 STUCK_S = 10.0
 SUFFIX = ".sock"
@@ -215,8 +217,8 @@ class _Client:
             asked = json.loads(line)
             self.ask = asked["ask"]
             every_s = asked.get("every_s")
-            self.every_s = None if every_s is None else max(EVERY_S_MIN, float(every_s))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self.every_s = None if every_s is None else min(max(EVERY_S_MIN, float(every_s)), EVERY_S_MAX)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             return False
         self.due_s = time.monotonic()
         return isinstance(self.ask, str) and self.ask in answers

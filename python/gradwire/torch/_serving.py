@@ -79,7 +79,11 @@ def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> d
         GroupError: a worker died, or the group failed for another reason.
     """
     round_number, first = first_worker(store, service.index, service.timeout_s)
-    settings = Config(**first["settings"])
+    try:
+        settings = Config(**first["settings"])
+    except TypeError as error:
+        text = f"worker 0 on {first['host']} has settings that this version of gradwire does not know: {error}"
+        raise RendezvousError(text, rank=0) from error
     _refuse_downgrade(settings)
     served = Served(
         first["workers"] + service.index, first["workers"], settings.dedicated_servers(), service.memory_bytes
