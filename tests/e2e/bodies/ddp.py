@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import gradwire.torch
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -118,6 +120,44 @@ def check_tolerant_gradients_equal_gloo_where_nothing_is_lost() -> None:
             )
             close(ours, train(GLOO, **mode))
             identical_everywhere(ours)
+
+
+# test of: mlt/layer-priority
+def check_front_layers_are_urgent_and_all_buckets_are_in_flight_at_once_without_a_thread_of_their_own() -> None:
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))), bucket_cap_mb=0.02)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    link = link_of(dist.group.WORLD)
+    submit, classes = link._submit, link.owner.config.classes
+
+    def step() -> None:
+        model(torch.ones(4, 64)).square().mean().backward()
+
+    step()
+    step()  # in the buckets that DDP keeps
+    buckets = state.steps[-1].buckets
+    tags: list[tuple[int, int]] = []
+    ops: list[Any] = []
+    before = threading.active_count()
+
+    def noted(call: Any, timeout: Any) -> Any:
+        if RANK and not tags:  # until then nothing can end on rank 0
+            link.store.get("rank 0 has handed over its last bucket")
+        tags.append((call.options["traffic_class"], call.options["priority"]))
+        ops.append(submit(call, timeout))
+        if RANK == 0 and len(tags) == buckets:
+            assert not any(op.is_done() for op in ops)
+            assert threading.active_count() == before
+            link.store.set("rank 0 has handed over its last bucket", "")
+        return ops[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "_submit", noted)
+        step()
+    assert len(tags) == buckets >= 4
+    assert tags[0][0] == classes - 1, "the last layers' gradients are there first"
+    assert tags[-1][0] == 0
+    assert sorted(tags, reverse=True) == tags
+    assert len({order for _, order in tags}) == buckets, "of one class the front-most goes first"
 
 
 # test of: tags/priority-function
