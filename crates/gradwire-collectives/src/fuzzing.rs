@@ -12,8 +12,8 @@ use crate::position::PositionRecord;
 use crate::settings::CallSettings;
 use crate::verdict::{AbortRecord, Here};
 use crate::{
-    Algorithm, Collective, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId, PeerConfig, Policy,
-    ReduceOp, Request, Servers, TransmitSink, View,
+    Algorithm, Collective, DeadlineRule, Dtype, ExchangePlan, Group, GroupConfig, GroupEvent, OpId,
+    PeerConfig, Policy, ReduceOp, Request, Rotation, Servers, SoftRule, TransmitSink, View,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -73,6 +73,7 @@ pub fn run_group(program: &[u8]) -> usize {
     let mut program = Reader::new(program);
     let shape = u32::from(program.u8().unwrap_or(0));
     let mut world = World::new(2 + (shape & 1), shape >> 1 & 1);
+    world.policy = policy(shape >> 2);
     for _ in 0..COMMANDS_MAX {
         if world.step(&mut program).is_none() {
             break;
@@ -101,6 +102,8 @@ struct World {
     now: Timestamp,
     /// Ranks that call; a dedicated server is behind them.
     world_size: usize,
+    /// Of the calls that may lose something.
+    policy: Policy,
     groups: Vec<Group>,
     /// Datagrams on their way to each rank, with their sender.
     links: Vec<VecDeque<(u32, Vec<u8>)>>,
@@ -127,6 +130,7 @@ impl World {
         Self {
             now,
             world_size: world_size as usize,
+            policy: Policy::AUTO,
             groups: (0..ranks).map(group).collect(),
             links: (0..ranks).map(|_| VecDeque::new()).collect(),
             open: (0..ranks).map(|_| BTreeSet::new()).collect(),
@@ -171,7 +175,7 @@ impl World {
         let world_size = self.world_size;
         let input = self.lend(elems * 4 * world_size);
         let output = self.lend(elems * 4 * world_size);
-        let request = request_of(what, how, (at, world_size), (input, output));
+        let request = request_of((what, how), self.policy, (at, world_size), (input, output));
         let op = self.groups[at].submit(self.now, request);
         self.open[at].insert(op);
     }
@@ -282,10 +286,22 @@ impl TransmitSink for Link<'_> {
     }
 }
 
+/// A preset; what one learns over many rounds is learned in a few.
+fn policy(which: u32) -> Policy {
+    match which % 6 {
+        1 => Policy::MLT,
+        2 => Policy::DLCP,
+        3 => Policy { soft: Policy::LTP.soft.map(|soft| SoftRule { epoch: 3, ..soft }), ..Policy::LTP },
+        4 => Policy { deadline: DeadlineRule::WarmUp { rounds: 1, percentile: 0.95 }, ..Policy::ULTIMA },
+        5 => Policy { rotation: Rotation::On, ..Policy::AUTO },
+        _ => Policy::AUTO,
+    }
+}
+
 /// A call of rank `rank`; the sizes fit the collective unless `how` says otherwise.
 fn request_of(
-    what: u8,
-    how: u8,
+    (what, how): (u8, u8),
+    policy: Policy,
     (rank, world_size): (usize, usize),
     (input, output): (View, View),
 ) -> Request {
@@ -319,12 +335,12 @@ fn request_of(
         14 => (Collective::Receive { from: Some(to), tag: root }, View::EMPTY, one_out),
         _ => (Collective::Barrier, View::EMPTY, View::EMPTY),
     };
-    let is_tolerant = what & 15 < 4 && how & 8 != 0;
+    let is_tolerant = matches!(what & 15, 0..=3 | 7) && how & 8 != 0;
     Request {
         reduce: if how & 32 == 0 { ReduceOp::Sum } else { ReduceOp::Avg },
         input,
         output,
-        policy: if is_tolerant { Policy::AUTO } else { Policy::RELIABLE },
+        policy: if is_tolerant { policy } else { Policy::RELIABLE },
         priority: how >> 7,
         ..Request::exact(
             collective,

@@ -8,8 +8,8 @@
 
 use crate::recovery::ControllerKind;
 use crate::{
-    Body, Connection, ConnectionConfig, Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer,
-    Timestamp, TransferTags, Transmit,
+    Body, Connection, ConnectionConfig, Contract, Early, Event, Payload, ReceiveTransfer, Reliability,
+    SendTransfer, Soft, Timestamp, TransferTags, Transmit,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -92,6 +92,8 @@ struct Side {
 struct World {
     now: Timestamp,
     sides: [Side; 2],
+    /// Transfers close by every rule that a contract has, and are sent in every way; else by a bound or a deadline.
+    all_rules: bool,
     completed: usize,
 }
 
@@ -125,9 +127,14 @@ fn side(local: u32, remote: u32, options: u8) -> Side {
 }
 
 impl World {
-    /// `options`: bits 2 to 4 the controller, bit 5 the run of a path, bits 6 and 7 the number of paths.
+    /// `options`: bit 1 which rules, bits 2 to 4 the controller, bit 5 the run of a path, bits 6 and 7 the number of paths.
     fn new(options: u8) -> Self {
-        Self { now: Timestamp::ZERO, sides: [side(1, 2, options), side(2, 1, options)], completed: 0 }
+        Self {
+            now: Timestamp::ZERO,
+            sides: [side(1, 2, options), side(2, 1, options)],
+            all_rules: options & 2 != 0,
+            completed: 0,
+        }
     }
 
     /// Delivers everything until both sides know each other.
@@ -185,14 +192,19 @@ impl World {
 
     fn post_send(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
         let (transfer, bytes) = (transfer(program.u8().ok()?), size(program.u16().ok()?));
-        let reliability = if bytes % 2 == 0 { Reliability::Exact } else { Reliability::Tolerant };
+        let reliability = match bytes % 4 {
+            1 if self.all_rules => Reliability::BestEffort,
+            2 if self.all_rules => Reliability::Deferred,
+            0 | 2 => Reliability::Exact,
+            _ => Reliability::Tolerant,
+        };
         let request = SendTransfer {
             transfer,
             bytes,
             descriptor: [1; 16],
             reliability,
             priority: 0,
-            critical_chunks: 0,
+            critical_chunks: if self.all_rules { critical_chunks(bytes) } else { 0 },
             tags: TransferTags::default(),
             called_at: None,
         };
@@ -205,11 +217,12 @@ impl World {
 
     fn post_receive(&mut self, at: usize, program: &mut Reader<'_>) -> Option<()> {
         let (transfer, bytes) = (transfer(program.u8().ok()?), size(program.u16().ok()?));
-        let contract = Contract {
+        let bounded = Contract {
             loss_bound: if bytes % 2 == 0 { 0.0 } else { 0.25 },
             deadline: (bytes % 3 == 0).then_some(Duration::from_millis(20)),
             ..Contract::EXACT
         };
+        let contract = if self.all_rules { every_rule(bytes, bounded) } else { bounded };
         let request = ReceiveTransfer { transfer, bytes, descriptor: [1; 16], contract, stage_us: 0 };
         let side = &mut self.sides[at];
         if side.connection.receive(self.now, request).is_ok() {
@@ -338,6 +351,39 @@ fn transfer(byte: u8) -> TransferId {
     }
 }
 
+/// Critical chunks at each end of a transfer of so many bytes: both sides know.
+fn critical_chunks(bytes: u64) -> u16 {
+    (bytes % 5 / 2) as u16
+}
+
+/// A contract like those of LTP and ULTIMA. What nobody sends again ends by a deadline.
+fn every_rule(bytes: u64, bounded: Contract) -> Contract {
+    let ms = Duration::from_millis;
+    let critical_chunks = critical_chunks(bytes);
+    match bytes % 4 {
+        0 => bounded,
+        1 => Contract {
+            loss_bound: 0.0,
+            after_first_pass: false,
+            deadline: Some(ms(9)),
+            floor: 0.0,
+            early: Some(Early { quiet: ms(1) }),
+            critical_chunks,
+            repairs: false,
+            ..bounded
+        },
+        2 => Contract {
+            after_first_pass: false,
+            soft: Some(Soft { after: ms(2), min_fraction: 0.8 }),
+            deadline: Some(ms(30)),
+            floor: 0.0,
+            critical_chunks,
+            ..bounded
+        },
+        _ => Contract { after_first_pass: false, critical_chunks, ..bounded },
+    }
+}
+
 /// Up to 60 chunks; the smallest values are the edges of the grid.
 fn size(value: u16) -> u64 {
     let chunk = gradwire_wire::chunk_bytes_for(DATAGRAM_BYTES) as u64;
@@ -397,7 +443,8 @@ mod tests {
         }
     }
 
-    const SEEDS: [(&[u8], usize); 5] = [
+    const SEEDS: [(&[u8], usize); 6] = [
+        (include_bytes!("../../../fuzz/corpus/connection/every_rule_closes_a_transfer"), 3),
         (include_bytes!("../../../fuzz/corpus/connection/exact_transfer"), 1),
         (include_bytes!("../../../fuzz/corpus/connection/early_and_tolerant"), 2),
         (include_bytes!("../../../fuzz/corpus/connection/loss_and_timers"), 1),
