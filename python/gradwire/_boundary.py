@@ -157,7 +157,7 @@ class Boundary:
         lost: GroupError | None = None
         for source in crossing.sources:
             try:
-                return self._share_from(source, crossing, pack)
+                return self._share_from(source, crossing.newcomer, pack)
             except PeerLostError as error:  # on all alike
                 logger.info("rank %d was lost while it told rank %s what it has", source, crossing.newcomer)
                 lost = error
@@ -176,9 +176,12 @@ class Boundary:
         source, _ = self._reduce(self._rank if has_state else self._world_size, "min")
         if source == self._world_size:
             return None
-        return self._share_from(source, Crossing(self._rank, (source,)), pack)
+        return self._share_from(source, None, pack)
 
-    def _share_from(self, source: int, crossing: Crossing, pack: Callable[[], tuple[dict[str, Any], list[Any]]]) -> Any:
+    def _share_from(
+        self, source: int, newcomer: int | None, pack: Callable[[], tuple[dict[str, Any], list[Any]]]
+    ) -> Any:
+        """Header and arrays on the newcomer; with None on all but the source."""
         head = np.zeros(0, np.uint8)
         arrays: list[Any] = []
         failure: Exception | None = None
@@ -196,10 +199,10 @@ class Boundary:
         self._broadcast(head, source)
         told = json.loads(head.tobytes())
         if "error" in told:
-            whom = "the others" if crossing.newcomer in (source, self._rank) else f"rank {crossing.newcomer}"
+            whom = "the others" if newcomer is None else f"rank {newcomer}"
             problem = f"rank {source} cannot tell {whom} what it has: {told['error']}"
             raise InvalidRequestError(problem) from failure
-        is_newcomer = self._rank == crossing.newcomer != source
+        is_newcomer = self._rank != source and newcomer in (None, self._rank)
         received = []
         for index, size in enumerate(told["bytes"]):
             array = arrays[index] if self._rank == source else np.empty(size, np.uint8)
