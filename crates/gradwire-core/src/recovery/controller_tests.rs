@@ -72,9 +72,9 @@ fn seven_senders_that_hold_their_rates_in_a_flood_lose_no_half_of_an_incast_to_e
     }
 }
 
-/// The figures that docs/papers.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
+/// The figures that docs/rate-control.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints figures for docs/papers.md and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md and asserts nothing"]
 fn figures_of_an_incast_of_seven() {
     for (kind, mbit, rtt) in kinds_and_paths() {
         let incasts = incasts(kind, mbit, rtt);

@@ -376,9 +376,9 @@ fn one_transfer_of_six_seconds_over_a_long_path_uses_nearly_all_of_the_link() {
     }
 }
 
-/// The figures that docs/papers.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
+/// The figures that docs/rate-control.md names: `cargo test -p gradwire-core figures -- --ignored --nocapture`.
 #[test]
-#[ignore = "prints figures for docs/papers.md for minutes and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md for minutes and asserts nothing"]
 fn figures_of_flows_that_start_one_after_the_other() {
     for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
         for flows in 2..=8 {
@@ -392,7 +392,7 @@ fn figures_of_flows_that_start_one_after_the_other() {
 
 /// The same, of a flow beside another transport.
 #[test]
-#[ignore = "prints figures for docs/papers.md and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md and asserts nothing"]
 fn figures_of_a_flow_beside_a_rival() {
     for (mbit, rtt, buffer) in [
         (200, ms(1), 17),
@@ -418,7 +418,7 @@ fn figures_of_a_flow_beside_a_rival() {
 
 /// The same, of flows that start at the same moment, from that moment on and after as long again.
 #[test]
-#[ignore = "prints figures for docs/papers.md and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md and asserts nothing"]
 fn figures_of_flows_that_start_together() {
     for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
         for flows in 2..=8 {
@@ -436,7 +436,7 @@ fn figures_of_flows_that_start_together() {
 
 /// The same, of flows that are told of each other after they have started.
 #[test]
-#[ignore = "prints figures for docs/papers.md for minutes and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md for minutes and asserts nothing"]
 fn figures_of_flows_that_are_told_of_each_other_late() {
     for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
         for flows in 2..=8 {
