@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
+from gradwire.errors import AbortedError, EngineError, GroupError
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging
 
@@ -97,9 +98,9 @@ class Ending:
 
     def _bring_back(self) -> None:
         """The results, into the caller's tensors."""
-        # What failed first: the parts behind it fail because the group has ended.
-        errors = [part.settle() for part in self._parts]
-        self._failure = next(filter(None, errors), self._failure)
+        errors = [error for part in self._parts if (error := part.settle()) is not None]
+        if errors:
+            self._failure = _cause(errors)
         for part in self._parts:
             self.fences += part.fences
         try:
@@ -113,6 +114,18 @@ class Ending:
         except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
             self._failure = error
         self._staging, self._last = None, None
+
+
+def _cause(errors: Sequence[Exception]) -> Exception:
+    """Of the parts' errors, in order, what the others follow from.
+
+    A part that cannot be copied ends the group, and parts that are in flight may fail with that end before their results are there.
+    """
+
+    def follows(error: Exception) -> int:
+        return 2 if isinstance(error, AbortedError) else isinstance(error, (EngineError, GroupError))
+
+    return min(errors, key=follows)
 
 
 def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:

@@ -1,0 +1,41 @@
+"""What a call in parts ends with: the cause, whichever part it hit and whatever the others then saw."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gradwire._outbox import LaterOp
+from gradwire.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
+from gradwire.torch._ending import Ending
+
+COPY = RuntimeError("an illegal memory access was encountered")
+FOLLOWS = MismatchError("rank 0 called barrier, rank 1 all_reduce")
+OVERDUE = DeadlineError("not copied from the device")
+ABORTED = AbortedError("the group was aborted")
+LOST, LOST_LATER = PeerLostError("rank 1 was lost"), PeerLostError("rank 1 was lost before")
+
+
+@pytest.mark.parametrize(
+    ("errors", "cause"),
+    [
+        ([FOLLOWS, COPY, FOLLOWS], COPY),
+        ([None, COPY, FOLLOWS], COPY),
+        ([ABORTED, OVERDUE, OVERDUE], OVERDUE),
+        ([ABORTED, ABORTED], ABORTED),
+        ([None, LOST, LOST_LATER], LOST),
+        ([None, None], None),
+    ],
+)
+def test_a_call_in_parts_fails_with_what_the_other_errors_follow_from(
+    errors: list[Exception | None], cause: Exception | None
+) -> None:
+    completer: Any = SimpleNamespace(last_error=None)
+    ended = [LaterOp() for _ in errors]
+    for op, error in zip(ended, errors, strict=True):
+        op.resolve(None, error)
+    whole = Ending(ended, completer, parts=[Ending([op], completer) for op in ended])
+    assert whole.wait_until(None)
+    assert whole.settle() is cause
+    assert completer.last_error is cause
