@@ -138,6 +138,10 @@ def tolerate_loss(
         raise UnsupportedError(
             f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
         )
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise UnsupportedError(
+            "delay_all_reduce_named_params: torch sums those gradients itself, without this hook, and does not wait until they are there"
+        )
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
             raise UnsupportedError(

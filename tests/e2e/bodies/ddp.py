@@ -249,6 +249,12 @@ def check_tolerate_loss_refuses_what_it_cannot_do() -> None:
         gradwire.torch.tolerate_loss(DistributedDataParallel(Net(), process_group=GLOO))
     with pytest.raises(UnsupportedError, match="float64"):
         gradwire.torch.tolerate_loss(DistributedDataParallel(Net().double()))
+    net = Net()
+    late, *others = net.named_parameters()
+    with pytest.raises(UnsupportedError, match="delay_all_reduce_named_params"):
+        gradwire.torch.tolerate_loss(
+            DistributedDataParallel(net, delay_all_reduce_named_params=[late], param_to_hook_all_reduce=others[0][1])
+        )
     fine = DistributedDataParallel(Net())
     with pytest.raises(ConfigError, match="loss_bound"):
         gradwire.torch.tolerate_loss(fine, loss_bound=1.5)
