@@ -122,6 +122,15 @@ mod tests {
                 prop_assert_eq!(map.count() as usize, model.len());
             }
             prop_assert!(map.iter().eq(model.iter().copied()));
+            prop_assert_eq!(map.is_empty(), model.is_empty());
+            for bit in 0..400 {
+                prop_assert_eq!(map.contains(bit), model.contains(&bit));
+                prop_assert_eq!(map.first_from(bit), model.range(bit..).next().copied());
+            }
+            for index in 0..map.words() + 2 {
+                let bits = model.range(64 * index..64 * (index + 1)).fold(0, |word, bit| word | 1 << (bit % 64));
+                prop_assert_eq!(map.word(index), bits);
+            }
         }
     }
 }
