@@ -61,9 +61,19 @@ def received(comm: gradwire.Communicator) -> int:
 
 
 def be_lost(phase: str) -> None:
-    if phase == PHASE and RANK in VICTIMS:
-        (FOLDER / f"lost-{RANK}").write_text("")
-        os.kill(os.getpid(), SIGNAL)
+    """The last victim to come ends all of them: ranks that come here seconds apart would be lost one after the other."""
+    if phase != PHASE or RANK not in VICTIMS:
+        return
+    being_written, written = FOLDER / f"lost-{RANK}.new", FOLDER / f"lost-{RANK}"
+    being_written.write_text(str(os.getpid()))
+    being_written.rename(written)
+    files = [FOLDER / f"lost-{rank}" for rank in VICTIMS]
+    if not all(file.exists() for file in files):
+        signal.pause()
+    for file in files:
+        if file != written:
+            os.kill(int(file.read_text()), SIGNAL)
+    os.kill(os.getpid(), SIGNAL)
 
 
 def step(comm: gradwire.Communicator, number: int) -> None:
