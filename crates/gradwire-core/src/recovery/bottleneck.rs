@@ -11,13 +11,15 @@
 //!
 //! What differs from BBR:
 //! - It does not stop for 200 ms to measure the round trip. Gradients come in bursts, and the gap between two steps
-//!   shows the empty path for free ([`RateController::on_idle_restart`]); a flow that saw a queue in every sample of a
-//!   hundred round trips dips for one, together with the others, which see the queue fall.
+//!   shows the empty path for free ([`RateController::on_idle_restart`]); a flow that saw a queue in every sample of some 200 ms
+//!   dips for a round trip, together with the others, which see the queue fall.
 //! - What may be in flight on top of the model is measured, because acknowledgements come in lumps when the peer's
 //!   thread was not running ([`super::filters::AckAggregation`]), and shrinks while a buffer overflows
 //!   ([`super::headroom`]).
 //! - A probe raises the window along with the rate, is repeated while it finds room, and does not wait for its turn
 //!   where there is no queue: what other flows leave is taken over within a few round trips.
+//! - Where a short path has a queue, one product of the newest rate and a few packets, as many for every flow, are in flight instead of two
+//!   products ([`super::kin`]), and flows that know nothing of each other dip at the same moment ([`super::looks`]): so they share alike.
 //! - While a flow dips it sees what others keep in the queue. Where that is more than flows of its own kind keep, it
 //!   takes a little more room itself and leaves no more of it ([`super::others`]).
 //! - Beyond that the window holds the same few packets for every flow, and while a buffer overflows what is in flight is
@@ -29,6 +31,8 @@
 use super::backoff::Backoff;
 use super::filters::{bytes_in, rate_of, time_of, AckAggregation, MaxFilter, WindowedMin};
 use super::headroom::{Headroom, LossCount};
+use super::kin::KinWindow;
+use super::looks::Looks;
 use super::others::OthersQueue;
 use super::share::{DecidedRate, Share};
 use super::way_back::SmoothedWait;
@@ -50,8 +54,10 @@ pub struct BottleneckController {
     rtt: WindowedMin,
     /// Least round-trip time of the last round.
     previous_rtt: Option<Duration>,
-    /// When to look for a shorter round trip, unless one is seen before.
-    dip_at: Timestamp,
+    looks: Looks,
+    kin: KinWindow,
+    /// Round trips whose rate a dip still holds down.
+    held_down: u32,
     others: OthersQueue,
     aggregation: AckAggregation,
     way_back: SmoothedWait,
@@ -124,6 +130,8 @@ impl BottleneckController {
         let packet_bytes = settings.packet_bytes.max(1);
         let share = Share::new(packet_bytes, (settings.incast, settings.paths), settings.turn);
         let initial_cwnd = share.initial_cwnd();
+        let mut looks = Looks::default();
+        looks.set_seldom(share.is_known());
         // Fast enough to let the initial window go within a millisecond: the window is what limits it.
         let pacing_rate =
             settings.initial_rate.max(rate_of(initial_cwnd, STANDING).unwrap_or(0)).max(RATE_MIN);
@@ -136,7 +144,9 @@ impl BottleneckController {
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
             previous_rtt: None,
-            dip_at: Timestamp::ZERO,
+            looks,
+            kin: KinWindow::new(packet_bytes),
+            held_down: 0,
             others: OthersQueue::default(),
             aggregation: AckAggregation::default(),
             way_back: SmoothedWait::default(),
@@ -182,33 +192,29 @@ impl BottleneckController {
     fn learn_rtt(&mut self, now: Timestamp, rtt: Duration) {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
-        let joins = self.may_join(now) && self.previous_rtt.is_some_and(|before| has_fallen(before, rtt, 4));
-        match before {
-            // Another flow dips: a flow that joins it sees the path without the queues of both, and from then on they dip
-            // together.
-            Some(least) if joins || has_fallen(least, rtt, 8) => self.dip_at = now,
-            Some(least) if rtt > least + (least / 32).max(RESOLUTION) => {}
-            _ => self.dip_at = now + self.dip_interval(),
-        }
+        self.looks.on_rtt(now, rtt, before, self.previous_rtt);
     }
 
     fn end_round(&mut self, now: Timestamp) {
         let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
         self.previous_rtt = round.rtt_min;
-        if round.rate_max > 0 && !(round.app_limited && round.rate_max < self.decided.get()) {
+        let dips = matches!(self.mode, Mode::Dip { .. });
+        self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
+        let is_idle = round.app_limited && round.rate_max < self.decided.get();
+        if round.rate_max > 0 && !is_idle && (self.held_down == 0 || self.share.is_known()) {
             self.decided.on_round(self.rate_in(&round, now), round.losses);
         }
         self.cut_on_overflow(&round, queued);
         let overflows = self.headroom.on_round(round.losses);
+        self.kin.on_round(round.losses);
         let probes = matches!(self.mode, Mode::ProbeBandwidth { .. });
         self.backoff.on_round(overflows && probes, self.cwnd);
-        if overflows && self.may_dip(now) {
-            // All flows lose at the same time, so all look for the empty path at the same time.
-            self.dip_at = now;
+        if overflows {
+            self.looks.look_with_others(now);
         }
-        if queued && self.others.must_look(self.bandwidth.max()) {
-            self.dip_at = now;
+        if self.is_far() && queued && self.others.must_look(self.bandwidth.max()) {
+            self.looks.look_by(now);
         }
         match &mut self.mode {
             Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round, queued) => {
@@ -261,11 +267,13 @@ impl BottleneckController {
             Mode::Drain { rounds } => {
                 if drained || rounds >= DRAIN_ROUNDS_MAX {
                     // A flow that started into the queues of others has never seen the path: look soon.
-                    self.dip_at = self.dip_at.min(now + rtt * CYCLE_ROUNDS as u32);
+                    self.looks.look_by(now + rtt * CYCLE_ROUNDS as u32);
                     self.cruise(now);
                 }
             }
-            Mode::ProbeBandwidth { .. } if now >= self.dip_at => {
+            Mode::ProbeBandwidth { .. } if self.looks.is_due(now) => {
+                self.looks.begin();
+                self.others.begin_look(self.previous_rtt.unwrap_or_default());
                 self.mode = Mode::Dip { since: now, reached: None };
             }
             Mode::ProbeBandwidth { phase, since, before } => {
@@ -283,24 +291,7 @@ impl BottleneckController {
         }
     }
 
-    /// Whether the last dip is at least half an interval ago.
-    fn may_dip(&self, now: Timestamp) -> bool {
-        now + self.dip_interval() / 2 >= self.dip_at
-    }
-
-    /// Whether the last dip is at least an eighth of an interval ago: soon enough after it that flows whose turns differ
-    /// come to dip together.
-    fn may_join(&self, now: Timestamp) -> bool {
-        now + self.dip_interval() * 7 / 8 >= self.dip_at
-    }
-
-    fn dip_interval(&self) -> Duration {
-        let interval = (self.rtt.min().unwrap_or_default() * DIP_INTERVAL_ROUNDS).max(DIP_INTERVAL_MIN);
-        // Where the share of the queue is known, a wrong idea of the path hardly changes the window.
-        interval * if self.share.is_known() { DIP_SELDOM } else { 1 }
-    }
-
-    /// Holds the flight at two packets for one round trip, so that what this flow queued drains and the next
+    /// Holds the flight at two packets for one round trip ([`Looks`]), so that what this flow queued drains and the next
     /// samples show the path. The queue keeps the link busy meanwhile. Without it a flow that came into a queue
     /// would take the queue for distance, hold a larger window than the others, and make the queue longer.
     fn advance_dip(&mut self, now: Timestamp, in_flight: u64, since: Timestamp, reached: Option<Timestamp>) {
@@ -312,7 +303,7 @@ impl BottleneckController {
         if held || now.since(since) >= self.dip_limit() {
             let rate = self.bandwidth.max();
             let again = self.others.end_look(rtt, rate, time_of(KEPT_PACKETS * self.packet_bytes, rate));
-            self.dip_at = now + self.dip_interval() / if again { LOOKS_AGAIN } else { 1 };
+            self.looks.end(now, again);
             self.cruise(now);
         }
     }
@@ -354,7 +345,7 @@ impl BottleneckController {
     /// Where a whole round trip showed no queue there is room: a probe that found some is followed by another
     /// one, and the next cycle begins at once. So a flow takes over what others leave within a few round trips.
     fn next_phase(&self, phase: usize, before: u64) -> usize {
-        let free = self.previous_rtt.is_some_and(|rtt| !self.shows_queue(rtt));
+        let free = self.is_free();
         match phase {
             PROBE_PHASE if free && self.bandwidth.max() > before.saturating_add(before / 8) => PROBE_PHASE,
             PROBE_PHASE => DRAIN_PHASE,
@@ -399,7 +390,7 @@ impl BottleneckController {
             _ if self.share.is_known() => self.shared_window(self.decided.get()),
             Mode::Startup => self.window(window_gain).max(self.share.initial_cwnd()).max(self.far_start()),
             // A probe that stays inside the window that everyone fills finds nothing.
-            Mode::ProbeBandwidth { .. } => gain(self.window(window_gain), pacing_gain.max(UNIT)),
+            Mode::ProbeBandwidth { .. } => gain(self.steady_window(window_gain), pacing_gain.max(UNIT)),
             Mode::Drain { .. } => self.window(window_gain),
         };
         // Among known others the window alone decides: it leaves no queue that a slower phase would have to drain.
@@ -413,6 +404,20 @@ impl BottleneckController {
             let far = rate_of(self.far_start(), self.rtt.min().unwrap_or_default()).unwrap_or(0);
             self.pacing_rate = self.pacing_rate.max(far);
         }
+    }
+
+    /// Whether the last round trip showed no queue.
+    fn is_free(&self) -> bool {
+        self.previous_rtt.is_some_and(|rtt| !self.shows_queue(rtt))
+    }
+
+    /// The window where a short path has a queue and nobody else keeps it is what makes flows of this kind equal. Over a long path the
+    /// second product is as good: looks that fall together are what it takes, and what one product leaves unused there is more.
+    fn steady_window(&self, cwnd_gain: u64) -> u64 {
+        if self.others.stands() || self.is_free() || self.is_far() {
+            return self.window(cwnd_gain);
+        }
+        self.kin.bytes(self.product(self.decided.get()), self.lumps()).max(self.floor())
     }
 
     /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest: another
@@ -429,7 +434,8 @@ impl BottleneckController {
         let standing = standing.min(self.standing_bytes);
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
-        gain(bdp, (UNIT + headroom) / 2).saturating_add(lumps).saturating_add(gain(above, headroom))
+        let product = if self.others.stands() { bdp } else { gain(bdp, (UNIT + headroom) / 2) };
+        product.saturating_add(lumps).saturating_add(gain(above, headroom))
     }
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
@@ -452,10 +458,10 @@ impl BottleneckController {
         self.aggregation.bytes().min(bound).max(self.floor())
     }
 
-    /// Where others keep the queue it is theirs that overflows, and what this flow left they would take.
+    /// Where others keep the queue it is theirs that overflows, and what this flow left they would take, unless it has more than they.
     fn headroom_per_mille(&self) -> u64 {
         if self.others.stands() {
-            UNIT
+            self.others.room()
         } else {
             self.headroom.per_mille()
         }
@@ -513,7 +519,7 @@ impl RateController for BottleneckController {
         self.rtt.refresh(now, REFRESH_MIN);
         // The idle time is no part of a round trip.
         self.round = Round { since: now, ..Round::default() };
-        self.dip_at = now + self.dip_interval();
+        self.looks.on_idle_restart(now);
         if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
             self.cruise(now);
         }
@@ -522,6 +528,7 @@ impl RateController for BottleneckController {
 
     fn on_incast(&mut self, flows: u32, paths: u32) {
         self.share = self.share.among(flows, paths);
+        self.looks.set_seldom(self.share.is_known());
         self.apply();
     }
 
@@ -536,11 +543,6 @@ impl RateController for BottleneckController {
     fn bandwidth(&self) -> u64 {
         self.bandwidth.max()
     }
-}
-
-/// Whether a round trip has become shorter by more than one part in `parts`, and by more than a burst of the flow's own makes of it.
-fn has_fallen(before: Duration, now: Duration, parts: u32) -> bool {
-    now + (before / parts).max(FALL_MIN) < before
 }
 
 fn gain(value: u64, per_mille: u64) -> u64 {
@@ -558,23 +560,17 @@ const SHARED_START_GAIN: u64 = 1_250;
 const PROBE_GAINS: [u64; 2] = [1_250, 750];
 const CYCLE_ROUNDS: usize = 8;
 /// A queue of others, which a late flow takes for distance, is shorter: 128 packets at 100 Mbit/s are 15 ms.
-const FAR: Duration = Duration::from_millis(20);
+pub(super) const FAR: Duration = Duration::from_millis(20);
 /// What one port of a small switch holds: 18 Mbit/s at 40 ms.
 const FAR_START_PACKETS: u64 = 64;
-/// What a flow keeps in the queue whatever its rate. More makes flows equal sooner, and many overflow a small buffer.
+/// What a flow keeps in the queue beside its second product, and what counts as its kind's in a look out of step with theirs.
 const KEPT_PACKETS: u64 = 4;
 /// The phase that looks for more.
 const PROBE_PHASE: usize = 0;
 /// The phase after the probe.
 const DRAIN_PHASE: usize = 1;
-/// A dip costs about one round trip of sending: at most one percent.
-const DIP_INTERVAL_ROUNDS: u32 = 100;
-/// On short paths rather less.
-const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
-/// A second look is taken after this part of the interval.
-const LOOKS_AGAIN: u32 = 4;
-/// So much longer among known others: still several times in the memory of the least round-trip time.
-const DIP_SELDOM: u32 = 10;
+/// The round in which a dip ends and the next two: what is delivered in them was sent in the dip.
+const DIP_ROUNDS: u32 = 3;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.
@@ -585,10 +581,6 @@ const STARTUP_LOSS_PERCENT: u64 = 20;
 const OVERFLOW_LOSS_PERCENT: u64 = 30;
 /// So far above the least one a round trip may be by a scheduler's jitter: half of what a window lets stand.
 const QUEUE_MIN: Duration = Duration::from_micros(500);
-/// Of round trips: an acknowledgement says in whole microseconds how long it waited.
-const RESOLUTION: Duration = Duration::from_micros(1);
-/// A queue that falls by less may be that of one burst: 64 KB take 5 us at 100 Gbit/s. A dip for it would last twenty round trips.
-const FALL_MIN: Duration = Duration::from_micros(20);
 /// Time that the window lets a flow stand in queues beyond its model, where others leave theirs standing.
 const STANDING: Duration = Duration::from_millis(1);
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.

@@ -171,33 +171,47 @@ fn flows_that_start_one_after_the_other_come_to_share_a_link_fairly() {
     }
 }
 
+/// Jain's index of flows that know nothing of each other and start `apart`, and their counters, after they have had time to find each other.
+fn shares_of_strangers(
+    kind: ControllerKind,
+    link: Link,
+    flows: usize,
+    apart: Duration,
+) -> (f64, Vec<Counters>) {
+    let mut world = World::new(kind, link, flows, 1);
+    for flow in 0..flows {
+        world.set_active(flow, true);
+        world.run(apart);
+    }
+    let time = (link.rtt * 700).max(ms(500));
+    world.run(time);
+    let counters = world.run(time);
+    (jain(&counters), counters)
+}
+
+/// How far apart flows start: together, twenty round trips, and times that have nothing to do with the path.
+fn starts(link: Link) -> [Duration; 7] {
+    let other = [2, 700, 3_000, 9_000, 31_000].map(Duration::from_micros);
+    [Duration::ZERO, (link.rtt * 20).min(ms(200)), other[0], other[1], other[2], other[3], other[4]]
+}
+
 /// Each keeps the same few packets in the queue whatever its rate, and all look for the empty path together. What seven or eight
 /// of them keep is more than the smallest buffer holds, and what overflows there falls on some more than on others: another order of events
-/// moves the index by up to 0.15, hence the mean of two starts.
+/// moves the index by up to 0.2, hence the mean of seven starts there, and of two else.
 // test of: mlt/rate-control
 // test of: dlcp/receiving-rate
+// test of: ltp/bdp-control
 #[test]
-fn two_to_eight_flows_of_a_few_packets_each_that_know_nothing_of_each_other_share_a_link_fairly() {
-    for (kind, link) in kinds_and_links().filter(|(kind, link)| *kind != KIND && link.rate < 10_000 * MBIT) {
+fn two_to_eight_flows_that_know_nothing_of_each_other_share_a_link_fairly() {
+    for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
         // Over the longest path only the most, as each case takes seconds.
         for flows in if link.rtt >= ms(40) { 7..=8 } else { 2..=8 } {
-            let indices = [Duration::ZERO, (link.rtt * 20).min(ms(200))].map(|apart| {
-                let mut world = World::new(kind, link, flows, 1);
-                for flow in 0..flows {
-                    world.set_active(flow, true);
-                    world.run(apart);
-                }
-                let time = (link.rtt * 700).max(ms(500));
-                world.run(time);
-                jain(&world.run(time))
-            });
-            let mean = (indices[0] + indices[1]) / 2.0;
             let fits = flows as u64 * 10 <= link.buffer_packets;
-            let least = if fits { 0.9 } else { 0.85 };
-            assert!(
-                mean >= least,
-                "{kind:?}, {flows} flows, {link:?}, together and one after the other: {indices:.3?}"
-            );
+            let starts = &starts(link)[..if fits { 2 } else { 7 }];
+            let indices: Vec<f64> =
+                starts.iter().map(|apart| shares_of_strangers(kind, link, flows, *apart).0).collect();
+            let mean = indices.iter().sum::<f64>() / indices.len() as f64;
+            assert!(mean >= 0.9, "{kind:?}, {flows} flows, {link:?}: {mean:.3} of {indices:.3?}");
         }
     }
 }
@@ -446,6 +460,23 @@ fn figures_of_flows_that_are_told_of_each_other_late() {
                 std::format!("{:.2}", jain(&world.run((link.rtt * 300).max(ms(100)))))
             });
             std::println!("told: {kind:?}, {flows} flows, {link:?}: together, late {indices:?}");
+        }
+    }
+}
+
+/// The same, of the default controller and seven starts.
+#[test]
+#[ignore = "prints figures for docs/rate-control.md for a minute and asserts nothing"]
+fn figures_of_seven_starts() {
+    for (kind, link) in kinds_and_links().filter(|(kind, link)| *kind == KIND && link.rate < 10_000 * MBIT) {
+        for flows in 2..=8 {
+            let all = starts(link).map(|apart| shares_of_strangers(kind, link, flows, apart));
+            let mean = all.iter().map(|(index, _)| index).sum::<f64>() / all.len() as f64;
+            let least = all.iter().map(|(index, _)| *index).fold(1.0, f64::min);
+            let sum =
+                |of: fn(&Counters) -> u64| all.iter().flat_map(|(_, counters)| counters).map(of).sum::<u64>();
+            let lost = 100 * sum(|c| c.overflowed) / sum(|c| c.sent);
+            std::println!("{flows} flows, {link:?}: {mean:.2}, least {least:.2}, {lost} % lost");
         }
     }
 }

@@ -13,6 +13,7 @@ mod filters;
 mod flooded;
 mod headroom;
 mod incast;
+mod kin;
 mod ledger;
 mod ledger_ring;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod ledger_tests;
 mod link;
 #[cfg(test)]
 mod link_tests;
+mod looks;
 mod model;
 mod others;
 mod pacer;

@@ -47,7 +47,8 @@ pub(super) struct PathModel {
 }
 
 impl PathModel {
-    pub(super) fn new(settings: &ControllerSettings) -> Self {
+    /// `headroom`: of the few packets that it keeps in the queue.
+    pub(super) fn new(settings: &ControllerSettings, headroom: fn(u64) -> Headroom) -> Self {
         let packet_bytes = settings.packet_bytes.max(1);
         let mut path = EmptyPath::default();
         path.set_seldom(settings.incast > settings.paths);
@@ -60,7 +61,7 @@ impl PathModel {
             round_since: Timestamp::ZERO,
             aggregation: AckAggregation::default(),
             fastest: MaxFilter::default(),
-            headroom: Headroom::of_few(packet_bytes),
+            headroom: headroom(packet_bytes),
             backoff: Backoff::new(packet_bytes),
             lumps: 0,
             way_back: SmoothedWait::default(),

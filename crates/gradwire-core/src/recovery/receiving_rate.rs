@@ -23,7 +23,7 @@
 //! - Repairs and restarts reset the rate, not the state: that window stays, or each of them would begin with an overflow.
 
 use super::filters::rate_of;
-use super::headroom::LossCount;
+use super::headroom::{Headroom, LossCount};
 use super::model::{PathModel, Round};
 use super::share::DecidedRate;
 use super::{AckSample, ControllerSettings, RateController};
@@ -67,7 +67,7 @@ impl ReceivingRateController {
     /// Starts at line rate, with the first window divided by the incast.
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
-        let model = PathModel::new(settings);
+        let model = PathModel::new(settings, Headroom::of_few_in_step);
         let line_rate = settings.initial_rate.max(model.rate_min());
         Self {
             line_rate,

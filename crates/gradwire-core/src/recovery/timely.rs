@@ -25,6 +25,7 @@
 //! - The window bounds the flight to what the rate makes in T_high, so that a stale rate fills no buffer.
 
 use super::filters::{bytes_in, rate_of};
+use super::headroom::Headroom;
 use super::model::{PathModel, Round};
 use super::{AckSample, ControllerSettings, RateController};
 use crate::Timestamp;
@@ -78,7 +79,7 @@ impl TimelyController {
     /// Starts at line rate, with the first window divided by the incast.
     #[must_use]
     pub fn new(settings: &ControllerSettings) -> Self {
-        let model = PathModel::new(settings);
+        let model = PathModel::new(settings, Headroom::of_few);
         Self {
             rate: settings.initial_rate.max(model.rate_min()),
             cwnd: model.initial_cwnd(),
