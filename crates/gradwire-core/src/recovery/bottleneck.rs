@@ -569,7 +569,7 @@ const KEPT_PACKETS: u64 = 4;
 const PROBE_PHASE: usize = 0;
 /// The phase after the probe.
 const DRAIN_PHASE: usize = 1;
-/// The round in which a dip ends and the next two: what is delivered in them was sent in the dip.
+/// The rounds that end in a dip, and the next two, the first of which began in it: what is delivered in them was sent in the dip.
 const DIP_ROUNDS: u32 = 3;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);

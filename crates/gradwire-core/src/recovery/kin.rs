@@ -25,9 +25,11 @@ impl KinWindow {
     }
 
     /// The window of a flow that has `product` bytes in flight where nothing is queued and needs `lumps` more to bridge
-    /// acknowledgements that come together.
+    /// acknowledgements that come together. Loss takes of the few alone: without what bridges the lumps a flow would stand still, take that
+    /// for its rate, and need ever less.
     pub(super) fn bytes(&self, product: u64, lumps: u64) -> u64 {
-        let kept = (KEPT_PACKETS * self.packet_bytes).max(lumps) * self.few.per_mille() / 1_000;
+        let few = KEPT_PACKETS * self.packet_bytes;
+        let kept = few * self.few.per_mille() / 1_000 + lumps.saturating_sub(few);
         product.saturating_add(kept)
     }
 }

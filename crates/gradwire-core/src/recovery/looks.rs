@@ -37,10 +37,15 @@ impl Looks {
         round: Option<Duration>,
     ) {
         self.least = before.map_or(rtt, |before| before.min(rtt));
+        // The last look may have been one of a flow that was to look seldom.
+        self.at = self.at.min(now + self.interval());
         let joins = self.may_join(now) && round.is_some_and(|round| has_fallen(round, rtt, 4));
         match before {
             // Another flow looks: a flow that joins it sees the path without the queues of both.
-            Some(least) if joins || has_fallen(least, rtt, 8) => self.at = now,
+            Some(least) if joins || has_fallen(least, rtt, 8) => {
+                self.align(now, rtt);
+                self.at = now;
+            }
             Some(least) if rtt > least + (least / 32).max(RESOLUTION) => self.align(now, rtt),
             _ => {
                 self.shortest = Some((rtt, now));
@@ -83,7 +88,9 @@ impl Looks {
     /// It ends; `again`: another one follows soon.
     pub(super) fn end(&mut self, now: Timestamp, again: bool) {
         let interval = self.interval() / if again { LOOKS_AGAIN } else { 1 };
-        self.at = self.shortest.filter(|_| !self.seldom).map_or(now, |(_, at)| at) + interval;
+        let since = self.shortest.filter(|_| !self.seldom).map_or(now, |(_, at)| at);
+        // Where a queue is so long that a look takes an interval, the flow would do nothing else.
+        self.at = (since + interval).max(now + self.interval() / LOOKS_AGAIN);
     }
 
     /// Data flows again after an idle time: what comes now shows the path.
@@ -123,7 +130,8 @@ const ROUNDS: u32 = 30;
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// Over long paths it keeps half of the window.
 const FAR_ROUNDS: u32 = 20;
-/// Among known others a hundred round trips, and ten times as long: still several times in the memory of the least round-trip time.
+/// Among known others a hundred round trips, and ten times as long: on short paths still several times in the memory of the least
+/// round-trip time.
 const SELDOM_ROUNDS: u32 = 100;
 const SELDOM: u32 = 10;
 /// A second look is taken after this part of the interval.
@@ -172,10 +180,12 @@ mod tests {
         for least in [200, 1_000, 4_000] {
             assert_eq!(due(&after(least, &queue)), 250, "least {least} us");
             let mut looks = after(least, &queue);
-            looks.end(at(253), false);
+            looks.end(at(53), false);
             assert_eq!(due(&looks), 250, "of the shortest queue, not of the moment at which a look ends");
-            looks.end(at(60), true);
+            looks.end(at(49), true);
             assert_eq!(due(&looks), 100, "again");
+            looks.end(at(400), false);
+            assert_eq!(due(&looks), 450, "where a look takes so long, not at once again");
         }
     }
 
@@ -206,7 +216,20 @@ mod tests {
         let mut looks = after(1_000, &[]);
         looks.set_seldom(true);
         looks.on_rtt(at(50), us(5_000), Some(us(1_000)), None);
+        assert_eq!(due(&looks), 200, "a queue moves nothing");
+        looks.on_rtt(at(55), us(1_000), Some(us(1_000)), None);
+        assert_eq!(due(&looks), 2_055);
         looks.end(at(60), false);
         assert_eq!(due(&looks), 2_060);
+    }
+
+    #[test]
+    fn a_flow_that_is_told_no_longer_who_shares_the_queue_looks_as_often_as_others_again() {
+        let mut looks = after(1_000, &[]);
+        looks.set_seldom(true);
+        looks.end(at(10), false);
+        looks.set_seldom(false);
+        looks.on_rtt(at(20), us(5_000), Some(us(1_000)), None);
+        assert_eq!(due(&looks), 220);
     }
 }

@@ -31,6 +31,7 @@ impl OthersQueue {
     /// A look begins: until now a round trip took so long.
     pub(super) fn begin_look(&mut self, before: Duration) {
         self.before = before;
+        self.looked = None;
     }
 
     /// A round-trip time that was seen while this flow held back.
