@@ -53,6 +53,7 @@ class LazyStreams:
         self._sides: dict[str, Stream] = {}
         self._of_thread = threading.local()
         self._lock = threading.RLock()
+        self.copied = threading.Condition(self._lock)
 
     def current(self, device: torch.device) -> Stream:
         del device
@@ -79,8 +80,8 @@ class LazyStreams:
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         with self._lock:
             self.log.append(f"copy on {stream.name}")
-
             stream.todo.append(lambda: _streams.copy_into(target, source))
+            self.copied.notify_all()
 
     def hold(self, tensor: torch.Tensor, stream: Stream) -> None:
         self.held.append((tensor.data_ptr(), stream.name))

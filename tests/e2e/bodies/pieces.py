@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -52,12 +51,13 @@ class OneByOne(LazyStreams):
 
     def synchronize(self, event: object) -> None:
         if event.stream.name == "out":  # type: ignore[attr-defined]
-            end = time.monotonic() + PATIENCE_S
-            while self.log.count("copy on back") < self.fetched and not self.in_vain:
-                self.in_vain += time.monotonic() > end
-                time.sleep(0.001)
+            with self.copied:
+                self.in_vain += not self.copied.wait_for(self.is_brought_back, 0 if self.in_vain else PATIENCE_S)
             self.fetched += 1
         super().synchronize(event)  # type: ignore[arg-type]
+
+    def is_brought_back(self) -> bool:
+        return self.log.count("copy on back") >= self.fetched
 
 
 def check_a_piece_is_sent_and_brought_back_before_the_next_has_been_copied() -> None:

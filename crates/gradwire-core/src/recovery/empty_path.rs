@@ -111,7 +111,9 @@ impl EmptyPath {
         let held = reached.is_some_and(|at| now.since(at) >= hold);
         if held || now.since(since) >= (DIP_MAX + hold).max(rtt * DIP_ROUNDS_MAX) {
             self.dip = None;
-            self.dip_at = self.shortest.map_or(now, |(_, at)| at) + self.interval();
+            // Where a queue is so long that a dip takes an interval, the flow would do nothing else.
+            let aligned = self.shortest.map_or(now, |(_, at)| at) + self.interval();
+            self.dip_at = aligned.max(now + self.interval() / DIP_PAUSE);
         }
     }
 
@@ -163,6 +165,8 @@ const FAR: Duration = Duration::from_millis(20);
 const DIP_INTERVAL_MIN: Duration = Duration::from_millis(200);
 /// So much longer where dips are seldom: still several times in the memory of the least round-trip time.
 const DIP_SELDOM: u32 = 10;
+/// Between two dips lies at least this part of the interval.
+const DIP_PAUSE: u32 = 4;
 /// A dip ends even when nothing comes back.
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// The same, on paths that are longer than that.
@@ -203,6 +207,21 @@ mod tests {
             path.advance(at(now), 100_000, 2_816);
             assert!(!path.is_dipping());
         }
+    }
+
+    #[test]
+    fn a_dip_that_takes_as_long_as_the_interval_is_not_followed_by_the_next_at_once() {
+        let mut path = EmptyPath::default();
+        path.on_rtt(at(0), ms(1));
+        path.advance(at(200), 100_000, 2_816);
+        path.on_rtt(at(201), ms(3));
+        // Its packets wait in a queue of 230 ms, and its end is seen late.
+        path.advance(at(430), 2_816, 2_816);
+        assert!(!path.is_dipping());
+        path.advance(at(479), 100_000, 2_816);
+        assert!(!path.is_dipping(), "a quarter of the interval after the last");
+        path.advance(at(480), 100_000, 2_816);
+        assert!(path.is_dipping());
     }
 
     #[test]
