@@ -157,6 +157,11 @@ impl Contract {
         Verdict::Wait(wait)
     }
 
+    /// Whether the verdict may depend on [`Contract::reorder_slack`]: most packets come before it does, and it is measured.
+    pub(crate) fn minds_order(&self, progress: &Progress) -> bool {
+        progress.first_pass_over || self.deadline.is_some_and(|deadline| progress.elapsed >= deadline)
+    }
+
     fn has(progress: &Progress, fraction: f32) -> bool {
         progress.received_bytes >= Self::needed(progress.total_bytes, fraction)
     }

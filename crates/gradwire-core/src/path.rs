@@ -88,6 +88,16 @@ impl Path {
         open
     }
 
+    /// The same, where [`Path::may_send`] has just said so and only packets have left since, none of them later than that.
+    pub(crate) fn may_send_on(&self, now: Timestamp) -> bool {
+        let open = !self.is_window_full() && self.pacer.allows_on();
+        debug_assert_eq!(open, {
+            let (rate, burst) = (self.controller.pacing_rate(), self.controller.burst());
+            !self.is_window_full() && self.pacer.clone().allows(now, rate, burst)
+        });
+        open
+    }
+
     /// When the pacer lets the next packet go; `None` when the window is full: an acknowledgement must come first.
     pub(crate) fn sends_at(&self) -> Option<Timestamp> {
         let (rate, burst) = (self.controller.pacing_rate(), self.controller.burst());

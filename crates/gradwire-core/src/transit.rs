@@ -13,7 +13,7 @@ pub(crate) struct Transit {
     least_us: [Option<u32>; 2],
     window_began: Timestamp,
     /// Of the latest packet.
-    queued: Duration,
+    queued_us: u32,
 }
 
 impl Transit {
@@ -26,12 +26,12 @@ impl Transit {
         let least = self.least_us[0].map_or(took, |least| earlier(least, took));
         self.least_us[0] = Some(least);
         let least = self.least_us[1].map_or(least, |before| earlier(before, least));
-        self.queued = Duration::from_micros(u64::from(took.wrapping_sub(least)));
+        self.queued_us = took.wrapping_sub(least);
     }
 
     /// How much longer the latest packet took than the fastest of late.
     pub(crate) const fn queued(&self) -> Duration {
-        self.queued
+        Duration::from_micros(self.queued_us as u64)
     }
 }
 

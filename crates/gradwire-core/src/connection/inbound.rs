@@ -37,6 +37,7 @@ impl Connection {
         datagram: &'d [u8],
         mark: ReceivedMark,
     ) -> Result<Option<Payload<'d>>, DropReason> {
+        self.run = None;
         let result = self.dispatch(now, datagram, mark);
         match result {
             Err(DropReason::Duplicate) => self.stats.packets_duplicate += 1,

@@ -252,11 +252,13 @@ impl Liveness {
 impl Connection {
     /// This rank looked at the clock until `at`, though it had no reason to call this connection.
     pub fn awake_until(&mut self, at: Timestamp) {
+        self.run = None;
         self.liveness.awake_at = self.liveness.awake_at.max(at);
     }
 
     /// What the heartbeats say about where this rank is.
     pub fn set_position(&mut self, now: Timestamp, record: [u8; POSITION_RECORD_BYTES]) {
+        self.run = None;
         if self.liveness.position != record {
             self.liveness.position = record;
             self.liveness.beats.on_moved(now);
@@ -266,6 +268,7 @@ impl Connection {
     /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped. A peer
     /// that fell silent is told for half a second: it may hear although it is not heard, and would wait for a timeout of its own.
     pub fn abort(&mut self, now: Timestamp, record: [u8; ABORT_RECORD_BYTES]) {
+        self.run = None;
         if self.liveness.is_aborting() {
             return;
         }
@@ -277,6 +280,7 @@ impl Connection {
 
     /// Says goodbye, until the peer confirms or half a second is over. See [`Connection::is_drained`].
     pub fn leave(&mut self, now: Timestamp) {
+        self.run = None;
         if self.liveness.farewell.is_some() {
             return;
         }
@@ -331,6 +335,10 @@ impl Connection {
 
     /// An authentic packet came: the peer lives.
     pub(super) fn on_heard(&mut self, now: Timestamp) {
+        // Of packets that come at once the first tells everything.
+        if self.liveness.heard_at == now {
+            return;
+        }
         if self.liveness.connected {
             let pause = now.since(self.liveness.heard_at);
             self.silence.on_pause(now, pause, self.config.peer_timeout);
@@ -341,6 +349,9 @@ impl Connection {
     /// This rank looks at the clock. A heartbeat is due several times in half the longest silence: a rank that looks so late
     /// stood still itself, and cannot know what was sent to it meanwhile, so the silence of its peer is counted from now on.
     pub(super) fn on_awake(&mut self, now: Timestamp) {
+        if self.liveness.awake_at == now {
+            return;
+        }
         let asleep = now.since(self.liveness.awake_at);
         // The longest silence is several heartbeats, and takes longer to find than one packet should.
         if asleep > self.config.heartbeat() && asleep > self.silence_max() / 2 {

@@ -32,6 +32,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use gradwire_wire::{PacketNumber, PathId, TransferId};
 use liveness::Liveness;
+use outbound::Run;
 use parting::Parting;
 use silence::Silence;
 pub use trials::Attempt;
@@ -81,6 +82,8 @@ pub struct Connection {
     peer_is_flooded: bool,
     /// Path on which the latest packet came.
     heard_on: PathId,
+    /// New data that follows without a question, until anything happens: whatever changes the connection ends it.
+    run: Option<Run>,
     /// The latest data packet: a path that is not trusted gets a copy of it now and then.
     latest_sent: Option<(TransferId, u32)>,
     events: VecDeque<Event>,
@@ -127,6 +130,7 @@ impl Connection {
             is_flooded: false,
             peer_is_flooded: false,
             heard_on: PathId(0),
+            run: None,
             latest_sent: None,
             events: VecDeque::new(),
             reception: ReceptionRate::default(),
@@ -139,12 +143,14 @@ impl Connection {
     /// The collective says that `senders` ranks, this one included, share the receiver from now on: first windows and
     /// parts of the receiver's queue follow. One means that nothing is known.
     pub fn set_incast(&mut self, senders: u32) {
+        self.run = None;
         self.paths.on_incast(senders);
     }
 
     /// Strangers flood this rank, or no longer: the peer is told, and both keep their rates meanwhile. Acknowledgements are lost in
     /// a flood as well.
     pub fn set_flooded(&mut self, is_flooded: bool) {
+        self.run = None;
         self.is_flooded = is_flooded;
         self.hold_rates();
     }
@@ -167,6 +173,7 @@ impl Connection {
     /// # Errors
     /// [`TransferError`]; nothing was changed.
     pub fn send(&mut self, now: Timestamp, request: SendTransfer) -> Result<(), TransferError> {
+        self.run = None;
         self.check_request(request.bytes)?;
         if self.sends.iter().any(|send| send.request.transfer == request.transfer) {
             return Err(TransferError::Exists(request.transfer));
@@ -199,6 +206,7 @@ impl Connection {
     /// # Errors
     /// [`TransferError`]; nothing was changed.
     pub fn receive(&mut self, now: Timestamp, request: ReceiveTransfer) -> Result<(), TransferError> {
+        self.run = None;
         self.check_request(request.bytes)?;
         let transfer = request.transfer;
         let posted = self.receives.iter().any(|receive| receive.request.transfer == transfer);
@@ -236,6 +244,7 @@ impl Connection {
 
     /// Early data of the transfers posted since the last call; call until `None` after each `receive`.
     pub fn poll_payload(&mut self, now: Timestamp) -> Option<Payload<'_>> {
+        self.run = None;
         // Chunks whose size contradicts the posted transfer belong to a mismatch that has been reported.
         while let Some((transfer, chunk)) = self.early.peek_ready() {
             let index = self.receives.iter().position(|half| half.request.transfer == transfer);
@@ -297,8 +306,9 @@ impl Connection {
 
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
-        let overtaken = self.paths.overtaken_max(now);
-        if let Some(reason) = self.receives[index].verdict(now, self.peer_sent_at, overtaken) {
+        let Self { paths, receives, peer_sent_at, .. } = self;
+        let reason = receives[index].verdict(now, *peer_sent_at, || paths.overtaken_max(now));
+        if let Some(reason) = reason {
             self.close(now, index, reason);
         }
     }

@@ -25,8 +25,16 @@ const ANNOUNCED_CHUNKS: u32 = 16;
 /// fate of a copy or two stays unknown.
 const COPY_TRANSFER: TransferId = TransferId(u32::MAX);
 
-/// A data packet that may leave.
+/// New data leaves in runs of dozens of packets at one moment. What was decided for the first holds for all that follow until
+/// something else happens to the connection: there is no control to send, nothing goes before this transfer, and its only path is open.
 #[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    at: Timestamp,
+    send: usize,
+}
+
+/// A data packet that may leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Choice {
     send: usize,
     chunk: u32,
@@ -36,6 +44,10 @@ struct Choice {
 impl Connection {
     /// The next datagram that may leave now; `scratch` has at least the configured datagram size.
     pub fn poll_transmit(&mut self, now: Timestamp, scratch: &mut [u8]) -> Option<Transmit> {
+        if let Some(transmit) = self.poll_run(now) {
+            return Some(transmit);
+        }
+        self.run = None;
         if let Some(transmit) = self.poll_control(now, scratch) {
             self.stats.control_sent += 1;
             return Some(transmit);
@@ -249,7 +261,37 @@ impl Connection {
         };
         let avoid = if choice.again { self.sends[choice.send].sent_over(choice.chunk) } else { None };
         let path = self.paths.choose(now, avoid)?;
+        self.run = self.run_after(now, &choice);
         Some(self.transmit_data(now, choice, path))
+    }
+
+    /// Whether more like it follows: new data of a granted transfer, on the only path. What is critical goes before other transfers'
+    /// data, and what follows it does not.
+    fn run_after(&self, now: Timestamp, choice: &Choice) -> Option<Run> {
+        let send = &self.sends[choice.send];
+        let goes_in_turn = !choice.again && send.granted && !send.is_critical(choice.chunk);
+        let follows = goes_in_turn && self.paths.len() == 1;
+        follows.then_some(Run { at: now, send: choice.send })
+    }
+
+    /// The next packet of a run, `None` where it is over: then all is asked again.
+    fn poll_run(&mut self, now: Timestamp) -> Option<Transmit> {
+        let send = self.run.filter(|run| run.at == now)?.send;
+        if !self.probe_due.is_empty() || !self.paths.may_send_on(now) {
+            return None;
+        }
+        let choice = Choice { send, chunk: self.sends[send].peek_new()?, again: false };
+        debug_assert!(self.is_next(now, choice), "{choice:?} is not what would be chosen");
+        Some(self.transmit_data(now, choice, 0))
+    }
+
+    /// Whether the whole way would come to the same.
+    fn is_next(&self, now: Timestamp, choice: Choice) -> bool {
+        let has_control = self.ack_requested.is_some()
+            || self.paths.ack_due(now).is_some()
+            || !self.status_due.is_empty()
+            || self.liveness.due_at().is_some_and(|at| at <= now);
+        self.liveness.is_open() && !has_control && self.choose() == Some(choice)
     }
 
     /// Whether it is to be polled before its timer: copies of the latest packet come due without one, and a pacer counts the

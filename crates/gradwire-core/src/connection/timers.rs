@@ -22,6 +22,7 @@ const PROBES_AT_ONCE: usize = 8;
 impl Connection {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
+        self.run = None;
         self.check_silence(now);
         self.check_parting(now);
         if !self.liveness.is_open() {

@@ -52,6 +52,7 @@ impl Connection {
     /// Asks the peer for an answer on `path`, by another way than the one in use: the question comes out as a
     /// [`crate::Transmit`] with `is_trial`. Nothing is asked on a path that the ranks have not agreed on.
     pub fn try_path(&mut self, path: PathId, attempt: Attempt) {
+        self.run = None;
         if !self.paths.contains(path) {
             return;
         }

@@ -16,6 +16,15 @@ pub struct Controller {
     incast: IncastBound,
     flooded: FloodedPath,
     packet_bytes: u64,
+    said: Said,
+}
+
+/// What it answers until the next event: asked for each packet, and an acknowledgement comes for ten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Said {
+    cwnd: u64,
+    pacing_rate: u64,
+    burst: u64,
 }
 
 #[derive(Debug)]
@@ -25,64 +34,6 @@ enum Law {
     ReceivingRate(ReceivingRateController),
     #[cfg(test)]
     Rival(super::rival::RivalController),
-}
-
-impl Controller {
-    /// A fresh controller of this kind.
-    #[must_use]
-    pub fn new(kind: ControllerKind, settings: &ControllerSettings) -> Self {
-        let law = match kind {
-            ControllerKind::Bottleneck => Law::Bottleneck(BottleneckController::new(settings)),
-            ControllerKind::Timely => Law::Timely(TimelyController::new(settings)),
-            ControllerKind::ReceivingRate => Law::ReceivingRate(ReceivingRateController::new(settings)),
-        };
-        Self::of(law, settings)
-    }
-
-    fn of(law: Law, settings: &ControllerSettings) -> Self {
-        let (incast, packet_bytes) = (IncastBound::new(settings), settings.packet_bytes);
-        Self { law, incast, flooded: FloodedPath::new(settings.incast), packet_bytes }
-    }
-
-    /// A fresh one in place of this, whose path is another now. A flood goes on, and with it what is held: it is the most that is known.
-    #[must_use]
-    pub fn restarted(&self, kind: ControllerKind, settings: &ControllerSettings) -> Self {
-        let new = Self::new(kind, settings);
-        match self.is_flooded() {
-            true => Self { flooded: self.flooded, ..new },
-            false => new,
-        }
-    }
-
-    /// Another transport, which knows no incast.
-    #[cfg(test)]
-    pub(super) fn rival(settings: &ControllerSettings) -> Self {
-        Self::of(Law::Rival(super::rival::RivalController::new(settings.packet_bytes)), settings)
-    }
-
-    /// Whether a pause of the sender counts as lateness that may be made up at once. Alone it does no harm; of k senders each
-    /// would fill the buffer that they share.
-    #[must_use]
-    pub fn makes_up_pauses(&self) -> bool {
-        !self.incast.is_known()
-    }
-
-    /// The receiver says whether strangers flood it.
-    pub fn set_flooded(&mut self, is_flooded: bool) {
-        self.flooded.set(is_flooded);
-    }
-
-    /// Whether it does.
-    #[must_use]
-    pub fn is_flooded(&self) -> bool {
-        self.flooded.is_set()
-    }
-
-    /// Bytes that may leave at once.
-    #[must_use]
-    pub fn burst(&self) -> u64 {
-        self.incast.burst(burst_for(self.pacing_rate(), self.packet_bytes))
-    }
 }
 
 /// Calls the same method of whichever controller it is.
@@ -107,9 +58,98 @@ macro_rules! forward {
     };
 }
 
+impl Controller {
+    /// A fresh controller of this kind.
+    #[must_use]
+    pub fn new(kind: ControllerKind, settings: &ControllerSettings) -> Self {
+        let law = match kind {
+            ControllerKind::Bottleneck => Law::Bottleneck(BottleneckController::new(settings)),
+            ControllerKind::Timely => Law::Timely(TimelyController::new(settings)),
+            ControllerKind::ReceivingRate => Law::ReceivingRate(ReceivingRateController::new(settings)),
+        };
+        Self::of(law, settings)
+    }
+
+    fn of(law: Law, settings: &ControllerSettings) -> Self {
+        let (incast, packet_bytes) = (IncastBound::new(settings), settings.packet_bytes);
+        let flooded = FloodedPath::new(settings.incast);
+        Self { law, incast, flooded, packet_bytes, said: Said::default() }.decided()
+    }
+
+    /// Itself, with what it answers from now on.
+    fn decided(mut self) -> Self {
+        self.decide();
+        self
+    }
+
+    /// To be called at the end of every event that may change an answer.
+    fn decide(&mut self) {
+        self.said = self.answers();
+    }
+
+    fn answers(&self) -> Said {
+        let law = forward!(self, controller => controller.pacing_rate());
+        let pacing_rate = self.incast.pace(self.flooded.pace(law));
+        let burst = self.incast.burst(burst_for(pacing_rate, self.packet_bytes));
+        Said { cwnd: self.window(pacing_rate), pacing_rate, burst }
+    }
+
+    fn window(&self, pacing_rate: u64) -> u64 {
+        let cwnd = forward!(self, controller => controller.cwnd());
+        if !self.is_flooded() {
+            return self.incast.window(cwnd);
+        }
+        // Twice what may be under way: what is lost counts as in flight until that is known, a round trip later.
+        self.incast.window(self.flooded.window(cwnd / 2, pacing_rate)).saturating_mul(2)
+    }
+
+    /// A fresh one in place of this, whose path is another now. A flood goes on, and with it what is held: it is the most that is known.
+    #[must_use]
+    pub fn restarted(&self, kind: ControllerKind, settings: &ControllerSettings) -> Self {
+        let new = Self::new(kind, settings);
+        match self.is_flooded() {
+            true => Self { flooded: self.flooded, ..new }.decided(),
+            false => new,
+        }
+    }
+
+    /// Another transport, which knows no incast.
+    #[cfg(test)]
+    pub(super) fn rival(settings: &ControllerSettings) -> Self {
+        Self::of(Law::Rival(super::rival::RivalController::new(settings.packet_bytes)), settings)
+    }
+
+    /// Whether a pause of the sender counts as lateness that may be made up at once. Alone it does no harm; of k senders each
+    /// would fill the buffer that they share.
+    #[must_use]
+    pub fn makes_up_pauses(&self) -> bool {
+        !self.incast.is_known()
+    }
+
+    /// The receiver says whether strangers flood it.
+    pub fn set_flooded(&mut self, is_flooded: bool) {
+        self.flooded.set(is_flooded);
+        self.decide();
+    }
+
+    /// Whether it does.
+    #[must_use]
+    pub fn is_flooded(&self) -> bool {
+        self.flooded.is_set()
+    }
+
+    /// Bytes that may leave at once.
+    #[must_use]
+    pub const fn burst(&self) -> u64 {
+        self.said.burst
+    }
+}
+
 impl RateController for Controller {
     fn on_sent(&mut self, now: Timestamp, bytes: u64, in_flight: u64) {
+        // Changes no answer, or it would have to be decided anew for each packet.
         forward!(mut self, controller => controller.on_sent(now, bytes, in_flight));
+        debug_assert_eq!(self.said, self.answers(), "what leaves changes no answer");
     }
 
     fn on_ack(&mut self, sample: &AckSample) {
@@ -119,34 +159,33 @@ impl RateController for Controller {
             forward!(mut self, controller => controller.on_ack(sample));
         }
         self.flooded.on_ack(sample, self.incast.share_of(self.bandwidth()));
+        self.decide();
     }
 
     fn on_idle_restart(&mut self, now: Timestamp) {
         self.incast.on_idle_restart(now);
         forward!(mut self, controller => controller.on_idle_restart(now));
+        self.decide();
     }
 
     fn on_repair(&mut self) {
         forward!(mut self, controller => controller.on_repair());
+        self.decide();
     }
 
     fn on_incast(&mut self, flows: u32, paths: u32) {
         self.incast.on_incast(flows, paths);
         self.flooded.on_incast(flows);
         forward!(mut self, controller => controller.on_incast(flows, paths));
+        self.decide();
     }
 
     fn cwnd(&self) -> u64 {
-        let cwnd = forward!(self, controller => controller.cwnd());
-        if !self.is_flooded() {
-            return self.incast.window(cwnd);
-        }
-        // Twice what may be under way: what is lost counts as in flight until that is known, a round trip later.
-        self.incast.window(self.flooded.window(cwnd / 2, self.pacing_rate())).saturating_mul(2)
+        self.said.cwnd
     }
 
     fn pacing_rate(&self) -> u64 {
-        self.incast.pace(self.flooded.pace(forward!(self, controller => controller.pacing_rate())))
+        self.said.pacing_rate
     }
 
     fn bandwidth(&self) -> u64 {

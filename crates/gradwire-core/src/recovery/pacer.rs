@@ -62,6 +62,12 @@ impl Pacer {
         !self.waiting
     }
 
+    /// Whether another may leave at the moment at which [`Pacer::allows`] has said so: no time has passed that adds credit.
+    #[must_use]
+    pub const fn allows_on(&self) -> bool {
+        !self.waiting
+    }
+
     /// The window is full or there is nothing to send: until [`Pacer::allows`] is asked again nobody is late, and what
     /// lateness has cost before is no longer worth making up.
     pub fn on_held_back(&mut self) {

@@ -114,7 +114,7 @@ proptest! {
             prop_assert!(half.accept(now, chunk));
             received += u64::from(grid.len(chunk));
             let naive = (received as f64) >= total as f64 * (1.0 - f64::from(bound)) - 1e-6 * total as f64;
-            let verdict = half.verdict(now, now, Duration::ZERO);
+            let verdict = half.verdict(now, now, || Duration::ZERO);
             match verdict {
                 Some(CloseReason::AllArrived) => prop_assert_eq!(received, total),
                 Some(reason) => prop_assert_eq!((reason, naive), (CloseReason::BoundMet, true)),

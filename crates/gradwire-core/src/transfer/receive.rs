@@ -120,7 +120,7 @@ impl ReceiveHalf {
         &mut self,
         now: Timestamp,
         peer_sent_at: Timestamp,
-        overtaken_max: Duration,
+        overtaken_max: impl FnOnce() -> Duration,
     ) -> Option<CloseReason> {
         if self.missing.is_empty() {
             return Some(CloseReason::AllArrived);
@@ -128,9 +128,16 @@ impl ReceiveHalf {
         if self.request.contract.is_exact() {
             return None;
         }
-        let mut contract = self.request.contract;
-        contract.reorder_slack = contract.reorder_slack.max(overtaken_max);
-        match contract.verdict(&self.progress(now, peer_sent_at)) {
+        let progress = self.progress(now, peer_sent_at);
+        let verdict = match self.request.contract.minds_order(&progress) {
+            false => self.request.contract.verdict(&progress),
+            true => {
+                let mut contract = self.request.contract;
+                contract.reorder_slack = contract.reorder_slack.max(overtaken_max());
+                contract.verdict(&progress)
+            }
+        };
+        match verdict {
             Verdict::Close(reason) => Some(reason),
             Verdict::Wait(left) => {
                 self.contract_at = left.map(|left| now + left.max(Duration::from_nanos(1)));
