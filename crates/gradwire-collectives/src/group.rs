@@ -324,8 +324,11 @@ impl Group {
         if let Ok(Some(payload)) = connection.handle_marked_datagram(now, datagram, mark) {
             drive::deliver(from, traffic, ops, &payload);
         }
-        self.dirty.push(slot);
-        self.drain(now);
+        // Hardly any packet is an event.
+        if connection.has_event() || !self.dirty.is_empty() {
+            self.dirty.push(slot);
+            self.drain(now);
+        }
     }
 
     /// Does what is due.

@@ -33,8 +33,11 @@ pub(crate) struct Arrivals {
     path: PathId,
     any: bool,
     largest: PacketNumber,
-    /// Bit `i` is packet `largest - i`.
+    /// Bit `i` is packet `largest - run - i`.
     bitmap: [u64; ACK_WORDS_MAX],
+    /// So many packets up to the largest have come one after the other since the bitmap was last moved: moving it for each is most of
+    /// what an arrival costs.
+    run: usize,
     /// Packets since the last acknowledgement, and the largest then.
     unacked: u32,
     acked_largest: PacketNumber,
@@ -79,6 +82,7 @@ impl Arrivals {
             any: false,
             largest: PacketNumber(0),
             bitmap: [0; ACK_WORDS_MAX],
+            run: 0,
             unacked: 0,
             acked_largest: PacketNumber(0),
             oldest_unacked_at: None,
@@ -104,7 +108,9 @@ impl Arrivals {
         if ahead > 0 {
             return Arrival::New;
         }
-        let back = ahead.unsigned_abs() as usize;
+        let Some(back) = (ahead.unsigned_abs() as usize).checked_sub(self.run) else {
+            return Arrival::Duplicate;
+        };
         match self.bitmap.get(back / 64) {
             Some(word) if word >> (back % 64) & 1 == 1 => Arrival::Duplicate,
             Some(_) => Arrival::New,
@@ -131,16 +137,7 @@ impl Arrivals {
             self.acked_largest = PacketNumber(number.0.wrapping_sub(1));
             self.bitmap[0] = 1;
         } else {
-            let ahead = number.since(self.largest);
-            if ahead > 0 {
-                self.at_once |= ahead > 1;
-                self.shift(ahead.unsigned_abs() as usize);
-                self.largest = number;
-            }
-            let back = self.largest.since(number).unsigned_abs() as usize;
-            if let Some(word) = self.bitmap.get_mut(back / 64) {
-                *word |= 1 << (back % 64);
-            }
+            self.mark(number);
         }
         if number == self.largest {
             self.newest_sent_us = sent_at_us;
@@ -174,23 +171,32 @@ impl Arrivals {
         self.at_once = true;
     }
 
-    fn shift(&mut self, by: usize) {
-        if by == 1 {
-            let mut carry = 1;
-            for word in &mut self.bitmap {
-                let next = *word >> 63;
-                *word = *word << 1 | carry;
-                carry = next;
-            }
+    fn mark(&mut self, number: PacketNumber) {
+        let ahead = number.since(self.largest);
+        if ahead == 1 && self.run < RUN_MAX {
+            self.run += 1;
+            self.largest = number;
             return;
         }
-        let (words, bits) = (by / 64, by % 64);
-        for index in (0..ACK_WORDS_MAX).rev() {
-            let low = index.checked_sub(words).map_or(0, |from| self.bitmap[from]);
-            let high = index.checked_sub(words + 1).map_or(0, |from| self.bitmap[from]);
-            self.bitmap[index] = if bits == 0 { low } else { low << bits | high >> (64 - bits) };
+        self.bitmap = self.bitmap_now();
+        self.run = 0;
+        if ahead > 0 {
+            self.at_once |= ahead > 1;
+            self.bitmap = moved(&self.bitmap, ahead.unsigned_abs() as usize);
+            self.largest = number;
         }
-        self.bitmap[0] |= 1;
+        let back = self.largest.since(number).unsigned_abs() as usize;
+        if let Some(word) = self.bitmap.get_mut(back / 64) {
+            *word |= 1 << (back % 64);
+        }
+    }
+
+    /// Bit `i` is packet `largest - i`.
+    fn bitmap_now(&self) -> [u64; ACK_WORDS_MAX] {
+        let mut bitmap = moved(&self.bitmap, self.run);
+        // A run is shorter than a word.
+        bitmap[0] |= (1 << self.run) - 1;
+        bitmap
     }
 
     /// Whether an acknowledgement is due.
@@ -210,8 +216,8 @@ impl Arrivals {
         // Cover twice what is new, so that one lost acknowledgement costs nothing.
         let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
         let words = (2 * news).div_ceil(64).clamp(words_min, words_max.max(words_min)) as u8;
-        let (path, largest, bitmap) = (self.path, self.largest, self.bitmap);
-        self.any.then_some(AckPath { path, largest, words, bitmap })
+        let (path, largest) = (self.path, self.largest);
+        self.any.then(|| AckPath { path, largest, words, bitmap: self.bitmap_now() })
     }
 
     /// The acknowledgement: `(echo_us, delay_us, bitmap)`; `None` when nothing ever arrived.
@@ -225,6 +231,21 @@ impl Arrivals {
         Some((self.newest_sent_us, delay, path))
     }
 }
+
+/// The bitmap when so many newer packets are known of.
+fn moved(bitmap: &[u64; ACK_WORDS_MAX], by: usize) -> [u64; ACK_WORDS_MAX] {
+    let (words, bits) = (by / 64, by % 64);
+    let mut moved = [0; ACK_WORDS_MAX];
+    for (index, word) in moved.iter_mut().enumerate().skip(words) {
+        let low = bitmap[index - words];
+        let high = (index - words).checked_sub(1).map_or(0, |from| bitmap[from]);
+        *word = if bits == 0 { low } else { low << bits | high >> (64 - bits) };
+    }
+    moved
+}
+
+/// Shorter than a word of the bitmap.
+const RUN_MAX: usize = 63;
 
 #[cfg(test)]
 mod tests {
@@ -257,6 +278,12 @@ mod tests {
             let mut skipped = Vec::new();
             let mut number = u32::MAX - 500;
             for step in steps {
+                // Half of the steps are runs, longer than a word of the bitmap at times.
+                for _ in 0..if step % 2 == 0 { step } else { 0 } {
+                    number = number.wrapping_add(1);
+                    arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+                    model.insert(number);
+                }
                 skipped.extend((1..step).map(|i| number.wrapping_add(i)));
                 number = number.wrapping_add(step);
                 arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
@@ -270,6 +297,11 @@ mod tests {
                         model.insert(number);
                     }
                 }
+            }
+            for back in 0..(64 * ACK_WORDS_MAX as u32) {
+                let number = number.wrapping_sub(back);
+                let came = arrivals.check(PacketNumber(number)) == Arrival::Duplicate;
+                prop_assert_eq!(came, model.contains(&number), "packet {} back", back);
             }
             let (_, _, path) = arrivals.acknowledge(Timestamp::ZERO).expect("something arrived");
             prop_assert_eq!(path.largest, PacketNumber(number));

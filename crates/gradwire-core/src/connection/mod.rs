@@ -284,6 +284,12 @@ impl Connection {
         self.pregrants.retain(|transfer| !closed.is_retired(*transfer));
     }
 
+    /// Whether [`Connection::poll_event`] has one.
+    #[must_use]
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

@@ -48,6 +48,8 @@ pub(crate) struct Batch {
     bytes: usize,
     /// Of its largest datagram.
     datagram_bytes: usize,
+    /// With so many bytes it is full.
+    bytes_max: usize,
 }
 
 impl Batch {
@@ -59,20 +61,21 @@ impl Batch {
             kept: Vec::with_capacity(BATCH_BYTES),
             bytes: 0,
             datagram_bytes: 0,
+            bytes_max: bytes_max(1),
         }
     }
 
     /// Whether a datagram of any size fits. A batch ends where its last message is full: the kernel's layers and devices take as
     /// long for a message of three datagrams as for one of 45.
     pub(crate) fn has_room(&self) -> bool {
-        let bytes = self.datagram_bytes.max(1);
-        let message = (DATAGRAM_BYTES_MAX / bytes).min(SEGMENTS_MAX) * bytes;
-        self.slots.len() < DATAGRAMS_MAX && self.bytes + bytes <= MESSAGES * message
+        self.slots.len() < DATAGRAMS_MAX && self.bytes + self.datagram_bytes <= self.bytes_max
     }
 
     fn count(&mut self, bytes: usize) {
         self.bytes += bytes;
-        self.datagram_bytes = self.datagram_bytes.max(bytes);
+        if bytes > self.datagram_bytes {
+            (self.datagram_bytes, self.bytes_max) = (bytes, bytes_max(bytes));
+        }
     }
 
     /// Whether nothing waits.
@@ -153,7 +156,7 @@ impl Batch {
         self.slots.clear();
         self.heads.clear();
         self.kept.clear();
-        (self.bytes, self.datagram_bytes) = (0, 0);
+        (self.bytes, self.datagram_bytes, self.bytes_max) = (0, 0, bytes_max(1));
     }
 
     /// The first `sent` datagrams were handed over, the rest waits: its payload is copied, so that the tensors are free.
@@ -180,6 +183,12 @@ impl Batch {
             self.kept.push(0);
         }
     }
+}
+
+/// What the messages of a batch hold of datagrams of so many bytes.
+const fn bytes_max(datagram_bytes: usize) -> usize {
+    let segments = DATAGRAM_BYTES_MAX / datagram_bytes;
+    MESSAGES * datagram_bytes * if segments < SEGMENTS_MAX { segments } else { SEGMENTS_MAX }
 }
 
 #[cfg(test)]
