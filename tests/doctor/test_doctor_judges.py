@@ -82,10 +82,18 @@ def test_reordered_and_copied_packets_are_counted_apart_from_lost_ones():
     assert counting.counts() == (6, 2, 1)
 
 
-def test_a_router_that_was_silent_once_makes_no_path_of_its_own():
-    one, other = frozenset({"10.0.0.1", "10.1.0.1"}), frozenset({"10.0.0.1", "10.2.0.1"})
-    assert len(pairs._distinct([one, other, frozenset({"10.0.0.1"}), frozenset(), one])) == 2
-    assert len(pairs._distinct([frozenset()] * 8)) == 1
+def test_a_hop_that_did_not_answer_makes_no_path_of_its_own():
+    one, other = {1: "10.0.0.1", 2: "10.1.0.1", 3: "10.3.0.1"}, {1: "10.0.0.1", 2: "10.2.0.1", 3: "10.3.0.1"}
+    assert pairs._distinct([one, other, one, {}]) == 2
+    assert pairs._distinct([{1: "10.0.0.1", 3: "10.3.0.1"}, {2: "10.1.0.1"}, {1: "10.0.0.1", 2: "10.1.0.1"}]) == 1
+    assert pairs._distinct([{1: "10.0.0.1"}, {2: "10.0.0.1"}]) == 1
+    assert pairs._distinct([{}] * 8) == 1
+
+
+def test_ways_are_told_apart_by_each_two_of_them():
+    """Two routers at each of two hops make four ways; a flow that is like one of them adds none."""
+    ways = [{1: first, 2: second} for first in ("a", "b") for second in ("c", "d")]
+    assert pairs._distinct([{1: "a"}, *ways, {2: "d"}]) == 4
 
 
 def test_the_octets_tried_are_those_of_the_job():

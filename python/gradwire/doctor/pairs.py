@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -303,12 +303,19 @@ def _rail_loss(prober: Prober, to: tuple[str, int], source: str, packets: int) -
 
 def _paths(to: tuple[str, int], sources: Sequence[str]) -> int:
     """Different ways: by this host's address, and by the routers that flows from different ports meet."""
-    return sum(len(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS))) for source in sources)
+    return sum(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS)) for source in sources)
 
 
-def _distinct(ways: Sequence[frozenset[str]]) -> set[frozenset[str]]:
-    """Those that are not part of another: a router that was silent once makes no way of its own."""
-    return {way for way in ways if not any(way < other for other in ways)}
+def _distinct(ways: Sequence[Mapping[int, str]]) -> int:
+    """Flows of which each two met different routers at a hop that answered both, counted from the best known one on.
+
+    Silence says nothing: a router that limits its answers makes no way of its own, and may hide one.
+    """
+    different: list[Mapping[int, str]] = []
+    for way in sorted(ways, key=len, reverse=True):
+        if all(any(way.get(hop, router) != router for hop, router in other.items()) for other in different):
+            different.append(way)
+    return len(different)
 
 
 __all__ = ["HEADER_BYTES", "PairFacts", "Peer", "judge", "judge_reach", "measure", "octets_of"]
