@@ -14,7 +14,7 @@ from gradwire.doctor import host, pairs
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
-from gradwire.doctor.probe import Count, Prober, _Counting
+from gradwire.doctor.probe import Answer, Count, Prober, _Counting
 
 GOOD = {"gso": True, "gro": True, "traffic_class": True, "receive_buffer_bytes": 32 << 20, "send_buffer_bytes": 8 << 20,
         "datagram_bytes": 1472, "addresses": ["10.0.0.1"]}  # fmt: skip
@@ -66,6 +66,37 @@ def test_what_a_host_lacks_is_judged(facts, expected):
 def test_what_lies_between_two_ranks_is_judged(changes, expected):
     found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
     assert levels(found) == expected
+
+
+class Mute:
+    """In place of a `Prober`: a peer that answers probes and has counted these tests only."""
+
+    rank = 0
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def ask(self, _to, _size_bytes=0, octet=0, **_options):
+        return Answer(0.001, octet, 0.0)
+
+    def count(self, _to, test, _packets, **_options):
+        return self.counts.get(test)
+
+
+@pytest.mark.parametrize(
+    ("counts", "lost", "burst_lost", "expected"),
+    [
+        ({pairs.LOSS_TEST: Count(990, 3, 0), pairs.BURST_TEST: Count(192, 0, 0)}, 10, 0.0, {("loss", "problem")}),
+        ({pairs.BURST_TEST: Count(192, 0, 0)}, 1000, 0.0, {("loss", "problem")}),
+        ({pairs.LOSS_TEST: Count(1000, 0, 0)}, 0, 1.0, {("buffers", "warning")}),
+        ({}, 1000, 1.0, {("loss", "problem")}),
+    ],
+)
+def test_a_count_that_never_comes_is_the_loss_of_everything(counts, lost, burst_lost, expected):
+    peer = pairs.Peer(1, ["10.0.0.2"], 47400)
+    facts = pairs.measure(Mute(counts), peer, Config(), ip_bytes=1500, sources=(), packets=1000)
+    assert (facts.sent, facts.lost, facts.burst_lost) == (1000, lost, pytest.approx(burst_lost))
+    assert levels(pairs.judge(facts, Config(), loss_max=0.005)) == expected
 
 
 def test_only_problems_make_training_suffer_and_they_come_first():
