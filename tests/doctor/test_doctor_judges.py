@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -66,6 +67,70 @@ def test_what_a_host_lacks_is_judged(facts, expected):
 def test_what_lies_between_two_ranks_is_judged(changes, expected):
     found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
     assert levels(found) == expected
+
+
+def notes(findings):
+    return {(finding.check, finding.text) for finding in findings if finding.level == "note"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reordered": 5}, {("reordering", "5 of 1000 packets came after a later one; gradwire does not mind")}),
+        ({"rtt_ms": (50.0, 80.0)}, set()),
+        (
+            {"rtt_ms": (50.1, 80.0)},
+            {("rtt", "50.1 ms: long ways need more in flight; results take at least two of these")},
+        ),
+        ({"offset_s": 0.5}, set()),
+    ],
+)
+def test_what_is_only_good_to_know_between_two_ranks_is_a_note(changes, expected):
+    found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
+    assert notes(found) == expected
+    assert levels(found) == set()
+
+
+@pytest.mark.parametrize(("synchronised", "told"), [(True, False), (False, True), (None, False)])
+def test_a_clock_that_is_known_to_be_alone_is_a_note(synchronised, told):
+    (*found,) = host.judge(dataclasses.replace(HOST, clock={"source": "tsc", "synchronised": synchronised}))
+    text = "the wall clock is not synchronised: logs of ranks are hard to compare"
+    assert notes(found) == ({("clock", text)} if told else set())
+
+
+@pytest.mark.parametrize(("status", "synchronised"), [(0x2001, True), (0x41, False)])
+def test_the_kernels_word_about_its_clock_is_one_bit(monkeypatch, status, synchronised):
+    """STA_UNSYNC, 0x40, of the status after one int and four longs."""
+
+    class Libc:
+        @staticmethod
+        def adjtimex(state):
+            struct.pack_into("i4xllll i", state, 0, 0, -1, -1, -1, -1, status)
+            return 0
+
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda *_args, **_options: Libc)
+    assert host._synchronised() is synchronised
+
+
+UP, LOOPBACK = 0x1, 0x8
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "address", "flags", "used", "reason"),
+    [
+        ("", "eth0", "10.0.0.1", UP, True, "it is up and has an address"),
+        ("eth0", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=eth0 names it"),
+        ("^eth1", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=^eth1 does not leave it out"),
+        ("eth1", "eth0", "10.0.0.1", 0, False, "it is down"),
+        ("eth1", "eth0", "", UP, False, "it has no IPv4 address"),
+        ("", "lo", "127.0.0.1", UP | LOOPBACK, False, "it reaches this host only"),
+        ("eth0", "eth1", "10.0.1.1", UP, False, "GRADWIRE_INTERFACE=eth0 leaves it out"),
+        ("", "virbr0", "10.0.1.1", UP, False, "a bridge of containers has the same address on every host"),
+        ("", "eth1", "10.0.1.1", UP, False, "another address was chosen"),
+    ],
+)
+def test_each_reason_why_an_interface_is_used_or_not(asked, name, address, flags, used, reason):
+    assert host._reason(Config(interface=asked), name, address, flags, used=used) == reason
 
 
 class Mute:
