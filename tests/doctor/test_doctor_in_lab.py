@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from gradwire.lab import iproute
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
+from gradwire.lab.uml_switch import PROGRAM
 from sandboxed import in_sandbox
 
 DOCTOR = [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", "--json"]
@@ -52,11 +54,11 @@ def nothing(_network):
     """No fault."""
 
 
-def diagnose(tmp_path, *, fault=nothing, port=None, switch="nft", environment=None, **options):
-    """Builds two hosts, makes the fault and runs the doctors."""
+def diagnose(tmp_path, *, fault=nothing, port=None, switch="nft", environment=None, hosts=2, **options):
+    """Builds the hosts, makes the fault and runs the doctors."""
 
     def main():
-        layout = Layout(hosts=2, switch=switch, port=port or Port(), rails=options.pop("rails", 1),
+        layout = Layout(hosts=hosts, switch=switch, port=port or Port(), rails=options.pop("rails", 1),
                         host_rate_mbit=options.pop("host_rate_mbit", None))  # fmt: skip
         with Network(layout) as network:
             fault(network)
@@ -97,6 +99,27 @@ def test_the_round_trip_is_that_of_the_links(tmp_path):
     assert all(6.0 <= pair["rtt_ms"][0] < 12.0 for pair in report["pairs"])
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_long_way_is_noted(tmp_path):
+    report = diagnose(tmp_path, switch="soft", port=Port(delay_ms=26.0), packets=200)
+    assert report["statuses"] == [0, 0]
+    assert {("rtt", 0, 1), ("rtt", 1, 0)} <= told(report, "note")
+    assert not told(report, "problem")
+
+
+@pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
+def test_packets_that_overtake_each_other_are_noted_and_not_taken_for_lost(tmp_path):
+    def shuffle(network):
+        """Every fifth packet to host 1 does not wait as the others do."""
+        network._switches[0]._switch.run(
+            "tc qdisc replace dev vec1 parent 1: handle 2: netem limit 1000 delay 4ms reorder 20%"
+        )
+
+    report = diagnose(tmp_path, switch="uml", fault=shuffle)
+    assert {f[1:] for f in told(report, "note") if f[0] == "reordering"} == {(0, 1)}
+    assert [(pair["reordered"] > 0, pair["lost"]) for pair in report["pairs"]] == [(True, 0), (False, 0)]
+
+
 def test_loss_is_found_in_the_direction_that_has_it(tmp_path):
     report = diagnose(tmp_path, fault=lambda network: network.set([1], [], loss=0.04), packets=2000)
     assert report["statuses"] == [1, 1]
@@ -104,6 +127,22 @@ def test_loss_is_found_in_the_direction_that_has_it(tmp_path):
     (pair,) = [pair for pair in report["pairs"] if pair["rank"] == 0]
     assert 40 < pair["lost"] < 130
     assert pair["ip_bytes"] == 1500
+
+
+def test_of_three_ranks_each_asks_both_others_in_turns(tmp_path):
+    """Rank r asks r + 1 and then r + 2; the link of host 2 is bad, and both who ask it say so."""
+    report = diagnose(tmp_path, hosts=3, fault=lambda network: network.set([2], [], loss=0.1), packets=1000)
+    assert [(pair["rank"], pair["peer"]) for pair in report["pairs"]] == [
+        (0, 1),
+        (0, 2),
+        (1, 2),
+        (1, 0),
+        (2, 0),
+        (2, 1),
+    ]
+    assert told(report, "problem") == {("loss", 0, 2), ("loss", 1, 2)}
+    assert report["statuses"] == [1, 1, 1]
+    assert len(report["hosts"]) == 3
 
 
 def test_loss_below_the_bound_is_a_warning(tmp_path):
@@ -226,3 +265,64 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     error, status = in_sandbox(tmp_path, main)
     assert status == 3
     assert "rank 1 has not come" in error
+
+
+OTHERS = {  # beside eth0 and eth1, which are up and have addresses
+    "lo": "it reaches this host only",
+    "docker0": "a bridge of containers has the same address on every host",
+    "down0": "it is down",
+    "bare0": "it has no IPv4 address",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "reasons"),
+    [
+        ("", {"eth0", "eth1"}, {**OTHERS, **dict.fromkeys(("eth0", "eth1"), "it is up and has an address")}),
+        (
+            "eth1",
+            {"eth1"},
+            {
+                **OTHERS,
+                **dict.fromkeys(("eth0", "docker0"), "GRADWIRE_INTERFACE=eth1 leaves it out"),
+                "eth1": "GRADWIRE_INTERFACE=eth1 names it",
+            },
+        ),
+    ],
+)
+def test_the_choice_of_interfaces_is_told_with_its_reasons(tmp_path, asked, used, reasons):
+    def add_devices(network):
+        with network.on_host(1):
+            iproute.ip(
+                "link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up",
+                "link add down0 type veth peer name bare0", "link set bare0 up",
+            )  # fmt: skip
+
+    environment = {"GRADWIRE_INTERFACE": asked} if asked else {}
+    report = diagnose(tmp_path, rails=2, fault=add_devices, environment=environment, packets=100)
+    interfaces = report["hosts"][1]["interfaces"]
+    assert {i["name"]: i["reason"] for i in interfaces} == reasons
+    assert {i["name"] for i in interfaces if i["used"]} == used
+    assert report["statuses"] == [0, 0]
+
+
+def test_torchrun_starts_it_as_it_starts_the_job(tmp_path):
+    """Two ranks on a host that has a network; their ports follow from LOCAL_RANK."""
+    pytest.importorskip("torch")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "RANK", "WORLD_SIZE"))
+    }
+    pipe = subprocess.PIPE
+
+    def main():
+        with Network(Layout(hosts=1, switch="nft")) as network:
+            child = network.spawn(0, [*torchrun, *DOCTOR, "--packets", "200"],
+                                  env=clean, stdout=pipe, stderr=pipe, text=True)  # fmt: skip
+            return [*child.communicate(timeout=180), child.returncode]
+
+    output, errors, status = in_sandbox(tmp_path, main)
+    assert status == 0, errors
+    report = json.loads(output)
+    assert [host["port"] for host in report["hosts"]] == [PORT, PORT + 1]
+    assert [(pair["rank"], pair["peer"], pair["lost"]) for pair in report["pairs"]] == [(0, 1, 0), (1, 0, 0)]

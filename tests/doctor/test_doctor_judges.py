@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import struct
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from gradwire.doctor import host, pairs
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
-from gradwire.doctor.probe import Count, Prober, _Counting
+from gradwire.doctor.probe import Answer, Count, Prober, _Counting
 
 GOOD = {"gso": True, "gro": True, "traffic_class": True, "receive_buffer_bytes": 32 << 20, "send_buffer_bytes": 8 << 20,
         "datagram_bytes": 1472, "addresses": ["10.0.0.1"]}  # fmt: skip
@@ -68,6 +69,101 @@ def test_what_lies_between_two_ranks_is_judged(changes, expected):
     assert levels(found) == expected
 
 
+def notes(findings):
+    return {(finding.check, finding.text) for finding in findings if finding.level == "note"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"reordered": 5}, {("reordering", "5 of 1000 packets came after a later one; gradwire does not mind")}),
+        ({"rtt_ms": (50.0, 80.0)}, set()),
+        (
+            {"rtt_ms": (50.1, 80.0)},
+            {("rtt", "50.1 ms: long ways need more in flight; results take at least two of these")},
+        ),
+        ({"offset_s": 0.5}, set()),
+    ],
+)
+def test_what_is_only_good_to_know_between_two_ranks_is_a_note(changes, expected):
+    found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
+    assert notes(found) == expected
+    assert levels(found) == set()
+
+
+@pytest.mark.parametrize(("synchronised", "told"), [(True, False), (False, True), (None, False)])
+def test_a_clock_that_is_known_to_be_alone_is_a_note(synchronised, told):
+    (*found,) = host.judge(dataclasses.replace(HOST, clock={"source": "tsc", "synchronised": synchronised}))
+    text = "the wall clock is not synchronised: logs of ranks are hard to compare"
+    assert notes(found) == ({("clock", text)} if told else set())
+
+
+@pytest.mark.parametrize(("status", "synchronised"), [(0x2001, True), (0x41, False)])
+def test_the_kernels_word_about_its_clock_is_one_bit(monkeypatch, status, synchronised):
+    """STA_UNSYNC, 0x40, of the status after one int and four longs."""
+
+    class Libc:
+        @staticmethod
+        def adjtimex(state):
+            struct.pack_into("i4xllll i", state, 0, 0, -1, -1, -1, -1, status)
+            return 0
+
+    monkeypatch.setattr(host.ctypes, "CDLL", lambda *_args, **_options: Libc)
+    assert host._synchronised() is synchronised
+
+
+UP, LOOPBACK = 0x1, 0x8
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "address", "flags", "used", "reason"),
+    [
+        ("", "eth0", "10.0.0.1", UP, True, "it is up and has an address"),
+        ("eth0", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=eth0 names it"),
+        ("^eth1", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=^eth1 does not leave it out"),
+        ("eth1", "eth0", "10.0.0.1", 0, False, "it is down"),
+        ("eth1", "eth0", "", UP, False, "it has no IPv4 address"),
+        ("", "lo", "127.0.0.1", UP | LOOPBACK, False, "it reaches this host only"),
+        ("eth0", "eth1", "10.0.1.1", UP, False, "GRADWIRE_INTERFACE=eth0 leaves it out"),
+        ("", "virbr0", "10.0.1.1", UP, False, "a bridge of containers has the same address on every host"),
+        ("", "eth1", "10.0.1.1", UP, False, "another address was chosen"),
+    ],
+)
+def test_each_reason_why_an_interface_is_used_or_not(asked, name, address, flags, used, reason):
+    assert host._reason(Config(interface=asked), name, address, flags, used=used) == reason
+
+
+class Mute:
+    """In place of a `Prober`: a peer that answers probes and has counted these tests only."""
+
+    rank = 0
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def ask(self, _to, _size_bytes=0, octet=0, **_options):
+        return Answer(0.001, octet, 0.0)
+
+    def count(self, _to, test, _packets, **_options):
+        return self.counts.get(test)
+
+
+@pytest.mark.parametrize(
+    ("counts", "lost", "burst_lost", "expected"),
+    [
+        ({pairs.LOSS_TEST: Count(990, 3, 0), pairs.BURST_TEST: Count(192, 0, 0)}, 10, 0.0, {("loss", "problem")}),
+        ({pairs.BURST_TEST: Count(192, 0, 0)}, 1000, 0.0, {("loss", "problem")}),
+        ({pairs.LOSS_TEST: Count(1000, 0, 0)}, 0, 1.0, {("buffers", "warning")}),
+        ({}, 1000, 1.0, {("loss", "problem")}),
+    ],
+)
+def test_a_count_that_never_comes_is_the_loss_of_everything(counts, lost, burst_lost, expected):
+    peer = pairs.Peer(1, ["10.0.0.2"], 47400)
+    facts = pairs.measure(Mute(counts), peer, Config(), ip_bytes=1500, sources=(), packets=1000)
+    assert (facts.sent, facts.lost, facts.burst_lost) == (1000, lost, pytest.approx(burst_lost))
+    assert levels(pairs.judge(facts, Config(), loss_max=0.005)) == expected
+
+
 def test_only_problems_make_training_suffer_and_they_come_first():
     problem, warning, note = (Finding(level, "x", "y") for level in ("problem", "warning", "note"))
     assert suffers([note, problem])
@@ -82,10 +178,18 @@ def test_reordered_and_copied_packets_are_counted_apart_from_lost_ones():
     assert counting.counts() == (6, 2, 1)
 
 
-def test_a_router_that_was_silent_once_makes_no_path_of_its_own():
-    one, other = frozenset({"10.0.0.1", "10.1.0.1"}), frozenset({"10.0.0.1", "10.2.0.1"})
-    assert len(pairs._distinct([one, other, frozenset({"10.0.0.1"}), frozenset(), one])) == 2
-    assert len(pairs._distinct([frozenset()] * 8)) == 1
+def test_a_hop_that_did_not_answer_makes_no_path_of_its_own():
+    one, other = {1: "10.0.0.1", 2: "10.1.0.1", 3: "10.3.0.1"}, {1: "10.0.0.1", 2: "10.2.0.1", 3: "10.3.0.1"}
+    assert pairs._distinct([one, other, one, {}]) == 2
+    assert pairs._distinct([{1: "10.0.0.1", 3: "10.3.0.1"}, {2: "10.1.0.1"}, {1: "10.0.0.1", 2: "10.1.0.1"}]) == 1
+    assert pairs._distinct([{1: "10.0.0.1"}, {2: "10.0.0.1"}]) == 1
+    assert pairs._distinct([{}] * 8) == 1
+
+
+def test_ways_are_told_apart_by_each_two_of_them():
+    """Two routers at each of two hops make four ways; a flow that is like one of them adds none."""
+    ways = [{1: first, 2: second} for first in ("a", "b") for second in ("c", "d")]
+    assert pairs._distinct([{1: "a"}, *ways, {2: "d"}]) == 4
 
 
 def test_the_octets_tried_are_those_of_the_job():

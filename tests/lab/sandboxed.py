@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.lab import NamespacesUnavailable, netem, sandbox
 from gradwire.lab.probe import LossProbe, probe_loss
 
 
@@ -21,6 +21,14 @@ def in_sandbox(tmp_path, main):
         pytest.skip(str(error))
     assert status == 0, "see the error above"
     return json.loads(result.read_text())
+
+
+def has_netem():
+    """Whether this kernel has it; asked on the loopback device of a network namespace that is gone afterwards."""
+    try:
+        return sandbox.run(lambda: int(not netem.available())) == 0
+    except NamespacesUnavailable:
+        return False
 
 
 def check_losses_are_as_set_and_of_single_packets(tmp_path, cluster_of, loss):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -11,9 +12,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from gradwire.cli import main
 from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.lab.uml_switch import PROGRAM
 
 TIMEOUT_S = 60
+KINDS = [
+    "nft",
+    pytest.param("soft", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")),
+    pytest.param("uml", marks=pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")),
+]
 PREFIX = [sys.executable, "-c", "from gradwire.cli import main; main()", "lab"]
 SEND = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [s.sendto(b'x', ('10.77.0.2', 9)) for _ in range(50)]"
 
@@ -27,11 +36,11 @@ def _namespaces():
 
 
 class Lab:
-    """The command, with a folder for its socket."""
+    """The command, with a folder for its socket and one for temporary files."""
 
     def __init__(self):
-        self.folder = tempfile.mkdtemp(prefix="gw-")
-        self.environment = {**os.environ, "XDG_RUNTIME_DIR": self.folder}
+        self.folder, self.temporary = tempfile.mkdtemp(prefix="gw-"), tempfile.mkdtemp(prefix="gw-")
+        self.environment = {**os.environ, "XDG_RUNTIME_DIR": self.folder, "TMPDIR": self.temporary}
 
     def __call__(self, *arguments, **options):
         return subprocess.run([*PREFIX, *arguments], env=self.environment, capture_output=True, text=True,
@@ -46,6 +55,7 @@ class Lab:
     def close(self):
         self("down")
         shutil.rmtree(self.folder)
+        shutil.rmtree(self.temporary)
 
 
 @pytest.fixture
@@ -152,25 +162,45 @@ def test_down_leaves_nothing(lab):
     assert lab("stats").returncode == 3
 
 
-def test_ctrl_c_leaves_nothing(lab):
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_leaves_nothing(lab, kind):
     with lab.start(
-        "up", "--foreground", "--hosts", "1", "--switch", "nft", stdout=subprocess.PIPE, start_new_session=True
+        "up", "--foreground", "--hosts", "1", "--switch", kind, stdout=subprocess.PIPE, start_new_session=True
     ) as caller:
         assert caller.stdout.readline() == "ready\n"
         assert lab("stats").returncode == 0
         os.killpg(caller.pid, signal.SIGINT)  # what a terminal does
         assert caller.wait(TIMEOUT_S) == sandbox.EXIT_INTERRUPTED
+        assert_closed(caller.stdout.fileno())
     assert lab.sockets() == []
+    assert os.listdir(lab.temporary) == []
 
 
-def test_after_a_kill_another_can_be_made(lab):
-    arguments = ("up", "--foreground", "--hosts", "1", "--switch", "nft")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_leaves_the_sockets_name_only_and_another_can_be_made(lab, kind):
+    arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
     with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
         assert caller.stdout.readline() == "ready\n"
         caller.kill()
         caller.wait()
         assert_closed(caller.stdout.fileno())
+    assert lab.sockets() == ["lab"]
+    assert os.listdir(lab.temporary) == []
     assert lab("up", "--hosts", "1", "--switch", "nft").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [("up", {"rate": "100", "delay": "0", "loss": "0", "burst": "1", "buffer": "256"}), ("set", {})],
+)
+def test_only_building_has_defaults_for_ports(command, defaults):
+    """`set` leaves what is not given as it is."""
+    text = " ".join(CliRunner().invoke(main, ["lab", command, "--help"]).output.split())
+    options = {
+        name: text.split(f"--{name} ")[1].split(" --")[0] for name in ("rate", "delay", "loss", "burst", "buffer")
+    }
+    found = {name: re.search(r"\[default: (\w+)\]", told) for name, told in options.items()}
+    assert {name: match[1] for name, match in found.items() if match} == defaults
 
 
 def test_a_network_that_cannot_be_built_says_why(lab):

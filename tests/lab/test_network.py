@@ -11,13 +11,14 @@ from gradwire.lab import LabError, switches
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
 from gradwire.lab.uml_switch import PROGRAM
-from sandboxed import in_sandbox
+from sandboxed import has_netem, in_sandbox
 
 HAS_UML, HAS_COMPILER = shutil.which(PROGRAM) is not None, shutil.which("cc") is not None
 KINDS = [
     "nft",
     pytest.param("soft", marks=pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")),
     pytest.param("uml", marks=pytest.mark.skipif(not HAS_UML, reason=f"{PROGRAM} is not installed")),
+    pytest.param("netem", marks=pytest.mark.skipif(not has_netem(), reason="this kernel has no netem")),
 ]
 DELAYING = KINDS[1:]
 PACKETS = 2_000
@@ -159,9 +160,10 @@ def test_a_senders_local_address_decides_the_rail(tmp_path, kind):
     assert in_sandbox(tmp_path, main) == [[100, 100, 0, 0], 0, 200, 200]
 
 
-def test_a_larger_mtu_carries_larger_packets(tmp_path):
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[2:]])  # `soft` refuses
+def test_a_larger_mtu_carries_larger_packets(tmp_path, kind):
     def main():
-        with Network(Layout(hosts=2, switch="nft", mtu_bytes=4000)) as network:
+        with Network(Layout(hosts=2, switch=kind, mtu_bytes=4000)) as network:
             probe = Probe(network)
             probe.outbox.setsockopt(socket.IPPROTO_IP, 10, 2)  # IP_MTU_DISCOVER, IP_PMTUDISC_DO: never in parts
             arrived = sum(probe.arrived(10, payload=3900))

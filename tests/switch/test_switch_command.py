@@ -6,6 +6,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import main
+from gradwire.config import Config
+from gradwire.switch import make_plan, picture
 
 COMMON = ["--rate", "1000", "--buffer", "256"]
 
@@ -46,6 +48,40 @@ def test_the_plan_as_json_and_a_picture(tmp_path):
     assert [queue["name"] for queue in plan["queues"]] == ["control", *(f"class {number}" for number in range(7))]
     assert plan["queues"][7]["share"] == pytest.approx(7 / 28)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def bars(axes, label):
+    """Top to bottom, each as (row of its middle, where it begins, where it ends)."""
+    (found,) = [container for container in axes.containers if container.get_label().startswith(label)]
+    return [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_x() + bar.get_width()) for bar in found.patches]
+
+
+def test_the_picture_shows_the_plans_thresholds_limits_and_losses():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    plan = make_plan(1000, 256 * 1024, Config.mlt(classes=3), layers=[1, 2, 5])
+    figure = picture.figure_of(plan)
+    left, right = figure.axes
+    rows, data = list(enumerate(plan.queues)), [(row, q) for row, q in enumerate(plan.queues) if q.threshold_bytes]
+    assert len(data) == 3
+    assert "1000 Mbit/s, 262.144 KB" in figure.get_suptitle()
+    assert bars(left, "limit L") == [(row, 0, pytest.approx(queue.limit_bytes / 1000)) for row, queue in rows]
+    assert bars(left, "threshold S") == [
+        (row, 0, pytest.approx((queue.threshold_bytes or 0) / 1000)) for row, queue in rows
+    ]
+    assert [text.get_text() for text in left.get_yticklabels()] == [
+        f"{queue.name}  (DSCP {', '.join(map(str, queue.code_points)) or 'others'})" for queue in plan.queues
+    ]
+    for label, field, offset in (("small", "small_loss", -0.2), ("large", "large_loss", 0.2)):
+        losses = [max(1e-15, getattr(queue, field)) for _, queue in data]
+        found = bars(right, label)
+        assert [middle for middle, _, _ in found] == pytest.approx([row + offset for row, _ in data])
+        assert [end for _, _, end in found] == pytest.approx(losses, rel=1e-6, abs=0)
+        assert {start for _, start, _ in found} == {right.get_xlim()[0]}, "a logarithmic axis has no 0"
+        assert {f"{loss:.1e}" for loss in losses} <= {text.get_text() for text in right.texts}
+    assert right.get_xscale() == "log"
+    assert left.yaxis_inverted()
+    assert right.yaxis_inverted()
+    pyplot.close(figure)
 
 
 def test_the_configuration_goes_into_a_file(tmp_path):

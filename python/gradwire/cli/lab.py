@@ -33,7 +33,8 @@ Examples:
 
 \b
 Host h has the address 10.77.r.(h+1) on rail r. Everything is inside namespaces of the lab's own and gone after `down`, after
-Ctrl-C of `up --foreground`, and when its process is killed. docs/lab.md says what each switch can do.
+Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves the name of its socket, which the next lab takes over.
+docs/lab.md says what each switch can do.
 
 \b
 Exit status: 0 done, 2 wrong usage, 3 no lab (the message says why); of `exec` that of the program, of several the greatest.
@@ -50,17 +51,22 @@ def command(context: click.Context, name: str) -> None:
     context.obj = name
 
 
-def _port_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options for what a port does; None where they are not given."""
-    for option in (
-        click.option("--rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s of each port.  [default: 100]"),
-        click.option("--delay", type=click.FloatRange(0, 10_000), help="One-way delay, ms; a round trip crosses two ports.  [default: 0]"),
-        click.option("--loss", type=click.FloatRange(0, 1), help="Share of packets lost at a port.  [default: 0]"),
-        click.option("--burst", type=click.FloatRange(1, 10_000), help="Mean packets lost in a row.  [default: 1]"),
-        click.option("--buffer", type=click.FloatRange(min=7), help="KB that a port holds before it drops.  [default: 256]"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+def _port_options(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options for what a port does; None where they are not given, which is the default only of a network that is built."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name, kind, text, default in (
+            ("--rate", click.FloatRange(0.1, 100_000), "Mbit/s of each port.", "100"),
+            ("--delay", click.FloatRange(0, 10_000), "One-way delay, ms; a round trip crosses two ports.", "0"),
+            ("--loss", click.FloatRange(0, 1), "Share of packets lost at a port.", "0"),
+            ("--burst", click.FloatRange(1, 10_000), "Mean packets lost in a row.", "1"),
+            ("--buffer", click.FloatRange(min=7), "KB that a port holds before it drops.", "256"),
+        ):
+            told = f"{text}  [default: {default}]" if shows_defaults else text
+            function = click.option(name, type=kind, help=told)(function)
+        return function
+
+    return decorate
 
 
 def _changes(
@@ -89,7 +95,7 @@ def _changes(
 )
 @click.option("--host-rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
 @click.option("--foreground", is_flag=True, help="Stay until Ctrl-C.")
-@_port_options
+@_port_options(shows_defaults=True)
 @click.pass_obj
 def up(
     name: str,
@@ -212,10 +218,13 @@ def _number(text: str) -> int:
 @command.command(name="set")
 @click.option("--host", "hosts", multiple=True, type=int, help="Only this host's ports; repeatable.  [default: all]")
 @click.option("--rail", "rails", multiple=True, type=int, help="Only this rail's ports; repeatable.  [default: all]")
-@_port_options
+@_port_options(shows_defaults=False)
 @click.pass_obj
 def set_(name: str, /, hosts: tuple[int, ...], rails: tuple[int, ...], **port: float | None) -> None:
-    """Change what ports do to the packets that leave through them, towards their hosts."""
+    """Change what ports do to the packets that leave through them, towards their hosts.
+
+    What is not given stays as it is.
+    """
     changes = _changes(**port)
     if not changes:
         raise click.UsageError("nothing to change: give --rate, --delay, --loss, --burst or --buffer")

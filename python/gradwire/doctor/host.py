@@ -225,7 +225,8 @@ def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
 def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:
     asked = config.interface
     if used:
-        return f"GRADWIRE_INTERFACE={asked} names it" if asked else "it is up and has an address"
+        how = "does not leave it out" if asked.startswith("^") else "names it"
+        return f"GRADWIRE_INTERFACE={asked} {how}" if asked else "it is up and has an address"
     if not flags & _IFF_UP:
         return "it is down"
     if not address:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,8 +43,8 @@ class PairFacts:
         address: that answered; empty: none did, and nothing else was measured.
         rtt_ms: least and median round trip.
         ip_bytes: largest IP packet that arrives, up to the one that gradwire would send (`ip_bytes_wanted`).
-        sent: packets of the loss test; `lost` and `reordered` are of these.
-        burst_lost: share of packets lost of short bursts at full speed.
+        sent: packets of the loss test; `lost` and `reordered` are of these. All are lost where the peer never says a count.
+        burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
         marks: for each octet sent the one that arrived; None: nothing arrived with it.
         paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
         rails: for each further local address of this rank the packets that were sent from it and lost.
@@ -94,7 +94,7 @@ def measure(
     rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources[1:])
     burst_sent = _BURST_PACKETS * _BURST_ROUNDS
     burst = prober.count(to, BURST_TEST, burst_sent, size_bytes=largest, batch=_BURST_PACKETS, pause_s=0.1)
-    arrived = packets if loss is None else loss.arrived
+    arrived = 0 if loss is None else loss.arrived  # as on a rail: who never says a count has not been reached
     return PairFacts(
         rank=prober.rank,
         peer=peer.rank,
@@ -105,7 +105,7 @@ def measure(
         sent=packets,
         lost=packets - arrived,
         reordered=0 if loss is None else loss.reordered,
-        burst_lost=0.0 if burst is None else 1 - burst.arrived / burst_sent,
+        burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
         paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
         rails=rails,
@@ -303,12 +303,19 @@ def _rail_loss(prober: Prober, to: tuple[str, int], source: str, packets: int) -
 
 def _paths(to: tuple[str, int], sources: Sequence[str]) -> int:
     """Different ways: by this host's address, and by the routers that flows from different ports meet."""
-    return sum(len(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS))) for source in sources)
+    return sum(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS)) for source in sources)
 
 
-def _distinct(ways: Sequence[frozenset[str]]) -> set[frozenset[str]]:
-    """Those that are not part of another: a router that was silent once makes no way of its own."""
-    return {way for way in ways if not any(way < other for other in ways)}
+def _distinct(ways: Sequence[Mapping[int, str]]) -> int:
+    """Flows of which each two met different routers at a hop that answered both, counted from the best known one on.
+
+    Silence says nothing: a router that limits its answers makes no way of its own, and may hide one.
+    """
+    different: list[Mapping[int, str]] = []
+    for way in sorted(ways, key=len, reverse=True):
+        if all(any(way.get(hop, router) != router for hop, router in other.items()) for other in different):
+            different.append(way)
+    return len(different)
 
 
 __all__ = ["HEADER_BYTES", "PairFacts", "Peer", "judge", "judge_reach", "measure", "octets_of"]

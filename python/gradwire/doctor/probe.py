@@ -23,6 +23,8 @@ _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
 HEADER_BYTES = 28  # IPv4 and UDP
 LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
+_FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
+_SEND_TRIES = 4  # of a packet that looks for a router: two answers may come between two tries, hardly more
 _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
 _WAIT_SECONDS = 0.2  # for an answer, where a test does not say
 
@@ -194,11 +196,12 @@ class _Counting:
         return len(self._seen), self._reordered, self._duplicated
 
 
-def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float) -> list[frozenset[str]]:
-    """The routers that some flows (a source address and a fresh port each) meet.
+def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float) -> list[dict[int, str]]:
+    """The routers that some flows (a source address and a fresh port each) meet, by hop from 1 on.
 
-    Their addresses are told by what they say about packets whose time to live ends there; a flow's set is empty where no
-    router says anything, as in a network of switches alone.
+    Their addresses are told by what they say about packets whose time to live ends there. A hop is missing where no router
+    says anything, as in a network of switches alone, or not enough: a router limits what it says, and may not repeat the
+    payload, which is what tells its hop.
     """
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(flows)]
     try:
@@ -207,24 +210,34 @@ def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float
             flow.bind((source, 0))
             for hop in range(1, hops + 1):
                 flow.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hop)
-                with suppress(OSError):  # an error that has come meanwhile is told here, and read below
-                    flow.sendto(b"", to)
+                _send_in_spite_of_errors(flow, bytes([hop]), to)
         time.sleep(wait_s)  # routers answer when they like; who is later is not counted
-        return [_offenders(flow) for flow in sockets]
+        return [_routers(flow) for flow in sockets]
     finally:
         for flow in sockets:
             flow.close()
 
 
-def _offenders(flow: socket.socket) -> frozenset[str]:
-    found: set[str] = set()
+def _send_in_spite_of_errors(flow: socket.socket, content: bytes, to: tuple[str, int]) -> None:
+    """What a router said about an earlier packet fails the next call, which then sends nothing; the error is gone after that."""
+    for _ in range(_SEND_TRIES):
+        with suppress(OSError):
+            flow.sendto(content, to)
+            return
+
+
+def _routers(flow: socket.socket) -> dict[int, str]:
+    """Who said that a packet's time to live has ended, by the hop that the packet carried as its payload."""
+    found: dict[int, str] = {}
     flow.setblocking(False)
     while True:
         try:
-            _, ancillary, _, _ = flow.recvmsg(64, 512, socket.MSG_ERRQUEUE)
+            payload, ancillary, _, _ = flow.recvmsg(64, 512, socket.MSG_ERRQUEUE)
         except OSError:
-            return frozenset(found)
+            return found
         for level, kind, value in ancillary:
-            # struct sock_extended_err (16 bytes, origin in the fifth: 2 is ICMP), then the address of who says it
-            if (level, kind) == (socket.IPPROTO_IP, _RECEIVE_ERRORS) and len(value) >= 24 and value[4] == 2:
-                found.add(socket.inet_ntoa(value[20:24]))
+            if (level, kind) != (socket.IPPROTO_IP, _RECEIVE_ERRORS) or len(value) < 24 or not payload:
+                continue
+            # struct sock_extended_err (16 bytes; origin and type in the fifth and sixth), then the address of who says it
+            if tuple(value[4:6]) == (_FROM_ICMP, _TIME_EXCEEDED):
+                found[payload[0]] = socket.inet_ntoa(value[20:24])

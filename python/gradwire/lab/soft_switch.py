@@ -4,7 +4,7 @@
 
 It costs about 5 us of one core for each packet (the user-mode-linux switch: 50 us), so that two hosts and the switch have
 room on two cores at some hundred Mbit/s. Its rate is exact: when a frame leaves is computed, not timed. It is compiled when
-it is started.
+it is started, and its file is removed as soon as it runs, so that whoever is killed leaves none.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class SoftSwitch:
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
             raise ToolMissing("no C compiler found: install one (apt install gcc)")
-        self._folder = tempfile.TemporaryDirectory(prefix="gradwire-switch-")
-        program = Path(self._folder.name, "soft_switch")
-        subprocess.run([compiler, "-O2", "-o", program, _SOURCE], check=True)
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen([program, *ports], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        with tempfile.TemporaryDirectory(prefix="gradwire-switch-") as folder:
+            program = Path(folder, "soft_switch")
+            subprocess.run([compiler, "-O2", "-o", program, _SOURCE], check=True)
+            self._process = subprocess.Popen([program, *ports], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         with suppress(OSError):  # only root may; without it the switch is late when the hosts are busy
             os.sched_setscheduler(self._process.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
         self._expect("ready")
@@ -89,7 +89,6 @@ class SoftSwitch:
         """Ends it."""
         self._process.kill()
         self._process.communicate()
-        self._folder.cleanup()
 
     def __enter__(self) -> SoftSwitch:
         return self

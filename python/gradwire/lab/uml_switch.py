@@ -41,25 +41,12 @@ class UmlSwitch:
         """
         if shutil.which(PROGRAM) is None:
             raise ToolMissing(f"{PROGRAM} not found: install user-mode-linux (apt install user-mode-linux)")
-        self._folder = tempfile.TemporaryDirectory(prefix="gradwire-uml-")
-        # vec=0: one packet for each system call. The driver's vectors of packets deliver zeros in place of payload, and
-        # nobody notices but the application: a veth takes what it carries for verified.
-        devices = [f"vec{i}:transport=raw,ifname={port},vec=0,gro=0,mtu={mtu_bytes}" for i, port in enumerate(ports)]
-        init = Path(self._folder.name, "init")
-        init.write_text(f"#!/bin/sh\nexec {_python()} -S -E {_HERE / 'uml_init.py'}\n")
-        init.chmod(0o755)
-        options = ["mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", "quiet"]
-        self._kernel = subprocess.Popen(
-            [PROGRAM, *options, "con=null", "con0=fd:0,fd:1", *devices],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "LD_PRELOAD": str(self._build_fpu_shim()), "HOME": self._folder.name},
-        )
-        with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
-            os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
-        self._wait_for("READY")
+        # What it is started with is removed as soon as it runs, so that whoever is killed leaves nothing.
+        with tempfile.TemporaryDirectory(prefix="gradwire-uml-") as folder:
+            self._kernel = _boot(ports, mtu_bytes, Path(folder))
+            with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
+                os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
+            self._wait_for("READY")
 
     def run(self, *commands: str) -> str:
         """Runs shell commands (one line each) on the switch and returns their output.
@@ -127,7 +114,6 @@ class UmlSwitch:
         """Ends it."""
         self._kernel.kill()
         self._kernel.wait()
-        self._folder.cleanup()
 
     def __enter__(self) -> UmlSwitch:
         return self
@@ -144,13 +130,33 @@ class UmlSwitch:
             lines.append(line)
         raise LabError(f"the user-mode-linux switch ended: {' '.join(lines[-5:])}")
 
-    def _build_fpu_shim(self) -> Path:
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            raise ToolMissing("no C compiler found: install one (apt install gcc)")
-        library = Path(self._folder.name, "uml_fpu.so")
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, _HERE / "uml_fpu.c"], check=True)
-        return library
+
+def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[str]:
+    """Starts the kernel; the folder's files, which this makes, are needed until it says that it is ready."""
+    # vec=0: one packet for each system call. The driver's vectors of packets deliver zeros in place of payload, and
+    # nobody notices but the application: a veth takes what it carries for verified.
+    devices = [f"vec{i}:transport=raw,ifname={port},vec=0,gro=0,mtu={mtu_bytes}" for i, port in enumerate(ports)]
+    init = folder / "init"
+    init.write_text(f"#!/bin/sh\nexec {_python()} -S -E {_HERE / 'uml_init.py'}\n")
+    init.chmod(0o755)
+    options = ["mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", "quiet"]
+    return subprocess.Popen(
+        [PROGRAM, *options, "con=null", "con0=fd:0,fd:1", *devices],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "LD_PRELOAD": str(_build_fpu_shim(folder)), "HOME": str(folder)},
+    )
+
+
+def _build_fpu_shim(folder: Path) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise ToolMissing("no C compiler found: install one (apt install gcc)")
+    library = folder / "uml_fpu.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, _HERE / "uml_fpu.c"], check=True)
+    return library
 
 
 def _python() -> str:
