@@ -166,11 +166,6 @@ impl Paths {
         Some(sprayer.choose(open, |path| score(&members[path])))
     }
 
-    /// Of a single path that has just been chosen: whether it may be again, before anything else happened.
-    pub(crate) fn may_send_on(&self, now: Timestamp) -> bool {
-        self.members[0].path.may_send_on(now)
-    }
-
     /// Whether only paths that have answered once carry data: a path that is bad from the start then costs nothing. The
     /// others have been asked when the ranks met, and carry copies until something comes back.
     fn proven_only(&self) -> bool {

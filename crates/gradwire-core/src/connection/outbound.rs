@@ -277,7 +277,7 @@ impl Connection {
     /// The next packet of a run, `None` where it is over: then all is asked again.
     fn poll_run(&mut self, now: Timestamp) -> Option<Transmit> {
         let send = self.run.filter(|run| run.at == now)?.send;
-        if !self.probe_due.is_empty() || !self.paths.may_send_on(now) {
+        if !self.probe_due.is_empty() || !self.paths.at(0).may_send_on(now) {
             return None;
         }
         let choice = Choice { send, chunk: self.sends[send].peek_new()?, again: false };
