@@ -35,6 +35,10 @@ logger = logging.getLogger("gradwire")
 POLL_S = 0.01
 # Parts of the state travel in pieces, so that what members keep for each other stays small.
 PIECE_BYTES = 32 << 20
+# What a source says comes over the network: it makes nobody reserve more than any state has. The header names each tensor and number
+# in some ten to hundred bytes, so this is of ten million of them; and no host has so much memory.
+HEADER_BYTES_MAX = 1 << 30
+STATE_BYTES_MAX = 1 << 44
 
 
 @dataclass(frozen=True)
@@ -194,18 +198,21 @@ class Boundary:
             head = np.frombuffer(text.encode(), np.uint8).copy()
         length = np.array([head.size], np.int64)
         self._broadcast(length, source)
+        if not 0 <= int(length[0]) <= HEADER_BYTES_MAX:  # on all alike, the source too
+            problem = f"rank {source} says what it has in {length[0]} bytes, and at most {HEADER_BYTES_MAX} are taken"
+            raise InvalidRequestError(problem)
         if self._rank != source:
             head = np.empty(int(length[0]), np.uint8)
         self._broadcast(head, source)
-        told = json.loads(head.tobytes())
+        told, sizes = _read(head.tobytes(), source)
         if "error" in told:
             whom = "the others" if newcomer is None else f"rank {newcomer}"
             problem = f"rank {source} cannot tell {whom} what it has: {told['error']}"
             raise InvalidRequestError(problem) from failure
         is_newcomer = self._rank != source and newcomer in (None, self._rank)
         received = []
-        for index, size in enumerate(told["bytes"]):
-            array = arrays[index] if self._rank == source else np.empty(size, np.uint8)
+        for index, size in enumerate(sizes):
+            array = arrays[index] if self._rank == source else _room(size, source)
             for start in range(0, size, PIECE_BYTES):
                 self._broadcast(array[start : start + PIECE_BYTES], source)
             if is_newcomer:
@@ -259,6 +266,31 @@ class Boundary:
         return Operation(op, call.kind, call.result, call.after).report().members
 
 
+def _read(content: bytes, source: int) -> tuple[dict[str, Any], list[int]]:
+    """What a source says: its header or an error, and the bytes of each array behind it.
+
+    Raises:
+        InvalidRequestError: that is none of these.
+    """
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError):
+        told = None
+    if isinstance(told, dict) and ("error" in told or "header" in told):
+        sizes = [] if "error" in told else told.get("bytes")
+        are_sizes = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+        if are_sizes and sum(sizes) <= STATE_BYTES_MAX:
+            return told, sizes
+    raise InvalidRequestError(f"what rank {source} says that it has is no state: {content[:60]!r}")
+
+
+def _room(size: int, source: int) -> Any:
+    try:
+        return np.empty(size, np.uint8)
+    except MemoryError as error:
+        raise InvalidRequestError(f"no memory for the {size} bytes that rank {source} says it has") from error
+
+
 def _packed(arrays: Sequence[Array]) -> tuple[dict[str, Any], list[Any]]:
     """Arrays, as `Boundary.share` sends them."""
     described = [{"dtype": str(array.dtype), "shape": list(array.shape)} for array in arrays]
@@ -272,7 +304,8 @@ def _unpack(header: dict[str, Any], received: list[Any], arrays: Sequence[Array]
         InvalidRequestError: they are not alike.
     """
     ours = [{"dtype": str(array.dtype), "shape": list(array.shape)} for array in arrays]
-    if header["arrays"] != ours:
-        raise InvalidRequestError(f"sync: the others have {header['arrays']}, this rank {ours}")
+    theirs = header.get("arrays") if isinstance(header, dict) else None
+    if theirs != ours or [data.nbytes for data in received] != [array.nbytes for array in arrays]:
+        raise InvalidRequestError(f"sync: the others have {theirs}, this rank {ours}")
     for array, data in zip(arrays, received, strict=True):
         array[...] = data.view(array.dtype).reshape(array.shape)

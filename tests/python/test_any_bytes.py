@@ -16,13 +16,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from gradwire import _meeting
+from gradwire import _boundary, _meeting
+from gradwire._boundary import Boundary
 from gradwire._entrance import LIVES_MAX, Door, Watch
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire._rendezvous import _Board, _compare_settings, _running_round, first_worker
 from gradwire.doctor import probe
-from gradwire.errors import GradwireError
-from gradwire.observe import status
+from gradwire.errors import GradwireError, InvalidRequestError, PeerLostError
+from gradwire.observe import client, status
 
 FIXED = 300
 FRESH = 100
@@ -69,10 +70,10 @@ def mutated(chance: random.Random, value: Any) -> Any:
     """The same with one or two places that are something else."""
     value = json.loads(json.dumps(value))
     for _ in range(chance.choice((1, 1, 2))):
-        if not isinstance(value, dict) or not value or chance.random() < 0.15:
+        if not isinstance(value, (dict, list)) or not value or chance.random() < 0.15:
             value = chance.choice(STRANGE)
             continue
-        key = chance.choice(sorted(value))
+        key = chance.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
         if chance.random() < 0.25:
             del value[key]
         else:
@@ -290,6 +291,84 @@ def test_a_request_to_a_status_socket_is_taken_or_is_none(chances: Iterator[rand
         if client.take(line + b"\n", {"stats": dict}):
             assert client.ask == "stats"
             assert client.every_s is None or 0.1 <= client.every_s <= 86_400.0
+
+
+def state() -> tuple[Any, list[Any]]:
+    """What a training loop may have, as `described` says it, and its arrays."""
+    import torch
+    from gradwire.torch import _elastic
+    from gradwire.torch._described import described
+
+    tensors: list[Any] = []
+    layer = torch.nn.BatchNorm1d(3).state_dict()
+    told = described({"layer": layer, 3: [None, 1.5, ("a", torch.Size([2]))]}, tensors, "state")
+    return json.loads(json.dumps(told)), [_elastic._bytes_of(tensor) for tensor in tensors]
+
+
+def test_the_state_that_another_rank_describes_is_rebuilt_or_refused(chances: Iterator[random.Random]) -> None:
+    from gradwire.torch._described import rebuilt
+
+    told, arrays = state()
+    assert list(rebuilt(told, arrays)) == ["layer", 3]
+    for chance in chances:
+        changed = told
+        for _ in range(chance.randrange(1, 5)):
+            changed = mutated(chance, changed)
+        with contextlib.suppress(InvalidRequestError):
+            rebuilt(changed, arrays)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        ["tensor", -1, "float32", [3]],
+        ["tensor", 0, "save", [3]],
+        ["tensor", 0, "float32", [-1]],
+        ["plain", {"a": []}],
+        ["dict", [[["list", []], ["plain", 1]]], ["plain", None]],
+        ["dict", [], ["plain", 1]],
+    ],
+    ids=["index", "dtype", "shape", "plain", "key", "metadata"],
+)
+def test_what_described_never_says_is_refused(told: Any) -> None:
+    from gradwire.torch._described import rebuilt
+
+    with pytest.raises(InvalidRequestError):
+        rebuilt(told, state()[1])
+
+
+class Listener(Boundary):
+    """Rank 1 at a boundary, and what rank 0 says there."""
+
+    def __init__(self, length: int, head: bytes) -> None:
+        self._rank = 1
+        self.said = [length.to_bytes(8, "little", signed=True), head]
+
+    def _broadcast(self, array: Any, _root: int) -> None:
+        if not self.said:
+            raise PeerLostError("it says no more")
+        said = self.said.pop(0)[: array.nbytes]
+        array.view("u1")[: len(said)] = list(said)
+
+
+def test_what_a_source_tells_a_newcomer_is_taken_or_refused(chances: Iterator[random.Random]) -> None:
+    right = {"header": {"arrays": []}, "bytes": [0, 0]}
+    heard = Listener(len(json.dumps(right)), json.dumps(right).encode())._share_from(0, 1, dict)
+    assert heard[0] == {"arrays": []}
+    for chance in chances:
+        head = text(chance, chance.choice((right, {"error": "no"}))).encode(errors="replace")[:4096]
+        length = chance.choice((len(head), len(head), len(head), -1, 1 << 62, _boundary.HEADER_BYTES_MAX + 1))
+        with contextlib.suppress(GradwireError):
+            Listener(length, head)._share_from(0, 1, dict)
+
+
+def test_a_line_of_a_status_socket_is_an_answer_or_none(chances: Iterator[random.Random]) -> None:
+    for chance in chances:
+        line = text(chance, {"job": "j", "port": 1, "pid": 2, "meeting": "a:1"}).encode(errors="surrogatepass")
+        with contextlib.suppress(ValueError):
+            answer = client.read_answer(line)
+            assert client._has(answer, "7") in (False, True)
+            assert client._has(answer, "a") in (False, True)
 
 
 def test_a_probe_that_is_none_changes_nothing(chances: Iterator[random.Random]) -> None:

@@ -71,6 +71,20 @@ def test_a_configuration_cannot_be_changed() -> None:
         Config().port = 1
 
 
+# test of: mlt/rate-control, dlcp/receiving-rate, ltp/bdp-control
+def test_each_preset_has_the_rate_control_of_its_paper_unless_one_is_named() -> None:
+    controllers = {
+        "auto": "bottleneck",
+        "mlt": "timely",
+        "dlcp": "receiving_rate",
+        "ltp": "bottleneck",
+        "ultima": "bottleneck",
+        "reliable": "bottleneck",
+    }
+    assert {name: Config(preset=name).controller_name() for name in PRESETS} == controllers
+    assert {Config(preset=name, controller="timely").controller_name() for name in PRESETS} == {"timely"}
+
+
 def test_every_preset_exists_in_the_engine() -> None:
     from gradwire import _native
 

@@ -237,6 +237,18 @@ impl Word {
     }
 }
 
+/// Reads `bytes` as what ranks say, writes it again and agrees on it, for the fuzzer.
+///
+/// # Panics
+/// When a word does not survive its way back, or a share is above one.
+pub(crate) fn parse_words(bytes: &[u8]) {
+    let words: Vec<Word> = bytes.chunks_exact(Word::BYTES).map(Word::decode).collect();
+    assert!(words.iter().all(|word| Word::decode(&word.encode()) == *word));
+    if let Some(agreed) = combine(&words) {
+        assert!([agreed.loss, agreed.packet_loss].iter().all(|share| (0.0..=1.0).contains(share)));
+    }
+}
+
 /// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say.
 fn combine(words: &[Word]) -> Option<AgreedNetwork> {
     let mut rtts: Vec<u32> = words.iter().map(|word| word.rtt_us).filter(|rtt| *rtt > 0).collect();

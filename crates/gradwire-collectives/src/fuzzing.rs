@@ -5,9 +5,11 @@
 //! forges packets on. Whatever it does, nothing may panic, every call ends at most once, and no moment may last for
 //! ever.
 
+use crate::agreement;
 use crate::call::Call;
+use crate::core::recovery::ControllerKind;
 use crate::core::wire::{ConnectionId, Reader, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
-use crate::core::{ConnectionConfig, Mark, Timestamp};
+use crate::core::{ConnectionConfig, Mark, Spray, Timestamp};
 use crate::position::PositionRecord;
 use crate::settings::CallSettings;
 use crate::verdict::{AbortRecord, Here};
@@ -46,6 +48,7 @@ pub fn parse_records(bytes: &[u8]) {
         let again = settings.encode();
         assert_eq!(CallSettings::decode(&again).map(|settings| settings.encode()), Some(again));
     }
+    agreement::parse_words(bytes);
 }
 
 fn record<const BYTES: usize, T>(
@@ -72,7 +75,7 @@ pub fn add_last_packet(accumulator: &mut [u8], packet: &[u8]) {
 pub fn run_group(program: &[u8]) -> usize {
     let mut program = Reader::new(program);
     let shape = u32::from(program.u8().unwrap_or(0));
-    let mut world = World::new(2 + (shape & 1), shape >> 1 & 1);
+    let mut world = World::new(2 + (shape & 1), shape >> 1 & 1, rates(shape >> 2));
     world.policy = policy(shape >> 2);
     for _ in 0..COMMANDS_MAX {
         if world.step(&mut program).is_none() {
@@ -95,6 +98,8 @@ const CALLS_MAX: usize = 60;
 const TIMERS_AT_ONCE: usize = 1_000;
 /// What a dedicated server may hold: two of the largest sums.
 const SERVER_BYTES: u64 = 100_000;
+/// Presets that a program may have.
+const POLICIES: u32 = 6;
 /// Elements of a call: the edges of the packet grid, and more than the eager window.
 const ELEMS: [usize; 8] = [0, 1, 3, 280, 281, 900, 3_000, 12_000];
 
@@ -115,7 +120,7 @@ struct World {
 
 impl World {
     /// `dedicated` servers beside the ranks that call; without any two of those are servers.
-    fn new(world_size: u32, dedicated: u32) -> Self {
+    fn new(world_size: u32, dedicated: u32, rates: (ControllerKind, Spray)) -> Self {
         let now = Timestamp::from_nanos(1_000_000);
         let ranks = world_size + dedicated;
         let servers = match dedicated {
@@ -123,7 +128,12 @@ impl World {
             count => Servers::Dedicated { count, buffer_bytes: SERVER_BYTES },
         };
         let group = |rank| {
-            let peers = (0..ranks).filter(|peer| *peer != rank).map(|peer| peer_config(rank, peer)).collect();
+            let peer_config = |peer| {
+                let mut config = peer_config(rank, peer);
+                (config.connection.controller, config.connection.spray) = rates;
+                config
+            };
+            let peers = (0..ranks).filter(|peer| *peer != rank).map(peer_config).collect();
             let exchange = EXCHANGE;
             Group::new(GroupConfig { rank, world_size, peers, incast: None, exchange, servers }, now)
         };
@@ -286,9 +296,20 @@ impl TransmitSink for Link<'_> {
     }
 }
 
+/// What the choice of a preset leaves of its byte: the first six have the defaults, as most of the corpus.
+fn rates(which: u32) -> (ControllerKind, Spray) {
+    let left = which as usize / POLICIES as usize;
+    let spray = match left % 3 {
+        0 => Spray::Adaptive,
+        1 => Spray::Random,
+        _ => Spray::RoundRobin,
+    };
+    (ControllerKind::ALL[left / 3 % ControllerKind::ALL.len()], spray)
+}
+
 /// A preset; what one learns over many rounds is learned in a few.
 fn policy(which: u32) -> Policy {
-    match which % 6 {
+    match which % POLICIES {
         1 => Policy::MLT,
         2 => Policy::DLCP,
         3 => Policy { soft: Policy::LTP.soft.map(|soft| SoftRule { epoch: 3, ..soft }), ..Policy::LTP },
@@ -366,8 +387,8 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
         paths: 2,
-        controller: crate::core::recovery::ControllerKind::default(),
-        spray: crate::core::Spray::Adaptive,
+        controller: ControllerKind::default(),
+        spray: Spray::Adaptive,
         spray_run: 2,
     };
     PeerConfig { rank: peer, host: "peer".to_owned(), connection }

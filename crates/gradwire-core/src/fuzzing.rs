@@ -9,7 +9,7 @@
 use crate::recovery::ControllerKind;
 use crate::{
     Body, Connection, ConnectionConfig, Contract, Early, Event, Payload, ReceiveTransfer, Reliability,
-    SendTransfer, Soft, Timestamp, TransferTags, Transmit,
+    SendTransfer, Soft, Spray, Timestamp, TransferTags, Transmit,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -97,9 +97,9 @@ struct World {
     completed: usize,
 }
 
-fn side(local: u32, remote: u32, options: u8) -> Side {
+fn config(local: u32, remote: u32, options: u8) -> ConnectionConfig {
     let id = |value| ConnectionId::new(value).unwrap_or_else(|| unreachable!("small"));
-    let config = ConnectionConfig {
+    ConnectionConfig {
         local: id(local),
         remote: id(remote),
         datagram_bytes: DATAGRAM_BYTES,
@@ -114,11 +114,14 @@ fn side(local: u32, remote: u32, options: u8) -> Side {
         receive_buffer_bytes: 1 << 20,
         peer_timeout: Duration::from_secs(5),
         paths: 1 + (options >> 6),
-        spray: crate::Spray::Adaptive,
+        spray: spray(options),
         spray_run: 1 + u32::from(options >> 5 & 1),
-    };
+    }
+}
+
+fn side(local: u32, remote: u32, options: u8) -> Side {
     Side {
-        connection: Connection::new(config, Timestamp::ZERO),
+        connection: Connection::new(config(local, remote, options), Timestamp::ZERO),
         link: VecDeque::new(),
         sends: BTreeMap::new(),
         receives: BTreeMap::new(),
@@ -126,8 +129,17 @@ fn side(local: u32, remote: u32, options: u8) -> Side {
     }
 }
 
+/// What is left of the bits for the controller chooses it: most programs of the corpus have the default.
+fn spray(options: u8) -> Spray {
+    match (usize::from(options >> 2 & 7) / ControllerKind::ALL.len(), options >> 5 & 1) {
+        (0, _) => Spray::Adaptive,
+        (1, 0) => Spray::Random,
+        _ => Spray::RoundRobin,
+    }
+}
+
 impl World {
-    /// `options`: bit 1 which rules, bits 2 to 4 the controller, bit 5 the run of a path, bits 6 and 7 the number of paths.
+    /// `options`: bit 1 which rules, bits 2 to 4 controller and spray, bit 5 the run of a path, bits 6 and 7 the number of paths.
     fn new(options: u8) -> Self {
         Self {
             now: Timestamp::ZERO,
@@ -433,6 +445,19 @@ mod tests {
     fn the_seed_corpus_passes_and_reaches_what_it_is_meant_to() {
         for (program, completed) in SEEDS {
             assert_eq!(run_connection(program), completed);
+        }
+    }
+
+    #[test]
+    fn programs_have_every_controller_with_every_spray() {
+        let drawn = |controller, wanted| {
+            (0..=u8::MAX).any(|options| {
+                let config = config(1, 2, options);
+                (config.controller, config.spray) == (controller, wanted) && config.paths > 1
+            })
+        };
+        for spray in [Spray::Adaptive, Spray::Random, Spray::RoundRobin] {
+            assert!(ControllerKind::ALL.iter().all(|kind| drawn(*kind, spray)), "{spray:?}");
         }
     }
 

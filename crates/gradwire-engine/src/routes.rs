@@ -114,6 +114,8 @@ impl Routes {
 mod tests {
     use super::*;
     use gradwire_core::{Header, Kind};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_datagram_finds_its_group_by_its_header_and_nobody_elses() {
@@ -130,6 +132,33 @@ mod tests {
         assert_eq!(routes.find(&Header::control(Kind::Ping, other).encode()), None);
         routes.remove(drawn[4]);
         assert_eq!(routes.find(&datagram), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_comes_finds_only_a_route_that_was_added_under_the_id_it_names(
+            ids in prop::collection::vec(0..=ConnectionId::MAX, 0..20),
+            mut datagram in prop::collection::vec(any::<u8>(), 0..40),
+            (names, flip) in (any::<prop::sample::Index>(), 0..48_u32),
+        ) {
+            let mut routes = Routes::default();
+            let mut added = BTreeMap::new();
+            for (peer, id) in (0..).zip(&ids) {
+                let route = Route { id: ConnectionId::new(*id).unwrap(), group: 1, peer };
+                routes.insert(route);
+                // Two ids that share a place: the later one has it.
+                added.retain(|other, _| slot_of(*other) != slot_of(route.id));
+                added.insert(route.id, route);
+            }
+            // Bytes by chance hardly ever name an id that exists, or one that differs in a bit.
+            if let (false, Some(place)) = (ids.is_empty(), datagram.get_mut(4..7)) {
+                let id = ids[names.index(ids.len())] ^ 1_u32.checked_shl(flip).unwrap_or(0) & ConnectionId::MAX;
+                place.copy_from_slice(&id.to_le_bytes()[..3]);
+            }
+            let named = datagram.get(4..7).map(|id| u32::from_le_bytes([id[0], id[1], id[2], 0]));
+            let named = named.filter(|_| datagram.len() >= HEADER_BYTES).and_then(ConnectionId::new);
+            prop_assert_eq!(routes.find(&datagram), named.and_then(|id| added.get(&id).copied()));
+        }
     }
 
     #[test]

@@ -128,6 +128,7 @@ fn reduction(word: &str) -> Result<ReduceOp, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Rng;
 
     #[test]
     fn a_list_is_read_and_a_wrong_line_is_named() {
@@ -136,6 +137,66 @@ mod tests {
         assert_eq!((plans.len(), plans[0].kind, plans[0].elems), (2, OpKind::Broadcast(1), 7));
         let error = parse_list("barrier\nall_reduce spiral f32 sum 1", 2).expect_err("no such schedule");
         assert_eq!(error.to_string(), "line 2: unknown schedule \"spiral\"");
+    }
+
+    #[test]
+    fn any_words_and_characters_are_a_list_whose_ranks_exist_or_name_a_line_of_it() {
+        for seed in 0..20_000 {
+            let mut rng = Rng::new(seed);
+            let world_size = rng.below(1..9) as usize;
+            let mut text = String::new();
+            for _ in 0..rng.below(0..40) {
+                match rng.below(0..20) {
+                    0 => text.extend(char::from_u32(rng.below(0..0x11_0000) as u32)),
+                    _ => text += WORDS[rng.below(0..WORDS.len() as u64) as usize],
+                }
+                text += if rng.chance(0.95) { " " } else { "" };
+            }
+            match parse_list(&text, world_size) {
+                Ok(plans) => {
+                    let mut ranks = plans.iter().flat_map(|plan| ranks_of(plan.kind));
+                    assert!(ranks.all(|rank| rank < world_size), "{text:?}");
+                }
+                Err(error) => assert!((1..=text.lines().count()).contains(&error.line), "{error}: {text:?}"),
+            }
+        }
+    }
+
+    /// Any characters hardly ever make a word that a list may have.
+    const WORDS: &[&str] = &[
+        "\n",
+        "\n",
+        "#",
+        "barrier",
+        "all_reduce",
+        "broadcast",
+        "gather",
+        "send",
+        "send_any",
+        "all_gather",
+        "ring",
+        "auto",
+        "f32",
+        "u8",
+        "bool",
+        "sum",
+        "twice",
+        "0",
+        "1",
+        "7",
+        "-1",
+        "1.5",
+        "18446744073709551615",
+        "18446744073709551616",
+    ];
+
+    fn ranks_of(kind: OpKind) -> impl Iterator<Item = usize> {
+        let ranks = match kind {
+            OpKind::Broadcast(root) | OpKind::Gather(root) => [Some(root), None],
+            OpKind::SendReceive { from, to, .. } => [Some(from), Some(to)],
+            _ => [None, None],
+        };
+        ranks.into_iter().flatten()
     }
 
     #[test]

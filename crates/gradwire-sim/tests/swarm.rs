@@ -1,6 +1,7 @@
 //! The gate: thousands of seeded runs of whole groups, every one checked from outside.
 
 use gradwire_sim::{run, run_seeds, Scenario, Tally};
+use std::ops::Range;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Fixed seeds: a change that breaks one of them is seen by everybody.
@@ -9,6 +10,8 @@ const FIXED: u64 = 2_000;
 const FRESH: u64 = 300;
 /// Runs in which single paths go bad: longer than the others, because a share means nothing in a short one.
 const BAD_PATHS: u64 = 30;
+/// Of these too some that nobody has run before.
+const BAD_PATHS_FRESH: u64 = 10;
 
 fn judge(tally: &Tally) {
     println!("{tally}");
@@ -26,10 +29,15 @@ fn every_promise_holds_on_all_fixed_seeds() {
 
 #[test]
 fn every_promise_holds_on_seeds_that_nobody_has_run_before() {
+    judge(&run_seeds(fresh(FRESH), Scenario::swarm));
+}
+
+/// Seeds that begin with the time of day, and are printed.
+fn fresh(seeds: u64) -> Range<u64> {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     let start = since_epoch.as_secs() * 1_000;
-    println!("fresh seeds {start}..{}", start + FRESH);
-    judge(&run_seeds(start..start + FRESH, Scenario::swarm));
+    println!("fresh seeds {start}..{}", start + seeds);
+    start..start + seeds
 }
 
 /// A rank began collectives whose data had come early, and took that for a sign of life.
@@ -64,4 +72,9 @@ fn gray_paths_lose_their_share_and_healed_ones_get_it_back_on_all_fixed_seeds() 
     let tally = run_seeds(0..BAD_PATHS, Scenario::bad_paths);
     judge(&tally);
     assert!(tally.path_shares_judged >= BAD_PATHS / 6, "{} of {tally}", tally.path_shares_judged);
+}
+
+#[test]
+fn gray_paths_lose_their_share_on_seeds_that_nobody_has_run_before() {
+    judge(&run_seeds(fresh(BAD_PATHS_FRESH), Scenario::bad_paths));
 }

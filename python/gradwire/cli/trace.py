@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gradwire.errors import GradwireError
-from gradwire.observe.client import ask, find_sockets, job_of
+from gradwire.observe.client import ask, find_sockets, job_of, read_answer
 from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
 
 EXIT_NOTHING = 3
@@ -105,5 +105,5 @@ def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[di
             raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
         if ran.returncode:
             raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
-        answers += [json.loads(line) for line in ran.stdout.splitlines()]
+        answers += [read_answer(line) for line in ran.stdout.splitlines()]
     return answers

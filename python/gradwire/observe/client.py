@@ -63,7 +63,7 @@ def _of_jobs_with(paths: list[Path], what: str) -> list[Path]:
 
 def _has(facts: dict[str, Any], what: str) -> bool:
     if what.isdigit():
-        return int(what) in (facts["port"], facts["pid"])
+        return int(what) in (facts.get("port"), facts.get("pid"))
     return bool(what) and str(facts.get("meeting", "")).startswith(what)
 
 
@@ -82,12 +82,26 @@ def ask(path: Path, what: str) -> dict[str, Any]:
 
     Raises:
         OSError: it does not answer.
-        ValueError: it answers what is no JSON.
+        ValueError: it answers what no rank does.
     """
     with contextlib.closing(_connect(path)) as connection:
         connection.sendall(json.dumps({"ask": what}).encode() + b"\n")
         with connection.makefile("rb") as lines:
-            answer: dict[str, Any] = json.loads(lines.readline(LINE_BYTES_MAX))
+            return read_answer(lines.readline(LINE_BYTES_MAX))
+
+
+def read_answer(line: bytes) -> dict[str, Any]:
+    """One line that a rank wrote, perhaps on another host.
+
+    Raises:
+        ValueError: it is no answer.
+    """
+    try:
+        answer = json.loads(line)
+    except RecursionError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError(f"no answer of a rank: {line[:40]!r}")
     return answer
 
 
@@ -160,9 +174,7 @@ class Sources:
 
     def _pass_on(self, lines: Any) -> None:
         while line := lines.readline(LINE_BYTES_MAX):
-            answer = json.loads(line)
-            if not isinstance(answer, dict):
-                raise ValueError(f"no answer of a rank: {line[:40]!r}")
+            answer = read_answer(line)
             if "error" not in answer:
                 self._answers.put(answer)
 

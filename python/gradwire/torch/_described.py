@@ -52,21 +52,44 @@ def described(value: Any, tensors: list[torch.Tensor], place: str) -> Any:
 
 
 def rebuilt(told: Any, arrays: list[Any]) -> Any:
-    """What `described` was given, with tensors on the CPU over `arrays`, `[bytes] u8` each."""
+    """What `described` was given, with tensors on the CPU over `arrays`, `[bytes] u8` each.
+
+    Raises:
+        InvalidRequestError: nothing is described so. It came from another rank.
+    """
+    try:
+        return _rebuilt(told, arrays)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        problem = f"what another rank says of its state describes none: {type(error).__name__}: {error}"
+        raise InvalidRequestError(problem) from error
+
+
+def _rebuilt(told: Any, arrays: list[Any]) -> Any:
     kind, content = told[0], told[1]
     if kind == "tensor":
-        dtype = getattr(torch, told[2])
-        data = torch.from_numpy(arrays[content])
-        return (data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device="cpu")).reshape(told[3])
+        return _rebuilt_tensor(content, arrays, told[2], told[3])
     if kind == "plain":
+        if not isinstance(content, PLAIN):
+            raise TypeError(f"{type(content).__name__} as a plain value")
         return content
     if kind in SEQUENCES:
-        return SEQUENCES[kind]([rebuilt(entry, arrays) for entry in content])
-    value = MAPPINGS[kind]({rebuilt(key, arrays): rebuilt(entry, arrays) for key, entry in content})
-    metadata = rebuilt(told[2], arrays)
+        return SEQUENCES[kind]([_rebuilt(entry, arrays) for entry in content])
+    value = MAPPINGS[kind]({_rebuilt(key, arrays): _rebuilt(entry, arrays) for key, entry in content})
+    metadata = _rebuilt(told[2], arrays)
     if metadata is not None:
         value._metadata = metadata
     return value
+
+
+def _rebuilt_tensor(index: Any, arrays: list[Any], name: Any, shape: Any) -> torch.Tensor:
+    """`name` is looked up in a module that holds much else, and a negative index would count from the end."""
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype) or type(index) is not int or index < 0:
+        raise TypeError(f"tensor {index!r} of {name!r}")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"tensor {index} of shape {shape}")
+    data = torch.from_numpy(arrays[index])
+    return (data.view(dtype) if data.numel() else torch.empty(0, dtype=dtype, device="cpu")).reshape(shape)
 
 
 def _described_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], place: str) -> Any:

@@ -112,7 +112,7 @@ class ElasticState:
 
     def _unpack(self, header: dict[str, Any], arrays: list[Any]) -> None:
         parts, values = (
-            {name: rebuilt(told, arrays) for name, told in header[kind].items()} for kind in ("parts", "values")
+            {name: rebuilt(told, arrays) for name, told in _named(header, kind).items()} for kind in ("parts", "values")
         )
         if set(parts) != set(self._parts) or set(values) != set(self._values):
             theirs, ours = sorted([*parts, *values]), sorted([*self._parts, *self._values])
@@ -122,6 +122,13 @@ class ElasticState:
         for name, value in values.items():
             mine = self._values[name]
             self._values[name] = value.to(mine.device) if isinstance(mine, torch.Tensor) else value
+
+
+def _named(header: Any, kind: str) -> dict[str, Any]:
+    named = header.get(kind) if isinstance(header, dict) else None
+    if not isinstance(named, dict):
+        raise InvalidRequestError(f"what another rank says of its state has no {kind}")
+    return named
 
 
 def _module_of(part: Any) -> Any:

@@ -130,5 +130,16 @@ mod tests {
                 prop_assert!(offset + len as u64 <= total);
             }
         }
+
+        /// Inside of its transfer and of a length that some chunk has: only its place is wrong.
+        #[test]
+        fn a_payload_that_is_not_aligned_to_the_grid_is_refused(total in 1u64..100_000, chunk in 2u32..2_000, place: u64) {
+            let grid = Grid::new(total, chunk);
+            for len in [u64::from(chunk).min(total), u64::from(grid.len(grid.chunks() - 1))] {
+                let offset = place % (total - len + 1);
+                let is_a_chunk = offset % u64::from(chunk) == 0 && len == (total - offset).min(u64::from(chunk));
+                prop_assert_eq!(grid.chunk_at(offset, len as usize).is_some(), is_a_chunk, "{} of {}", len, offset);
+            }
+        }
     }
 }
