@@ -41,8 +41,10 @@ demo: build ## Train over a small lossy network of this machine, gloo against gr
 
 test: test-rust test-python ## Every test: Rust, simulated seeds, Python with real processes
 
-test-rust: env ## The Rust tests, with at least 2,000 simulated seeds
+# The whole workspace again and not its crates with benches: their dependencies would get other features and be built anew.
+test-rust: env ## The Rust tests, with at least 2,000 simulated seeds, and each bench of crates/*/benches once
 	cargo test --workspace $(LOCKED)
+	cargo test --workspace --bench '*' $(LOCKED)
 
 test-python: build ## The Python tests; ARGS='-k name' selects
 	$(PY) -m pytest $(ARGS)

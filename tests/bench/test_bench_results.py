@@ -1,15 +1,18 @@
 """`gradwire bench`: what is verified, counted and concluded. Plain values; no network, no timing."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
+import gradwire.torch
 import pytest
 import torch
 from click.testing import CliRunner
-from gradwire.bench import plan, report, results, training
+from gradwire.bench import plan, report, results, run, training
 from gradwire.bench.collectives import COLLECTIVES, Task
 from gradwire.bench.display import Display, make_console
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
+from gradwire.bench.worker import Worker
 from gradwire.cli import main
 from gradwire.cli.bench import variants_of
 
@@ -139,6 +142,15 @@ def test_what_contradicts_itself_is_refused_before_anything_is_measured(argument
     assert "Error" in found.output
 
 
+def test_training_is_at_five_rates_of_loss_unless_told(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run, "run_training", lambda whole, _: asked.append(whole) or run.REACHED)
+    for arguments in ([], ["--loss", "0.02"]):
+        found = CliRunner().invoke(main, ["bench", "--training", "--out", str(tmp_path), *arguments])
+        assert found.exit_code == 0, found.output
+    assert [whole.losses for whole in asked] == [(0.0, 0.0001, 0.001, 0.005, 0.01), (0.02,)]
+
+
 def test_help_teaches_with_examples_and_exit_statuses():
     found = CliRunner().invoke(main, ["bench", "--help"])
     assert all(word in found.output for word in ("gradwire bench --quick", "Exit status", *results.REQUIREMENTS))
@@ -150,6 +162,19 @@ def test_variants_are_every_preset_with_every_schedule_beside_the_peers():
         "gloo-cubic", "gradwire-auto", "gradwire-auto/rotated", "gradwire-auto/ring", "gradwire-auto/ring/rotated",
         "gradwire-exact",
     ]  # fmt: skip
+
+
+def test_a_variant_reaches_the_call_with_its_rule_its_schedule_and_its_transform(monkeypatch):
+    called = []
+    monkeypatch.setattr(gradwire.torch, "all_reduce", lambda tensor, **chosen: called.append((tensor, chosen)))
+    task = Task("all_reduce", 10, 0, RANKS)
+    buffers, asked = task.fresh(), plan.gradwire("dlcp", "ring", "on")
+    Worker._call(object.__new__(Worker), task, buffers, asdict(asked), "group")  # a whole one would start a group
+    ((tensor, chosen),) = called
+    assert tensor is buffers[1]
+    assert {name: chosen[name] for name in ("preset", "algorithm", "hadamard", "group")} == {
+        "preset": "dlcp", "algorithm": "ring", "hadamard": "on", "group": "group",
+    }  # fmt: skip
 
 
 def test_cells_take_turns_and_only_an_all_reduce_has_presets():

@@ -1,9 +1,12 @@
 """`gradwire bench` runs to its end over real processes, and its network does what a condition says. Nothing is timed."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,12 +27,15 @@ def _namespaces():
         pytest.skip(str(error))
 
 
-def bench(out: Path, *arguments: str, status: int = 0) -> dict:
-    numbers = out / "numbers.json"
-    command = [*COMMAND, *arguments, "--json", str(numbers), "--out", str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def command(out: Path, *arguments: str) -> list[str]:
+    return [*COMMAND, *arguments, "--json", str(out / "numbers.json"), "--out", str(out)]
+
+
+def bench(out: Path, *arguments: str, status: int = 0, told: str = "") -> dict:
+    ran = subprocess.run(command(out, *arguments), capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == status, ran.stdout + ran.stderr
-    return json.loads(numbers.read_text())
+    assert told in ran.stdout
+    return json.loads((out / "numbers.json").read_text())
 
 
 def test_every_collective_is_right_beside_gloo_and_a_missed_target_is_said(tmp_path):
@@ -58,6 +64,81 @@ def test_what_tolerance_lost_was_announced(tmp_path):
     assert 0 < rows["gradwire-auto"]["lost_share"] < 0.05
     assert rows["gradwire-dlcp"]["lost_share"] > 0
     assert 0.01 < found["network"]["counted_loss_at_0.03"] < 0.06
+
+
+def test_a_round_trip_is_counted_and_a_ring_of_three_takes_two_of_it(tmp_path):
+    few = ("--samples", "1", "--block", "1", "--ranks", "3", "--size", "0.01", "--tcp", "none", "--preset", "auto")
+    found = bench(tmp_path, *few, "--network", "soft", "--rtt", "10", "--algorithm", "ring")
+    (row,) = found["rows"]
+    assert (row["variant"], row["rtt_ms"], row["wrong"]) == ("gradwire-auto/ring", 10.0, 0)
+    assert found["network"]["counted_rtt_ms_at_10"] >= 10  # and more on a busy machine, without end
+    # A shard visits all ranks and its sum comes around again: four steps of 5 ms, where a transpose has two.
+    assert row["min_ms"] >= 20
+
+
+def test_one_sample_is_enough_for_a_gray_rail_beside_the_healthy_network(tmp_path):
+    found = bench(tmp_path, "--quick", "--scenario", "gray", "--samples", "1")
+    assert [(row["variant"], row["scenario"]) for row in found["rows"]] == [
+        (variant, scenario)
+        for scenario in ("healthy", "gray")
+        for variant in ("gloo-cubic", "gradwire-auto", "gradwire-exact")
+    ]
+    assert {(row["samples"], row["wrong"]) for row in found["rows"]} == {(1, 0)}
+    assert (found["network"]["rails"], found["settings"]["hosts"]) == (4, 2)
+
+
+# Imported by each worker before all else.
+WRONG_ON_RANK_1 = """
+from gradwire.bench.collectives import Task
+right = Task.call
+def wrong(self, buffers, group):
+    right(self, buffers, group)
+    buffers[1][7] += self._rank
+Task.call = wrong
+"""
+
+
+def test_a_wrong_element_is_told_and_is_exit_status_1(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(WRONG_ON_RANK_1)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    few = ("--samples", "1", "--ranks", "2", "--size", "0.01", "--tcp", "none", "--preset", "exact")
+    # A sample of this size is 20 calls, and as many come before it that are not counted.
+    found = bench(tmp_path, *few, "--network", "loopback", status=1, told="40 elements of results are WRONG")
+    assert [row["wrong"] for row in found["rows"]] == [40]
+    assert found["targets"] == []  # nothing was required that could have been missed
+
+
+def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path):
+    (tmp_path / "numbers.json").write_text("earlier")
+    line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000")
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert any("starting 2 ranks" in told for told in running.stdout)
+        wait_until(lambda: len(workers_of(tmp_path)) == 2)
+        os.killpg(running.pid, signal.SIGINT)  # what a terminal does
+        told = running.stdout.read()
+        assert running.wait(60) == sandbox.EXIT_INTERRUPTED, told
+    assert "interrupted; the workers and the network are gone" in told
+    wait_until(lambda: not workers_of(tmp_path))
+    assert (tmp_path / "numbers.json").read_text() == "earlier"
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def workers_of(out: Path) -> list[str]:
+    """Processes that have a log in this folder open."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(out) in os.readlink(process / "fd" / "2"):
+                found.append(process.name)
+        except OSError:
+            continue  # ended meanwhile, or somebody else's
+    return found
 
 
 def test_training_counts_the_time_to_the_target(tmp_path):
