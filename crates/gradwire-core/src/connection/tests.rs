@@ -6,6 +6,7 @@ mod flooded;
 mod heartbeats;
 mod queues;
 mod reception;
+mod runs;
 mod silence;
 mod tags;
 mod tail;
@@ -157,7 +158,11 @@ impl Pair {
             while let Some(event) = self.ends[from].connection.poll_event() {
                 self.ends[from].events.push(event);
             }
-            while let Some(transmit) = self.ends[from].connection.poll_transmit(self.now, &mut scratch) {
+            loop {
+                runs::before_poll(&mut self.ends[from].connection);
+                let Some(transmit) = self.ends[from].connection.poll_transmit(self.now, &mut scratch) else {
+                    break;
+                };
                 let datagram = assemble(&transmit, &scratch, &self.ends[from].outgoing);
                 assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
                 self.sent += 1;
