@@ -33,6 +33,13 @@ pub(super) struct Run {
     send: usize,
 }
 
+#[cfg(test)]
+impl Run {
+    pub(super) const fn at(self) -> Timestamp {
+        self.at
+    }
+}
+
 /// A data packet that may leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Choice {

@@ -68,3 +68,46 @@ fn what_leaves_in_runs_is_what_would_have_left_packet_by_packet() {
     assert!(followed as usize > in_runs.len() / 2, "{followed} of {} datagrams", in_runs.len());
     assert!(in_runs == one_by_one, "{} and {} datagrams", in_runs.len(), one_by_one.len());
 }
+
+/// A sender in the middle of a run, and the transfer that it sends.
+fn in_a_run() -> Pair {
+    let mut pair = Pair::connected(never);
+    pair.receive(1, 1, 600_000, Contract::EXACT);
+    pair.send_at(9, 0, 1, pattern(600_000), Reliability::Exact);
+    // The grant comes, and the window opens.
+    let later = pair.now + 3 * DELAY;
+    pair.run_until(Duration::from_secs(1), |pair| pair.now >= later);
+    let asked = pair.now + Duration::from_secs(1);
+    while pair.ends[0].connection.run.is_none_or(|run| run.at() != pair.now) {
+        assert!(pair.now < asked, "no run begins");
+        pair.now = pair.now + Duration::from_micros(50);
+        let mut scratch = [0; 2048];
+        _ = pair.ends[0].connection.poll_transmit(pair.now, &mut scratch);
+    }
+    pair
+}
+
+fn next_of(pair: &mut Pair) -> Header {
+    let mut scratch = [0; 2048];
+    let transmit = pair.ends[0].connection.poll_transmit(pair.now, &mut scratch);
+    transmit.expect("something leaves").header
+}
+
+#[test]
+fn what_is_more_urgent_ends_a_run_at_once() {
+    let mut pair = in_a_run();
+    assert_eq!(next_of(&mut pair).transfer, TransferId(1));
+    pair.send_at(1, 0, 2, pattern(20_000), Reliability::Exact);
+    assert_eq!(next_of(&mut pair).transfer, TransferId(2));
+}
+
+#[test]
+fn what_comes_in_the_middle_of_a_run_is_answered_before_it_goes_on() {
+    let mut pair = in_a_run();
+    let mut ping = Header::control(Kind::Ping, ConnectionId::new(1).expect("fits"));
+    ping.sent_at_us = pair.now.as_wire_us();
+    let datagram = [&ping.encode()[..], &[0; gradwire_wire::POSITION_RECORD_BYTES]].concat();
+    assert_eq!(pair.ends[0].connection.handle_datagram(pair.now, &datagram), Ok(None));
+    let answer = next_of(&mut pair);
+    assert_eq!((answer.kind, answer.flags.contains(Flags::REPLY)), (Kind::Ping, true));
+}
