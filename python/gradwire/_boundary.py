@@ -277,11 +277,15 @@ def _read(content: bytes, source: int) -> tuple[dict[str, Any], list[int]]:
     except (ValueError, RecursionError):
         told = None
     if isinstance(told, dict) and ("error" in told or "header" in told):
-        sizes = [] if "error" in told else told.get("bytes")
-        are_sizes = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-        if are_sizes and sum(sizes) <= STATE_BYTES_MAX:
+        sizes: Any = [] if "error" in told else told.get("bytes")
+        if _are_sizes(sizes):
             return told, sizes
     raise InvalidRequestError(f"what rank {source} says that it has is no state: {content[:60]!r}")
+
+
+def _are_sizes(sizes: Any) -> bool:
+    are_counts = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    return are_counts and sum(sizes) <= STATE_BYTES_MAX
 
 
 def _room(size: int, source: int) -> Any:
