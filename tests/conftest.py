@@ -1,7 +1,30 @@
 """For all tests."""
 
+import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those that a test interrupts would not hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def workers_of() -> Callable[[Path], list[str]]:
+    """Tells which processes are there of a command that writes into a folder."""
+
+    def found_in(out: Path) -> list[str]:
+        """Processes that have a log in this folder open."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if str(out) in os.readlink(process / "fd" / "2"):
+                    found.append(process.name)
+            except OSError:
+                continue  # ended meanwhile, or somebody else's
+        return found
+
+    return found_in

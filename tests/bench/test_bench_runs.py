@@ -108,7 +108,7 @@ def test_a_wrong_element_is_told_and_is_exit_status_1(tmp_path, monkeypatch):
     assert found["targets"] == []  # nothing was required that could have been missed
 
 
-def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path):
+def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path, workers_of):
     (tmp_path / "numbers.json").write_text("earlier")
     line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
@@ -127,18 +127,6 @@ def wait_until(holds) -> None:
     while not holds():
         assert time.monotonic() < deadline
         os.sched_yield()
-
-
-def workers_of(out: Path) -> list[str]:
-    """Processes that have a log in this folder open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(out) in os.readlink(process / "fd" / "2"):
-                found.append(process.name)
-        except OSError:
-            continue  # ended meanwhile, or somebody else's
-    return found
 
 
 def test_training_counts_the_time_to_the_target(tmp_path):

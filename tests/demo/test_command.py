@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -83,7 +82,7 @@ def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
 
 
 @pytest.mark.usefixtures("_namespaces")
-def test_ctrl_c_ends_the_demo_and_all_its_workers(tmp_path):
+def test_ctrl_c_ends_the_demo_and_all_its_workers(tmp_path, workers_of):
     arguments = ["--backend", "gloo", "--workers", "2", "--out", tmp_path]
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
         for line in demo.stdout:
@@ -95,15 +94,3 @@ def test_ctrl_c_ends_the_demo_and_all_its_workers(tmp_path):
     while workers_of(tmp_path) and time.monotonic() < deadline:
         os.sched_yield()
     assert workers_of(tmp_path) == []
-
-
-def workers_of(out: Path) -> list[str]:
-    """Processes that have a log in this folder open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(out) in os.readlink(process / "fd" / "2"):
-                found.append(process.name)
-        except OSError:
-            continue  # ended meanwhile, or somebody else's
-    return found

@@ -242,6 +242,29 @@ mod tests {
         ..Contract::EXACT
     };
 
+    proptest! {
+        /// Who measures how long packets may be overtaken does so for these verdicts only.
+        #[test]
+        fn a_verdict_that_does_not_mind_the_order_is_the_same_whatever_may_be_overtaken(
+            (ms, quiet_ms, since_ms, slack_ms) in (0_u64..250, 0_u64..250, 0_u64..250, 0_u64..250),
+            (received, first_pass_over, last_percentile_seen) in (0_u64..1_001, any::<bool>(), any::<bool>()),
+            after_first_pass in any::<bool>(),
+        ) {
+            let progress = Progress {
+                quiet: Duration::from_millis(quiet_ms),
+                since_first_pass: Duration::from_millis(since_ms),
+                first_pass_over,
+                last_percentile_seen,
+                ..progress(received, ms)
+            };
+            let early = Some(Early { quiet: Duration::from_millis(20) });
+            let contract = Contract { after_first_pass, early, ..AUTO };
+            let slack = Contract { reorder_slack: Duration::from_millis(slack_ms), ..contract };
+            let is_alike = contract.verdict(&progress) == slack.verdict(&progress);
+            prop_assert!(is_alike || contract.minds_order(&progress));
+        }
+    }
+
     /// A transfer of 1000 bytes of which `received_bytes` are in and which has been going on for `ms`.
     fn progress(received_bytes: u64, ms: u64) -> Progress {
         Progress {

@@ -392,18 +392,6 @@ fn answered(stranger: &UdpSocket) -> usize {
     std::iter::from_fn(|| stranger.recv(&mut buffer).ok()).sum()
 }
 
-const KINDS: [Kind; 9] = [
-    Kind::Data,
-    Kind::Ack,
-    Kind::Status,
-    Kind::Probe,
-    Kind::Hello,
-    Kind::Ping,
-    Kind::Members,
-    Kind::Goodbye,
-    Kind::Abort,
-];
-
 /// Sends what a connection in clear takes for its peer's, by whoever has read or guessed its id, and waits until the engine has
 /// looked at all of it.
 fn speak_as_peer(stranger: &UdpSocket, engine: &Engine, id: ConnectionId, kinds: &[Kind]) {
@@ -438,14 +426,14 @@ fn a_stranger_is_answered_nothing_by_a_group_in_clear() {
     let groups = join_pending(pending, PATIENCE);
     assert!(groups.iter().all(Result::is_ok), "{groups:?}");
     let stranger = stranger_of(&engines[0]);
-    speak_as_peer(&stranger, &engines[0], id, &KINDS);
+    speak_as_peer(&stranger, &engines[0], id, &Kind::ALL);
     assert_eq!(answered(&stranger), 0);
 }
 
 /// Where no peer has been heard yet, hellos of full size are due again and again: they must not go to whoever speaks first.
 #[test]
 fn a_stranger_who_speaks_before_the_peer_is_sent_nothing_in_clear() {
-    for kinds in [&KINDS[..4], &[Kind::Hello], &[Kind::Ping], &[Kind::Members]] {
+    for kinds in [&Kind::ALL[..4], &[Kind::Hello], &[Kind::Ping], &[Kind::Members]] {
         let (engines, mut pending, id) = strangers_in_clear();
         let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
         let (_absent, first) = (pending.pop().expect("two"), pending.pop().expect("two"));

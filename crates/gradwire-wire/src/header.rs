@@ -33,6 +33,19 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 9] = [
+        Self::Data,
+        Self::Ack,
+        Self::Status,
+        Self::Probe,
+        Self::Hello,
+        Self::Ping,
+        Self::Goodbye,
+        Self::Abort,
+        Self::Members,
+    ];
+
     const fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
             0 => Self::Data,

@@ -7,18 +7,6 @@ use gradwire_wire::{
 };
 use proptest::prelude::*;
 
-const KINDS: [Kind; 9] = [
-    Kind::Data,
-    Kind::Ack,
-    Kind::Status,
-    Kind::Probe,
-    Kind::Hello,
-    Kind::Ping,
-    Kind::Goodbye,
-    Kind::Abort,
-    Kind::Members,
-];
-
 const FLAGS: [Flags; 8] = [
     Flags::CRITICAL,
     Flags::LAST_PERCENTILE,
@@ -32,14 +20,14 @@ const FLAGS: [Flags; 8] = [
 
 prop_compose! {
     fn header()(
-        kind in 0..KINDS.len(),
+        kind in 0..Kind::ALL.len(),
         flags in any::<u8>(),
         ids in (0..=ConnectionId::MAX, any::<u8>(), any::<u32>(), any::<u32>()),
         rest in (any::<u16>(), any::<u32>(), any::<u32>()),
     ) -> Header {
         let set = FLAGS.iter().enumerate().filter(|(bit, _)| flags >> bit & 1 == 1).map(|(_, flag)| *flag);
         Header {
-            kind: KINDS[kind],
+            kind: Kind::ALL[kind],
             flags: set.fold(Flags::NONE, Flags::with),
             weight: rest.0,
             connection: ConnectionId::new(ids.0).expect("the strategy stays below the maximum"),
@@ -207,8 +195,8 @@ fn the_seed_corpus_of_the_fuzzer_passes() {
         include_bytes!("../../../fuzz/corpus/wire/abort"),
     ];
     // The notes of the engine have targets of their own; a connection parses nothing behind their header.
-    assert_eq!(KINDS.len(), seeds.len() + 1, "a kind has no seed");
-    for (kind, seed) in KINDS.iter().zip(seeds) {
+    assert_eq!(Kind::ALL.len(), seeds.len() + 1, "a kind has no seed");
+    for (kind, seed) in Kind::ALL.iter().zip(seeds) {
         assert_eq!(Header::decode(seed).map(|(header, _)| header.kind), Ok(*kind));
         gradwire_wire::fuzzing::parse_and_write_again(seed);
     }
@@ -242,7 +230,7 @@ fn every_kind_and_every_bit_of_the_flags_is_drawn() {
         bytes[0] = VERSION << 4 | kind;
         Header::decode(&bytes).ok().map(|(header, _)| header.kind)
     });
-    assert_eq!(kinds.collect::<Vec<_>>(), KINDS);
+    assert_eq!(kinds.collect::<Vec<_>>(), Kind::ALL);
     let bits: Vec<u8> = FLAGS.iter().map(|flag| flag.bits()).collect();
     assert_eq!(bits, (0..8).map(|bit| 1 << bit).collect::<Vec<u8>>());
 }
