@@ -112,6 +112,31 @@ fn two_racks_and_a_narrow_trunk_keep_every_promise() {
     }
 }
 
+/// Seed 2026129525 of the swarm, made small: hellos as large as a datagram may be were repeated faster than a slow trunk carries
+/// them, and filled its buffer, behind which their answers waited.
+#[test]
+fn ranks_meet_over_a_slow_trunk_before_it_could_carry_two_full_datagrams_for_each_pair() {
+    let (datagram, rate) = (8_972_u32, 180_000_u32);
+    for seed in 0..4 {
+        let mut network = links();
+        network.trunk = Some(Trunk {
+            first_rack: 4,
+            rate: rate.into(),
+            delay: MS,
+            buffer_bytes: u64::from(100 * datagram),
+        });
+        let mut scenario = Scenario::quiet(seed, 8, network, vec![all_reduce(1, Policy::AUTO)]);
+        (scenario.host.datagram_bytes, scenario.host.paths) = (datagram as usize, 2);
+        let summary = passes(scenario);
+        let crossing = Duration::from_secs(u64::from(16 * datagram)) / rate;
+        assert!(
+            summary.op_times[0].is_some_and(|time| time < crossing * 2),
+            "{:?} {crossing:?}",
+            summary.op_times
+        );
+    }
+}
+
 /// Seed 2423 of the swarm, made small: heartbeats that left together with other packets did not count as looking at the
 /// clock, so that a rank believed that it had stood still, and gave a dead peer another timeout.
 #[test]

@@ -1,5 +1,6 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
+use super::hellos::Shown;
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::path::Trip;
@@ -114,8 +115,12 @@ impl Connection {
             return Err(DropReason::WrongConnection);
         }
         if header.flags.contains(Flags::REPLY) {
-            let rtt = self.sample_rtt(now, header, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
-            self.on_connected(now, rtt, header.path);
+            let shown = self.liveness.hellos.on_answer(now, hello.echo_us).ok_or(DropReason::Implausible)?;
+            // The round trip of a small one would make those of full datagrams look late.
+            if shown == Shown::FullPasses {
+                let rtt = self.sample_rtt(now, header, hello.echo_us, 0).ok_or(DropReason::Implausible)?;
+                self.on_connected(now, rtt, header.path);
+            }
         } else {
             self.liveness.on_hello(header.sent_at_us, header.path);
         }

@@ -1,14 +1,12 @@
 //! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
 
 use super::beats::Beats;
+use super::hellos::Hellos;
 use super::Connection;
 use crate::{Event, Timestamp, PATHS_MAX};
 use core::time::Duration;
 use gradwire_wire::{PathId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 
-/// First and longest pause between hellos.
-const HELLO_FIRST: Duration = Duration::from_millis(20);
-const HELLO_MAX: Duration = Duration::from_millis(200);
 /// Shortest pause between repeated goodbyes and aborts.
 const FAREWELL_MIN: Duration = Duration::from_millis(10);
 /// How long a goodbye is repeated: the peer may be gone already.
@@ -24,7 +22,9 @@ enum Farewell {
 /// A small control packet that is due.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Due {
-    Hello,
+    Hello {
+        is_full: bool,
+    },
     HelloReply,
     Ping,
     /// Asks on a path that was not heard yet.
@@ -42,8 +42,7 @@ pub(super) enum Due {
 #[derive(Debug)]
 pub(super) struct Liveness {
     connected: bool,
-    hello_at: Timestamp,
-    hello_pause: Duration,
+    pub(super) hellos: Hellos,
     /// Time stamp of the peer's hello that waits for an answer.
     hello_reply: Option<(u32, PathId)>,
     beats: Beats,
@@ -79,8 +78,7 @@ impl Liveness {
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             connected: false,
-            hello_at: now,
-            hello_pause: HELLO_FIRST,
+            hellos: Hellos::new(now),
             hello_reply: None,
             beats: Beats::new(),
             ping_replies: [None; PATHS_MAX as usize],
@@ -193,10 +191,8 @@ impl Liveness {
             self.trials &= self.trials - 1;
             return Some(Due::Trial(PathId(path)));
         }
-        if !self.connected && now >= self.hello_at {
-            self.hello_at = now + self.hello_pause;
-            self.hello_pause = (self.hello_pause * 2).min(HELLO_MAX);
-            return Some(Due::Hello);
+        if !self.connected && now >= self.hellos.at() {
+            return Some(Due::Hello { is_full: self.hellos.on_sent(now) });
         }
         self.beats.is_due(now, heartbeat).then_some(Due::Ping)
     }
@@ -238,7 +234,7 @@ impl Liveness {
         } else if self.connected {
             self.beats.at()
         } else {
-            Some(self.hello_at)
+            Some(self.hellos.at())
         }
     }
 

@@ -1,10 +1,11 @@
 //! The state that two ranks share, as one machine without IO.
 //!
 //! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
-//! `liveness` keeps, ends and fails the association, `beats` says when a heartbeat is due, `silence` when a peer is missed,
-//! `parting` sees off one that leaves. This file holds the state and the commands.
+//! `hellos` begins the association, `liveness` keeps, ends and fails it, `beats` says when a heartbeat is due, `silence` when
+//! a peer is missed, `parting` sees off one that leaves. This file holds the state and the commands.
 
 mod beats;
+mod hellos;
 mod inbound;
 mod liveness;
 mod outbound;

@@ -113,7 +113,7 @@ impl Connection {
 
     fn transmit_due(&mut self, now: Timestamp, due: Due, scratch: &mut [u8]) -> Option<Transmit> {
         let (kind, reply) = match due {
-            Due::Hello => (Kind::Hello, false),
+            Due::Hello { .. } => (Kind::Hello, false),
             Due::HelloReply => (Kind::Hello, true),
             Due::Ping | Due::PathPing(_) | Due::Trial(_) => (Kind::Ping, false),
             Due::PingReply(..) => (Kind::Ping, true),
@@ -122,7 +122,7 @@ impl Connection {
             Due::Abort(_) => (Kind::Abort, false),
             Due::AbortReply => (Kind::Abort, true),
         };
-        if matches!(due, Due::Hello | Due::Ping | Due::Goodbye | Due::Abort(_)) {
+        if matches!(due, Due::Hello { .. } | Due::Ping | Due::Goodbye | Due::Abort(_)) {
             // Each is a repetition of the one before, or tells how another path is.
             self.greetings = self.greetings.wrapping_add(1);
         }
@@ -132,7 +132,7 @@ impl Connection {
         }
         let mut out = Writer::new(scratch);
         match due {
-            Due::Hello | Due::HelloReply => {
+            Due::Hello { .. } | Due::HelloReply => {
                 let (echo_us, path) = if reply { self.liveness.take_hello_reply() } else { (0, header.path) };
                 header.path = path;
                 HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
@@ -161,7 +161,7 @@ impl Connection {
             Due::GoodbyeReply => header.path = self.heard_on,
         }
         let mut bytes = out.finish()?;
-        if due == Due::Hello {
+        if due == (Due::Hello { is_full: true }) {
             // A full-sized request: an answer proves that full datagrams pass. What seals it adds the tag.
             let full = (self.config.datagram_bytes - HEADER_BYTES - TAG_BYTES).min(scratch.len());
             scratch.get_mut(bytes..full)?.fill(0);

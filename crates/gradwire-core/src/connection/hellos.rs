@@ -1,0 +1,162 @@
+//! When this rank says hello, and which hellos are as large as a datagram may be.
+//!
+//! An answer to a full one proves that full datagrams pass, and the first is full, so that ranks meet in one round trip. What repeats
+//! it is small: many ranks behind a slow link would otherwise fill its queue with hellos, and wait for their answers behind them all.
+//! When a small one is answered that left after the full one, that one was lost. From then on all are full again, and go at the
+//! time scale of the round trip, which is known now: of a queue that is filled with them it is as long as the queue.
+
+use crate::Timestamp;
+use core::time::Duration;
+
+/// Shortest pause between hellos: the first one.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// Longest pause, where no longer round trip is known.
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Longest pause, whatever round trip is known.
+const PAUSE_CEILING: Duration = Duration::from_secs(10);
+
+/// What an answer to a hello shows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Shown {
+    /// Full datagrams pass, in both directions.
+    FullPasses,
+    /// Only that the peer is there.
+    PeerIsThere,
+}
+
+/// The hellos of a connection.
+#[derive(Debug)]
+pub(super) struct Hellos {
+    at: Timestamp,
+    pause: Duration,
+    /// The first, or a peer is there that has not heard a full one.
+    is_full: bool,
+    is_peer_there: bool,
+    /// When the last full one left.
+    full_at: Timestamp,
+    /// The stamps of the last full ones, and how many left.
+    stamps: [u32; REMEMBERED],
+    sent: usize,
+}
+
+impl Hellos {
+    pub(super) const fn new(now: Timestamp) -> Self {
+        Self {
+            at: now,
+            pause: PAUSE_MIN,
+            is_full: true,
+            is_peer_there: false,
+            full_at: now,
+            stamps: [0; REMEMBERED],
+            sent: 0,
+        }
+    }
+
+    /// When the next one is due.
+    pub(super) const fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// A hello leaves, with the stamp of now; whether it is to be as large as a datagram may be.
+    pub(super) fn on_sent(&mut self, now: Timestamp) -> bool {
+        self.at = now + self.pause;
+        self.pause = (self.pause * 2).min(self.pause.max(PAUSE_MAX));
+        if !self.is_full {
+            return false;
+        }
+        self.is_full = self.is_peer_there;
+        self.full_at = now;
+        self.stamps[self.sent % REMEMBERED] = now.as_wire_us();
+        self.sent += 1;
+        true
+    }
+
+    /// The hello with this stamp is answered. `None`: this rank never wrote such a stamp.
+    pub(super) fn on_answer(&mut self, now: Timestamp, stamp: u32) -> Option<Shown> {
+        let sent_at = now.of_wire_us(stamp)?;
+        if self.stamps[..self.sent.min(REMEMBERED)].contains(&stamp) {
+            return Some(Shown::FullPasses);
+        }
+        if sent_at > self.full_at && !self.is_peer_there {
+            (self.is_full, self.is_peer_there) = (true, true);
+            self.at = now;
+            self.pause = (now.since(sent_at) * 2).clamp(PAUSE_MIN, PAUSE_CEILING);
+        }
+        Some(Shown::PeerIsThere)
+    }
+}
+
+/// A late answer may be to one of the last few.
+const REMEMBERED: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    const fn at(ms: u64) -> Timestamp {
+        Timestamp::from_nanos(ms * 1_000_000)
+    }
+
+    /// Says hello whenever one is due until `end_ms`; which were full, and when each left.
+    fn say(hellos: &mut Hellos, end_ms: u64) -> Vec<(u64, bool)> {
+        let mut said = Vec::new();
+        while hellos.at() <= at(end_ms) {
+            let now = hellos.at();
+            said.push((now.as_nanos() / 1_000_000, hellos.on_sent(now)));
+        }
+        said
+    }
+
+    fn answer(hellos: &mut Hellos, now_ms: u64, sent_ms: u64) -> Shown {
+        hellos.on_answer(at(now_ms), at(sent_ms).as_wire_us()).expect("said before")
+    }
+
+    #[test]
+    fn the_first_is_full_and_what_repeats_it_is_small_for_as_long_as_nobody_answers() {
+        let said = say(&mut Hellos::new(at(0)), 10_000);
+        assert_eq!(&said[..5], &[(0, true), (20, false), (60, false), (140, false), (300, false)]);
+        assert!(said[5..].iter().all(|(_, is_full)| !is_full));
+        assert!(said[4..].windows(2).all(|pair| pair[1].0 - pair[0].0 == 200));
+    }
+
+    #[test]
+    fn once_a_small_one_is_answered_that_left_after_the_full_one_all_are_full_at_the_time_scale_of_the_round_trip(
+    ) {
+        let mut hellos = Hellos::new(at(0));
+        say(&mut hellos, 300);
+        assert_eq!(answer(&mut hellos, 360, 300), Shown::PeerIsThere);
+        let said = say(&mut hellos, 1_300);
+        assert_eq!(said, [(360, true), (480, true), (680, true), (880, true), (1_080, true), (1_280, true)]);
+        assert_eq!(
+            answer(&mut hellos, 1_300, 60),
+            Shown::PeerIsThere,
+            "a small one proves nothing, however late"
+        );
+        assert_eq!(answer(&mut hellos, 1_300, 480), Shown::PeerIsThere, "forgotten");
+        assert_eq!(answer(&mut hellos, 1_300, 680), Shown::FullPasses);
+    }
+
+    #[test]
+    fn where_the_round_trip_takes_seconds_so_does_the_pause() {
+        let mut hellos = Hellos::new(at(0));
+        say(&mut hellos, 4_000);
+        assert_eq!(answer(&mut hellos, 4_060, 60), Shown::PeerIsThere);
+        assert_eq!(say(&mut hellos, 30_000), [(4_060, true), (12_060, true), (20_060, true), (28_060, true)]);
+    }
+
+    #[test]
+    fn an_answer_to_what_was_never_said_shows_nothing() {
+        let mut hellos = Hellos::new(at(0));
+        say(&mut hellos, 300);
+        assert_eq!(hellos.on_answer(at(300), at(301).as_wire_us()), None);
+        assert!(!hellos.on_sent(at(500)));
+    }
+
+    #[test]
+    fn the_first_one_is_known_by_its_answer_however_many_small_ones_left_since() {
+        let mut hellos = Hellos::new(at(0));
+        say(&mut hellos, 9_000);
+        assert_eq!(answer(&mut hellos, 9_000, 0), Shown::FullPasses);
+    }
+}
