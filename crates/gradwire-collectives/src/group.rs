@@ -450,11 +450,11 @@ impl Group {
         self.agreement.current()
     }
 
-    /// For a timeout while connecting: peers that have not answered, with how long ago they were last heard (never,
-    /// so far: a peer that was heard has answered).
+    /// For a timeout while connecting: peers that have not answered full datagrams, and whether they answer small ones.
     #[must_use]
-    pub fn unreachable_peers(&self) -> Vec<(u32, Option<Duration>)> {
-        self.peers.iter().filter(|peer| !peer.is_connected).map(|peer| (peer.rank, None)).collect()
+    pub fn unreachable_peers(&self) -> Vec<(u32, bool)> {
+        let missing = self.peers.iter().filter(|peer| !peer.is_connected);
+        missing.map(|peer| (peer.rank, peer.connection().answers_small_ones_only())).collect()
     }
 
     /// Whether `peer` has answered a hello.

@@ -362,12 +362,13 @@ impl ActiveGroup {
     }
 
     /// Peers that have not answered.
-    pub(crate) fn unanswered(&self) -> Unanswered {
+    pub(crate) fn unanswered(&self) -> Vec<Unanswered> {
         let tried = |rank: u32| {
             let candidates = &self.peers[rank as usize].candidates;
             candidates.iter().filter_map(|raw| raw.to_socket_addr()).collect::<Vec<SocketAddr>>()
         };
-        self.group.unreachable_peers().into_iter().map(|(rank, _)| (rank, tried(rank))).collect()
+        let missing = self.group.unreachable_peers().into_iter();
+        missing.map(|(rank, answers_small)| Unanswered { rank, answers_small, tried: tried(rank) }).collect()
     }
 
     /// Counters.

@@ -106,6 +106,8 @@ pub struct UnreachablePeer {
     pub host: String,
     /// Addresses that were tried, each many times.
     pub tried: Vec<SocketAddr>,
+    /// It answered small datagrams, and none of full size.
+    pub answers_small: bool,
 }
 
 impl std::fmt::Display for UnreachablePeer {
@@ -115,7 +117,13 @@ impl std::fmt::Display for UnreachablePeer {
             return f.write_str("no address: it published none that can be reached from here");
         }
         let tried: Vec<String> = self.tried.iter().map(ToString::to_string).collect();
-        f.write_str(&tried.join(", "))
+        f.write_str(&tried.join(", "))?;
+        if self.answers_small {
+            f.write_str(
+                ", which answers small ones: the MTU on the way is smaller than the interfaces say. `gradwire doctor` finds it, GRADWIRE_MTU sets it",
+            )?;
+        }
+        Ok(())
     }
 }
 

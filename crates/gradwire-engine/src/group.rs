@@ -542,7 +542,12 @@ impl GroupHandle {
         let host = |rank: u32| roster.records.get(rank as usize).map_or(String::new(), |r| r.host.clone());
         let peers = missing
             .into_iter()
-            .map(|(rank, tried)| UnreachablePeer { rank, host: host(rank), tried })
+            .map(|peer| UnreachablePeer {
+                rank: peer.rank,
+                host: host(peer.rank),
+                tried: peer.tried,
+                answers_small: peer.answers_small,
+            })
             .collect();
         JoinError::Unreachable { peers, datagram_bytes: roster.datagram_bytes, waited }
     }

@@ -20,15 +20,20 @@ use std::sync::Mutex;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GroupKey(pub(crate) u64);
 
-/// A peer that did not answer, and the addresses that were tried.
-pub(crate) type Unanswered = Vec<(u32, Vec<SocketAddr>)>;
+/// A peer that did not answer.
+pub(crate) struct Unanswered {
+    pub(crate) rank: u32,
+    /// It answered small datagrams.
+    pub(crate) answers_small: bool,
+    pub(crate) tried: Vec<SocketAddr>,
+}
 
 /// What a caller asks of the network thread.
 pub(crate) enum Command {
     /// Connect a group; answered when every peer has answered, or when the group has failed.
     Join { setup: Box<GroupSetup>, connected: Sender<Result<(), OpError>> },
     /// Forget a group that did not connect in time; answered with who is missing.
-    Abandon { group: GroupKey, missing: Sender<Unanswered> },
+    Abandon { group: GroupKey, missing: Sender<Vec<Unanswered>> },
     /// Start a collective.
     Submit {
         group: GroupKey,

@@ -57,6 +57,11 @@ impl Hellos {
         self.at
     }
 
+    /// Whether a small one was answered that left after a full one: full datagrams do not pass, or were lost so far.
+    pub(super) const fn is_peer_there(&self) -> bool {
+        self.is_peer_there
+    }
+
     /// A hello leaves, with the stamp of now; whether it is to be as large as a datagram may be.
     pub(super) fn on_sent(&mut self, now: Timestamp) -> bool {
         self.at = now + self.pause;

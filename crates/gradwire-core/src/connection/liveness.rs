@@ -321,6 +321,12 @@ impl Connection {
         self.liveness.connected
     }
 
+    /// Whether the peer answers small datagrams, and has not answered a full one that left before one of them.
+    #[must_use]
+    pub fn answers_small_ones_only(&self) -> bool {
+        !self.liveness.connected && self.liveness.hellos.is_peer_there()
+    }
+
     /// The peer has heard something that was sent at `sent_at`, or later. On several paths heartbeats go all the same: each takes the
     /// next path, and shows how that one is.
     pub(super) fn on_reached(&mut self, sent_at: Timestamp) {
