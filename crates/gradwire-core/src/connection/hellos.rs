@@ -2,15 +2,16 @@
 //!
 //! An answer to a full one proves that full datagrams pass, and the first is full, so that ranks meet in one round trip. What repeats
 //! it is small: many ranks behind a slow link would otherwise fill its queue with hellos, and wait for their answers behind them all.
-//! When a small one is answered that left after the full one, that one was lost. From then on all are full again, and go at the
-//! time scale of the round trip, which is known now: of a queue that is filled with them it is as long as the queue.
+//! When a small one is answered that left after the full one, that one was lost. From then on all are full again, with pauses that
+//! grow to the time scale of the round trip, which is known now: of a queue that is filled with them it is as long as the queue.
 
 use crate::Timestamp;
 use core::time::Duration;
 
 /// Shortest pause between hellos: the first one.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Longest pause, where no longer round trip is known.
+/// Longest pause where no longer round trip is known, and longest first one of those that are full again: a round trip that
+/// seemed long may be that of a rank that stood still.
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Longest pause, whatever round trip is known.
 const PAUSE_CEILING: Duration = Duration::from_secs(10);
@@ -29,6 +30,7 @@ pub(super) enum Shown {
 pub(super) struct Hellos {
     at: Timestamp,
     pause: Duration,
+    pause_max: Duration,
     /// The first, or a peer is there that has not heard a full one.
     is_full: bool,
     is_peer_there: bool,
@@ -44,6 +46,7 @@ impl Hellos {
         Self {
             at: now,
             pause: PAUSE_MIN,
+            pause_max: PAUSE_MAX,
             is_full: true,
             is_peer_there: false,
             full_at: now,
@@ -65,7 +68,7 @@ impl Hellos {
     /// A hello leaves, with the stamp of now; whether it is to be as large as a datagram may be.
     pub(super) fn on_sent(&mut self, now: Timestamp) -> bool {
         self.at = now + self.pause;
-        self.pause = (self.pause * 2).min(self.pause.max(PAUSE_MAX));
+        self.pause = (self.pause * 2).min(self.pause_max);
         if !self.is_full {
             return false;
         }
@@ -85,7 +88,9 @@ impl Hellos {
         if sent_at > self.full_at && !self.is_peer_there {
             (self.is_full, self.is_peer_there) = (true, true);
             self.at = now;
-            self.pause = (now.since(sent_at) * 2).clamp(PAUSE_MIN, PAUSE_CEILING);
+            let round_trips = now.since(sent_at) * 2;
+            self.pause = round_trips.clamp(PAUSE_MIN, PAUSE_MAX);
+            self.pause_max = round_trips.clamp(PAUSE_MAX, PAUSE_CEILING);
         }
         Some(Shown::PeerIsThere)
     }
@@ -143,11 +148,15 @@ mod tests {
     }
 
     #[test]
-    fn where_the_round_trip_takes_seconds_so_does_the_pause() {
+    fn where_the_round_trip_takes_seconds_so_do_the_pauses_after_some() {
         let mut hellos = Hellos::new(at(0));
         say(&mut hellos, 4_000);
         assert_eq!(answer(&mut hellos, 4_060, 60), Shown::PeerIsThere);
-        assert_eq!(say(&mut hellos, 30_000), [(4_060, true), (12_060, true), (20_060, true), (28_060, true)]);
+        let left: Vec<u64> = say(&mut hellos, 33_000)
+            .iter()
+            .map(|(at, is_full)| at - if *is_full { 4_060 } else { 0 })
+            .collect();
+        assert_eq!(left, [0, 200, 600, 1_400, 3_000, 6_200, 12_600, 20_600, 28_600]);
     }
 
     #[test]
