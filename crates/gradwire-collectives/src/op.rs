@@ -2,14 +2,11 @@
 //!
 //! Sits between the group, which owns the connections, and the schedule, which decides. Payload goes through here
 //! to the memory and datagrams take their bytes from here; both only look up a small table.
-//!
-//! Small exact sends are copied first. Then nothing of the caller's is read any more, and the call can return when
-//! its result is there instead of a round trip later, when the last send is confirmed: for small messages that is a
-//! third of the latency. Only where the result proves that everybody has joined: a send alone waits for its receiver.
 
 mod called;
 mod owed;
 mod serving;
+mod staging;
 mod table;
 mod waiting;
 
@@ -23,8 +20,9 @@ use crate::rotation::RotatedBucket;
 use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
-use crate::{Algorithm, Collective, DeliveryReport, OpId, Policy, Request, View};
+use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
 use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
+use staging::StagedMax;
 use std::ops::Range;
 use std::time::Duration;
 use table::Table;
@@ -70,7 +68,8 @@ pub(crate) struct Op {
     /// Copies of small sends, and what the latest one was a copy of.
     staging: Vec<u8>,
     staged: Option<(Side, Range<usize>)>,
-    may_stage: bool,
+    /// Bytes of contributions and of results that may be copied, what was copied before included.
+    stages_up_to: StagedMax,
     /// Transfers that are not over.
     open: usize,
     /// Of these, those that need the caller's memory.
@@ -150,7 +149,7 @@ impl Op {
             start..start + row
         });
         memory.beyond = rotated.as_ref().map_or(View::EMPTY, RotatedBucket::beyond);
-        let is_exact = request.policy.is_exact();
+        let stages_up_to = StagedMax::of(&request);
         let report = DeliveryReport {
             collective: call.name().to_owned(),
             sequence: place.sequence,
@@ -187,7 +186,7 @@ impl Op {
             receives: Table::new(place.ranks() as usize),
             staging: Vec::new(),
             staged: None,
-            may_stage: proves_that_all_joined(&request.collective) && is_exact,
+            stages_up_to,
             open: 0,
             held: 0,
             is_reported: false,
@@ -361,16 +360,20 @@ impl Op {
         }
     }
 
-    /// Bytes `offset..offset + bytes` of a transfer to `to`, straight from the tensor, and the ranks in them.
+    /// Bytes `part` of a transfer to `to` that leave (`again`: not for the first time), straight from the tensor, and the ranks in them.
     pub(crate) fn payload(
         &mut self,
         to: u32,
         transfer: TransferId,
         part: Range<usize>,
+        again: bool,
     ) -> Option<(&[u8], u16)> {
         let index = self.index(transfer);
         let send = self.sends.at(to, index).filter(|send| send.is_open)?;
         let (side, start, copy, weights) = (send.side, send.range.start, send.copy, send.weights);
+        self.report.bytes_retransmitted += if again { part.len() as u64 } else { 0 };
+        // What is copied was counted then: it may leave when the report is out.
+        self.report.bytes_sent += if again || copy.is_none() { part.len() as u64 } else { 0 };
         let weight = weights.map_or(1, |first| self.memory.count(first + part.start / self.chunk_bytes));
         let bytes = match copy {
             Some(at) => self.staging.get(at + part.start..at + part.end),
@@ -378,12 +381,6 @@ impl Op {
             None => self.memory.view(side).as_slice().get(start + part.start..start + part.end),
         };
         Some((bytes?, weight))
-    }
-
-    /// Counts payload that leaves.
-    pub(crate) fn count_sent(&mut self, bytes: usize, again: bool) {
-        self.report.bytes_sent += bytes as u64;
-        self.report.bytes_retransmitted += if again { bytes as u64 } else { 0 };
     }
 
     /// A receive is over. Gives the transfers to post next.
@@ -395,6 +392,9 @@ impl Op {
         let is_contribution = matches!(target, Target::Add { .. } | Target::Sum { .. });
         self.open -= 1;
         self.held -= 1;
+        if receipt.received_bytes == 0 && receipt.total_bytes > 0 {
+            self.stages_up_to.stop();
+        }
         let elem_bytes = self.memory.elem_bytes() as u64;
         self.report.add(from, receipt, elem_bytes, is_contribution);
         if let Loss::In(stage) = loss {
@@ -442,7 +442,7 @@ impl Op {
             self.open += 1;
             match post {
                 Post::Send { to, index, side, range, weights, loss } => {
-                    let copy = self.stage(side, &range);
+                    let copy = self.stage(side, &range, loss);
                     let send = Send { side, range, copy, weights, loss, is_open: true };
                     self.sends.insert(to, index, send);
                     if copy.is_some() {
@@ -462,20 +462,6 @@ impl Op {
                 }
             }
         }
-    }
-
-    /// Copies the bytes of a send, if they are few. One copy serves all peers that are sent the same.
-    fn stage(&mut self, side: Side, range: &Range<usize>) -> Option<usize> {
-        let at = self.staging.len();
-        if !self.may_stage || side == Side::Settings || at + range.len() > STAGED_BYTES_MAX {
-            return None;
-        }
-        if self.staged.as_ref().is_some_and(|staged| *staged == (side, range.clone())) {
-            return Some(at - range.len());
-        }
-        self.staging.extend_from_slice(self.memory.view(side).part(range).as_slice());
-        self.staged = Some((side, range.clone()));
-        Some(at)
     }
 
     /// Whether something from `rank` is still expected.
@@ -541,21 +527,7 @@ impl Op {
     }
 }
 
-/// Whether the result of a collective can be there only when every rank has called it.
-fn proves_that_all_joined(collective: &Collective) -> bool {
-    matches!(
-        collective,
-        Collective::AllReduce { .. }
-            | Collective::AllGather
-            | Collective::ReduceScatter
-            | Collective::Barrier
-    )
-}
-
 /// Where the clock of a transfer runs from its first packet on, others must not be served before it.
 const PRIORITY_IN_ORDER: u8 = 128;
-/// Copying more than this costs about what a round trip in a rack does.
-const STAGED_BYTES_MAX: usize = 16 << 10;
-
 #[cfg(test)]
 mod tests;

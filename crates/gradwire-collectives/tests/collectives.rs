@@ -3,7 +3,8 @@
 mod common;
 
 use common::{all_reduce, lossy, request, Net, Tensor};
-use gradwire_collectives::{Algorithm, Collective, OpError, ReduceOp, Request, View};
+use gradwire_collectives::{Algorithm, Collective, OpError, Policy, ReduceOp, Request, View};
+use std::time::Duration;
 
 const WORLDS: [u32; 5] = [1, 2, 3, 5, 8];
 const LENGTHS: [usize; 4] = [0, 1, 10, 3000];
@@ -195,7 +196,7 @@ fn a_receive_from_anybody_takes_what_comes_first() {
     net.run_for(std::time::Duration::from_millis(5));
     receive(&mut net, 0, None, 9, &mut one);
     receive(&mut net, 0, None, 9, &mut two);
-    net.run_until(std::time::Duration::from_secs(5), |net| net.done[0].len() == 2 && net.done[2].len() == 1);
+    net.run_until(Duration::from_secs(5), |net| net.done[0].len() == 2 && net.done[2].len() == 1);
     assert!(one.0 == second.0 && two.0 == first.0);
 }
 
@@ -304,7 +305,7 @@ fn the_sixteen_bits_of_an_operation_number_may_wrap() {
 #[test]
 fn a_small_result_is_there_one_way_after_it_was_made_and_is_confirmed_before_the_goodbye() {
     let (mut net, mut data) = (Net::perfect(4), each(4, |rank| Tensor::f32(row(rank, 0, 256))));
-    net.run_until(std::time::Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+    net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
     (0..4).for_each(|rank| _ = net.submit(rank, all_reduce(&mut data[rank as usize], Algorithm::Transpose)));
     let submitted = net.now;
     net.run_all(1);
@@ -313,25 +314,56 @@ fn a_small_result_is_there_one_way_after_it_was_made_and_is_confirmed_before_the
     let now = net.now;
     net.groups.iter_mut().for_each(|group| group.leave(now));
     assert!(!net.groups[0].is_drained());
-    net.run_until(std::time::Duration::from_secs(1), |net| net.groups.iter().all(|group| group.is_drained()));
+    net.run_until(Duration::from_secs(1), |net| net.groups.iter().all(|group| group.is_drained()));
     assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
+}
+
+/// More is copied of a result than of contributions, and also where these may be lost. What is larger waits one way longer.
+#[test]
+fn a_result_of_a_quarter_of_a_megabyte_is_not_waited_for_until_it_is_confirmed() {
+    const LARGEST: usize = 1 << 16;
+    for (policy, algorithm) in [
+        (Policy::RELIABLE, Algorithm::Transpose),
+        (Policy::AUTO, Algorithm::Transpose),
+        (Policy::RELIABLE, Algorithm::Ring),
+    ] {
+        let time_of = |elems: usize| {
+            let (mut net, mut data) = (Net::perfect(4), each(4, |rank| Tensor::f32(row(rank, 0, elems))));
+            net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+            let submitted = net.now;
+            (0..4).for_each(|rank| {
+                let request = all_reduce(&mut data[rank as usize], algorithm);
+                _ = net.submit(rank, Request { policy, ..request });
+            });
+            net.run_all(1);
+            let took = net.now - submitted;
+            let now = net.now;
+            net.groups.iter_mut().for_each(|group| group.leave(now));
+            net.run_until(Duration::from_secs(1), |net| net.groups.iter().all(|group| group.is_drained()));
+            let want = Tensor::f32((0..elems).map(|index| (0..4).map(|rank| value(rank, 0, index)).sum()));
+            assert!(data.iter().all(|got| got.0 == want.0), "{policy:?} over {algorithm:?}");
+            took
+        };
+        let (copied, confirmed) = (time_of(LARGEST), time_of(LARGEST + 1));
+        let one_way = Duration::from_micros(50);
+        assert!(confirmed >= copied + one_way, "{policy:?} over {algorithm:?}: {copied:?}, {confirmed:?}");
+    }
 }
 
 #[test]
 fn ranks_may_leave_at_once_after_a_small_call_on_a_lossy_network() {
     for seed in 0..20 {
+        let elems = [100, 30_000][seed as usize % 2];
         let (mut net, mut data) =
-            (Net::new(3, lossy(seed, 20)), each(3, |rank| Tensor::f32(row(rank, 0, 100))));
+            (Net::new(3, lossy(seed, 20)), each(3, |rank| Tensor::f32(row(rank, 0, elems))));
         (0..3).for_each(|rank| _ = net.submit(rank, all_reduce(&mut data[rank as usize], Algorithm::Ring)));
         for leaver in 0..3 {
-            net.run_until(std::time::Duration::from_secs(20), |net| !net.done[leaver].is_empty());
+            net.run_until(Duration::from_secs(20), |net| !net.done[leaver].is_empty());
             let now = net.now;
             net.groups[leaver].leave(now);
         }
-        net.run_until(std::time::Duration::from_secs(20), |net| {
-            net.groups.iter().all(|group| group.is_drained())
-        });
-        let want = Tensor::f32((0..100).map(|index| (0..3).map(|rank| value(rank, 0, index)).sum()));
+        net.run_until(Duration::from_secs(20), |net| net.groups.iter().all(|group| group.is_drained()));
+        let want = Tensor::f32((0..elems).map(|index| (0..3).map(|rank| value(rank, 0, index)).sum()));
         assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok), "{:?}", net.done);
         assert!(data.iter().all(|got| got.0 == want.0));
     }

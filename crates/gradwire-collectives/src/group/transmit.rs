@@ -74,8 +74,9 @@ fn push_payload(
     let Some(op) = key.and_then(|key| ops.at(key)) else {
         return debug_assert!(false, "{:?} is sent to {} after its end", header.transfer, peer.rank);
     };
-    op.count_sent(bytes, header.flags.contains(Flags::RETRANSMITTED));
-    let Some((payload, weight)) = op.payload(peer.rank, header.transfer, offset..offset + bytes) else {
+    let again = header.flags.contains(Flags::RETRANSMITTED);
+    let Some((payload, weight)) = op.payload(peer.rank, header.transfer, offset..offset + bytes, again)
+    else {
         return debug_assert!(false, "{:?} has no bytes at {offset}", header.transfer);
     };
     header.weight = weight;

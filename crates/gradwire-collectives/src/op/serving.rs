@@ -52,7 +52,7 @@ impl Op {
     pub(crate) fn follow(&mut self, settings: &CallSettings) {
         (self.policy, self.warms_up) = (settings.policy, settings.warms_up);
         self.priority = if self.policy.keeps_order() { PRIORITY_IN_ORDER } else { self.priority };
-        self.may_stage &= self.policy.is_exact();
+        self.stages_up_to.follow(&self.policy);
         self.memory.follow(settings.factor, settings.policy.divide_by);
     }
 

@@ -1,7 +1,7 @@
 //! Whole collectives on memory alone: packets of all transfers come in any order, whole or not at all.
 
 use super::*;
-use crate::{DivideBy, Dtype, ReduceOp, Servers};
+use crate::{Collective, DivideBy, Dtype, ReduceOp, Servers};
 use gradwire_core::CloseReason;
 
 const CHUNK_BYTES: usize = 128;
@@ -170,7 +170,7 @@ impl Ranks {
         let transfer = self.ops[*from as usize].transfer(*index, false);
         if !is_lost && !bytes.is_empty() {
             let sender = &mut self.ops[*from as usize];
-            let (payload, weight) = sender.payload(*to, transfer, bytes.clone()).expect("it is open");
+            let (payload, weight) = sender.payload(*to, transfer, bytes.clone(), false).expect("it is open");
             let payload = payload.to_vec();
             self.ops[*to as usize].on_payload(*from, transfer, bytes.start, weight, &payload);
         }
