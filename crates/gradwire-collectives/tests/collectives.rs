@@ -3,7 +3,7 @@
 mod common;
 
 use common::{all_reduce, lossy, request, Net, Tensor};
-use gradwire_collectives::{Algorithm, Collective, OpError, Policy, ReduceOp, Request, View};
+use gradwire_collectives::{Algorithm, Collective, DeadlineRule, OpError, Policy, ReduceOp, Request, View};
 use std::time::Duration;
 
 const WORLDS: [u32; 5] = [1, 2, 3, 5, 8];
@@ -347,6 +347,26 @@ fn a_result_of_a_quarter_of_a_megabyte_is_not_waited_for_until_it_is_confirmed()
         let (copied, confirmed) = (time_of(LARGEST), time_of(LARGEST + 1));
         let one_way = Duration::from_micros(50);
         assert!(confirmed >= copied + one_way, "{policy:?} over {algorithm:?}: {copied:?}, {confirmed:?}");
+    }
+}
+
+/// A stage may end without anything of a rank: that its result is there says nothing about that rank.
+#[test]
+fn a_rank_of_which_nothing_came_is_waited_for_however_small_the_call() {
+    for deadline_ms in [0, 5] {
+        let deadline = DeadlineRule::Fixed(Duration::from_millis(deadline_ms));
+        let policy = Policy { deadline, floor: 0.0, after_first_pass: false, ..Policy::AUTO };
+        let (mut net, mut data) = (Net::perfect(3), each(3, |rank| Tensor::f32(row(rank, 0, 3000))));
+        net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+        let mut submit = |net: &mut Net, rank: u32| {
+            let request = all_reduce(&mut data[rank as usize], Algorithm::Transpose);
+            _ = net.submit(rank, Request { policy, ..request });
+        };
+        (0..2).for_each(|rank| submit(&mut net, rank));
+        net.run_for(Duration::from_millis(500));
+        assert!(net.done.iter().all(|done| done.is_empty()), "it went on without rank 2");
+        submit(&mut net, 2);
+        net.run_all(1);
     }
 }
 
