@@ -6,6 +6,7 @@ use crate::{HostOptions, Scenario, Tensor};
 use gradwire_collectives::{
     DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, TransmitSink,
 };
+use gradwire_core::wire::TransferId;
 use gradwire_core::{ConnectionConfig, ConnectionId, Mark, Timestamp};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub(crate) struct Rank {
     pub(crate) runs: Vec<Option<OpRun>>,
     pub(crate) next_op: usize,
     pub(crate) in_flight: Vec<(OpId, usize)>,
+    /// All so far.
+    submitted: Vec<(OpId, usize)>,
     /// Every peer has answered.
     pub(crate) connected: bool,
     pub(crate) crashed: bool,
@@ -79,6 +82,7 @@ impl Rank {
             // A dedicated server calls nothing.
             next_op: if rank < scenario.world_size { 0 } else { scenario.ops.len() },
             in_flight: Vec::new(),
+            submitted: Vec::new(),
             connected: false,
             crashed: false,
             has_failed: false,
@@ -125,6 +129,7 @@ impl Rank {
         );
         self.runs[op] = Some(run);
         self.in_flight.push((id, op));
+        self.submitted.push((id, op));
     }
 
     /// Takes the tensors back. Returns the collective's place, or `None` when it is not in flight.
@@ -168,6 +173,12 @@ impl Rank {
             })
         };
         self.in_flight.iter().map(|(_, op)| *op).find(|op| holds(*op))
+    }
+
+    /// The collective that a transfer to `to` belongs to, in flight or over for its caller.
+    pub(crate) fn sends(&mut self, to: usize, transfer: TransferId) -> Option<usize> {
+        let id = self.group.call_of(to as u32, transfer)?;
+        self.submitted.iter().find(|(submitted, _)| *submitted == id).map(|(_, op)| *op)
     }
 
     /// Whether the group has begun collective `op`: it may have to wait for an exchange of the group's own.

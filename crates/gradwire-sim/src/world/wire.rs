@@ -166,7 +166,7 @@ impl World {
         if header.kind != Kind::Data {
             return None;
         }
-        let is_exact = self.is_exact(from, &header, payload);
+        let is_exact = self.is_exact((from, to), &header);
         let idle = self.idle_max(from, to);
         let checked = self.repair_watch.on_sent(self.now, (from, to), &header, is_exact, idle);
         checked.unwrap_or_else(|violation| self.report(violation));
@@ -225,10 +225,9 @@ impl World {
         held_back + begun.map(|(_, fault)| stop(fault)).sum::<Duration>()
     }
 
-    /// Whether nothing of the transfer that a data packet belongs to may be missing. `false` also where its payload is in
-    /// none of the rank's tensors: a copy, a rotated bucket.
-    fn is_exact(&self, from: usize, header: &Header, payload: *const u8) -> bool {
-        let Some(op) = self.ranks[from].holder(payload) else { return false };
+    /// Whether nothing of the transfer that a data packet belongs to may be missing.
+    fn is_exact(&mut self, (from, to): (usize, usize), header: &Header) -> bool {
+        let Some(op) = self.ranks[from].sends(to, header.transfer) else { return false };
         let plan = &self.scenario.ops[op];
         let by_shard =
             matches!(plan.kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::ParameterServer));
