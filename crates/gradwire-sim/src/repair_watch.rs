@@ -43,8 +43,8 @@ struct PairState {
     /// When data left last, and how long after what had left before.
     data_at: Timestamp,
     turn: Duration,
-    /// When the receiver of this way was first answered: until then it says nothing but its greeting.
-    greeted_at: Option<Timestamp>,
+    /// When its sender first said more than its greeting, and whether it lives: until then it has not met its peer.
+    met_at: Option<Timestamp>,
     /// When a question or an answer was lost last on this way.
     deaf_at: Option<Timestamp>,
     /// When each question was asked, by its stamp; when those that were answered were asked and answered.
@@ -104,6 +104,13 @@ impl RepairWatch {
         Err(Violation::RepairedLate { from, to, transfer, offset, at: now, waited, bound })
     }
 
+    /// A rank sends something.
+    pub(crate) fn on_speaks(&mut self, now: Timestamp, pair: Pair, header: &Header) {
+        if !matches!(header.kind, Kind::Hello | Kind::Ping) {
+            self.pairs.entry(pair).or_default().met_at.get_or_insert(now);
+        }
+    }
+
     /// A rank asks what has arrived.
     pub(crate) fn on_asked(&mut self, now: Timestamp, pair: Pair, header: &Header) {
         self.pairs.entry(pair).or_default().asked.insert(header.sent_at_us, now);
@@ -124,9 +131,6 @@ impl RepairWatch {
     /// A datagram reaches its receiver.
     pub(crate) fn on_delivered(&mut self, now: Timestamp, sent_at: Timestamp, pair: Pair, header: &Header) {
         let state = self.pairs.entry(pair).or_default();
-        if header.kind == Kind::Hello && header.flags.contains(Flags::REPLY) {
-            state.greeted_at.get_or_insert(now);
-        }
         state.transit_max = state.transit_max.max(now.since(sent_at));
         if header.kind == Kind::Ack && header.flags.contains(Flags::REPLY) {
             let asking = self.pairs.entry((pair.1, pair.0)).or_default();
@@ -162,7 +166,7 @@ impl RepairWatch {
         let there = self.pairs.get(&pair).unwrap_or(&unknown);
         let back = self.pairs.get(&(pair.1, pair.0)).unwrap_or(&unknown);
         let bound = (there.transit_max + back.transit_max) * self.round_trips() + FIXED + idle;
-        let met_at = there.greeted_at.zip(back.greeted_at).map(|(there, back)| there.max(back));
+        let met_at = there.met_at.zip(back.met_at).map(|(there, back)| there.max(back));
         let excuses = [there.deaf_at, back.deaf_at, Some(met_at.unwrap_or(lost_at))].into_iter().flatten();
         let Some(excused_at) = excuses.filter(|at| *at >= lost_at).max() else { return (lost_at, bound) };
         let told = there.answered.iter().find(|(asked_at, _)| *asked_at >= lost_at + bound);

@@ -151,6 +151,7 @@ impl World {
     ) -> Option<Provenance> {
         let (header, body) = Header::decode(bytes).ok()?;
         self.path_watch.on_sent(self.now, (from, to), &header);
+        self.repair_watch.on_speaks(self.now, (from, to), &header);
         if header.kind == Kind::Status {
             let status = StatusBody::decode(&mut Reader::new(body)).ok()?;
             if status.state == TransferState::Closed {
