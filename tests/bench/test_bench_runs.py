@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,6 +88,24 @@ def test_one_sample_is_enough_for_a_gray_rail_beside_the_healthy_network(tmp_pat
     assert (found["network"]["rails"], found["settings"]["hosts"]) == (4, 2)
 
 
+@pytest.mark.parametrize("scenario", ["slow-host", "incast"])
+def test_a_scenario_is_measured_beside_the_healthy_network(tmp_path, scenario):
+    few = ("--samples", "1", "--block", "1", "--ranks", "3", "--size", "0.1", "--tcp", "none", "--preset", "auto")
+    found = bench(tmp_path, *few, "--scenario", scenario, "--rate", "400")
+    assert [row["scenario"] for row in found["rows"]] == ["healthy", scenario]
+    assert {(row["samples"], row["wrong"]) for row in found["rows"]} == {(1, 0)}
+
+
+@pytest.mark.parametrize("network", ["bridge", "uml"])
+def test_a_network_is_taken_by_its_name(tmp_path, network):
+    if network == "uml" and shutil.which("linux.uml") is None:
+        pytest.skip("user-mode-linux is not installed")
+    few = ("--samples", "1", "--block", "1", "--ranks", "2", "--size", "0.1", "--tcp", "none", "--preset", "exact")
+    found = bench(tmp_path, *few, "--network", network)
+    (row,) = found["rows"]
+    assert (found["network"]["kind"], row["samples"], row["wrong"]) == (network, 1, 0)
+
+
 # Imported by each worker before all else.
 WRONG_ON_RANK_1 = """
 from gradwire.bench.collectives import Task
@@ -120,6 +139,23 @@ def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_ru
     assert "interrupted; the workers and the network are gone" in told
     wait_until(lambda: not workers_of(tmp_path))
     assert (tmp_path / "numbers.json").read_text() == "earlier"
+
+
+def test_ctrl_c_keeps_what_every_cell_has_measured(tmp_path, workers_of):
+    line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000", "--block", "2")
+    # A program's output is told a line every ten seconds only: the first is there after some turns.
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert any(" min of about " in told for told in running.stdout)
+        os.killpg(running.pid, signal.SIGINT)
+        told = running.stdout.read()
+        assert running.wait(60) == sandbox.EXIT_INTERRUPTED, told
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    (samples,) = {row["samples"] for row in numbers["rows"]}
+    assert numbers["interrupted"]
+    assert samples in range(2, 100000, 2)  # whole turns
+    assert f"interrupted: {samples} samples of each cell are kept" in told
+    assert (tmp_path / "bench.html").exists()
+    wait_until(lambda: not workers_of(tmp_path))
 
 
 def wait_until(holds) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,6 +19,14 @@ _SMALL_BYTES = 64 * 1024
 _SMALL_REPEAT = 20  # calls in one sample of a size that takes less than a wake-up; as many buffers are made before
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
+
+
+class Interrupted(KeyboardInterrupt):
+    """A measurement was interrupted. `found`: what its whole turns have measured, equally many samples of each cell."""
+
+    def __init__(self, found: list[Series]) -> None:
+        super().__init__("interrupted")
+        self.found = found
 
 
 class Crews:
@@ -87,21 +96,29 @@ def measure(
 
     Raises:
         WorkerFailed: a worker ended or fell silent.
+        Interrupted: by Ctrl-C, with what the whole turns before it have measured.
     """
     for variant in plan.variants:
         for ranks in plan.ranks:
             crews.form(variant, ranks)
     cells = plan.cells()
     found = [Series(cell) for cell in cells]
+    whole: list[Series] = []
     begun, turns = clock(), list(plan.turns())
-    for turn, order in enumerate(turns):
-        if turn > 0 and clock() - begun > 60 * plan.minutes:
-            break
-        for place, at in enumerate(order):
-            ground.set(cells[at].condition)
-            for index in range(plan.block + 1):
-                _sample(crews, found[at], counted=index > 0)
-            told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
+    try:
+        for turn, order in enumerate(turns):
+            if turn > 0 and clock() - begun > 60 * plan.minutes:
+                break
+            for place, at in enumerate(order):
+                ground.set(cells[at].condition)
+                for index in range(plan.block + 1):
+                    _sample(crews, found[at], counted=index > 0)
+                told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
+            whole = copy.deepcopy(found)
+    except KeyboardInterrupt:  # the workers have sessions of their own
+        if not whole:
+            raise
+        raise Interrupted(whole) from None
     return found
 
 

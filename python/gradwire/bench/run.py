@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.bench import display, report, results, training, training_report
-from gradwire.bench.conductor import Crews, measure
+from gradwire.bench.conductor import Crews, Interrupted, measure
 from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import command, machine
 from gradwire.bench.plan import Condition, Plan
@@ -89,12 +89,17 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
-            rows = [series.row() for series in measure(plan, crews, ground, told)]
+            try:
+                found, was_interrupted = measure(plan, crews, ground, told), False
+            except Interrupted as interrupted:
+                found, was_interrupted = interrupted.found, True
+    rows = [series.row() for series in found]
     verdicts = results.judge(rows, outcome.required)
     whole = {
         **facts,
         "settings": _settings(plan),
         "network": {**asdict(plan.network), **counted},
+        "interrupted": was_interrupted,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
@@ -103,6 +108,11 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
+    if was_interrupted:
+        console.print(
+            f"interrupted: {rows[0]['samples']} samples of each cell are kept; the workers and the network are gone"
+        )
+        return sandbox.EXIT_INTERRUPTED
     return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
 
 
