@@ -217,6 +217,9 @@ impl Op {
     /// Prepares the memory and gives the first transfers to post.
     pub(crate) fn start(&mut self, pool: &mut Pool, posts: &mut Vec<Post>) {
         self.staging = pool.staging.pop().unwrap_or_default();
+        if self.warms_up {
+            self.stages_up_to.measure();
+        }
         if let Some(rotated) = &mut self.rotated {
             rotated.spread(&mut pool.strip);
         }

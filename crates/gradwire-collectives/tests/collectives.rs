@@ -350,6 +350,18 @@ fn a_result_of_a_quarter_of_a_megabyte_is_not_waited_for_until_it_is_confirmed()
     }
 }
 
+#[test]
+fn a_send_of_nothing_waits_for_its_receiver_like_any_other() {
+    let (mut net, mut nothing) = (Net::perfect(2), [Tensor(Vec::new()), Tensor(Vec::new())]);
+    net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+    send(&mut net, 0, 1, 3, &mut nothing[0]);
+    net.run_for(Duration::from_millis(500));
+    assert!(net.done[0].is_empty(), "nobody has received it");
+    receive(&mut net, 1, Some(0), 3, &mut nothing[1]);
+    net.run_all(1);
+    assert!(net.done.iter().flat_map(|done| done.values()).all(Result::is_ok));
+}
+
 /// A stage may end without anything of a rank: that its result is there says nothing about that rank.
 #[test]
 fn a_rank_of_which_nothing_came_is_waited_for_however_small_the_call() {

@@ -43,7 +43,7 @@ struct PairState {
     /// When data left last, and how long after what had left before.
     data_at: Timestamp,
     turn: Duration,
-    /// When its sender first said more than its greeting, and whether it lives: until then it has not met its peer.
+    /// When its sender first spoke as one that was answered: until then it says nothing but its greeting.
     met_at: Option<Timestamp>,
     /// When a question or an answer was lost last on this way.
     deaf_at: Option<Timestamp>,
@@ -104,11 +104,9 @@ impl RepairWatch {
         Err(Violation::RepairedLate { from, to, transfer, offset, at: now, waited, bound })
     }
 
-    /// A rank sends something.
-    pub(crate) fn on_speaks(&mut self, now: Timestamp, pair: Pair, header: &Header) {
-        if !matches!(header.kind, Kind::Hello | Kind::Ping) {
-            self.pairs.entry(pair).or_default().met_at.get_or_insert(now);
-        }
+    /// A rank has been answered by another, of which it hears this at its first word since.
+    pub(crate) fn on_met(&mut self, now: Timestamp, pair: Pair) {
+        self.pairs.entry(pair).or_default().met_at.get_or_insert(now);
     }
 
     /// A rank asks what has arrived.

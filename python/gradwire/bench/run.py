@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -93,6 +95,7 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
                 found, was_interrupted = measure(plan, crews, ground, told), False
             except Interrupted as interrupted:
                 found, was_interrupted = interrupted.found, True
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is kept takes a few seconds to write
     rows = [series.row() for series in found]
     verdicts = results.judge(rows, outcome.required)
     whole = {
@@ -163,7 +166,7 @@ def _write(
     for verdict in whole["targets"]:
         console.print(results.Verdict(**verdict).line(), highlight=False, markup=False)
     if outcome.json_file is not None:
-        outcome.json_file.write_text(json.dumps(whole, indent=1) + "\n")
+        _replace(outcome.json_file, json.dumps(whole, indent=1) + "\n")
         console.print(f"numbers: {outcome.json_file}", highlight=False)
     page = outcome.html_file or outcome.out / name
     try:
@@ -171,6 +174,13 @@ def _write(
         console.print(f"report: {page}", highlight=False)
     except ModuleNotFoundError as error:
         console.print(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')", markup=False)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Writes a file whole or not at all: one of an earlier run is lost only when the new one is there."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(file)
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

@@ -42,6 +42,11 @@ impl StagedMax {
         self.results = if policy.may_lose(Stage::Gather) { 0 } else { self.results };
     }
 
+    /// The call measures how long its stages take, until they are confirmed.
+    pub(super) const fn measure(&mut self) {
+        self.results = 0;
+    }
+
     /// Nothing came of a transfer: its sender may not have called yet, and is waited for as before.
     pub(super) const fn stop(&mut self) {
         (self.contributions, self.results) = (0, 0);
@@ -69,17 +74,20 @@ fn proves_that_all_joined(collective: &Collective) -> bool {
 impl Op {
     /// Copies the bytes of a send, if they are few. One copy serves all peers that are sent the same.
     pub(super) fn stage(&mut self, side: Side, range: &Range<usize>, loss: Loss) -> Option<usize> {
-        let at = self.staging.len();
-        if side == Side::Settings || at + range.len() > self.stages_up_to.for_sends(loss) {
+        let (end, bytes_max) = (self.staging.len(), self.stages_up_to.for_sends(loss));
+        let is_there = self.staged.as_ref().is_some_and(|staged| *staged == (side, range.clone()));
+        let room = if is_there { 0 } else { range.len() };
+        // Where nothing may be copied an empty send is not either: it waits for its receiver.
+        if side == Side::Settings || bytes_max == 0 || end + room > bytes_max {
             return None;
         }
         self.report.bytes_sent += range.len() as u64;
-        if self.staged.as_ref().is_some_and(|staged| *staged == (side, range.clone())) {
-            return Some(at - range.len());
+        if is_there {
+            return Some(end - range.len());
         }
         self.staging.extend_from_slice(self.memory.view(side).part(range).as_slice());
         self.staged = Some((side, range.clone()));
-        Some(at)
+        Some(end)
     }
 }
 

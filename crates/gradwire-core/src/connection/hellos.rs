@@ -31,28 +31,15 @@ pub(super) struct Hellos {
     at: Timestamp,
     pause: Duration,
     pause_max: Duration,
-    /// The first, or a peer is there that has not heard a full one.
-    is_full: bool,
-    is_peer_there: bool,
-    /// When the last full one left.
-    full_at: Timestamp,
-    /// The stamps of the last full ones, and how many left.
-    stamps: [u32; REMEMBERED],
-    sent: usize,
+    /// When the first one left, which is full.
+    first_at: Option<Timestamp>,
+    /// From when on all are full: a peer is there that has not answered the first.
+    full_from: Option<Timestamp>,
 }
 
 impl Hellos {
     pub(super) const fn new(now: Timestamp) -> Self {
-        Self {
-            at: now,
-            pause: PAUSE_MIN,
-            pause_max: PAUSE_MAX,
-            is_full: true,
-            is_peer_there: false,
-            full_at: now,
-            stamps: [0; REMEMBERED],
-            sent: 0,
-        }
+        Self { at: now, pause: PAUSE_MIN, pause_max: PAUSE_MAX, first_at: None, full_from: None }
     }
 
     /// When the next one is due.
@@ -62,32 +49,29 @@ impl Hellos {
 
     /// Whether a small one was answered that left after a full one: full datagrams do not pass, or were lost so far.
     pub(super) const fn is_peer_there(&self) -> bool {
-        self.is_peer_there
+        self.full_from.is_some()
     }
 
     /// A hello leaves, with the stamp of now; whether it is to be as large as a datagram may be.
     pub(super) fn on_sent(&mut self, now: Timestamp) -> bool {
         self.at = now + self.pause;
         self.pause = (self.pause * 2).min(self.pause_max);
-        if !self.is_full {
-            return false;
-        }
-        self.is_full = self.is_peer_there;
-        self.full_at = now;
-        self.stamps[self.sent % REMEMBERED] = now.as_wire_us();
-        self.sent += 1;
-        true
+        let is_first = self.first_at.is_none();
+        self.first_at.get_or_insert(stamped(now));
+        is_first || self.full_from.is_some()
     }
 
     /// The hello with this stamp is answered. `None`: this rank never wrote such a stamp.
     pub(super) fn on_answer(&mut self, now: Timestamp, stamp: u32) -> Option<Shown> {
         let sent_at = now.of_wire_us(stamp)?;
-        if self.stamps[..self.sent.min(REMEMBERED)].contains(&stamp) {
+        let first_at = self.first_at?;
+        if sent_at == first_at || self.full_from.is_some_and(|from| sent_at >= from) {
             return Some(Shown::FullPasses);
         }
-        if sent_at > self.full_at && !self.is_peer_there {
-            (self.is_full, self.is_peer_there) = (true, true);
-            self.at = now;
+        if sent_at > first_at && self.full_from.is_none() {
+            // A small one may have left in this microsecond, which is all that a stamp says.
+            self.at = now + Duration::from_micros(1);
+            self.full_from = Some(stamped(self.at));
             let round_trips = now.since(sent_at) * 2;
             self.pause = round_trips.clamp(PAUSE_MIN, PAUSE_MAX);
             self.pause_max = round_trips.clamp(PAUSE_MAX, PAUSE_CEILING);
@@ -96,8 +80,10 @@ impl Hellos {
     }
 }
 
-/// A late answer may be to one of the last few.
-const REMEMBERED: usize = 4;
+/// What the stamp of this moment says.
+fn stamped(now: Timestamp) -> Timestamp {
+    now.of_wire_us(now.as_wire_us()).unwrap_or(now)
+}
 
 #[cfg(test)]
 mod tests {
@@ -143,8 +129,15 @@ mod tests {
             Shown::PeerIsThere,
             "a small one proves nothing, however late"
         );
-        assert_eq!(answer(&mut hellos, 1_300, 480), Shown::PeerIsThere, "forgotten");
-        assert_eq!(answer(&mut hellos, 1_300, 680), Shown::FullPasses);
+        assert_eq!(
+            answer(&mut hellos, 1_300, 360),
+            Shown::PeerIsThere,
+            "one that left in the microsecond of the answer"
+        );
+        for full_ms in [360, 480, 1_280] {
+            let stamp = at(full_ms).as_wire_us() + 1;
+            assert_eq!(hellos.on_answer(at(1_300), stamp), Some(Shown::FullPasses), "however long ago");
+        }
     }
 
     #[test]

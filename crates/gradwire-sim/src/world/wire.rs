@@ -151,7 +151,9 @@ impl World {
     ) -> Option<Provenance> {
         let (header, body) = Header::decode(bytes).ok()?;
         self.path_watch.on_sent(self.now, (from, to), &header);
-        self.repair_watch.on_speaks(self.now, (from, to), &header);
+        if self.ranks[from].group.is_connected(to as u32) {
+            self.repair_watch.on_met(self.now, (from, to));
+        }
         if header.kind == Kind::Status {
             let status = StatusBody::decode(&mut Reader::new(body)).ok()?;
             if status.state == TransferState::Closed {
