@@ -16,7 +16,7 @@ from gradwire.lab.crew import Crew
 
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _SMALL_BYTES = 64 * 1024
-_SMALL_REPEAT = 20  # calls in one sample of a size that takes less than a wake-up; as many buffers are made before
+_SMALL_REPEAT = 20  # calls in one sample of a size that takes less than waking all ranks; as many buffers are made before
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
 
@@ -125,7 +125,7 @@ def measure(
 def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
     """One sample: from a common start to the end on the slowest rank."""
     cell = series.cell
-    repeat = _SMALL_REPEAT if cell.bytes < _SMALL_BYTES else 1
+    repeat = _SMALL_REPEAT if cell.bytes <= _SMALL_BYTES else 1
     group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
     crews.order(cell.variant, {"do": "prepare", **group, "repeat": repeat}, "prepared")
     order = {"do": "sample", "variant": asdict(cell.variant), "at": time.monotonic() + START_AHEAD_S}
