@@ -16,7 +16,7 @@ from gradwire.lab.crew import Crew
 
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _SMALL_BYTES = 64 * 1024
-_SMALL_REPEAT = 20  # calls in one sample of a size that takes less than waking all ranks; as many buffers are made before
+_SMALL_REPEAT = 20  # calls in a sample of a size that takes less than waking all ranks; as many buffers are made before
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
 
