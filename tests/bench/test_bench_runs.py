@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -141,20 +142,27 @@ def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_ru
     assert (tmp_path / "numbers.json").read_text() == "earlier"
 
 
-def test_ctrl_c_keeps_what_every_cell_has_measured(tmp_path, workers_of):
-    line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000", "--block", "2")
-    # A program's output is told a line every ten seconds only: the first is there after some turns.
+ENDLESS = {
+    "samples": ("--network", "loopback", "--samples", "100000"),
+    "steps": ("--training", "--network", "nft", "--rate", "1000", "--loss", "0", "--steps", "100000"),
+}
+
+
+@pytest.mark.parametrize("kept", ["samples", "steps"])
+def test_ctrl_c_keeps_what_all_have_measured(tmp_path, workers_of, kept):
+    line = command(tmp_path, "--quick", *ENDLESS[kept], "--block", "2")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
-        assert any(" min of about " in told for told in running.stdout)
+        blocks = (re.search(r" (\d+) of \d+, .* min of about ", told) for told in running.stdout)
+        assert any(found and int(found[1]) >= 6 for found in blocks)  # two turns, of three variants or fewer
         os.killpg(running.pid, signal.SIGINT)
         told = running.stdout.read()
         assert running.wait(60) == sandbox.EXIT_INTERRUPTED, told
     numbers = json.loads((tmp_path / "numbers.json").read_text())
-    (samples,) = {row["samples"] for row in numbers["rows"]}
+    (many,) = {row[kept] for row in numbers["rows"]}
     assert numbers["interrupted"]
-    assert samples in range(2, 100000, 2)  # whole turns
-    assert f"interrupted: {samples} samples of each cell are kept" in told
-    assert (tmp_path / "bench.html").exists()
+    assert many in range(2, 100000, 2)  # whole turns
+    assert f"interrupted: {many} {kept} of each" in told
+    assert list(tmp_path.glob("*.html"))
     wait_until(lambda: not workers_of(tmp_path))
 
 

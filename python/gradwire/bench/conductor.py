@@ -22,9 +22,9 @@ Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the ser
 
 
 class Interrupted(KeyboardInterrupt):
-    """A measurement was interrupted. `found`: what its whole turns have measured, equally many samples of each cell."""
+    """A measurement was interrupted. `found`: what its whole turns have measured, equally much of each cell or training."""
 
-    def __init__(self, found: list[Series]) -> None:
+    def __init__(self, found: list[Any]) -> None:
         super().__init__("interrupted")
         self.found = found
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -23,6 +23,7 @@ from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import WorkerFailed
 
 REACHED, MISSED, NOT_RUN = 0, 1, 2  # exit statuses; click exits with 2 for a wrong option, too
+_GONE = "; the workers and the network are gone"
 _QUIET_LOAD = 0.5  # for each core; above it the machine did other things before the run
 
 
@@ -50,6 +51,7 @@ class Outcome:
 
 
 Measured = dict[str, Any]
+_Found = TypeVar("_Found")
 
 
 def run_collectives(plan: Plan, outcome: Outcome) -> int:
@@ -75,7 +77,7 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
         console.print(f"error: {error}", markup=False)
         return NOT_RUN
     except KeyboardInterrupt:
-        console.print("interrupted; the workers and the network are gone")
+        console.print(f"interrupted{_GONE}")
         return sandbox.EXIT_INTERRUPTED
 
 
@@ -91,11 +93,7 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
-            try:
-                found, was_interrupted = measure(plan, crews, ground, told), False
-            except Interrupted as interrupted:
-                found, was_interrupted = interrupted.found, True
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is kept takes a few seconds to write
+            found, was_interrupted = _kept(lambda: measure(plan, crews, ground, told))
     rows = [series.row() for series in found]
     verdicts = results.judge(rows, outcome.required)
     whole = {
@@ -112,9 +110,7 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
     if was_interrupted:
-        console.print(
-            f"interrupted: {rows[0]['samples']} samples of each cell are kept; the workers and the network are gone"
-        )
+        console.print(f"interrupted: {rows[0]['samples']} samples of each cell are kept{_GONE}")
         return sandbox.EXIT_INTERRUPTED
     return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
 
@@ -127,7 +123,8 @@ def _training(plan: TrainingPlan, outcome: Outcome) -> int:
     with display.Display(console, plan.minutes) as shown, Ground(plan.ranks, plan.network) as ground:
         counted = _look_around(shown, ground, conditions, facts["machine"])
         with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S) as crews:
-            rows = [run.row() for run in training.train(plan, crews, ground, shown.advance)]
+            found, was_interrupted = _kept(lambda: training.train(plan, crews, ground, shown.advance))
+    rows = [run.row() for run in found]
     target = training.target_of(plan, rows)
     rows = training.with_target(rows, target)
     verdicts = training.judge(rows, outcome.required)
@@ -137,13 +134,26 @@ def _training(plan: TrainingPlan, outcome: Outcome) -> int:
         **facts,
         "settings": settings,
         "network": {**asdict(plan.network), **counted},
+        "interrupted": was_interrupted,
         "target": target,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
     training_report.print_table(console, rows, target)
     _write(console, whole, outcome, training_report.write_html, "training.html")
+    if was_interrupted:
+        console.print(f"interrupted: {rows[0]['steps']} steps of each training are kept{_GONE}")
+        return sandbox.EXIT_INTERRUPTED
     return REACHED if all(verdict.reached for verdict in verdicts) else MISSED
+
+
+def _kept(work: Callable[[], list[_Found]]) -> tuple[list[_Found], bool]:
+    """What was measured, and whether that was interrupted, so that it is less than was wanted."""
+    try:
+        return work(), False
+    except Interrupted as interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is kept takes a few seconds to write
+        return interrupted.found, True
 
 
 def _look_around(
