@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,8 @@ def look_at(pair: Pair, stop: threading.Event) -> None:
             for rank in range(RANKS if seconds % SCRAPE_S == 1 else 0):
                 urllib.request.urlopen(f"http://127.0.0.1:{pair.port + rank}/metrics", timeout=10).read()
             for path in (pair.folder / "runtime" / "gradwire").glob("*.sock"):
-                with socket.socket(socket.AF_UNIX) as connection:
+                # A rank that just begins or ends has the file and does not listen.
+                with suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as connection:
                     connection.connect(str(path))
                     connection.sendall(b'{"ask": "stats"}\n')
                     while connection.recv(1 << 16):

@@ -27,6 +27,7 @@ _FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
 _SEND_TRIES = 4  # of a packet that looks for a router: two answers may come between two tries, hardly more
 _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
 _WAIT_SECONDS = 0.2  # for an answer, where a test does not say
+_STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,25 @@ class Prober:
     def count(
         self, to: tuple[str, int], test: int, packets: int, *, size_bytes: int, batch: int, pause_s: float
     ) -> Count | None:
-        """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say."""
+        """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say.
+
+        The question may overtake the last of them, so where some are missing it is asked again until no more come.
+        """
         for number in range(packets):
             # The device pushes back where the kernel's queue is full; what it refuses has not been sent and is tried again.
             self._send(_Probe(_COUNT, size_bytes, test=test), to, number)
             if batch and number % batch == batch - 1:
                 time.sleep(pause_s)
+        known: Count | None = None
         for _ in range(10):
             found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
-            if found is not None:
-                return Count(*_COUNTS.unpack_from(found[1]))
-        return None
+            if found is None:
+                continue
+            before, known = known, Count(*_COUNTS.unpack_from(found[1]))
+            if known.arrived >= packets or known == before:
+                break
+            time.sleep(found[0].rtt_s + _STRAGGLING_SECONDS)
+        return known
 
     def close(self) -> None:
         """Ends the thread."""

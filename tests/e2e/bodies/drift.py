@@ -66,7 +66,7 @@ def check_drift_is_measured_and_repaired_bit_for_bit() -> None:
     report = state.drift.check()
     rows = everybodys(bits(model.parameters()))
     differ = int((rows != rows[0]).any(0).sum())
-    assert 0 < 4 * differ <= report.bytes_differing < report.bytes == 4 * rows.shape[1]
+    assert 0 < 4 * differ <= report.bytes_differing <= report.bytes == 4 * rows.shape[1]
     assert (report.step, report.tensors) == (STEPS, 6)
     difference = state.drift.largest_difference()
     values = rows.view(torch.float32).double()
