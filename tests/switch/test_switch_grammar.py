@@ -113,6 +113,8 @@ def test_eos_lines_have_the_forms_of_its_manual_and_say_the_plan(plan, word):
     rows = parsed(arista.commands(plan, ["Ethernet1"], word), EOS)
     points = {int(point): int(row["level"]) for row in rows if "dscps" in row for point in row["dscps"].split()}
     assert points == plan.queue_of_code_points()
+    queues = {int(row["level"]): int(row["level2"]) for row in rows if "level2" in row}
+    assert queues == {number: number for number, _ in plan.numbered() if number != 7}, "class 7 has its queue already"
     lows = [int(row["low"]) for row in rows if "low" in row]
     assert lows == [queue.threshold_bytes for queue in plan.queues if queue.threshold_bytes is not None]
 

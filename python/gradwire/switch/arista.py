@@ -9,6 +9,8 @@ from __future__ import annotations
 from gradwire.switch.plan import FRAME_BYTES, SwitchPlan
 
 NAME = "gradwire"
+# Goes to the queue of its number on every platform, and some refuse to be told so.
+TOP_CLASS = 7
 
 
 def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue") -> list[str]:
@@ -22,7 +24,8 @@ def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue"
         points = " ".join(str(point) for point, of in table.items() if of == number)
         if points:
             lines.append(f"qos map dscp {points} to traffic-class {number}")
-        lines.append(f"qos map traffic-class {number} to tx-queue {number}")
+        if number != TOP_CLASS:
+            lines.append(f"qos map traffic-class {number} to tx-queue {number}")
     lines += ["!", f"qos profile {NAME}", "   qos trust dscp"]
     for number, queue in plan.numbered():
         lines += [f"   {queue_word} {number}", "      priority strict"]
