@@ -206,6 +206,21 @@ def test_time_to_accuracy_is_between_two_validations():
     assert training.seconds_to(1.9, curve) is None
 
 
+def test_a_rise_between_two_validations_does_not_move_the_time_to_accuracy():
+    calm = [(0, 0.0, 5.0), (10, 10.0, 4.0), (20, 20.0, 3.0), (30, 30.0, 2.0), (40, 40.0, 2.01), (50, 50.0, 1.5)]
+    settled = training.settled(calm)
+    assert [point[:2] for point in settled] == [point[:2] for point in calm]
+    assert [round(loss, 6) for _, _, loss in settled] == [5.0, 4.5, 4.0, 3.0, 2.336667, 1.836667]
+    slower = [(step, seconds, loss + 0.02) for step, seconds, loss in calm]
+    rows = [{"loss": 0.0, "steps": 50, "curve": calm}, {"loss": 0.01, "steps": 50, "curve": slower}]
+    examples = Path(__file__).resolve().parents[2] / "examples"
+    chosen = training.TrainingPlan(examples, NetworkPlan("soft"), (plan.Variant("gloo-cubic", "gloo", "cubic"),))
+    target = training.target_of(chosen, rows)
+    first, second = (row["seconds"] for row in training.with_target(rows, target))
+    assert (first, target) == (40.0, settled[4][2])
+    assert first < second < first + 0.5, "two hundredths above are not ten steps behind"
+
+
 def test_training_is_judged_by_time_to_accuracy_under_loss():
     times = (
         ("gloo-cubic", 0.0, 10.0),

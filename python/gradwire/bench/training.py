@@ -3,17 +3,18 @@
 The main figure of ULTIMA (11 to 13) and LTP (11). All runs start from the same weights and see the same batches; they take turns in
 blocks of steps within the same processes. Before each block an all-reduce of a gradient's size wakes the connections up,
 which TCP's window and gradwire's estimates need after a pause; then every step counts. Time to accuracy is the sum of the steps'
-times on their slowest rank until the validation loss first is at the target, interpolated between two validations.
+times on their slowest rank until the validation loss, settled over three validations, first is at the target, interpolated between two.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gradwire._policy import GATHER_PRESETS
@@ -27,9 +28,11 @@ from gradwire.lab.crew import WorkerFailed
 LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
 PATIENCE_S = 300.0
 _TARGET_AT = 0.8  # of the steps of the first run without loss: all others have some more to get there
+_SETTLED_OVER = 3  # validations
 _WARM_ELEMS = 1 << 18  # 1 MB, of the order of the example's buckets
 
 Row = dict[str, Any]
+Point = tuple[int, float, float]  # steps done, seconds, validation loss
 
 
 @dataclass(frozen=True)
@@ -175,10 +178,21 @@ def target_of(plan: TrainingPlan, rows: list[Row]) -> float:
     if plan.target is not None:
         return plan.target
     calm = min(rows, key=lambda row: row["loss"])
-    return float(next(loss for step, _, loss in calm["curve"] if step >= _TARGET_AT * calm["steps"]))
+    return next(loss for step, _, loss in settled(calm["curve"]) if step >= _TARGET_AT * calm["steps"])
 
 
-def seconds_to(target: float, curve: list[tuple[int, float, float]]) -> float | None:
+def settled(curve: Sequence[Point]) -> list[Point]:
+    """Each validation loss as the mean of itself and the two before it.
+
+    The batches of a turn raise the loss as well as lower it: on the slope of a single curve a thousandth more or less decides about ten
+    steps. All variants see the same batches.
+    """
+    losses = [loss for _, _, loss in curve]
+    latest = [losses[max(0, at - _SETTLED_OVER + 1) : at + 1] for at in range(len(curve))]
+    return [(step, seconds, fmean(few)) for (step, seconds, _), few in zip(curve, latest, strict=True)]
+
+
+def seconds_to(target: float, curve: Sequence[Point]) -> float | None:
     """When the loss is first at the target, between two validations linear; None if it never is."""
     for (_, before_s, before), (_, after_s, after) in pairwise(curve):
         if after <= target:
@@ -188,8 +202,11 @@ def seconds_to(target: float, curve: list[tuple[int, float, float]]) -> float | 
 
 
 def with_target(rows: list[Row], target: float) -> list[Row]:
-    """The rows with `seconds`, the time to accuracy, or None."""
-    return [{**row, "seconds": seconds_to(target, row["curve"])} for row in rows]
+    """The rows with the settled curve, and `seconds`, the time to accuracy on it, or None."""
+    curves = [settled(row["curve"]) for row in rows]
+    return [
+        {**row, "settled": curve, "seconds": seconds_to(target, curve)} for row, curve in zip(rows, curves, strict=True)
+    ]
 
 
 def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:

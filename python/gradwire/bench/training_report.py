@@ -114,8 +114,8 @@ def _curves(rows: list[Row], target: float) -> list[figures.Draw]:
                 for row in rows:
                     if row["variant"] == variant and row["loss"] == loss:
                         axes.plot(
-                            [point[1] for point in row["curve"]],
-                            [point[2] for point in row["curve"]],
+                            [point[1] for point in row["settled"]],
+                            [point[2] for point in row["settled"]],
                             color=colour,
                             label=variant,
                         )
