@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-simulation bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -148,6 +148,9 @@ bench-gpu: build ## DDP steps on a GPU beside gloo, and how much of the copies i
 
 bench-observability: build ## What it costs a training step that it can be seen
 	$(PY) bench/torch/observability.py --json bench-out/observability.json $(ARGS)
+
+bench-kernel: build ## What the kernel alone takes to carry a GB, by the way it is handed over: a minute
+	$(PY) bench/collective/kernel_cost.py --json bench-out/kernel-cost.json $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

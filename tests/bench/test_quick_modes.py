@@ -18,6 +18,14 @@ def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tm
     assert (tmp_path / "hadamard.png").stat().st_size > 10_000
 
 
+def test_what_the_kernel_takes_is_measured_for_each_way(run_quick, tmp_path):
+    rows = run_quick("kernel_cost.py")["rows"]
+    assert [row["way"] for row in rows] == ["udp", "udp, one piece", "udp, zero copy", "tcp"]
+    assert all(0 < row["arrived"] <= 1 for row in rows), rows
+    assert rows[-1]["arrived"] == 1, "TCP loses nothing"
+    assert (tmp_path / "kernel-cost.png").stat().st_size > 10_000
+
+
 def test_memory_is_counted_above_the_tensor():
     script = FOLDER / "collective" / "memory.py"
     ran = subprocess.run([sys.executable, script, "--quick"], capture_output=True, text=True, timeout=240, check=False)
