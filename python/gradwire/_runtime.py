@@ -189,6 +189,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "ecn": config.marks_importance(),
         "offload": config.offload == "auto",
         "urgency": config.urgency,
+        "busy_poll_us": config.busy_poll_us,
         "paths": config.paths,
         "incast": config.incast,
         "servers": None if config.dedicated_servers() else config.servers,

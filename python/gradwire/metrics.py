@@ -128,6 +128,7 @@ METRICS: tuple[Metric, ...] = (
         "Datagrams that the kernel dropped because the receive buffer was full.",
     ),
     _counter("engine", "sleeps", "sleeps", "Times that the network thread slept."),
+    _counter("engine", "busy_polls", "busy_polls", "Times that it looked for packets again instead (`busy_poll_us`)."),
     _counter("engine", "chaos_lost_datagrams", "chaos_lost", "Datagrams that fault injection has lost on purpose."),
     _counter(
         "engine",

@@ -1,7 +1,7 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--clear] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--stats]`
 //!
 //! The process starts itself once for each rank; records travel through the children's pipes. A barrier precedes every
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
@@ -27,6 +27,7 @@ struct Options {
     algorithm: Algorithm,
     stats: bool,
     security: Security,
+    busy_poll: Duration,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -48,6 +49,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         algorithm: Algorithm::Auto,
         stats: false,
         security: Security::Auto,
+        busy_poll: Duration::ZERO,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -61,6 +63,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--ring" => options.algorithm = Algorithm::Ring,
             "--transpose" => options.algorithm = Algorithm::Transpose,
             "--clear" => options.security = Security::Off,
+            "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),
         }
@@ -109,6 +112,7 @@ fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
         offload: options.offload,
         mtu: options.mtu,
         security: options.security,
+        busy_poll: options.busy_poll,
         ..EngineConfig::default()
     })?;
     let pending = engine.new_group(rank, options.ranks, "bench")?;
@@ -117,8 +121,8 @@ fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
     let group = pending.join(&records, Some(TIMEOUT))?;
     if rank == 0 {
         println!(
-            "{:>10} {:>10} {:>10} {:>10} {:>12} {:>6}",
-            "bytes", "p50 us", "p99 us", "min us", "busbw MB/s", "wrong"
+            "{:>10} {:>10} {:>10} {:>10} {:>10} {:>12} {:>6}",
+            "bytes", "p50 us", "p99 us", "min us", "cpu us", "busbw MB/s", "wrong"
         );
     }
     for bytes in &options.bytes {

@@ -66,6 +66,9 @@ pub struct EngineConfig {
     /// How many steps of niceness the network thread is more urgent than the thread that starts the engine, where the system
     /// allows it (`CAP_SYS_NICE`, `RLIMIT_NICE`).
     pub urgency: u8,
+    /// Longest time for which the network thread looks for packets again before it sleeps, where its sleeps have been shorter
+    /// than that; zero: it always sleeps.
+    pub busy_poll: Duration,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -108,6 +111,7 @@ impl Default for EngineConfig {
             ecn: false,
             offload: Offload::Auto,
             urgency: 0,
+            busy_poll: Duration::ZERO,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,
@@ -124,6 +128,8 @@ impl Default for EngineConfig {
 const MTU_MIN: usize = 576;
 /// Largest MTU: an IPv4 packet.
 const MTU_MAX: usize = 65_535;
+/// As long as a time slice: a thread that looks for longer takes a core from those that compute.
+const BUSY_POLL_MAX: Duration = Duration::from_millis(1);
 
 impl EngineConfig {
     /// Checks every field.
@@ -146,6 +152,7 @@ impl EngineConfig {
         require_time("peer_timeout", silence, "100 ms to 1 hour", range.contains(&silence))?;
         let connect = self.connect_timeout;
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
+        require_time("busy_poll", self.busy_poll, "at most 1 ms", self.busy_poll <= BUSY_POLL_MAX)?;
         require("paths", self.paths, "1 to 16", (1..=PATHS_MAX).contains(&self.paths))?;
         require("incast", format!("{:?}", self.incast), "at least 1 rank", self.incast != Some(0))?;
         require("servers", format!("{:?}", self.servers), "at least 1 rank", self.servers != Some(0))?;
@@ -210,6 +217,7 @@ mod tests {
         for config in [
             EngineConfig { mtu: Some(100), ..EngineConfig::default() },
             EngineConfig { ack_every: 0, ..EngineConfig::default() },
+            EngineConfig { busy_poll: Duration::from_millis(2), ..EngineConfig::default() },
             EngineConfig { initial_rate: 0, ..EngineConfig::default() },
             EngineConfig { dscp_classes: vec![64], ..EngineConfig::default() },
             EngineConfig { dscp_classes: vec![0; 9], ..EngineConfig::default() },

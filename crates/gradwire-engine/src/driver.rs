@@ -5,6 +5,7 @@
 //! once for each collective, do.
 
 use crate::active::{ActiveGroup, InFlight};
+use crate::busy_poll::BusyPoll;
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
 use crate::flood::{FloodWatch, Traffic};
@@ -48,6 +49,7 @@ pub(crate) struct Driver {
     chaos: Option<Box<Chaos>>,
     commands: Vec<Command>,
     stats: EngineStats,
+    busy_poll: BusyPoll,
     flood: FloodWatch,
     /// What was nobody's, or not authentic, so far.
     refused: Traffic,
@@ -71,6 +73,7 @@ impl Driver {
             chaos: shared.local.config.chaos.map(|config| Box::new(Chaos::new(config))),
             commands: Vec::new(),
             stats: EngineStats::default(),
+            busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
             ending: Ending::Running,
@@ -235,7 +238,11 @@ impl Driver {
         self.stats.datagrams_replayed += inlet.replayed;
         self.stats.chaos_lost += lost;
         self.watch_for_floods();
-        more || self.stats.datagrams_received != before
+        let received = self.stats.datagrams_received != before;
+        if received {
+            self.busy_poll.on_busy(now);
+        }
+        more || received
     }
 
     fn watch_for_floods(&mut self) {
@@ -282,7 +289,7 @@ impl Driver {
         }
     }
 
-    /// Sleeps until something arrives, is due, or is commanded.
+    /// Sleeps until something arrives, is due, or is commanded; or looks again at once, where that pays.
     fn sleep(&mut self) {
         let now = since(self.origin);
         let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
@@ -293,13 +300,21 @@ impl Driver {
         if self.sockets.is_blocked() {
             wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
         }
-        if wait == Some(Duration::ZERO) || !self.shared.doorbell().fall_asleep() {
+        if wait == Some(Duration::ZERO) {
+            return;
+        }
+        if self.busy_poll.looks_again(now) {
+            self.stats.busy_polls += 1;
+            return std::thread::yield_now();
+        }
+        if !self.shared.doorbell().fall_asleep() {
             return;
         }
         self.stats.sleeps += 1;
         let bell = self.shared.doorbell();
         let signalled = self.sockets.poll(bell.fd(), wait);
         bell.wake_up(signalled);
+        self.busy_poll.on_slept(now, since(self.origin));
     }
 }
 

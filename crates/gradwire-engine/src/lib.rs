@@ -8,6 +8,7 @@
 //! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
 
 mod active;
+mod busy_poll;
 mod chaos;
 mod code_points;
 mod config;

@@ -269,6 +269,18 @@ fn an_idle_group_lets_the_processor_rest() {
 }
 
 #[test]
+fn a_thread_looks_again_between_small_calls_if_it_may() {
+    for (busy_poll, may) in [(Duration::ZERO, false), (Duration::from_millis(1), true)] {
+        let (engines, groups) = cluster(2, &EngineConfig { busy_poll, ..config() });
+        (0..100).for_each(|_| check_all_reduce(&groups, 100));
+        for engine in &engines {
+            let stats = engine.stats().unwrap();
+            assert_eq!(stats.busy_polls > 0, may, "{busy_poll:?}: {stats:?}");
+        }
+    }
+}
+
+#[test]
 fn a_forked_child_is_refused_and_its_parent_goes_on() {
     let (engines, groups) = cluster(2, &config());
     // SAFETY: the child only calls code that takes no lock, and leaves with `_exit`.

@@ -270,6 +270,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
             config.offload = if value.extract::<bool>()? { Offload::Auto } else { Offload::Off };
         }
         "urgency" => config.urgency = value.extract()?,
+        "busy_poll_us" => config.busy_poll = Duration::from_micros(value.extract()?),
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,
