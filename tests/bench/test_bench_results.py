@@ -219,6 +219,10 @@ def test_a_rise_between_two_validations_does_not_move_the_time_to_accuracy():
     first, second = (row["seconds"] for row in training.with_target(rows, target))
     assert (first, target) == (40.0, settled[4][2])
     assert first < second < first + 0.5, "two hundredths above are not ten steps behind"
+    few = [{"loss": 0.0, "steps": 40, "curve": calm[:5]}]
+    assert settled[3][2] > training.target_of(chosen, few) > settled[4][2], (
+        "others need not be as good as it is in the end"
+    )
 
 
 def test_training_is_judged_by_time_to_accuracy_under_loss():

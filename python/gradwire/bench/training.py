@@ -174,11 +174,15 @@ def _validate(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run:
 
 
 def target_of(plan: TrainingPlan, rows: list[Row]) -> float:
-    """The validation loss to reach."""
+    """The validation loss to reach: between two validations linear, so that it is never that of the last one."""
     if plan.target is not None:
         return plan.target
     calm = min(rows, key=lambda row: row["loss"])
-    return next(loss for step, _, loss in settled(calm["curve"]) if step >= _TARGET_AT * calm["steps"])
+    curve, wanted = settled(calm["curve"]), _TARGET_AT * calm["steps"]
+    around = next((pair for pair in pairwise(curve) if pair[1][0] >= wanted), (curve[-1], curve[-1]))
+    (before_step, _, before), (after_step, _, after) = around
+    share = (wanted - before_step) / (after_step - before_step) if after_step > before_step else 0.0
+    return before + share * (after - before)
 
 
 def settled(curve: Sequence[Point]) -> list[Point]:
