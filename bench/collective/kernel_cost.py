@@ -9,7 +9,7 @@ Two namespaces joined by a bridge, MTU 1500, offloads on. The sender's memory is
                     as gradwire sends in clear; the receiver takes them with one call (receive offload)
     udp, one piece  the same datagrams one behind the other, as gradwire sends what it has sealed
     udp, zero copy  the same, lent to the kernel (MSG_ZEROCOPY). Heads of their own do not go that way: a message holds 17 pieces
-    tcp             64 KB with each system call
+    tcp             as many bytes with each system call
 
 Seconds are system time of the sending and of the receiving process, for each GB (10^9) of payload. What the program does with the
 bytes is not in it, nor time in interrupts. An all-reduce between two ranks carries two GB for each GB of the bucket, so twice the
@@ -18,17 +18,19 @@ sum is the least that a transport over it can take. Exit status: 0 measured, 2 i
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
+import multiprocessing
 import os
 import resource
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
+from multiprocessing import connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,13 +48,18 @@ MEMORY_BYTES = 64 << 20
 PORT = 9911
 RECEIVE_BUFFER_BYTES = 64 << 20
 SILENCE_S = 0.5  # after which what has not come will not
-PATIENCE_S = 60
+PATIENCE_S = 60.0
+SLOWEST_BYTES_PER_S = 10e6
 # <linux/udp.h>, <asm-generic/socket.h>, <linux/socket.h>: Python has no names for them
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_RCVBUFFORCE, SO_ZEROCOPY = 33, 60
 MSG_ZEROCOPY = 0x4000000
 
 Parts = list[memoryview]
+
+
+class NotPossible(Exception):
+    """The kernel does not do it this way here."""
 
 
 @dataclass(frozen=True)
@@ -120,34 +127,45 @@ def send(way: Way, sender: socket.socket, count: int) -> _Work:
     """Makes so many calls."""
     found, before = messages(way), _system_s()
     control = [] if way.is_tcp else [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("H", HEAD_BYTES + PAYLOAD_BYTES))]
+    lent = 0
     for parts in islice(cycle(found), count):
         if way.is_tcp:
             sender.sendall(parts[0])
         elif way.zero_copy:
-            _lend(sender, parts, control)
+            lent = _lend(sender, parts, control, lent)
         else:
             sender.sendmsg(parts, control)
     return _Work(count * way.payload_bytes, _system_s() - before)
 
 
-def _lend(sender: socket.socket, parts: Parts, control: list[Any]) -> None:
+def _lend(sender: socket.socket, parts: Parts, control: list[Any], lent: int) -> int:
+    """Sends what stays in this process's memory; `lent`: messages of which the kernel still reads. Returns how many then.
+
+    Raises:
+        NotPossible: the kernel takes not even one.
+    """
     while True:
         try:
             sender.sendmsg(parts, control, MSG_ZEROCOPY)
         except OSError as error:
-            if error.errno != errno.ENOBUFS:  # too much is lent already
+            if error.errno != errno.ENOBUFS:
                 raise
-            select.select([], [], [sender], 0.001)
+            if not lent:
+                raise NotPossible("the kernel lends no memory to a message: RLIMIT_MEMLOCK or optmem_max") from None
+            select.select([sender], [], [], 0.001)  # an error queue counts as readable
+            lent -= _taken_back(sender)
         else:
-            _take_back(sender)
-            return
-        _take_back(sender)
+            return lent + 1 - _taken_back(sender)
 
 
-def _take_back(sender: socket.socket) -> None:
-    """What the kernel says that it no longer reads."""
-    with contextlib.suppress(BlockingIOError):
-        sender.recvmsg(0, 512, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+def _taken_back(sender: socket.socket) -> int:
+    """Messages that the kernel says that it no longer reads."""
+    try:
+        _, told, _, _ = sender.recvmsg(0, 512, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
+    first, last = struct.unpack_from("8xII", told[0][2])  # struct sock_extended_err
+    return int(last - first + 1)
 
 
 def receive(way: Way, receiver: socket.socket, count: int) -> _Work:
@@ -162,7 +180,7 @@ def receive(way: Way, receiver: socket.socket, count: int) -> _Work:
             more = 0
         if not more:
             break
-        if not got:
+        if not got and not way.is_tcp:
             _wait_at_most(receiver, SILENCE_S)
         got += more
     return _Work(got * way.payload_bytes // MESSAGE_BYTES, _system_s() - before)
@@ -196,7 +214,10 @@ def ends(way: Way, ground: Ground) -> tuple[socket.socket, socket.socket]:
         return sender, accepted
     sender.connect(address)
     receiver.setsockopt(socket.SOL_UDP, UDP_GRO, 1)
-    receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+    try:
+        receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+    except PermissionError:  # root of a user namespace only: as much as net.core.rmem_max allows
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
     if way.zero_copy:
         sender.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
     return sender, receiver
@@ -207,54 +228,79 @@ def sample(way: Way, ground: Ground, size: int) -> Sample:
 
     Raises:
         WorkerFailed: an end of it failed.
+        NotPossible: the kernel does not do it this way.
     """
     count = max(1, size // way.payload_bytes)
     sender, receiver = ends(way, ground)
     with sender, receiver:
-        taking = _Child(lambda: receive(way, receiver, count))
-        giving = _Child(lambda: send(way, sender, count))
-        given, taken = giving.result(), taking.result()
+        patience_s = PATIENCE_S + size / SLOWEST_BYTES_PER_S
+        works = partial(receive, way, receiver, count), partial(send, way, sender, count)
+        taken, given = _in_processes(works, patience_s)
     return Sample(given.seconds_each_gb(), taken.seconds_each_gb(), taken.payload / given.payload)
 
 
-class _Child:
-    """A process of its own, so that the other end's system time is not in its."""
+def _in_processes(works: Sequence[Callable[[], _Work]], patience_s: float) -> list[_Work]:
+    """Each in a process of its own, so that the other's system time is not in its."""
+    fork, results = multiprocessing.get_context("fork"), {}
+    children = []
+    try:
+        for work in works:
+            reader, writer = fork.Pipe(duplex=False)
+            child = fork.Process(target=_tell, args=(work, writer), daemon=True)
+            child.start()
+            writer.close()
+            children.append((child, reader))
+        end = time.monotonic() + patience_s
+        while len(results) < len(children):
+            waiting = [reader for _, reader in children if reader not in results]
+            ready = connection.wait(waiting, max(0.0, end - time.monotonic()))
+            if not ready:
+                raise WorkerFailed(f"a transfer was not over after {patience_s:.0f} s")
+            results |= {reader: _told(reader) for reader in waiting if reader in ready}
+        return [results[reader] for _, reader in children]
+    finally:
+        for child, reader in children:
+            child.kill()
+            child.join()
+            reader.close()
 
-    def __init__(self, work: Callable[[], _Work]) -> None:
-        self._reader, writer = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            status = 1
-            try:
-                os.write(writer, json.dumps(asdict(work())).encode())
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(writer)
 
-    def result(self) -> _Work:
-        """Waits for it."""
-        with os.fdopen(self._reader) as reader:
-            ready, _, _ = select.select([reader], [], [], PATIENCE_S)
-            said = reader.read() if ready else ""
-        if not said:
-            os.kill(self._pid, 9)
-        os.waitpid(self._pid, 0)
-        work = _Work(**json.loads(said)) if said else _Work(0, 0.0)
-        if not work.payload:
-            raise WorkerFailed("an end of the transfer failed, or nothing arrived")
-        return work
+def _tell(work: Callable[[], _Work], writer: connection.Connection) -> None:
+    try:
+        writer.send(work())
+    except (OSError, NotPossible) as error:
+        writer.send(error)
+
+
+def _told(reader: connection.Connection) -> _Work:
+    try:
+        told = reader.recv()
+    except EOFError:
+        raise WorkerFailed("an end of the transfer died") from None
+    if isinstance(told, NotPossible):
+        raise told
+    if not isinstance(told, _Work) or not told.payload:
+        raise WorkerFailed(f"an end of the transfer failed: {told}")
+    return told
 
 
 def measure(size: int, samples: int, tell: frame.Tell) -> dict[str, Any]:
-    """All samples by turns."""
-    found: dict[str, list[Sample]] = {way.name: [] for way in WAYS}
+    """All samples by turns; a way that is not possible here is left out, and says why."""
+    found: dict[Way, list[Sample]] = {way: [] for way in WAYS}
+    impossible: dict[Way, str] = {}
     with Ground(2, NetworkPlan("bridge")) as ground:
         for turn in range(samples):
             for way in WAYS:
-                found[way.name].append(sample(way, ground, size))
+                if way in impossible:
+                    continue
+                try:
+                    found[way].append(sample(way, ground, size))
+                except NotPossible as error:
+                    impossible[way] = str(error)
+                    tell(f"{way.name}: {error}")
             tell(f"{turn + 1} of {samples} turns")
-    return {"rows": [row_of(name, taken) for name, taken in found.items()]}
+    rows = [row_of(way.name, taken) for way, taken in found.items() if way not in impossible]
+    return {"rows": rows, "not_possible": {way.name: why for way, why in impossible.items()}}
 
 
 def row_of(name: str, samples: list[Sample]) -> dict[str, Any]:

@@ -164,8 +164,8 @@ class Config:
     urgency: int = _setting(5, int, "How many steps of niceness the network thread is more urgent than the process, where the system "
         "allows it (root, CAP_SYS_NICE, or a RLIMIT_NICE that reaches so far; elsewhere nothing happens). Where every core computes, "
         "each packet would wait for one. More than 5 helps ranks whose cores are their own, and slows those that share.", low=0, high=39)
-    busy_poll_us: int = _setting(0, int, "Longest time for which the network thread looks for packets again instead of sleeping, where its "
-        "sleeps have been shorter than that. Small collectives between ranks whose cores are their own get faster by what waking a thread "
+    busy_poll_us: int = _setting(0, int, "Longest time for which the network thread looks for packets again instead of sleeping, where "
+        "they have come at shorter intervals. Small collectives between ranks whose cores are their own get faster by what waking a thread "
         "takes; the looking is processor time. 0: it always sleeps.", unit="microseconds", low=0, high=1000)
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "

@@ -19,10 +19,16 @@ def test_the_transform_makes_a_burst_cost_what_scattered_losses_do(run_quick, tm
 
 
 def test_what_the_kernel_takes_is_measured_for_each_way(run_quick, tmp_path):
-    rows = run_quick("kernel_cost.py")["rows"]
-    assert [row["way"] for row in rows] == ["udp", "udp, one piece", "udp, zero copy", "tcp"]
-    assert all(0 < row["arrived"] <= 1 for row in rows), rows
-    assert rows[-1]["arrived"] == 1, "TCP loses nothing"
+    try:
+        assert sandbox.run(lambda: 0) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    found = run_quick("kernel_cost.py")
+    arrived = {row["way"]: row["arrived"] for row in found["rows"]}
+    assert arrived.keys() | found["not_possible"].keys() == {"udp", "udp, one piece", "udp, zero copy", "tcp"}
+    assert found["not_possible"].keys() <= {"udp, zero copy"}
+    assert all(0 < share <= 1 for share in arrived.values()), arrived
+    assert arrived["tcp"] == 1, "TCP loses nothing"
     assert (tmp_path / "kernel-cost.png").stat().st_size > 10_000
 
 

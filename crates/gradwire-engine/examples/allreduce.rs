@@ -3,6 +3,8 @@
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
 //! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--stats]`
 //!
+//! `--busy-poll` is in microseconds.
+//!
 //! The process starts itself once for each rank; records travel through the children's pipes. A barrier precedes every
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
 //! is the processor time of rank 0 for one round.

@@ -2,14 +2,13 @@
 //!
 //! Waking a thread takes the system some microseconds, on a virtual machine tens of them, which is most of a small collective between
 //! ranks with cores of their own. But a look that finds nothing is processor time that the training may want, so the thread
-//! looks only where sleeps have been short: a sleep that ends within the time shows that looking would have
-//! found what ended it, one that lasts longer shows the opposite.
+//! looks only where what comes, packets of its groups and commands, has come within the time of what came before.
 //!
 //! ```text
-//!   SLEEPING --a sleep shorter than the time--> LOOKING --nothing for the time, then a longer sleep--> SLEEPING
+//!   SLEEPING --something comes within the time of what came before--> LOOKING --nothing comes for the time--> SLEEPING
 //! ```
 //!
-//! So a thread that has nothing to do looks for the time once, and then no more until short sleeps return.
+//! So a thread that has nothing to do looks for the time once, and then no more until something comes that has company.
 
 use gradwire_core::Timestamp;
 use std::time::Duration;
@@ -31,6 +30,7 @@ impl BusyPoll {
 
     /// Something has come.
     pub(crate) fn on_busy(&mut self, now: Timestamp) {
+        self.is_looking = now.since(self.busy_at) < self.time;
         self.busy_at = now;
     }
 
@@ -38,49 +38,47 @@ impl BusyPoll {
     pub(crate) fn looks_again(&self, now: Timestamp) -> bool {
         self.is_looking && now.since(self.busy_at) < self.time
     }
-
-    /// The thread has slept, and something or the clock has woken it.
-    pub(crate) fn on_slept(&mut self, from: Timestamp, to: Timestamp) {
-        self.is_looking = to.since(from) < self.time;
-        self.busy_at = to;
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TIME: Duration = Duration::from_micros(50);
-
     fn at(micros: u64) -> Timestamp {
         Timestamp::from_nanos(micros * 1_000)
     }
 
-    #[test]
-    fn a_short_sleep_begins_it_and_a_long_one_ends_it() {
-        let mut poll = BusyPoll::new(TIME);
-        poll.on_busy(at(0));
-        assert!(!poll.looks_again(at(1)), "nothing is known yet");
-        poll.on_slept(at(1), at(31));
-        assert!(poll.looks_again(at(32)) && poll.looks_again(at(80)) && !poll.looks_again(at(81)));
-        poll.on_slept(at(81), at(1_081));
-        assert!(!poll.looks_again(at(1_082)));
+    /// Things come at these microseconds.
+    fn after(busy: &[u64]) -> BusyPoll {
+        let mut poll = BusyPoll::new(Duration::from_micros(50));
+        busy.iter().for_each(|micros| poll.on_busy(at(*micros)));
+        poll
     }
 
     #[test]
-    fn what_comes_in_time_prolongs_it() {
-        let mut poll = BusyPoll::new(TIME);
-        poll.on_slept(at(0), at(10));
-        for micros in (50..1_000).step_by(40) {
-            assert!(poll.looks_again(at(micros)));
-            poll.on_busy(at(micros));
-        }
+    fn what_comes_alone_does_not_begin_it() {
+        assert!(!after(&[1_000]).looks_again(at(1_001)));
+        assert!(!after(&[1_000, 1_050]).looks_again(at(1_051)));
+    }
+
+    #[test]
+    fn what_has_company_begins_it_for_the_time() {
+        let poll = after(&[1_000, 1_049]);
+        assert!(poll.looks_again(at(1_049)) && poll.looks_again(at(1_098)) && !poll.looks_again(at(1_099)));
+    }
+
+    #[test]
+    fn what_comes_in_time_prolongs_it_and_what_comes_late_ends_it() {
+        let poll = after(&[1_000, 1_040, 1_080, 1_120]);
+        assert!(poll.looks_again(at(1_169)) && !poll.looks_again(at(1_170)));
+        assert!(!after(&[1_000, 1_040, 1_080, 1_140]).looks_again(at(1_141)));
     }
 
     #[test]
     fn without_a_time_it_never_looks() {
         let mut poll = BusyPoll::new(Duration::ZERO);
-        poll.on_slept(at(5), at(5));
+        poll.on_busy(at(5));
+        poll.on_busy(at(5));
         assert!(!poll.looks_again(at(5)));
     }
 }

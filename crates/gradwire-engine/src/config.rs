@@ -66,8 +66,8 @@ pub struct EngineConfig {
     /// How many steps of niceness the network thread is more urgent than the thread that starts the engine, where the system
     /// allows it (`CAP_SYS_NICE`, `RLIMIT_NICE`).
     pub urgency: u8,
-    /// Longest time for which the network thread looks for packets again before it sleeps, where its sleeps have been shorter
-    /// than that; zero: it always sleeps.
+    /// Longest time for which the network thread looks for packets again before it sleeps, where packets have come at shorter
+    /// intervals; zero: it always sleeps.
     pub busy_poll: Duration,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.

@@ -118,6 +118,9 @@ impl Driver {
     fn take_commands(&mut self) {
         self.shared.take_commands(&mut self.commands);
         let mut commands = std::mem::take(&mut self.commands);
+        if !commands.is_empty() {
+            self.busy_poll.on_busy(self.now);
+        }
         for command in commands.drain(..) {
             self.command(command);
         }
@@ -197,7 +200,7 @@ impl Driver {
     /// Takes what has arrived; `false` when that was nothing. The clock is read after each call that brought something: a
     /// packet that seemed to have arrived before it did would make round trips look shorter than they are.
     fn receive(&mut self) -> bool {
-        let before = self.stats.datagrams_received;
+        let (before, refused) = (self.stats.datagrams_received, self.refused.datagrams);
         let origin = self.origin;
         let mut now = self.now;
         let mut inlet = Inlet::new(&mut self.groups, &self.routes, &self.codes, self.refused);
@@ -238,11 +241,12 @@ impl Driver {
         self.stats.datagrams_replayed += inlet.replayed;
         self.stats.chaos_lost += lost;
         self.watch_for_floods();
-        let received = self.stats.datagrams_received != before;
-        if received {
+        let received = self.stats.datagrams_received - before;
+        // What strangers send must not keep the thread from its sleep.
+        if received > self.refused.datagrams - refused {
             self.busy_poll.on_busy(now);
         }
-        more || received
+        more || received > 0
     }
 
     fn watch_for_floods(&mut self) {
@@ -303,7 +307,7 @@ impl Driver {
         if wait == Some(Duration::ZERO) {
             return;
         }
-        if self.busy_poll.looks_again(now) {
+        if self.busy_poll.looks_again(now) && !self.sockets.is_blocked() {
             self.stats.busy_polls += 1;
             return std::thread::yield_now();
         }
@@ -314,7 +318,6 @@ impl Driver {
         let bell = self.shared.doorbell();
         let signalled = self.sockets.poll(bell.fd(), wait);
         bell.wake_up(signalled);
-        self.busy_poll.on_slept(now, since(self.origin));
     }
 }
 

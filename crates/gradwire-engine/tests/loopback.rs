@@ -260,12 +260,17 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
 
 #[test]
 fn an_idle_group_lets_the_processor_rest() {
-    let (engines, _groups) = cluster(2, &config());
-    let before = engines[0].stats().unwrap().sleeps;
-    // The subject is what happens in this time when nothing does: there is no event to wait for.
-    std::thread::sleep(Duration::from_millis(500));
-    let woken = engines[0].stats().unwrap().sleeps - before;
-    assert!(woken < 60, "{woken} times in half a second");
+    for busy_poll in [Duration::ZERO, Duration::from_millis(1)] {
+        let (engines, _groups) = cluster(2, &EngineConfig { busy_poll, ..config() });
+        let before = engines[0].stats().unwrap();
+        // The subject is what happens in this time when nothing does: there is no event to wait for.
+        std::thread::sleep(Duration::from_millis(500));
+        let after = engines[0].stats().unwrap();
+        let (woken, looked) = (after.sleeps - before.sleeps, after.busy_polls - before.busy_polls);
+        assert!(woken < 60, "{woken} times in half a second");
+        // A few milliseconds of looking, a microsecond each, at this test's own questions and at heartbeats.
+        assert!(looked < 40_000, "{looked} looks in half a second");
+    }
 }
 
 #[test]

@@ -42,7 +42,8 @@ class TrainingPlan:
     Attributes:
         steps: of each run.
         block: steps of one run in a row; its validation loss is taken after them.
-        target: validation loss in nats for each byte; None: what the first run without loss has at four fifths of its steps.
+        target: validation loss in nats for each byte, the mean of three validations; None: what the first run without loss has at
+            four fifths of its steps.
         validation_batches: of the example's, that a validation looks at.
     """
 
@@ -182,7 +183,7 @@ def target_of(plan: TrainingPlan, rows: list[Row]) -> float:
     around = next((pair for pair in pairwise(curve) if pair[1][0] >= wanted), (curve[-1], curve[-1]))
     (before_step, _, before), (after_step, _, after) = around
     share = (wanted - before_step) / (after_step - before_step) if after_step > before_step else 0.0
-    return before + share * (after - before)
+    return (1 - share) * before + share * after  # exactly a validation's where it is one's
 
 
 def settled(curve: Sequence[Point]) -> list[Point]:

@@ -73,7 +73,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.option("--require", "required", multiple=True, metavar="NAME=FACTOR", help="Exit with 1 if missed; repeatable.")
 @click.option("--training", "trains", is_flag=True, help="Time to accuracy of the example transformer instead.")
 @click.option("--steps", default=120, type=click.IntRange(1), help="Of each training.")
-@click.option("--target", type=float, help="Validation loss to reach.", show_default="gloo's at 80 % of the steps")
+@click.option("--target", type=float, help="Mean of three validation losses to reach.", show_default="gloo's at 80 % of the steps")
 @click.option("--seed", default=1, help="Decides weights and batches of training.")
 @click.option("--examples", default=_SOURCE_TREE / "examples", type=_FOLDER, show_default="of the source tree",
               help="Folder with train_gpt.py, which is what is trained.")
