@@ -16,6 +16,7 @@ import json
 import os
 import queue
 import runpy
+import select
 import shutil
 import signal
 import subprocess
@@ -257,13 +258,11 @@ class _Run:
             time.sleep(0.005)
         with self._holding(ranks[VICTIM], end):
             self._inflict()
-        while self._any_runs(survivors, end):
-            time.sleep(0.01)
+        self._wait_until_ended(survivors, end)
         if self.cell.fault == "stop":
             (self.folder / "continued").write_text(str(time.monotonic()))
             ranks[VICTIM].send_signal(signal.SIGCONT)
-        while self._any_runs(ranks, end):
-            time.sleep(0.01)
+        self._wait_until_ended(ranks, end)
         exits = [rank.poll() for rank in ranks]
         for rank in ranks:
             rank.kill()
@@ -274,6 +273,20 @@ class _Run:
     @staticmethod
     def _any_runs(ranks: Sequence[_Rank], end: float) -> bool:
         return time.monotonic() < end and any(rank.poll() is None for rank in ranks)
+
+    @staticmethod
+    def _wait_until_ended(ranks: Sequence[_Rank], end: float) -> None:
+        """Until all have, or the time is up."""
+        for rank in ranks:
+            if rank.poll() is not None:
+                continue
+            ended = os.pidfd_open(rank.pid)  # readable when it is over
+            try:
+                ends = select.poll()
+                ends.register(ended, select.POLLIN)
+                ends.poll(max(0.0, end - time.monotonic()) * 1e3)
+            finally:
+                os.close(ended)
 
     def _start(self, rank: int) -> _Rank:
         cell = self.cell
