@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench" / "transport"))
@@ -96,7 +97,7 @@ def write(files: list[Path], document: Path, images: Path) -> bool:
     )
 
 
-@click.command(help=figures.layout_kept(__doc__))
+@click.command(help=as_written(__doc__))
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--document", default=ROOT / "docs" / "benchmarks.md", type=click.Path(path_type=Path),
               help="Written to; its pictures go into the folder img beside it.")  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 from gradwire.bench import plan, run
+from gradwire.bench.display import as_written
 from gradwire.bench.plan import MB, Condition, NetworkPlan, Plan
 from gradwire.lab import LabError, netem
 
@@ -27,7 +28,7 @@ SWITCH_RTT_MS = 0.4  # what the user-mode-linux switch adds by itself
 
 
 # fmt: off
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--network", default="kernel", type=click.Choice(["kernel", "uml", "loopback"]), help="The switch.")
 @click.option("--ranks", default=4, type=click.IntRange(2, 8))
 @click.option("--rate", default=100.0, help="Mbit/s of each host's link.")

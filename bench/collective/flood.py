@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 import frame
+from gradwire.bench.display import as_written
 from gradwire.bench.plan import MB
 from gradwire.demo.results import percentile
 from gradwire.lab import Link
@@ -151,7 +152,7 @@ def reached(measured: dict[str, Any]) -> bool:
     return bool(measured["slower"] <= SLOWER_MOST and measured["grown_kb"] < GROWN_MOST_KB)
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--rate", default=200.0, type=click.FloatRange(1), help="Mbit/s of each host's link.")
 @click.option("--rtt", default=1.0, type=click.FloatRange(0), help="Round trip in ms.")
 @click.option("--compute", "compute_ms", default=20.0, type=click.FloatRange(0), help="ms of computing in a step.")

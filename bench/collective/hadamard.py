@@ -24,6 +24,7 @@ import torch
 from gradwire import _native
 from gradwire.bench import conductor
 from gradwire.bench.conductor import Crews
+from gradwire.bench.display import as_written
 from gradwire.bench.ground import Ground
 from gradwire.bench.machine import machine
 from gradwire.bench.plan import NetworkPlan, Plan, gradwire
@@ -226,7 +227,7 @@ def run(*, share: float, seeds: int, ranks: int, samples: int, out: Path, json_f
     return REACHED if all(reached for reached, _ in verdicts(results)) else MISSED
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--share", default=0.1, type=click.FloatRange(0.001, 0.9), help="Of the packets that are lost.")
 @click.option("--seeds", default=20, type=click.IntRange(2))
 @click.option("--ranks", default=2, type=click.IntRange(2, 8), help="Of the all-reduce.")

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import frame
+from gradwire.bench.display import as_written
 from gradwire.bench.plan import NetworkPlan
 from gradwire.demo.results import percentile
 from gradwire.lab import netem
@@ -86,7 +87,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--network", default="uml", type=click.Choice(["uml", "kernel", "loopback"]), help="The switch.")
 @click.option("--ranks", default=8, type=click.IntRange(3, 16))
 @click.option("--rate", default=1000.0, help="Mbit/s of each host's link.")

@@ -37,6 +37,7 @@ from typing import Any
 
 import click
 import frame
+from gradwire.bench.display import as_written
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import NetworkPlan
 from gradwire.lab.crew import WorkerFailed
@@ -353,7 +354,7 @@ def conclude(console: Console, results: dict[str, Any], file: Path) -> bool:
     return True
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--size", default=1000.0, type=click.FloatRange(1), help="MB (10^6 bytes) of each sample.")
 @click.option("--samples", default=5, type=click.IntRange(1), help="Of each way.")
 @frame.common_options("16 MB, one sample.")

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 
 MB = 1 << 20
 LIMIT_MB = 64
@@ -156,7 +157,7 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--ranks", default=4, type=click.IntRange(2, 8))
 @click.option("--size", "megabytes", default=256, type=click.IntRange(1), help="MB of the tensor.")
 @click.option("--dtype", default="float32", type=click.Choice(["float32", "bfloat16", "float16"]))

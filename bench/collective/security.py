@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 import frame
+from gradwire.bench.display import as_written
 from gradwire.bench.plan import MB, NetworkPlan
 from gradwire.demo.results import percentile
 from gradwire.lab.crew import WorkerFailed
@@ -74,7 +75,7 @@ def conclude(console: Console, results: dict[str, Any]) -> bool:
     return reached
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--ranks", default=2, type=click.IntRange(2, 16))
 @click.option("--size", default=25.0, type=click.FloatRange(0.001), help="MB of each rank.")
 @click.option("--samples", default=30, type=click.IntRange(1), help="Of each kind.")

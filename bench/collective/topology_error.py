@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 import frame
+from gradwire.bench.display import as_written
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +127,7 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--ranks", default=8, type=click.IntRange(3, 16))
 @click.option("--elems", default=1 << 16, type=click.IntRange(1024), help="float32 elements of the bucket.")
 @click.option("--loss", default=0.001, type=click.FloatRange(0, 0.5), help="Share of packets lost by chance.")

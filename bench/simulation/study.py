@@ -28,6 +28,7 @@ import click
 import figures
 from cases import OURS, PEERS, ROOT, Case, Store, run_all
 from figures import MEAN, TAIL, Panel, Series, beside, name_of
+from gradwire.bench.display import as_written
 from gradwire.bench.machine import machine
 
 REACHED, MISSED, NOT_RUN = 0, 1, 2
@@ -162,7 +163,7 @@ def command(function: Callable[[Study], None]) -> click.Command:
     return click.command(name=function.__name__, help=function.__doc__, context_settings=settings)(run)
 
 
-@click.group(help=__doc__)
+@click.group(help=as_written(__doc__))
 def main() -> None:
     """Chooses the figure."""
 

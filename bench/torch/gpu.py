@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 from overhead import MET, MISSED, NOT_RUN, RANKS, RUN_TIMEOUT_S, machine
 from overlap import Range, union
 from rich.console import Console
@@ -307,7 +308,7 @@ def print_rows(console: Console, rows: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--turns", default=20, type=click.IntRange(1), help="Steps and calls of each variant.")
 @click.option("--quick", is_flag=True, help="Two turns. Times judge nothing.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")

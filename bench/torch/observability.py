@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -216,7 +217,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--turns", default=100, type=click.IntRange(1), help="Blocks of each pair.")
 @click.option("--quick", is_flag=True, help="Two turns, which judge nothing: does it run?")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")

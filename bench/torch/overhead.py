@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 from rich.console import Console
 from rich.table import Table
 
@@ -157,7 +158,7 @@ def machine() -> dict[str, Any]:
     return {"commit": git.stdout.strip(), "kernel": platform.release(), "cores": os.cpu_count(), "load": load}
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--turns", default=20, type=click.IntRange(1), help="Blocks of each measure and backend.")
 @click.option("--quick", is_flag=True, help="Two turns, which judge nothing: does it run?")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here.")

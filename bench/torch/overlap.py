@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from gradwire.bench.display import as_written
 from gradwire.lab import Cluster, LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
 from gradwire.lab.crew import rendezvous_environment
 from overhead import MET, MISSED, NOT_RUN, machine
@@ -229,7 +230,7 @@ def draw(steps: list[Step], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--steps", default=15, type=click.IntRange(1), help="Of each variant.")
 @click.option("--rate", default=1000.0, help="Mbit/s of each host's link.")
 @click.option("--quick", is_flag=True, help="Two steps over loopback. No verdict.")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import click
 import numpy as np
+from gradwire.bench.display import as_written
 from rich.console import Console
 from rich.table import Table
 
@@ -74,7 +75,7 @@ def measure(
     return float(windows.mean() / WINDOW), float(settled.var() / (WINDOW * SCATTER**2 / ranks))
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--ranks", default=4, type=click.IntRange(2, 64))
 @click.option("--fixed-owner", is_flag=True, help="Each element has the same owner in every step.")
 @click.option("--loss", "losses", multiple=True, type=click.FloatRange(0, 1), default=(0.05, 0.1, 0.2, 0.5, 1.0))

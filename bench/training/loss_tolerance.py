@@ -36,6 +36,7 @@ from itertools import groupby
 from pathlib import Path
 
 import click
+from gradwire.bench.display import as_written
 from gradwire.lab.crew import Crew, LoopbackCrew, WorkerFailed
 from loss_figures import draw, report, show
 from loss_plan import LOSSES, METHODS, PACKET_BYTES, RANKS, STEPS, STEPS_QUICK, Condition, Run, Size, plan
@@ -101,7 +102,7 @@ def measure_what_is_left(store: Store, runs: list[Run], logs: Path, console: Con
             said = at
 
 
-@click.command(help=__doc__, context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--task", "tasks", multiple=True, type=click.Choice(list(STEPS)), help="Repeatable; default: all.")
 @click.option("--method", "names", multiple=True, type=click.Choice(list(METHODS)), help="Repeatable; default: all.")
 @click.option("--loss", "losses", multiple=True, type=click.FloatRange(0.001, 0.5), default=LOSSES)

@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 from experiment import Settings, Tell, Turns, common_options, run
-from figures import layout_kept
+from gradwire.bench.display import as_written
 from network import Flow, Ground, bdp_bytes, link_of, payload_mbit
 
 PEERS = ("bbr", "cubic", "reno")
@@ -136,7 +136,7 @@ class Bench:
         case.overflowed.append(counters.overflowed / max(counters.seen, 1))
 
 
-@click.command(help=layout_kept(__doc__), context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--peer", "peers", multiple=True, type=click.Choice(PEERS), default=("bbr", "cubic"), help="Repeatable.")
 @click.option("--rtt", "rtts", multiple=True, type=float, default=(1.0, 40.0), help="Round trip in ms; repeatable.")
 @click.option("--buffer", "bdps", multiple=True, type=float, default=(1.0, 4.0),

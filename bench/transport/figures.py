@@ -42,11 +42,6 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
-def layout_kept(text: str) -> str:
-    """A module's documentation as the help of a click command that keeps its lines."""
-    return "\b\n" + text.replace("\n\n", "\n\n\b\n")
-
-
 def is_development_run(results: Results) -> bool:
     """Whether the machine was not quiet, or the run was only a look."""
     return results["small"] or results["machine"]["load"] > QUIET_LOAD

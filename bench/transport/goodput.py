@@ -26,7 +26,8 @@ from typing import Any
 
 import click
 from experiment import Settings, Tell, Turns, common_options, run
-from figures import GRADWIRE, layout_kept
+from figures import GRADWIRE
+from gradwire.bench.display import as_written
 from gradwire.lab.probe import probe_loss, probe_round_trip_ms
 from network import Ground, bdp_bytes, link_of, payload_mbit
 
@@ -110,7 +111,7 @@ class Bench:
         return facts
 
 
-@click.command(help=layout_kept(__doc__), context_settings={"show_default": True})
+@click.command(help=as_written(__doc__), context_settings={"show_default": True})
 @click.option("--rtt", "rtts", multiple=True, type=float, default=(1.0, 40.0), help="Round trip in ms; repeatable.")
 @click.option("--loss", "losses", multiple=True, type=click.FloatRange(0, 0.5), default=(0.0, 0.001, 0.01, 0.05),
               help="Share of packets lost; repeatable.")  # fmt: skip

@@ -4,13 +4,14 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import click
 import gradwire.torch
 import pytest
 import torch
 from click.testing import CliRunner
 from gradwire.bench import plan, report, results, run, training
 from gradwire.bench.collectives import COLLECTIVES, Task
-from gradwire.bench.display import Display, make_console
+from gradwire.bench.display import Display, as_written, make_console
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
 from gradwire.bench.worker import Worker
 from gradwire.cli import main
@@ -196,6 +197,16 @@ def test_the_time_left_never_exceeds_what_was_allowed():
     assert shown.whole_s(1, 10, 6.0) == 60.0
     assert shown.whole_s(1, 100, 6.0) == 120.0
     assert shown.whole_s(90, 100, 125.0) == 125.0
+
+
+def test_examples_in_help_keep_their_lines_and_sentences_are_wrapped():
+    @click.command(
+        help=as_written("What it does.\n\n    run --quick    # a look\n    run            # all\n\nSome more\nof it.\n")
+    )
+    def command() -> None: ...
+
+    lines = [line.strip() for line in CliRunner().invoke(command, ["--help"]).output.splitlines()]
+    assert {"run --quick    # a look", "run            # all", "Some more of it."} <= set(lines)
 
 
 def test_time_to_accuracy_is_between_two_validations():

@@ -61,3 +61,9 @@ class Display:
     def whole_s(self, done: int, total: int, passed: float) -> float:
         """Seconds from the start to the end, if the rest goes on like this."""
         return max(passed, min(passed / done * total, self._budget_s))
+
+
+def as_written(text: str | None) -> str:
+    """A module's docstring as the help of its command: click would join the lines of examples and lists, which are indented."""
+    paragraphs = (text or "").split("\n\n")
+    return "\n\n".join(f"\b\n{each}" if each.startswith(" ") else each for each in paragraphs)
