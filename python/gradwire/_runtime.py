@@ -178,6 +178,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "mtu": config.mtu,
         "eager_bytes": config.eager_bytes,
         "ack_every": config.ack_every,
+        "ack_delay_us": config.ack_delay_us,
         "controller": config.controller_name(),
         "initial_rate": int(config.initial_rate_mbps * MEGABIT_BYTES),
         "peer_timeout_s": config.peer_timeout_s,

@@ -16,6 +16,7 @@ from gradwire.errors import ConfigError
         ("port", 65536), ("port", -1), ("port", True), ("port", "47400"), ("mtu", 100), ("preset", "dlpc"), ("loss_bound", 1.0),
         ("loss_bound", float("nan")), ("floor", 1.1), ("deadline_ms", -1.0), ("algorithm", "tree"), ("eager_bytes", 0),
         ("ack_every", 0), ("peer_timeout_s", 0.0), ("dscp", 64), ("offload", "on"), ("sync_futures", 1), ("preset", None),
+        ("ack_delay_us", 50_001), ("ack_delay_us", -1),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_with_its_name(field: str, value: object) -> None:

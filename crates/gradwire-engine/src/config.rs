@@ -97,8 +97,8 @@ impl Default for EngineConfig {
             mtu: None,
             eager_bytes: 256 << 10,
             ack_every: 10,
-            // A quarter of the time that a flow may stand in queues: held back longer, acknowledgements come so late that a
-            // slow link falls idle between them (measured at 100 Mbit/s: 1 ms costs a fifth under loss, a third without).
+            // A quarter of the time that a flow may stand in queues. On slow links more saves processor time, as docs/benchmarks.md
+            // says; elsewhere what is lost at the end of a call is found out later by as much.
             ack_delay_max: Duration::from_micros(250),
             controller: ControllerKind::default(),
             initial_rate: 125_000_000,

@@ -346,7 +346,7 @@ fn compare(theirs: &Record, ours: &Record) -> Result<(), JoinError> {
     same(rank, "dedicated servers", &theirs.servers, &ours.servers)?;
     same(rank, "eager_bytes", &theirs.eager_bytes, &ours.eager_bytes)?;
     same(rank, "ack_every", &theirs.ack_every, &ours.ack_every)?;
-    same(rank, "ack_delay_max in microseconds", &theirs.ack_delay_max_us, &ours.ack_delay_max_us)?;
+    same(rank, "ack_delay_us", &theirs.ack_delay_max_us, &ours.ack_delay_max_us)?;
     same(rank, "peer_timeout in microseconds", &theirs.peer_timeout_us, &ours.peer_timeout_us)?;
     same(rank, "security", &theirs.security, &ours.security)?;
     same(rank, "fingerprint of the group's settings", &theirs.fingerprint, &ours.fingerprint)

@@ -255,6 +255,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "mtu" => config.mtu = value.extract()?,
         "eager_bytes" => config.eager_bytes = value.extract()?,
         "ack_every" => config.ack_every = value.extract()?,
+        "ack_delay_us" => config.ack_delay_max = Duration::from_micros(value.extract()?),
         "controller" => config.controller = controller(value)?,
         "initial_rate" => config.initial_rate = value.extract()?,
         "peer_timeout_s" => config.peer_timeout = seconds(value)?,

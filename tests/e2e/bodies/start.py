@@ -28,12 +28,14 @@ def check_a_world_size_that_differs_is_named_on_both_ranks() -> None:
 
 
 def check_a_setting_that_differs_is_named_on_both_ranks() -> None:
-    os.environ["GRADWIRE_EAGER_BYTES"] = "65536" if rank.RANK == 0 else "131072"
-    with pytest.raises(SettingsMismatchError) as caught:
-        form("a setting")
-    del os.environ["GRADWIRE_EAGER_BYTES"]
-    assert caught.value.field == "eager_bytes"
-    assert caught.value.rank == 1 - rank.RANK
+    for field, values in {"eager_bytes": ("65536", "131072"), "ack_delay_us": ("250", "2000")}.items():
+        variable = f"GRADWIRE_{field.upper()}"
+        os.environ[variable] = values[rank.RANK]
+        with pytest.raises(SettingsMismatchError) as caught:
+            form(f"a setting, {field}")
+        del os.environ[variable]
+        assert caught.value.field == field
+        assert caught.value.rank == 1 - rank.RANK
 
 
 def check_a_port_in_use_on_one_rank_is_known_on_both() -> None:
