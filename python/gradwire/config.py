@@ -133,7 +133,7 @@ class Config:
         everywhere=True)
     ack_delay_us: int = _setting(250, int, "Longest that an acknowledgement is held back. Where packets of a peer are further apart than "
         "this, each is acknowledged by a packet of its own: with four ranks on links of 50 Mbit/s 2000 saves a third of the processor "
-        "time. On faster networks it saves nothing, and what is lost at the end of a call is found out later by as much.",
+        "time. On other networks more was not measured; the sender's rate control and repairs may learn of what came later by as much.",
         unit="microseconds", low=0, high=50_000, everywhere=True)
     controller: str = _setting("auto", str, "Rate controller of every connection. `auto`: the preset's, which is `timely` "
         "for `mlt`, `receiving_rate` for `dlcp` and `bottleneck` for the others.", choices=CONTROLLERS, everywhere=True)

@@ -98,7 +98,7 @@ impl Default for EngineConfig {
             eager_bytes: 256 << 10,
             ack_every: 10,
             // A quarter of the time that a flow may stand in queues. On slow links more saves processor time, as docs/benchmarks.md
-            // says; elsewhere what is lost at the end of a call is found out later by as much.
+            // says; what it does elsewhere was not measured.
             ack_delay_max: Duration::from_micros(250),
             controller: ControllerKind::default(),
             initial_rate: 125_000_000,
