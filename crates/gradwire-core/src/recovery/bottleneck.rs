@@ -435,7 +435,8 @@ impl BottleneckController {
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
         let product = if self.others.stands() { bdp } else { gain(bdp, (UNIT + headroom) / 2) };
-        product.saturating_add(lumps).saturating_add(gain(above, headroom))
+        let window = product.saturating_add(lumps).saturating_add(gain(above, headroom));
+        window.max(self.others.least_window(self.bandwidth.max()))
     }
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
