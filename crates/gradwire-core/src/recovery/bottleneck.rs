@@ -21,7 +21,7 @@
 //! - Where a short path has a queue, one product of the newest rate and a few packets, as many for every flow, are in flight instead of two
 //!   products ([`super::kin`]), and flows that know nothing of each other dip at the same moment ([`super::looks`]): so they share alike.
 //! - While a flow dips it sees what others keep in the queue. Where that is more than flows of its own kind keep, it
-//!   takes a little more room itself, leaves no more of it, and grows back to half of the link ([`super::others`]).
+//!   takes a little more room itself and leaves no more of it ([`super::others`]).
 //! - Beyond that the window holds the same few packets for every flow, and while a buffer overflows what is in flight is
 //!   halved whatever the model says ([`super::backoff`]): so flows that came one after the other end with equal shares.
 //! - Over long paths, where nobody has told who shares them, a start takes 64 packets as soon as it knows the round trip, and a
@@ -435,10 +435,7 @@ impl BottleneckController {
         let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
         let product = if self.others.stands() { bdp } else { gain(bdp, (UNIT + headroom) / 2) };
-        let window = product.saturating_add(lumps).saturating_add(gain(above, headroom));
-        // A receiver that waits for its turn looks like others as well: no more of it than its socket holds.
-        let least = self.others.least_window(self.bandwidth.max());
-        window.max(least.min(bdp.saturating_add(self.standing_bytes)))
+        product.saturating_add(lumps).saturating_add(gain(above, headroom))
     }
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.

@@ -25,8 +25,6 @@ pub(super) struct OthersQueue {
     before: Duration,
     /// What others had of the link at the last look, in thousandths.
     theirs: u64,
-    /// The round trip that they left at the last look.
-    left: Duration,
 }
 
 impl OthersQueue {
@@ -55,7 +53,6 @@ impl OthersQueue {
         let Some(looked) = self.looked.take() else { return false };
         self.is_near = least < NEAR;
         let theirs = looked.as_nanos() * 1_000 / self.before.as_nanos().max(1);
-        self.left = looked;
         self.theirs = u64::try_from(theirs).unwrap_or(u64::MAX).min(1_000);
         let (queue, noticed) =
             (looked.saturating_sub(least), (least / 4).max(NOTICED) + own.min(OWN_KIND_MAX));
@@ -94,17 +91,6 @@ impl OthersQueue {
     /// The part of what is above one product that a flow may use, in thousandths: all of it up to half of the link.
     pub(super) fn room(&self) -> u64 {
         (2 * self.theirs).min(1_000)
-    }
-
-    /// Least window of a flow of `rate` bytes per second: twice what that rate makes in the round trip that the others leave. So it
-    /// grows until the round trip is twice as long as that, which is half of the link, from however little the others have
-    /// left it before a look found them.
-    pub(super) fn least_window(&self, rate: u64) -> u64 {
-        if self.stands() {
-            bytes_in(rate, self.left * 2)
-        } else {
-            0
-        }
     }
 
     /// Bytes that a flow of `rate` bytes per second and with this bandwidth-delay product may keep in the queue on top of
@@ -199,16 +185,6 @@ mod tests {
         let others = after(&[4_000, 4_000]);
         assert_eq!(others.allowance(RATE, 1_000), 3_000 + 125);
         assert_eq!(others.allowance(1 << 40, 0), ALLOWED_BYTES);
-    }
-
-    #[test]
-    fn beside_others_a_window_is_never_less_than_two_of_the_round_trips_that_they_leave() {
-        assert_eq!(after(&[1_000]).least_window(RATE), 0);
-        assert_eq!(
-            after(&[4_000, 4_000]).least_window(RATE),
-            8_000,
-            "twice the round trip that others leave"
-        );
     }
 
     #[test]
