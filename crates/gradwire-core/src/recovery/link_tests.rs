@@ -430,7 +430,7 @@ fn figures_of_flows_that_start_one_after_the_other() {
 
 /// The same, of a flow beside another transport.
 #[test]
-#[ignore = "prints figures for docs/rate-control.md and asserts nothing"]
+#[ignore = "prints figures for docs/rate-control.md for a minute and asserts nothing"]
 fn figures_of_a_flow_beside_a_rival() {
     for (mbit, rtt, buffer) in [
         (200, ms(1), 17),
