@@ -9,18 +9,21 @@ use core::ops::Range;
 pub(crate) struct Grid {
     total: u64,
     chunk: u32,
+    /// Follows from the others. It is asked for several times for each packet, and a division takes as long as much of the rest.
+    chunks: u32,
 }
 
 impl Grid {
     /// `total` bytes in chunks of `chunk` bytes.
     pub(crate) fn new(total: u64, chunk: u32) -> Self {
         debug_assert!(chunk > 0);
-        Self { total, chunk }
+        let chunks = total.div_ceil(u64::from(chunk)).max(1) as u32;
+        Self { total, chunk, chunks }
     }
 
     /// Number of chunks; a transfer of nothing has one empty chunk, so that its end can be seen.
-    pub(crate) fn chunks(self) -> u32 {
-        self.total.div_ceil(u64::from(self.chunk)).max(1) as u32
+    pub(crate) const fn chunks(self) -> u32 {
+        self.chunks
     }
 
     /// Byte offset of a chunk.
@@ -35,11 +38,10 @@ impl Grid {
 
     /// The chunk that `len` bytes at `offset` are, if they are exactly one.
     pub(crate) fn chunk_at(self, offset: u64, len: usize) -> Option<u32> {
-        if offset % u64::from(self.chunk) != 0 {
-            return None;
-        }
         let chunk = u32::try_from(offset / u64::from(self.chunk)).ok()?;
-        (chunk < self.chunks() && self.len(chunk) as usize == len).then_some(chunk)
+        let is_chunk =
+            chunk < self.chunks() && self.offset(chunk) == offset && self.len(chunk) as usize == len;
+        is_chunk.then_some(chunk)
     }
 
     /// How many chunks are critical when `ends` at each end are: a rule that both ranks compute.
