@@ -191,6 +191,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "offload": config.offload == "auto",
         "urgency": config.urgency,
         "busy_poll_us": config.busy_poll_us,
+        "give_way": config.give_way,
         "paths": config.paths,
         "incast": config.incast,
         "servers": None if config.dedicated_servers() else config.servers,

@@ -129,6 +129,12 @@ METRICS: tuple[Metric, ...] = (
     ),
     _counter("engine", "sleeps", "sleeps", "Times that the network thread slept."),
     _counter("engine", "busy_polls", "busy_polls", "Times that it looked for packets again instead (`busy_poll_us`)."),
+    _counter(
+        "engine",
+        "yields",
+        "yields",
+        "Times that it let other threads of its core go first, and then looked for packets again.",
+    ),
     _counter("engine", "chaos_lost_datagrams", "chaos_lost", "Datagrams that fault injection has lost on purpose."),
     _counter(
         "engine",

@@ -1,7 +1,7 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way] [--stats]`
 //!
 //! `--busy-poll` is in microseconds.
 //!
@@ -30,6 +30,7 @@ struct Options {
     stats: bool,
     security: Security,
     busy_poll: Duration,
+    give_way: bool,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -52,6 +53,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         stats: false,
         security: Security::Auto,
         busy_poll: Duration::ZERO,
+        give_way: false,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -66,6 +68,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--transpose" => options.algorithm = Algorithm::Transpose,
             "--clear" => options.security = Security::Off,
             "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
+            "--give-way" => options.give_way = true,
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),
         }
@@ -115,6 +118,7 @@ fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
         mtu: options.mtu,
         security: options.security,
         busy_poll: options.busy_poll,
+        give_way: options.give_way,
         ..EngineConfig::default()
     })?;
     let pending = engine.new_group(rank, options.ranks, "bench")?;

@@ -69,6 +69,8 @@ pub struct EngineConfig {
     /// Longest time for which the network thread looks for packets again before it sleeps, where packets have come at shorter
     /// intervals; zero: it always sleeps.
     pub busy_poll: Duration,
+    /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps.
+    pub give_way: bool,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -112,6 +114,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             urgency: 0,
             busy_poll: Duration::ZERO,
+            give_way: false,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,

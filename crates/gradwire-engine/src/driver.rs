@@ -9,6 +9,7 @@ use crate::busy_poll::BusyPoll;
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
 use crate::flood::{FloodWatch, Traffic};
+use crate::giving_way::GivingWay;
 use crate::routes::{Route, Routes};
 use crate::security::Refusal;
 use crate::shared::{Command, GroupKey, Shared};
@@ -50,6 +51,7 @@ pub(crate) struct Driver {
     commands: Vec<Command>,
     stats: EngineStats,
     busy_poll: BusyPoll,
+    giving_way: GivingWay,
     flood: FloodWatch,
     /// What was nobody's, or not authentic, so far.
     refused: Traffic,
@@ -74,6 +76,7 @@ impl Driver {
             commands: Vec::new(),
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
+            giving_way: GivingWay::new(shared.local.config.give_way),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
             ending: Ending::Running,
@@ -119,7 +122,7 @@ impl Driver {
         self.shared.take_commands(&mut self.commands);
         let mut commands = std::mem::take(&mut self.commands);
         if !commands.is_empty() {
-            self.busy_poll.on_busy(self.now);
+            self.on_busy(self.now);
         }
         for command in commands.drain(..) {
             self.command(command);
@@ -244,9 +247,15 @@ impl Driver {
         let received = self.stats.datagrams_received - before;
         // What strangers send must not keep the thread from its sleep.
         if received > self.refused.datagrams - refused {
-            self.busy_poll.on_busy(now);
+            self.on_busy(now);
         }
         more || received > 0
+    }
+
+    /// Packets or commands have come.
+    fn on_busy(&mut self, now: Timestamp) {
+        self.busy_poll.on_busy(now);
+        self.giving_way.on_busy(now);
     }
 
     fn watch_for_floods(&mut self) {
@@ -293,7 +302,7 @@ impl Driver {
         }
     }
 
-    /// Sleeps until something arrives, is due, or is commanded; or looks again at once, where that pays.
+    /// Sleeps until something arrives, is due, or is commanded; or looks again, at once or when others have gone first, where that pays.
     fn sleep(&mut self) {
         let now = since(self.origin);
         let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
@@ -307,9 +316,8 @@ impl Driver {
         if wait == Some(Duration::ZERO) {
             return;
         }
-        if self.busy_poll.looks_again(now) && !self.sockets.is_blocked() {
-            self.stats.busy_polls += 1;
-            return std::thread::yield_now();
+        if self.looks_again(now) {
+            return;
         }
         if !self.shared.doorbell().fall_asleep() {
             return;
@@ -318,6 +326,25 @@ impl Driver {
         let bell = self.shared.doorbell();
         let signalled = self.sockets.poll(bell.fd(), wait);
         bell.wake_up(signalled);
+    }
+
+    /// Whether the thread has let others of its core go first and is to look again, at `now` or later.
+    fn looks_again(&mut self, now: Timestamp) -> bool {
+        if self.sockets.is_blocked() {
+            return false;
+        }
+        if self.busy_poll.looks_again(now) {
+            self.stats.busy_polls += 1;
+            std::thread::yield_now();
+            return true;
+        }
+        if !self.giving_way.is_wanted(now) {
+            return false;
+        }
+        self.stats.yields += 1;
+        std::thread::yield_now();
+        self.giving_way.on_back(since(self.origin).since(now));
+        true
     }
 }
 

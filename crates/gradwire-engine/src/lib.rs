@@ -18,6 +18,7 @@ mod error;
 mod flood;
 #[doc(hidden)]
 pub mod fuzzing;
+mod giving_way;
 mod group;
 mod handle;
 mod interfaces;

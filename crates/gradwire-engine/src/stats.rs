@@ -59,8 +59,10 @@ pub struct EngineStats {
     pub receive_overflows: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
-    /// Times that it looked for packets again instead.
+    /// Times that it looked for packets again instead, for `busy_poll`.
     pub busy_polls: u64,
+    /// Times that it let other threads of its core go first, and then looked for packets again.
+    pub yields: u64,
     /// Datagrams that fault injection has lost.
     pub chaos_lost: u64,
     /// Datagrams to a connection of ours that nobody with its keys had made; they changed nothing.

@@ -260,14 +260,17 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
 
 #[test]
 fn an_idle_group_lets_the_processor_rest() {
-    for busy_poll in [Duration::ZERO, Duration::from_millis(1)] {
-        let (engines, _groups) = cluster(2, &EngineConfig { busy_poll, ..config() });
+    for (busy_poll, give_way) in [(Duration::ZERO, true), (Duration::from_millis(1), false)] {
+        let (engines, _groups) = cluster(2, &EngineConfig { busy_poll, give_way, ..config() });
         let before = engines[0].stats().unwrap();
         // The subject is what happens in this time when nothing does: there is no event to wait for.
         std::thread::sleep(Duration::from_millis(500));
         let after = engines[0].stats().unwrap();
         let (woken, looked) = (after.sleeps - before.sleeps, after.busy_polls - before.busy_polls);
         assert!(woken < 60, "{woken} times in half a second");
+        // Other threads of the core may use the turn for a millisecond, each time for 50 us or more.
+        let yielded = after.yields - before.yields;
+        assert!(yielded <= 21 * (woken + 1), "{yielded} turns given away for {woken} sleeps");
         // A few milliseconds of looking, a microsecond each, at this test's own questions and at heartbeats.
         assert!(looked < 40_000, "{looked} looks in half a second");
     }
@@ -281,6 +284,18 @@ fn a_thread_looks_again_between_small_calls_if_it_may() {
         for engine in &engines {
             let stats = engine.stats().unwrap();
             assert_eq!(stats.busy_polls > 0, may, "{busy_poll:?}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn a_thread_lets_others_go_first_before_it_sleeps_where_it_is_told_to() {
+    for give_way in [false, true] {
+        let (engines, groups) = cluster(2, &EngineConfig { give_way, ..config() });
+        (0..100).for_each(|_| check_all_reduce(&groups, 100));
+        for engine in &engines {
+            let stats = engine.stats().unwrap();
+            assert_eq!((stats.yields > 0, stats.busy_polls), (give_way, 0), "{stats:?}");
         }
     }
 }

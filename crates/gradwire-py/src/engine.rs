@@ -272,6 +272,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         }
         "urgency" => config.urgency = value.extract()?,
         "busy_poll_us" => config.busy_poll = Duration::from_micros(value.extract()?),
+        "give_way" => config.give_way = value.extract()?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,

@@ -1,0 +1,96 @@
+//! Giving way: before the network thread sleeps, it lets other threads of its core go first, and looks for packets again. Only where
+//! it is asked for (`give_way`).
+//!
+//! Where ranks share cores, what a thread waits for is often made by one that waits for its core. A thread that sleeps is woken for
+//! the first message of it, takes the core at once, and sleeps again: a change of threads, or two, for each message. One that gives
+//! its turn away comes back when the others have done what they can, and finds it all. On a core that nobody else wants the
+//! turn comes back at once, which costs one look.
+//!
+//! ```text
+//!   SOMETHING CAME --> GIVES WAY --others used the turn--> GIVES WAY again, for TIME_MAX after what came last
+//!                          '--------nobody did--------> SLEEPS
+//! ```
+//!
+//! A thread that computes may keep the core for a time slice, while what has come waits: a thread that sleeps takes the core from it.
+
+use gradwire_core::Timestamp;
+use std::time::Duration;
+
+/// Longest time since something came in which the thread gives way.
+const TIME_MAX: Duration = Duration::from_millis(1);
+/// A turn that comes back sooner was used by nobody: an interrupt and two changes of threads take less.
+const USED_MIN: Duration = Duration::from_micros(50);
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct GivingWay {
+    is_on: bool,
+    /// When something last came.
+    busy_at: Timestamp,
+    /// Nothing was given away since, or others used it.
+    pays: bool,
+}
+
+impl GivingWay {
+    pub(crate) fn new(is_on: bool) -> Self {
+        Self { is_on, ..Self::default() }
+    }
+
+    /// Something has come.
+    pub(crate) fn on_busy(&mut self, now: Timestamp) {
+        (self.busy_at, self.pays) = (now, self.is_on);
+    }
+
+    /// Whether others go first, where the thread could sleep.
+    pub(crate) fn is_wanted(&self, now: Timestamp) -> bool {
+        self.pays && now.since(self.busy_at) < TIME_MAX
+    }
+
+    /// The turn was given away, and has come back after so long.
+    pub(crate) fn on_back(&mut self, after: Duration) {
+        self.pays = after >= USED_MIN;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(micros: u64) -> Timestamp {
+        Timestamp::from_nanos(micros * 1_000)
+    }
+
+    fn after_something_at(micros: u64) -> GivingWay {
+        let mut way = GivingWay::new(true);
+        way.on_busy(at(micros));
+        way
+    }
+
+    #[test]
+    fn it_is_given_once_after_something_has_come_and_never_before() {
+        assert!(!GivingWay::new(true).is_wanted(at(0)));
+        let mut way = after_something_at(5_000);
+        assert!(way.is_wanted(at(5_000)));
+        way.on_back(Duration::from_micros(1));
+        assert!(!way.is_wanted(at(5_001)), "nobody wanted it");
+        way.on_busy(at(5_002));
+        assert!(way.is_wanted(at(5_002)));
+    }
+
+    #[test]
+    fn it_is_given_again_while_others_use_it_but_no_longer_than_a_millisecond() {
+        let mut way = after_something_at(5_000);
+        for micros in [5_060, 5_500, 5_999] {
+            way.on_back(Duration::from_micros(60));
+            assert!(way.is_wanted(at(micros)));
+        }
+        assert!(!way.is_wanted(at(6_000)));
+    }
+
+    #[test]
+    fn it_is_not_given_unasked() {
+        let mut way = GivingWay::new(false);
+        way.on_busy(at(5_000));
+        assert!(!way.is_wanted(at(5_000)));
+    }
+}
