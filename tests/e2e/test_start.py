@@ -116,6 +116,18 @@ def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
         second.stop()
 
 
+@pytest.mark.parametrize("give_way", [False, True])
+def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: bool) -> None:
+    from gradwire import Config, _runtime
+
+    engine = _runtime._start_engine(Config(port=0, give_way=give_way))
+    try:
+        engine.stats()  # a question is something that comes: the thread then looks for more before it sleeps, and may give way first
+        assert (engine.stats()["yields"] > 0) == give_way
+    finally:
+        engine.stop()
+
+
 def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradwire import _runtime
     from gradwire.errors import ConfigError
