@@ -4,6 +4,7 @@ by seeds that stay and by some that nobody has run before. The parsers in Rust h
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import logging
@@ -66,18 +67,23 @@ def chances(request: pytest.FixtureRequest) -> Iterator[random.Random]:
     return (random.Random(seed) for seed in range(first, first + count))
 
 
+def strange(chance: random.Random) -> Any:
+    """A copy of one of them: a later change may be inside it, and put a list into itself."""
+    return copy.deepcopy(chance.choice(STRANGE))
+
+
 def mutated(chance: random.Random, value: Any) -> Any:
     """The same with one or two places that are something else."""
     value = json.loads(json.dumps(value))
     for _ in range(chance.choice((1, 1, 2))):
         if not isinstance(value, (dict, list)) or not value or chance.random() < 0.15:
-            value = chance.choice(STRANGE)
+            value = strange(chance)
             continue
         key = chance.choice(sorted(value) if isinstance(value, dict) else range(len(value)))
         if chance.random() < 0.25:
             del value[key]
         else:
-            value[key] = mutated(chance, value[key]) if chance.random() < 0.3 else chance.choice(STRANGE)
+            value[key] = mutated(chance, value[key]) if chance.random() < 0.3 else strange(chance)
     return value
 
 
