@@ -116,6 +116,34 @@ def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
         second.stop()
 
 
+@pytest.mark.parametrize(
+    ("settings", "record"),
+    [
+        ({"ack_every": 20}, {"ack_every": 20}),
+        ({"ack_delay_us": 2000}, {"ack_delay_max_us": 2000}),
+        ({"eager_bytes": 131072}, {"eager_bytes": 131072}),
+        ({"peer_timeout_s": 7.5}, {"peer_timeout_us": 7_500_000}),
+        ({"security": "off"}, {"security": "off"}),
+    ],
+)
+def test_what_the_engine_tells_its_peers_is_what_the_configuration_says(settings: dict[str, Any], record: dict[str, Any]) -> None:
+    from gradwire import Config, _runtime
+
+    plain, changed = _record_of(_runtime, Config(port=0)), _record_of(_runtime, Config(port=0, **settings))
+    assert {name: changed[name] for name in record} == record
+    assert all(plain[name] != value for name, value in record.items())
+
+
+def _record_of(runtime: Any, config: Any) -> dict[str, Any]:
+    """What an engine of this configuration publishes about itself."""
+    engine = runtime._start_engine(config)
+    try:
+        published: dict[str, Any] = json.loads(engine.new_group(0, 2, "test").record())
+        return published
+    finally:
+        engine.stop()
+
+
 @pytest.mark.parametrize("give_way", [False, True])
 def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: bool) -> None:
     from gradwire import Config, _runtime
