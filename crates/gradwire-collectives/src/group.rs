@@ -25,7 +25,7 @@ use crate::{Collective, DeliveryReport, OpError, OpId, Request, Servers};
 use gradwire_core::recovery::Turn;
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
-    Attempt, ConnectionConfig, ConnectionStats, Mark, PathId, PathStats, ReceivedMark, Timeout,
+    Attempt, ConnectionConfig, ConnectionStats, Datagrams, Mark, PathId, PathStats, ReceivedMark, Timeout,
     TimeoutReason, Timestamp,
 };
 use serving::Serving;
@@ -324,8 +324,30 @@ impl Group {
         if let Ok(Some(payload)) = connection.handle_marked_datagram(now, datagram, mark) {
             drive::deliver(from, traffic, ops, &payload);
         }
-        // Hardly any packet is an event.
-        if connection.has_event() || !self.dirty.is_empty() {
+        self.carry_news(now, slot);
+    }
+
+    /// As [`Group::handle_marked_datagram`] for each datagram of the run with which `datagrams` begin, at once; how many they are. Zero: the
+    /// first is to be taken on its own.
+    pub fn handle_run(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        datagrams: Datagrams<'_>,
+        mark: ReceivedMark,
+    ) -> usize {
+        let Some(slot) = self.slot_of(peer) else { return 0 };
+        let Self { peers, ops, .. } = self;
+        let (connection, from, traffic) = peers.receiving(slot);
+        let Some(payloads) = connection.handle_run(now, datagrams, mark) else { return 0 };
+        drive::deliver_run(from, traffic, ops, payloads);
+        self.carry_news(now, slot);
+        payloads.count
+    }
+
+    /// Hardly any packet is an event.
+    fn carry_news(&mut self, now: Timestamp, slot: usize) {
+        if self.peers[slot].connection().has_event() || !self.dirty.is_empty() {
             self.dirty.push(slot);
             self.drain(now);
         }

@@ -21,7 +21,7 @@ use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Sche
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
-use gradwire_core::{Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
+use gradwire_core::{Payloads, Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
 use staging::StagedMax;
 use std::ops::Range;
 use std::time::Duration;
@@ -340,12 +340,32 @@ impl Op {
         weight: u16,
         payload: &[u8],
     ) {
+        if let Some(target) = self.target_of(from, transfer, payload.len()) {
+            self.take(target, offset, weight, payload);
+        }
+    }
+
+    /// [`Op::on_payload`] for each of a run.
+    pub(crate) fn on_payloads(&mut self, from: u32, payloads: Payloads<'_>) {
+        let bytes = payloads.iter().map(|payload| payload.bytes.len()).sum();
+        let Some(target) = self.target_of(from, payloads.transfer, bytes) else { return };
+        for payload in payloads.iter() {
+            self.take(target, payload.offset as usize, payload.weight, payload.bytes);
+        }
+    }
+
+    /// Where payload of `transfer` goes, of which `bytes` have come.
+    fn target_of(&mut self, from: u32, transfer: TransferId, bytes: usize) -> Option<Target> {
         let index = self.index(transfer);
-        let Some(receive) = self.receives.at(from, index) else {
-            return debug_assert!(false, "payload of {transfer:?} from {from}, which was never posted");
-        };
-        receive.received += payload.len();
-        match receive.target {
+        let receive = self.receives.at(from, index);
+        debug_assert!(receive.is_some(), "payload of {transfer:?} from {from}, which was never posted");
+        let receive = receive?;
+        receive.received += bytes;
+        Some(receive.target)
+    }
+
+    fn take(&mut self, target: Target, offset: usize, weight: u16, payload: &[u8]) {
+        match target {
             Target::Place(at) => self.memory.place(at + offset, payload),
             Target::Result { at, chunk } if weight == 0 => {
                 self.fill_nobodys(at, chunk, offset..offset + payload.len())

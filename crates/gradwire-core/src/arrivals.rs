@@ -5,7 +5,7 @@
 
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
-use gradwire_wire::{AckPath, PacketNumber, PathId, ACK_WORDS_MAX};
+use gradwire_wire::{AckPath, Flags, Header, PacketNumber, PathId, ACK_WORDS_MAX};
 
 /// Numbers further ahead than this cannot be: no window holds so many packets.
 const AHEAD_MAX: i32 = 1 << 20;
@@ -145,6 +145,34 @@ impl Arrivals {
         }
         self.unacked += 1;
         self.oldest_unacked_at.get_or_insert(now);
+    }
+
+    /// Whether this is the number after the largest.
+    pub(crate) fn is_next(&self, number: PacketNumber) -> bool {
+        self.any && number.since(self.largest) == 1
+    }
+
+    /// Counts and records packets of a first pass that came one after the other: `first`, which [`Arrivals::is_next`], and those behind it.
+    pub(crate) fn record_run(&mut self, now: Timestamp, first: &Header, packets: u32) {
+        let mut number = first.packet_number;
+        for _ in 0..packets {
+            self.tally.count(number);
+            self.mark(number);
+            number = number.next();
+        }
+        (self.newest_sent_us, self.newest_at) = (first.sent_at_us, now);
+        self.unacked += packets;
+        self.oldest_unacked_at.get_or_insert(now);
+        for _ in 0..packets {
+            let before = self.delay_us;
+            self.on_first_pass(now, first.sent_at_us);
+            if self.delay_us == before {
+                break;
+            }
+        }
+        if first.flags.contains(Flags::ACK_NOW) {
+            self.on_asked();
+        }
     }
 
     /// A packet of a first pass tells how long the path takes.

@@ -18,6 +18,7 @@ mod arrivals;
 mod config;
 mod connection;
 mod contract;
+mod datagrams;
 mod error;
 mod event;
 #[doc(hidden)]
@@ -36,6 +37,7 @@ mod transit;
 pub use config::{ConnectionConfig, CHUNKS_MAX};
 pub use connection::{Attempt, Connection};
 pub use contract::{CloseReason, Contract, Early, Progress, Soft, Verdict};
+pub use datagrams::{Datagrams, Payloads};
 pub use error::{DropReason, TransferError};
 pub use event::{
     Body, Event, Payload, Receipt, ReceiveTransfer, Reliability, SendReceipt, SendTransfer, Transmit,

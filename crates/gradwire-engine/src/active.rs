@@ -3,13 +3,14 @@
 
 mod address;
 mod continuing;
+mod incoming;
 
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
 use crate::routes::{Route, Routes};
-use crate::security::{Channel, Refusal};
+use crate::security::Channel;
 use crate::shared::Unanswered;
-use crate::socket::{Datagram, PathSockets, RawAddress};
+use crate::socket::{PathSockets, RawAddress};
 use crate::succession::{Before, Succession};
 use crate::tally::Tally;
 use crate::timeline::CallTimes;
@@ -160,49 +161,6 @@ impl ActiveGroup {
         }
         let id = self.group.submit(now, request);
         self.in_flight.insert(id, in_flight);
-    }
-
-    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear. For a place that was kept for a later
-    /// life of a rank, and that nobody has come to, there is no key yet.
-    ///
-    /// # Errors
-    /// [`Refusal`]: it is to be dropped.
-    pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
-        match &mut self.address_of(peer).ok_or(Refusal::NotAuthentic)?.channel {
-            Some(channel) => channel.open(datagram),
-            None => Ok(datagram),
-        }
-    }
-
-    /// Takes a datagram of `peer`.
-    pub(crate) fn handle_datagram(
-        &mut self,
-        now: Timestamp,
-        peer: u32,
-        datagram: &Datagram<'_>,
-        codes: &CodePoints,
-    ) {
-        let Datagram { ref bytes, from, octet, .. } = *datagram;
-        if self.takes_note(now, peer, bytes) {
-            return;
-        }
-        let is_first = self.peers[peer as usize].locked.is_none();
-        self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
-        self.dirty = true;
-        if let (true, Ok((header, _)), Some(from)) = (is_first, Header::decode(bytes), from.to_socket_addr())
-        {
-            self.hear_first(now, peer, from, &header);
-        }
-    }
-
-    /// Nothing of the peer's had come before; or nothing that shows where it is.
-    fn hear_first(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
-        let is_connected = self.group.is_connected(peer);
-        let address = &mut self.peers[peer as usize];
-        if address.is_heard_at(from, header, is_connected) {
-            address.lock(from, header.path, &self.setup.sources, self.setup.paths);
-            self.search_at[peer as usize] = Some(now);
-        }
     }
 
     /// Strangers flood the port, or no longer.

@@ -94,7 +94,7 @@ pub(crate) struct Held {
 impl Held {
     /// As it arrived.
     pub(crate) fn datagram(&mut self) -> Datagram<'_> {
-        Datagram { bytes: &mut self.bytes, from: &self.from, octet: self.octet, is_fresh: false }
+        Datagram { bytes: &mut self.bytes, from: &self.from, octet: self.octet }
     }
 }
 
@@ -230,8 +230,7 @@ mod tests {
         let at = |ms: u64| Timestamp::from_nanos(ms * 1_000_000);
         let from = RawAddress::EMPTY;
         for byte in 0..2 {
-            let datagram =
-                Datagram { bytes: &mut [byte; HEADER_BYTES], from: &from, octet: 3, is_fresh: true };
+            let datagram = Datagram { bytes: &mut [byte; HEADER_BYTES], from: &from, octet: 3 };
             chaos.hold(at(u64::from(byte)), &datagram);
         }
         assert!(chaos.release(at(1)).is_none());

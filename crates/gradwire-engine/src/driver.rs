@@ -6,12 +6,12 @@
 
 use crate::active::{ActiveGroup, InFlight};
 use crate::busy_poll::BusyPoll;
-use crate::chaos::{Chaos, Way};
+use crate::chaos::Chaos;
 use crate::code_points::CodePoints;
 use crate::flood::{FloodWatch, Traffic};
 use crate::giving_way::GivingWay;
-use crate::routes::{Route, Routes};
-use crate::security::Refusal;
+use crate::inlet::Inlet;
+use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
@@ -210,16 +210,18 @@ impl Driver {
         let mut lost = 0;
         let (stats, sockets) = (&mut self.stats, &mut self.sockets);
         let more = if let Some(chaos) = &mut self.chaos {
-            let more = sockets.receive(stats, &mut |datagram| {
-                if datagram.is_fresh {
+            let more = sockets.receive(stats, &mut |mut message| {
+                if message.is_fresh {
                     now = since(origin);
                 }
-                let (from, octet) = (*datagram.from, datagram.octet);
-                let arrival = chaos.on_arrival(datagram.bytes);
-                lost += u64::from(inlet.endanger(chaos, now, datagram, arrival.is_damaged));
-                if let Some(mut copy) = arrival.copy {
-                    let again = Datagram { bytes: &mut copy, from: &from, octet, is_fresh: false };
-                    lost += u64::from(inlet.endanger(chaos, now, again, false));
+                for datagram in message.datagrams() {
+                    let (from, octet) = (*datagram.from, datagram.octet);
+                    let arrival = chaos.on_arrival(datagram.bytes);
+                    lost += u64::from(inlet.endanger(chaos, now, datagram, arrival.is_damaged));
+                    if let Some(mut copy) = arrival.copy {
+                        let again = Datagram { bytes: &mut copy, from: &from, octet };
+                        lost += u64::from(inlet.endanger(chaos, now, again, false));
+                    }
                 }
             });
             now = since(origin);
@@ -228,13 +230,11 @@ impl Driver {
             }
             more
         } else {
-            sockets.receive(stats, &mut |datagram| {
-                if datagram.is_fresh {
+            sockets.receive(stats, &mut |message| {
+                if message.is_fresh {
                     now = since(origin);
                 }
-                if let Some((route, datagram)) = inlet.admit(datagram) {
-                    inlet.deliver(now, route, &datagram);
-                }
+                inlet.take(now, message);
             })
         };
         self.now = now;
@@ -345,96 +345,6 @@ impl Driver {
         std::thread::yield_now();
         self.giving_way.on_back(since(self.origin).since(now));
         true
-    }
-}
-
-/// From a datagram to its group.
-struct Inlet<'a> {
-    groups: &'a mut Vec<Option<ActiveGroup>>,
-    routes: &'a Routes,
-    codes: &'a CodePoints,
-    unknown: u64,
-    not_authentic: u64,
-    replayed: u64,
-    /// All of these, since the driver began.
-    refused: Traffic,
-}
-
-impl<'a> Inlet<'a> {
-    fn new(
-        groups: &'a mut Vec<Option<ActiveGroup>>,
-        routes: &'a Routes,
-        codes: &'a CodePoints,
-        refused: Traffic,
-    ) -> Self {
-        Self { groups, routes, codes, unknown: 0, not_authentic: 0, replayed: 0, refused }
-    }
-
-    /// Finds whom a datagram is for, and opens it. Before that nothing depends on what it says: no address, no answer, no
-    /// fault that is injected.
-    fn admit<'d>(&mut self, datagram: Datagram<'d>) -> Option<(Route, Datagram<'d>)> {
-        let size = datagram.bytes.len();
-        let Some((route, group)) = self.find(datagram.bytes) else {
-            self.unknown += 1;
-            self.refused.add(size);
-            return None;
-        };
-        match group.open(route.peer, datagram.bytes) {
-            Ok(bytes) => return Some((route, Datagram { bytes, ..datagram })),
-            Err(Refusal::NotAuthentic) => self.not_authentic += 1,
-            Err(Refusal::Replayed) => self.replayed += 1,
-        }
-        self.refused.add(size);
-        None
-    }
-
-    fn deliver(&mut self, now: Timestamp, route: Route, datagram: &Datagram<'_>) {
-        let codes = self.codes;
-        if let Some(group) = self.group(route) {
-            group.handle_datagram(now, route.peer, datagram, codes);
-        }
-    }
-
-    /// What was admitted, a while ago: its group may be gone.
-    fn deliver_held(&mut self, now: Timestamp, datagram: &Datagram<'_>) {
-        match self.find(datagram.bytes).map(|(route, _)| route) {
-            Some(route) => self.deliver(now, route, datagram),
-            None => {
-                self.unknown += 1;
-                self.refused.add(datagram.bytes.len());
-            }
-        }
-    }
-
-    /// Takes a datagram in and loses it or holds it back; whether it was lost.
-    fn endanger(
-        &mut self,
-        chaos: &mut Chaos,
-        now: Timestamp,
-        datagram: Datagram<'_>,
-        is_damaged: bool,
-    ) -> bool {
-        let Some((route, datagram)) = self.admit(datagram) else { return false };
-        let is_lost = is_damaged || self.is_lost(chaos, route, datagram.bytes);
-        if !is_lost {
-            chaos.hold(now, &datagram);
-        }
-        is_lost
-    }
-
-    fn is_lost(&mut self, chaos: &mut Chaos, route: Route, bytes: &[u8]) -> bool {
-        let Some(group) = self.group(route) else { return false };
-        let way = Way { group: route.group, from: route.peer, to: group.rank() };
-        chaos.loses(way, bytes, |header, opening| group.lossy_bytes(route.peer, header, opening))
-    }
-
-    fn find(&mut self, bytes: &[u8]) -> Option<(Route, &mut ActiveGroup)> {
-        let route = self.routes.find(bytes)?;
-        Some((route, self.group(route)?))
-    }
-
-    fn group(&mut self, route: Route) -> Option<&mut ActiveGroup> {
-        self.groups.get_mut(route.group as usize)?.as_mut()
     }
 }
 

@@ -21,6 +21,7 @@ pub mod fuzzing;
 mod giving_way;
 mod group;
 mod handle;
+mod inlet;
 mod interfaces;
 mod lineage;
 mod news;

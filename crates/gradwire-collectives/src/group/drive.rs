@@ -11,7 +11,7 @@ use crate::settings::CallSettings;
 use crate::validate::validate;
 use crate::{rotation, OpError, ReduceOp, Request};
 use gradwire_core::{
-    Contract, Event, Payload, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
+    Contract, Event, Payload, Payloads, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
 };
 use std::ops::Range;
@@ -26,6 +26,19 @@ pub(super) fn deliver(
     let key = key_of(ops, (&traffic.receiving, serves), payload.transfer);
     if let Some(op) = key.and_then(|key| ops.at(key)) {
         op.on_payload(rank, payload.transfer, payload.offset as usize, payload.weight, payload.bytes);
+    }
+}
+
+/// Hands the payload of a run to the collective that it belongs to.
+pub(super) fn deliver_run(
+    (rank, serves): (u32, bool),
+    traffic: &PointToPoint,
+    ops: &mut Ops,
+    payloads: Payloads<'_>,
+) {
+    let key = key_of(ops, (&traffic.receiving, serves), payloads.transfer);
+    if let Some(op) = key.and_then(|key| ops.at(key)) {
+        op.on_payloads(rank, payloads);
     }
 }
 

@@ -72,7 +72,7 @@ impl Connection {
         }
         match header.kind {
             Kind::Data => {
-                self.stats.tags.on_received(mark, header.flags.contains(Flags::IMPORTANT));
+                self.stats.tags.on_received(mark, header.flags.contains(Flags::IMPORTANT), 1);
                 return self.on_data(now, &header, body);
             }
             Kind::Ack => self.on_ack(now, &header, &mut reader)?,
@@ -224,10 +224,7 @@ impl Connection {
         }
         let half = &self.receives[index];
         if is_new && half.is_first_pass_over() {
-            // What was asked for is coming: no need to ask again yet.
-            let pause = self.probe_timeout();
-            let half = &mut self.receives[index];
-            (half.status_at, half.status_backoff) = (Some(now + pause), 0);
+            self.put_question_off(now, index);
         }
         let half = &self.receives[index];
         // The sender may be blocked: it has not seen the grant, and this was not everything.
@@ -243,6 +240,13 @@ impl Connection {
         self.stats.bytes_received += payload.len() as u64;
         let offset = u64::from(header.offset);
         Ok(Some(Payload { transfer, offset, weight: header.weight, bytes: payload }))
+    }
+
+    /// What was asked for is coming: no need to ask again yet.
+    pub(super) fn put_question_off(&mut self, now: Timestamp, index: usize) {
+        let pause = self.probe_timeout();
+        let half = &mut self.receives[index];
+        (half.status_at, half.status_backoff) = (Some(now + pause), 0);
     }
 
     /// Notes when the sender had called. Reports once that the two ends disagree; the packet is then useless.

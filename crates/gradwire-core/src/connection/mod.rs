@@ -1,9 +1,10 @@
 //! The state that two ranks share, as one machine without IO.
 //!
-//! Split by the way of a packet: `inbound` takes datagrams, `outbound` gives them, `timers` does what is due,
+//! Split by the way of a packet: `inbound` takes datagrams, `arriving_run` many of them at once, `outbound` gives them, `timers` does what is due,
 //! `hellos` begins the association, `liveness` keeps, ends and fails it, `beats` says when a heartbeat is due, `silence` when
 //! a peer is missed, `parting` sees off one that leaves. This file holds the state and the commands.
 
+mod arriving_run;
 mod beats;
 mod hellos;
 mod inbound;

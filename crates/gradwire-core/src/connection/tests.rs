@@ -1,5 +1,6 @@
 //! Two connections over a small virtual link.
 
+mod arriving_runs;
 mod ends;
 mod flood_port;
 mod flooded;
@@ -140,12 +141,8 @@ impl Pair {
     fn go_to(&mut self, at: Timestamp) {
         self.now = at.max(self.now);
         while self.wire.front().is_some_and(|(at, _, _)| *at <= self.now) {
-            let (_, to, datagram) = self.wire.pop_front().expect("checked");
-            let end = &mut self.ends[to];
-            if let Ok(Some(payload)) = end.connection.handle_datagram(self.now, &datagram) {
-                place(&mut end.incoming, &payload);
-                self.latest_data_at = self.now;
-            }
+            let taken = arriving_runs::take(self);
+            self.wire.drain(..taken);
         }
         for end in &mut self.ends {
             end.connection.handle_timeout(self.now);

@@ -66,6 +66,33 @@ impl Bitmap {
         true
     }
 
+    /// How many bits from `bit` on are set one after the other, `most` at most.
+    pub(crate) fn run_from(&self, bit: u32, most: u32) -> u32 {
+        let mut run = 0;
+        while run < most {
+            let at = bit + run;
+            let ones = (self.word(at / 64) >> (at % 64)).trailing_ones();
+            run += ones;
+            // Up to the end of the word, which the shift has filled with zeros.
+            if ones < 64 - at % 64 {
+                break;
+            }
+        }
+        run.min(most)
+    }
+
+    /// Clears `count` bits from `bit` on, which are set.
+    pub(crate) fn remove_run(&mut self, bit: u32, count: u32) {
+        debug_assert_eq!(self.run_from(bit, count), count);
+        let (mut at, end) = (bit, bit + count);
+        while at < end {
+            let in_word = (64 - at % 64).min(end - at);
+            self.words[(at / 64) as usize] &= !(u64::MAX >> (64 - in_word) << (at % 64));
+            at += in_word;
+        }
+        self.ones -= count;
+    }
+
     /// The 64 bits from `64 * index` on; zero past the end.
     pub(crate) fn word(&self, index: u32) -> u64 {
         self.words.get(index as usize).copied().unwrap_or(0)
@@ -110,6 +137,18 @@ mod tests {
 
     proptest! {
         #[test]
+        fn a_run_is_cleared_as_its_bits_would_be(bits in 1u32..300, start: prop::sample::Index, count: prop::sample::Index) {
+            let (mut at_once, mut one_by_one) = (Bitmap::ones(bits), Bitmap::ones(bits));
+            let bit = start.index(bits as usize) as u32;
+            let count = count.index((bits - bit) as usize + 1) as u32;
+            at_once.remove_run(bit, count);
+            for bit in bit..bit + count {
+                prop_assert!(one_by_one.remove(bit));
+            }
+            prop_assert_eq!(at_once, one_by_one);
+        }
+
+        #[test]
         fn behaves_like_a_set(bits in 1u32..300, ops in prop::collection::vec((any::<bool>(), 0u32..320), 0..200)) {
             let mut map = Bitmap::zeros(bits);
             let mut model = BTreeSet::new();
@@ -126,6 +165,10 @@ mod tests {
             for bit in 0..400 {
                 prop_assert_eq!(map.contains(bit), model.contains(&bit));
                 prop_assert_eq!(map.first_from(bit), model.range(bit..).next().copied());
+            }
+            for (from, most) in (0..330).flat_map(|from| [(from, 3), (from, 400)]) {
+                let run = (from..from + most).take_while(|bit| model.contains(bit)).count();
+                prop_assert_eq!(map.run_from(from, most) as usize, run);
             }
             for index in 0..map.words() + 2 {
                 let bits = model.range(64 * index..64 * (index + 1)).fold(0, |word, bit| word | 1 << (bit % 64));

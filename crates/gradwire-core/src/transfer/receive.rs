@@ -6,7 +6,7 @@ use super::reception::FirstPass;
 use super::{byte_ranges, Bitmap, Grid};
 use crate::{CloseReason, Contract, Progress, Receipt, ReceiveTransfer, Timestamp, Verdict};
 use core::time::Duration;
-use gradwire_wire::{Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
+use gradwire_wire::{Flags, Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
 
 /// A posted receive.
 #[derive(Debug)]
@@ -90,8 +90,54 @@ impl ReceiveHalf {
     /// buffered, and is handed out at once.
     pub(crate) fn on_arrival(&mut self, now: Timestamp, chunk: u32) {
         if self.first_pass_over_at.is_none() {
-            self.first_pass.on_arrival(now, u64::from(self.grid.len(chunk)));
+            self.first_pass.on_arrival(now, u64::from(self.grid.len(chunk)), 1);
         }
+    }
+
+    /// How many chunks of `bytes` from `chunk` on are missing one after the other.
+    pub(crate) fn whole_chunks_missing(&self, chunk: u32, bytes: usize) -> u32 {
+        let last = self.grid.chunks() - 1;
+        let is_last_whole = self.grid.len(last) as usize == bytes;
+        let end = last + u32::from(is_last_whole);
+        self.missing.run_from(chunk, end.saturating_sub(chunk))
+    }
+
+    /// Whether the contract might close the transfer before the last of `chunks` more, which come now with `flags`, is in. `true` where
+    /// that is not certain.
+    pub(crate) fn might_close_within(&self, now: Timestamp, chunks: u32, flags: Flags) -> bool {
+        let contract = &self.request.contract;
+        if contract.is_exact() {
+            return false;
+        }
+        // More bytes and fewer critical chunks missing let it close and never keep it open. How long packets may be overtaken is not
+        // measured here, which lets it close too.
+        let mut then = self.progress(now, now);
+        then.quiet = Duration::ZERO;
+        then.received_bytes += u64::from(chunks) * u64::from(self.grid.len(0));
+        then.critical_missing = 0;
+        then.last_percentile_seen |= flags.contains(Flags::LAST_PERCENTILE);
+        matches!(contract.verdict(&then), Verdict::Close(_))
+    }
+
+    /// [`ReceiveHalf::on_arrival`] and [`ReceiveHalf::accept`] for whole chunks from `first` on, none of which is here. Returns their
+    /// bytes.
+    pub(crate) fn accept_run(&mut self, now: Timestamp, first: u32, chunks: u32) -> u64 {
+        let chunk_bytes = u64::from(self.grid.len(first));
+        if self.first_pass_over_at.is_none() {
+            self.first_pass.on_arrival(now, chunk_bytes, chunks);
+        }
+        self.missing.remove_run(first, chunks);
+        self.first_at.get_or_insert(now);
+        self.began_at.get_or_insert(now);
+        self.last_new_at = now;
+        let bytes = chunk_bytes * u64::from(chunks);
+        self.received_bytes += bytes;
+        if self.critical_missing > 0 {
+            let ends = self.request.contract.critical_chunks;
+            let critical = (first..first + chunks).filter(|chunk| self.grid.is_critical(*chunk, ends));
+            self.critical_missing -= critical.count() as u32;
+        }
+        bytes
     }
 
     /// Bytes per second at which the first pass came; `None` where it was too short to tell.

@@ -19,15 +19,14 @@ pub(crate) struct FirstPass {
 }
 
 impl FirstPass {
-    /// A new packet of the first pass.
-    pub(crate) fn on_arrival(&mut self, now: Timestamp, bytes: u64) {
-        let Some(first) = self.first else {
-            self.first = Some(now);
-            return;
-        };
+    /// New packets of the first pass, of so many bytes each.
+    pub(crate) fn on_arrival(&mut self, now: Timestamp, bytes: u64, packets: u32) {
+        let is_first = self.first.is_none();
+        let first = *self.first.get_or_insert(now);
+        let counted = packets - u32::from(is_first);
         self.took = now.since(first);
-        self.bytes += bytes;
-        self.packets += 1;
+        self.bytes += bytes * u64::from(counted);
+        self.packets += counted;
     }
 
     /// Bytes per second; `None` where a few bursts would decide it.
@@ -70,7 +69,7 @@ mod tests {
     fn after(packets: u64, us_between: u64) -> FirstPass {
         let mut pass = FirstPass::default();
         for packet in 0..=packets {
-            pass.on_arrival(Timestamp::from_nanos((packet * us_between + 7) * 1_000), 1_000);
+            pass.on_arrival(Timestamp::from_nanos((packet * us_between + 7) * 1_000), 1_000, 1);
         }
         pass
     }

@@ -7,7 +7,7 @@
 use super::batch::{Slot, DATAGRAMS_MAX, SEGMENTS_MAX};
 use super::options::{get, set};
 use super::{
-    is_network_fact, is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome,
+    is_network_fact, is_would_block, Batch, DatagramSocket, Message, RawAddress, SendOutcome,
     DATAGRAM_BYTES_MAX,
 };
 use crate::interfaces::Source;
@@ -189,7 +189,7 @@ impl DatagramSocket for LinuxSocket {
         SendOutcome::Sent
     }
 
-    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool {
         stats.receive_calls += 1;
         let arrays = &mut self.receive;
         arrays.prepare();
@@ -212,21 +212,19 @@ impl DatagramSocket for LinuxSocket {
             let message = &arrays.messages[index];
             let bytes = (message.msg_len as usize).min(RECEIVE_BYTES);
             let ancillary = Ancillary::read(&message.msg_hdr);
-            let data = &mut arrays.buffers[index * RECEIVE_BYTES..][..bytes];
-            let segment = ancillary.segment_bytes.filter(|s| *s > 0).unwrap_or(bytes).max(1);
-            let segments = data.chunks_mut(segment);
-            stats.datagrams_received += segments.len() as u64;
+            let stride = ancillary.segment_bytes.filter(|s| *s > 0).unwrap_or(bytes).max(1);
+            let datagrams = bytes.div_ceil(stride) as u64;
+            stats.datagrams_received += datagrams;
             stats.bytes_received += bytes as u64;
-            stats.ecn_marked += if ancillary.octet & 3 == 3 { segments.len() as u64 } else { 0 };
+            stats.ecn_marked += if ancillary.octet & 3 == 3 { datagrams } else { 0 };
             if let Some(overflows) = ancillary.overflows {
                 stats.receive_overflows += u64::from(overflows.wrapping_sub(self.overflows_seen));
                 self.overflows_seen = overflows;
             }
-            for bytes in segments {
-                let (from, octet) = (&arrays.names[index], ancillary.octet);
-                handle(Datagram { bytes, from, octet, is_fresh });
-                is_fresh = false;
-            }
+            let bytes = &mut arrays.buffers[index * RECEIVE_BYTES..][..bytes];
+            let (from, octet) = (&arrays.names[index], ancillary.octet);
+            handle(Message { bytes, stride, from, octet, is_fresh });
+            is_fresh = false;
         }
         received == RECEIVE_BUFFERS
     }

@@ -1,6 +1,6 @@
 //! The UDP socket behind one interface, in two forms: with the kernel's offloads and without.
 //!
-//! Both send a [`Batch`] and hand out received datagrams one by one. What the network refuses (no route, firewall, too
+//! Both send a [`Batch`] and hand out what was received as it came. What the network refuses (no route, firewall, too
 //! large) is counted and lost like a packet on its way: recovery is the transport's business.
 
 mod address;
@@ -30,8 +30,29 @@ pub(crate) struct Datagram<'a> {
     pub(crate) from: &'a RawAddress,
     /// Traffic class octet of its IP header; zero where the kernel does not say.
     pub(crate) octet: u8,
+}
+
+/// What the kernel brought as one piece: datagrams of one sender and size behind each other, of which the last may be shorter.
+#[derive(Debug)]
+pub(crate) struct Message<'a> {
+    /// Their UDP payloads, in the receive buffer.
+    pub(crate) bytes: &'a mut [u8],
+    /// Bytes from the beginning of one to that of the next; at least one.
+    pub(crate) stride: usize,
+    /// See [`Datagram::from`].
+    pub(crate) from: &'a RawAddress,
+    /// See [`Datagram::octet`].
+    pub(crate) octet: u8,
     /// The first that its system call returned: the clock must be read after that call.
     pub(crate) is_fresh: bool,
+}
+
+impl Message<'_> {
+    /// Each of them.
+    pub(crate) fn datagrams(&mut self) -> impl Iterator<Item = Datagram<'_>> {
+        let Self { from, octet, .. } = *self;
+        self.bytes.chunks_mut(self.stride).map(move |bytes| Datagram { bytes, from, octet })
+    }
 }
 
 /// How a hand-over to the kernel ended.
@@ -50,7 +71,7 @@ pub(crate) trait DatagramSocket {
     /// Sends the batch; afterwards it holds no pointer into a tensor.
     fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome;
     /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.
-    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool;
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool;
 }
 
 /// Whether an error number of a send is about the network, not about this socket: the datagram counts as lost.

@@ -5,7 +5,7 @@
 //! alternate between paths still reach the kernel as one run for each path, and segmentation offload joins them. The
 //! price of P paths is P system calls for a burst instead of one, each with a P-th of the segments.
 
-use super::{bind, Batch, BindOptions, Bound, Datagram, DatagramSocket, RawAddress, SendOutcome};
+use super::{bind, Batch, BindOptions, Bound, DatagramSocket, Message, RawAddress, SendOutcome};
 use crate::{EngineError, EngineStats};
 use gradwire_core::PATHS_MAX;
 use std::os::fd::RawFd;
@@ -114,7 +114,7 @@ impl PathSockets {
     }
 
     /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.
-    pub(crate) fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+    pub(crate) fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool {
         // Peers send to the published port. What comes to another one is an answer that some box on the way has sent to
         // the port it saw; it is looked for when the kernel says so, and now and then.
         self.turn = self.turn.wrapping_add(1);

@@ -1,6 +1,6 @@
 //! One system call for each datagram: works wherever UDP does. All datagrams have the traffic class of the socket.
 
-use super::{is_would_block, Batch, Datagram, DatagramSocket, RawAddress, SendOutcome, DATAGRAM_BYTES_MAX};
+use super::{is_would_block, Batch, DatagramSocket, Message, RawAddress, SendOutcome, DATAGRAM_BYTES_MAX};
 use crate::EngineStats;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, RawFd};
@@ -54,15 +54,16 @@ impl DatagramSocket for PlainSocket {
         SendOutcome::Sent
     }
 
-    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Datagram<'_>)) -> bool {
+    fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool {
         for _ in 0..RECEIVE_MAX {
             stats.receive_calls += 1;
             match self.socket.recv_from(&mut self.buffer) {
                 Ok((bytes, from)) => {
                     stats.datagrams_received += 1;
                     stats.bytes_received += bytes as u64;
-                    let (bytes, from) = (&mut self.buffer[..bytes], &RawAddress::new(from));
-                    handle(Datagram { bytes, from, octet: 0, is_fresh: true });
+                    let (stride, from) = (bytes.max(1), &RawAddress::new(from));
+                    let bytes = &mut self.buffer[..bytes];
+                    handle(Message { bytes, stride, from, octet: 0, is_fresh: true });
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => return false,
                 // A pending error of an earlier send (a port that refused); it is cleared by having been read.

@@ -47,9 +47,9 @@ fn exchange(from: Offload, to: Offload, address: IpAddr) -> (Vec<Vec<u8>>, Engin
     let deadline = Instant::now() + Duration::from_secs(5);
     while arrived.len() < list.len() && Instant::now() < deadline {
         wait_readable(&*receiver);
-        receiver.receive(&mut received, &mut |datagram| {
-            assert_eq!(datagram.from.to_socket_addr(), Some(sender_address));
-            arrived.push(datagram.bytes.to_vec());
+        receiver.receive(&mut received, &mut |mut message| {
+            assert_eq!(message.from.to_socket_addr(), Some(sender_address));
+            arrived.extend(message.datagrams().map(|datagram| datagram.bytes.to_vec()));
         });
     }
     let expected: Vec<Vec<u8>> =
@@ -94,9 +94,11 @@ fn classes_exchanged(address: IpAddr, octets: &[u8]) -> Option<(Vec<u8>, u64)> {
     let mut arrived = Vec::new();
     while arrived.len() < octets.len() {
         wait_readable(&*receiver.0);
-        receiver.0.receive(&mut EngineStats::default(), &mut |datagram| {
-            arrived.push(datagram.octet);
-            assert_eq!(datagram.bytes[0], datagram.octet, "a datagram has the class of its own");
+        receiver.0.receive(&mut EngineStats::default(), &mut |mut message| {
+            for datagram in message.datagrams() {
+                arrived.push(datagram.octet);
+                assert_eq!(datagram.bytes[0], datagram.octet, "a datagram has the class of its own");
+            }
         });
     }
     Some((arrived, stats.send_calls))
@@ -139,7 +141,7 @@ fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
     assert_eq!(sender.socket.send(&mut batch, &mut EngineStats::default()), SendOutcome::Sent);
     wait_readable(&*receiver.socket);
     let mut arrived = 0;
-    receiver.socket.receive(&mut EngineStats::default(), &mut |datagram| arrived += datagram.bytes.len());
+    receiver.socket.receive(&mut EngineStats::default(), &mut |message| arrived += message.bytes.len());
     assert_eq!(arrived, 3);
 }
 
@@ -191,7 +193,7 @@ fn a_refusing_port_and_a_missing_route_are_lost_packets_not_errors() {
         let mut arrived = 0;
         while arrived == 0 {
             wait_readable(&*socket);
-            socket.receive(&mut stats, &mut |_| arrived += 1);
+            socket.receive(&mut stats, &mut |mut message| arrived += message.datagrams().count());
         }
     }
 }
@@ -228,8 +230,8 @@ fn arrive_from(sources: &[Source], gso: &mut bool) -> (Vec<IpAddr>, EngineStats)
     let (mut from, mut received) = (Vec::new(), EngineStats::default());
     while from.len() as u64 + stats.send_refused < 3 * sources.len() as u64 {
         wait_readable(&*receiver.socket);
-        receiver.socket.receive(&mut received, &mut |datagram| {
-            from.push(datagram.from.to_socket_addr().unwrap().ip());
+        receiver.socket.receive(&mut received, &mut |mut message| {
+            from.extend(message.datagrams().map(|datagram| datagram.from.to_socket_addr().unwrap().ip()));
         });
     }
     (from, stats)

@@ -1,0 +1,91 @@
+//! What comes for a group: opened, and handed to it, runs at once.
+
+use super::continuing::is_relay;
+use super::ActiveGroup;
+use crate::code_points::CodePoints;
+use crate::security::Refusal;
+use crate::socket::RawAddress;
+use gradwire_core::{Datagrams, Header, ReceivedMark, Timestamp};
+use std::net::SocketAddr;
+
+impl ActiveGroup {
+    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear. For a place that was kept for a later
+    /// life of a rank, and that nobody has come to, there is no key yet.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it is to be dropped.
+    pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
+        match &mut self.address_of(peer).ok_or(Refusal::NotAuthentic)?.channel {
+            Some(channel) => channel.open(datagram),
+            None => Ok(datagram),
+        }
+    }
+
+    /// Takes datagrams of `peer` that came as one piece from an address with a traffic class octet: its runs at once.
+    pub(crate) fn handle_datagrams(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        datagrams: Datagrams<'_>,
+        (from, octet): (&RawAddress, u8),
+        codes: &CodePoints,
+    ) {
+        let mut rest = datagrams;
+        while let Some(first) = rest.iter().next() {
+            let in_run = self.handle_run(now, peer, rest, codes.read(octet));
+            if in_run == 0 {
+                self.handle_datagram(now, peer, first, (from, octet), codes);
+            }
+            rest = rest.behind(in_run.max(1));
+        }
+    }
+
+    /// Takes the run with which `datagrams` begin; how many they are.
+    fn handle_run(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        datagrams: Datagrams<'_>,
+        mark: ReceivedMark,
+    ) -> usize {
+        // Of relays it is not the group's, and the first of a peer shows where it is.
+        let is_known = !is_relay(peer) && self.peers[peer as usize].locked.is_some();
+        if !is_known || !datagrams.are_several() {
+            return 0;
+        }
+        let taken = self.group.handle_run(now, peer, datagrams, mark);
+        self.dirty |= taken > 0;
+        taken
+    }
+
+    /// Takes a datagram of `peer`.
+    pub(crate) fn handle_datagram(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        bytes: &[u8],
+        (from, octet): (&RawAddress, u8),
+        codes: &CodePoints,
+    ) {
+        if self.takes_note(now, peer, bytes) {
+            return;
+        }
+        let is_first = self.peers[peer as usize].locked.is_none();
+        self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
+        self.dirty = true;
+        if let (true, Ok((header, _)), Some(from)) = (is_first, Header::decode(bytes), from.to_socket_addr())
+        {
+            self.hear_first(now, peer, from, &header);
+        }
+    }
+
+    /// Nothing of the peer's had come before; or nothing that shows where it is.
+    fn hear_first(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
+        let is_connected = self.group.is_connected(peer);
+        let address = &mut self.peers[peer as usize];
+        if address.is_heard_at(from, header, is_connected) {
+            address.lock(from, header.path, &self.setup.sources, self.setup.paths);
+            self.search_at[peer as usize] = Some(now);
+        }
+    }
+}
