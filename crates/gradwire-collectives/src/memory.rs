@@ -281,6 +281,16 @@ impl Memory {
         }
     }
 
+    /// `range` of the output will be written soon.
+    pub(crate) fn fetch(&self, range: Range<usize>) {
+        self.output.fetch(range);
+    }
+
+    /// The same for `range` of the accumulator.
+    pub(crate) fn fetch_sum(&self, range: Range<usize>) {
+        self.fetch(self.base + range.start..self.base + range.end);
+    }
+
     /// Puts `payload` at byte `at` of the output.
     pub(crate) fn place(&mut self, at: usize, payload: &[u8]) {
         self.output.part(&(at..at + payload.len())).as_mut_slice().copy_from_slice(payload);

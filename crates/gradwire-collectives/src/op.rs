@@ -27,6 +27,18 @@ use std::ops::Range;
 use std::time::Duration;
 use table::Table;
 
+/// How far ahead of a payload memory is fetched: it takes as long to come as some small packets.
+const FETCHED_AHEAD: usize = 4096;
+/// Of larger payloads nothing is fetched: theirs is a stream of its own, and so much of them pushes other things out of the cache.
+const FETCHED_MAX: usize = 16 << 10;
+
+/// What is used soon after `bytes` at `start`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
+/// them, and a processor guesses neither what the next system call reads nor what is written next.
+fn soon(start: usize, bytes: usize) -> Range<usize> {
+    let start = start + bytes.max(FETCHED_AHEAD);
+    start..if bytes <= FETCHED_MAX { start + bytes } else { start }
+}
+
 /// A collective in flight.
 #[derive(Debug)]
 pub(crate) struct Op {
@@ -365,6 +377,7 @@ impl Op {
     }
 
     fn take(&mut self, target: Target, offset: usize, weight: u16, payload: &[u8]) {
+        self.fetch_behind(target, offset, payload.len());
         match target {
             Target::Place(at) => self.memory.place(at + offset, payload),
             Target::Result { at, chunk } if weight == 0 => {
@@ -380,6 +393,17 @@ impl Op {
             Target::Add { at, chunk } => {
                 self.memory.add(at + offset, chunk + offset / self.chunk_bytes, weight, payload);
             }
+        }
+    }
+
+    /// Fetches where the payload goes that comes soon after `bytes` at `offset`.
+    fn fetch_behind(&self, target: Target, offset: usize, bytes: usize) {
+        match target {
+            Target::Place(at) | Target::Result { at, .. } | Target::Sum { at } => {
+                self.memory.fetch(soon(at + offset, bytes));
+            }
+            Target::Add { at, .. } => self.memory.fetch_sum(soon(at + offset, bytes)),
+            Target::Settings => {}
         }
     }
 
@@ -401,7 +425,11 @@ impl Op {
         let bytes = match copy {
             Some(at) => self.staging.get(at + part.start..at + part.end),
             None if side == Side::Settings => self.settings.get(part),
-            None => self.memory.view(side).as_slice().get(start + part.start..start + part.end),
+            None => {
+                let view = self.memory.view(side);
+                view.fetch(soon(start + part.start, part.len()));
+                view.as_slice().get(start + part.start..start + part.end)
+            }
         };
         Some((bytes?, weight))
     }

@@ -65,6 +65,13 @@ impl View {
         Self { pointer: self.pointer.wrapping_add(range.start), bytes: range.len() }
     }
 
+    /// Asks the processor for what of `range` is in the view, which will be used soon, and does not wait for it.
+    pub(crate) fn fetch(&self, range: Range<usize>) {
+        for at in (range.start..range.end.min(self.bytes)).step_by(LINE_BYTES) {
+            fetch_line(self.pointer.wrapping_add(at));
+        }
+    }
+
     /// Whether both are the same memory.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.pointer == other.pointer && self.bytes == other.bytes
@@ -88,6 +95,27 @@ impl View {
             unsafe { std::ptr::copy(source.pointer, self.pointer, self.bytes) };
         }
     }
+}
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Brings a cache line near the processor, into the second level: of what is fetched ahead, the first one holds too little.
+#[inline]
+fn fetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint that reads nothing and changes nothing, whatever the address; every x86-64 has it.
+    unsafe {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T1};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: a hint that reads nothing and changes nothing, whatever the address.
+    unsafe {
+        std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = at;
 }
 
 /// Memory of the group itself, for collectives that it calls on its own. Only views of it are ever used.
