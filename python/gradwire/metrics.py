@@ -105,6 +105,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("engine", "send_calls", "send_calls", "Send system calls."),
     _counter("engine", "received_datagrams", "datagrams_received", "Datagrams received."),
     _counter("engine", "received_bytes", "bytes_received", "UDP payload bytes received."),
+    _counter(
+        "engine",
+        "in_runs_datagrams",
+        "datagrams_in_runs",
+        "Datagrams that were taken with their neighbours at once, as receive offload brings them.",
+    ),
     _counter("engine", "receive_calls", "receive_calls", "Receive system calls."),
     _counter(
         "engine", "unknown_datagrams", "datagrams_unknown", "Datagrams that carry no connection id of this process."

@@ -239,6 +239,7 @@ impl Driver {
         };
         self.now = now;
         self.refused = inlet.refused;
+        self.stats.datagrams_in_runs += inlet.in_runs;
         self.stats.datagrams_unknown += inlet.unknown;
         self.stats.datagrams_not_authentic += inlet.not_authentic;
         self.stats.datagrams_replayed += inlet.replayed;

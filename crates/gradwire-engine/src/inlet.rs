@@ -14,6 +14,8 @@ pub(crate) struct Inlet<'a> {
     groups: &'a mut Vec<Option<ActiveGroup>>,
     routes: &'a Routes,
     codes: &'a CodePoints,
+    /// Datagrams that were taken in runs.
+    pub(crate) in_runs: u64,
     /// Datagrams that were nobody's.
     pub(crate) unknown: u64,
     /// That nobody with the keys has made.
@@ -32,7 +34,7 @@ impl<'a> Inlet<'a> {
         codes: &'a CodePoints,
         refused: Traffic,
     ) -> Self {
-        Self { groups, routes, codes, unknown: 0, not_authentic: 0, replayed: 0, refused }
+        Self { groups, routes, codes, in_runs: 0, unknown: 0, not_authentic: 0, replayed: 0, refused }
     }
 
     /// Everything that a message brought. Neighbours of one peer are handed over together.
@@ -66,7 +68,8 @@ impl<'a> Inlet<'a> {
     ) {
         let codes = self.codes;
         if let Some(group) = self.group(route) {
-            group.handle_datagrams(now, route.peer, datagrams, origin, codes);
+            let in_runs = group.handle_datagrams(now, route.peer, datagrams, origin, codes);
+            self.in_runs += in_runs as u64;
         }
     }
 

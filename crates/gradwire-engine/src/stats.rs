@@ -45,6 +45,8 @@ pub struct EngineStats {
     pub datagrams_received: u64,
     /// Bytes of them.
     pub bytes_received: u64,
+    /// Datagrams that were taken with their neighbours at once: runs of one transfer, as receive offload brings them.
+    pub datagrams_in_runs: u64,
     /// Receive system calls.
     pub receive_calls: u64,
     /// Datagrams that carry no connection id of ours.

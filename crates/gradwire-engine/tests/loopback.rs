@@ -6,7 +6,9 @@ use common::{
     all_reduce, check_all_reduce, cluster, config, engines, impatient, join, join_pending, Tensor, PATIENCE,
 };
 use gradwire_engine::collectives::OpError;
-use gradwire_engine::{Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup};
+use gradwire_engine::{
+    Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup, Security,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -273,6 +275,24 @@ fn an_idle_group_lets_the_processor_rest() {
         assert!(yielded <= 21 * (woken + 1), "{yielded} turns given away for {woken} sleeps");
         // A few milliseconds of looking, a microsecond each, at this test's own questions and at heartbeats.
         assert!(looked < 40_000, "{looked} looks in half a second");
+    }
+}
+
+#[test]
+fn what_receive_offload_brings_as_one_piece_is_taken_in_runs() {
+    for (offload, security) in
+        [(Offload::Auto, Security::Off), (Offload::Auto, Security::On), (Offload::Off, Security::Off)]
+    {
+        let (engines, groups) = cluster(2, &EngineConfig { offload, security, mtu: Some(1_500), ..config() });
+        check_all_reduce(&groups, 500_000);
+        for engine in &engines {
+            let stats = engine.stats().unwrap();
+            let expected = match engine.features().gro {
+                true => stats.datagrams_in_runs > stats.datagrams_received / 2,
+                false => stats.datagrams_in_runs == 0,
+            };
+            assert!(expected, "{offload:?}, {security:?}: {stats:?}");
+        }
     }
 }
 

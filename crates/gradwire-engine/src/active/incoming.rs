@@ -21,7 +21,8 @@ impl ActiveGroup {
         }
     }
 
-    /// Takes datagrams of `peer` that came as one piece from an address with a traffic class octet: its runs at once.
+    /// Takes datagrams of `peer` that came as one piece from an address with a traffic class octet: its runs at once. Returns how
+    /// many of them were in runs.
     pub(crate) fn handle_datagrams(
         &mut self,
         now: Timestamp,
@@ -29,15 +30,17 @@ impl ActiveGroup {
         datagrams: Datagrams<'_>,
         (from, octet): (&RawAddress, u8),
         codes: &CodePoints,
-    ) {
-        let mut rest = datagrams;
+    ) -> usize {
+        let (mut rest, mut in_runs) = (datagrams, 0);
         while let Some(first) = rest.iter().next() {
             let in_run = self.handle_run(now, peer, rest, codes.read(octet));
             if in_run == 0 {
                 self.handle_datagram(now, peer, first, (from, octet), codes);
             }
+            in_runs += in_run;
             rest = rest.behind(in_run.max(1));
         }
+        in_runs
     }
 
     /// Takes the run with which `datagrams` begin; how many they are.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{Datagrams, ReceivedMark};
+use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
 use std::format;
 use std::string::String;
@@ -122,4 +123,105 @@ fn a_run_with_packets_missing_is_several() {
 #[test]
 fn runs_and_loss_of_everything_go_together() {
     assert_alike(|_, dice| dice % 7 == 0, 0.1);
+}
+
+/// What a peer might send as one piece: packets and chunks one after the other, but for what `skips` says.
+#[derive(Clone, Debug)]
+struct Piece {
+    transfer: u32,
+    first_chunk: u32,
+    count: u32,
+    skipped_numbers: u32,
+    flags: Flags,
+    /// From this packet on the flags and the weight are others.
+    changes_at: u32,
+    changed: Flags,
+    wait: Duration,
+}
+
+const FLAGS: [Flags; 9] = [
+    Flags::NONE,
+    Flags::NONE,
+    Flags::NONE,
+    Flags::IMPORTANT,
+    Flags::CRITICAL,
+    Flags::LAST_PERCENTILE,
+    Flags::ACK_NOW,
+    Flags::ALL_SENT,
+    Flags::RETRANSMITTED,
+];
+
+fn pieces() -> impl Strategy<Value = Vec<Piece>> {
+    let flags = || prop::sample::select(&FLAGS[..]);
+    let skips = prop_oneof![3 => Just(0_u32), 1 => 1_u32..4];
+    let waits = prop::sample::select(&[0_u64, 0, 20, 400, 3_000][..]).prop_map(Duration::from_micros);
+    let places = (1_u32..=4, 0_u32..100, 1_u32..50);
+    let changes = (1_u32..80, flags());
+    let piece = (places, skips, flags(), changes, waits).prop_map(
+        |((transfer, first_chunk, count), skipped_numbers, flags, (changes_at, changed), wait)| Piece {
+            transfer,
+            first_chunk,
+            count,
+            skipped_numbers,
+            flags,
+            changes_at,
+            changed,
+            wait,
+        },
+    );
+    prop::collection::vec(piece, 1..30)
+}
+
+/// The states of a receiver to which these come, and what it has then.
+fn states_after(pieces: &[Piece], offers_runs: bool) -> (Vec<String>, BTreeMap<TransferId, Vec<u8>>) {
+    OFFERS_RUNS.set(offers_runs);
+    let mut pair = Pair::connected(never);
+    let tail_bound = Contract { after_first_pass: false, deadline: None, critical_chunks: 2, ..AUTO };
+    for (transfer, contract) in (1..).zip([Contract::EXACT, AUTO, tail_bound, Contract::EXACT]) {
+        // The last chunk of the fourth is whole.
+        pair.receive(1, transfer, 1408 * 100 - usize::from(transfer != 4) * 400, contract);
+    }
+    let remote = ConnectionId::new(2).expect("fits");
+    let mut number = gradwire_wire::PacketNumber(0);
+    let mut states = Vec::new();
+    for piece in pieces {
+        pair.now = pair.now + piece.wait;
+        (0..piece.skipped_numbers).for_each(|_| number = number.next());
+        for place in 0..piece.count {
+            let mut header = Header::control(Kind::Data, remote);
+            let has_changed = place >= piece.changes_at;
+            header.flags = if has_changed { piece.changed } else { piece.flags };
+            (header.weight, header.transfer) = (1 + u16::from(has_changed), TransferId(piece.transfer));
+            (header.packet_number, header.offset) = (number, (piece.first_chunk + place) * 1408);
+            header.sent_at_us = pair.now.as_wire_us().wrapping_sub(500);
+            number = number.next();
+            let total = pair.ends[1].incoming[&header.transfer].len();
+            let bytes = total.saturating_sub(header.offset as usize).min(1408);
+            let datagram = [&header.encode()[..], &vec![place as u8; bytes]].concat();
+            pair.wire.push_back((pair.now, 1, datagram));
+        }
+        while !pair.wire.is_empty() {
+            let taken = take(&mut pair);
+            pair.wire.drain(..taken);
+        }
+        let connection = &mut pair.ends[1].connection;
+        let mut scratch = [0; 2048];
+        while connection.poll_event().is_some() {}
+        while connection.poll_transmit(pair.now, &mut scratch).is_some() {}
+        states.push(format!("{connection:?}"));
+    }
+    OFFERS_RUNS.set(false);
+    let [_, receiver] = pair.ends;
+    (states, receiver.incoming)
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_as_one_piece_does_what_its_datagrams_one_by_one_would(pieces in pieces()) {
+        let (one_by_one, in_runs) = (states_after(&pieces, false), states_after(&pieces, true));
+        for (one, other) in one_by_one.0.iter().zip(&in_runs.0) {
+            prop_assert_eq!(one, other);
+        }
+        prop_assert!(one_by_one.1 == in_runs.1);
+    }
 }
