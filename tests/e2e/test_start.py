@@ -126,7 +126,9 @@ def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
         ({"security": "off"}, {"security": "off"}),
     ],
 )
-def test_what_the_engine_tells_its_peers_is_what_the_configuration_says(settings: dict[str, Any], record: dict[str, Any]) -> None:
+def test_what_the_engine_tells_its_peers_is_what_the_configuration_says(
+    settings: dict[str, Any], record: dict[str, Any]
+) -> None:
     from gradwire import Config, _runtime
 
     plain, changed = _record_of(_runtime, Config(port=0)), _record_of(_runtime, Config(port=0, **settings))
