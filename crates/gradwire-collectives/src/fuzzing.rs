@@ -9,7 +9,7 @@ use crate::agreement;
 use crate::call::Call;
 use crate::core::recovery::ControllerKind;
 use crate::core::wire::{ConnectionId, Reader, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
-use crate::core::{ConnectionConfig, Mark, Spray, Timestamp};
+use crate::core::{ConnectionConfig, Datagrams, Mark, ReceivedMark, Spray, Timestamp};
 use crate::position::PositionRecord;
 use crate::settings::CallSettings;
 use crate::verdict::{AbortRecord, Here};
@@ -159,7 +159,7 @@ impl World {
                 let (what, how) = (program.u8().ok()?, program.u8().ok()?);
                 (0..self.world_size).for_each(|rank| self.call(rank, what, how));
             }
-            3..=6 => (0..1 + command / 64).for_each(|_| self.deliver_next(at)),
+            3..=6 => self.deliver_piece(at, 1 + command / 64),
             7 => (0..20).for_each(|_| (0..self.groups.len()).for_each(|rank| self.deliver_next(rank))),
             8 => _ = self.links[at].pop_front(),
             9 => self.shuffle(at, program.u8().ok()?),
@@ -202,6 +202,27 @@ impl World {
             self.groups[at].handle_datagram(self.now, from, &datagram);
             self.drain(at);
         }
+    }
+
+    /// The next datagrams, `count` at most, as one piece where they are of one peer and size.
+    fn deliver_piece(&mut self, at: usize, count: usize) {
+        let link = &mut self.links[at];
+        let Some((from, first)) = link.front() else { return };
+        let (from, stride) = (*from, first.len());
+        let alike =
+            link.iter().take(count).take_while(|(peer, bytes)| (*peer, bytes.len()) == (from, stride));
+        let alike = alike.count();
+        let bytes: Vec<u8> = link.drain(..alike).flat_map(|(_, bytes)| bytes).collect();
+        let mut rest = Datagrams::new(&bytes, stride, 0);
+        while let Some(first) = rest.iter().next() {
+            let group = &mut self.groups[at];
+            let in_run = group.handle_run(self.now, from, rest, ReceivedMark::default());
+            if in_run == 0 {
+                group.handle_datagram(self.now, from, first);
+            }
+            rest = rest.behind(in_run.max(1));
+        }
+        self.drain(at);
     }
 
     /// The network reorders, or repeats a datagram.

@@ -345,7 +345,7 @@ impl Group {
         payloads.count
     }
 
-    /// Hardly any packet is an event.
+    /// Carries on what the connection reports, if it reports anything: hardly any packet is an event.
     fn carry_news(&mut self, now: Timestamp, slot: usize) {
         if self.peers[slot].connection().has_event() || !self.dirty.is_empty() {
             self.dirty.push(slot);

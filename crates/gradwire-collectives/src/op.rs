@@ -27,9 +27,10 @@ use std::ops::Range;
 use std::time::Duration;
 use table::Table;
 
-/// How far ahead of a payload memory is fetched: it takes as long to come as some small packets.
+/// How far ahead of a payload memory is fetched. A line takes as long to come from main memory as two or three small packets take in all.
 const FETCHED_AHEAD: usize = 4096;
-/// Of larger payloads nothing is fetched: theirs is a stream of its own, and so much of them pushes other things out of the cache.
+/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and so much at once pushes other
+/// things out of the cache.
 const FETCHED_MAX: usize = 16 << 10;
 
 /// What is used soon after `bytes` at `start`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of

@@ -109,12 +109,13 @@ fn fetch_line(at: *const u8) {
         use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T1};
         _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
-    #[cfg(target_arch = "aarch64")]
+    // Miri has no assembly.
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a hint that reads nothing and changes nothing, whatever the address.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{at}]", at = in(reg) at, options(nostack, readonly, preserves_flags));
     }
-    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", not(miri)))))]
     let _ = at;
 }
 
@@ -180,6 +181,17 @@ mod tests {
             view.as_mut_slice().fill(7);
             assert!(view.len() == bytes && view.pointer as usize % 64 == 0);
         }
+    }
+
+    #[test]
+    fn what_is_fetched_may_lie_behind_the_end() {
+        let mut memory = vec![0_u8; 100];
+        // SAFETY: `memory` outlives the view.
+        let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+        for range in [0..100, 64..usize::MAX, 100..200, 500..600] {
+            view.fetch(range);
+        }
+        View::EMPTY.fetch(0..64);
     }
 
     #[test]

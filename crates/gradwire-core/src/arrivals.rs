@@ -152,7 +152,8 @@ impl Arrivals {
         self.any && number.since(self.largest) == 1
     }
 
-    /// Counts and records packets of a first pass that came one after the other: `first`, which [`Arrivals::is_next`], and those behind it.
+    /// What [`Arrivals::count`], [`Arrivals::record`] and the others do for each, for packets of a first pass that came one after the other:
+    /// `first`, which [`Arrivals::is_next`], and those behind it.
     pub(crate) fn record_run(&mut self, now: Timestamp, first: &Header, packets: u32) {
         let mut number = first.packet_number;
         for _ in 0..packets {
@@ -163,6 +164,7 @@ impl Arrivals {
         (self.newest_sent_us, self.newest_at) = (first.sent_at_us, now);
         self.unacked += packets;
         self.oldest_unacked_at.get_or_insert(now);
+        // Each follows a shorter delay a little more, until it stays.
         for _ in 0..packets {
             let before = self.delay_us;
             self.on_first_pass(now, first.sent_at_us);

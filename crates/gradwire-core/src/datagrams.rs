@@ -72,3 +72,32 @@ impl<'d> Payloads<'d> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    fn parts(datagrams: Datagrams<'_>) -> Vec<&[u8]> {
+        datagrams.iter().collect()
+    }
+
+    #[test]
+    fn a_piece_is_cut_at_its_stride_and_each_part_loses_its_tail() {
+        let all = Datagrams::new(&[1, 2, 3, 4, 5, 6, 7, 8], 3, 1);
+        assert_eq!(parts(all), [&[1, 2][..], &[4, 5], &[7]]);
+        assert_eq!(parts(all.behind(1)), [&[4, 5][..], &[7]]);
+        assert_eq!(parts(all.first(2)), [&[1, 2][..], &[4, 5]]);
+        assert!(all.are_several() && !all.behind(2).are_several());
+    }
+
+    #[test]
+    fn what_lies_outside_of_a_piece_is_nothing() {
+        let all = Datagrams::new(&[1, 2, 3], 2, 0);
+        assert_eq!((parts(all.behind(2)).len(), parts(all.behind(9)).len()), (0, 0));
+        assert_eq!(parts(all.first(9)), parts(all));
+        assert_eq!(parts(Datagrams::new(&[1, 2, 3], 2, 5)), [&[] as &[u8], &[]], "a tail longer than a part");
+        assert_eq!(parts(Datagrams::new(&[1, 2], 0, 0)).len(), 2, "no stride is one");
+        assert!(parts(Datagrams::new(&[], 4, 0)).is_empty());
+    }
+}

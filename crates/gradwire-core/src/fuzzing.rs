@@ -8,8 +8,8 @@
 
 use crate::recovery::ControllerKind;
 use crate::{
-    Body, Connection, ConnectionConfig, Contract, Early, Event, Payload, ReceiveTransfer, Reliability,
-    SendTransfer, Soft, Spray, Timestamp, TransferTags, Transmit,
+    Body, Connection, ConnectionConfig, Contract, Datagrams, Early, Event, Payload, ReceiveTransfer,
+    ReceivedMark, Reliability, SendTransfer, Soft, Spray, Timestamp, TransferTags, Transmit,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -245,10 +245,28 @@ impl World {
     }
 
     fn deliver_next(&mut self, at: usize, count: usize) {
-        for _ in 0..count {
-            let Some(datagram) = self.sides[at].link.pop_front() else { return };
-            self.deliver(at, &datagram);
+        let link = &mut self.sides[at].link;
+        let mut next: Vec<Vec<u8>> = link.drain(..count.min(link.len())).collect();
+        // Neighbours of one size come as one piece, as receive offload brings them.
+        for piece in next.chunk_by_mut(|one, other| one.len() == other.len()) {
+            self.deliver_piece(at, piece);
             self.drain(at);
+        }
+    }
+
+    fn deliver_piece(&mut self, at: usize, piece: &[Vec<u8>]) {
+        let bytes = piece.concat();
+        let mut rest = Datagrams::new(&bytes, piece[0].len(), 0);
+        while let Some(first) = rest.iter().next() {
+            let side = &mut self.sides[at];
+            let run = side.connection.handle_run(self.now, rest, ReceivedMark::default());
+            let Some(payloads) = run else {
+                self.deliver(at, first);
+                rest = rest.behind(1);
+                continue;
+            };
+            payloads.iter().for_each(|payload| place(&side.receives, &mut side.placed, &payload));
+            rest = rest.behind(payloads.count);
         }
     }
 

@@ -5,7 +5,7 @@
 //! UDP sockets (`gradwire-engine`) and in virtual time (`gradwire-sim`).
 //!
 //! The drain contract: after every call that hands something in (`send`, `receive`, `handle_*`), place what
-//! [`Connection::poll_payload`] or `handle_datagram` returned, then drain [`Connection::poll_event`] and
+//! [`Connection::poll_payload`], `handle_datagram` or `handle_run` returned, then drain [`Connection::poll_event`] and
 //! [`Connection::poll_transmit`], then sleep until [`Connection::poll_timeout`].
 #![no_std]
 #![forbid(unsafe_code)]

@@ -133,13 +133,13 @@ impl TagStats {
 
     /// So many packets alike have come.
     pub(crate) fn on_received(&mut self, mark: ReceivedMark, is_important: bool, packets: u32) {
-        let those = |are: bool| if are { u64::from(packets) } else { 0 };
+        let packets = u64::from(packets);
         if let Some(count) = mark.class.and_then(|class| self.received.get_mut(usize::from(class))) {
-            *count += u64::from(packets);
+            *count += packets;
         }
-        self.important_received += those(is_important);
-        self.ecn_capable_received += those(mark.ecn != Ecn::NotCapable);
-        self.congestion_received += those(mark.ecn == Ecn::Congestion);
+        self.important_received += packets * u64::from(is_important);
+        self.ecn_capable_received += packets * u64::from(mark.ecn != Ecn::NotCapable);
+        self.congestion_received += packets * u64::from(mark.ecn == Ecn::Congestion);
     }
 }
 

@@ -9,6 +9,23 @@ use crate::security::Refusal;
 use crate::socket::{Datagram, Message, RawAddress};
 use gradwire_core::{Datagrams, Timestamp};
 
+/// Datagrams that were opened and not handed over.
+#[derive(Clone, Copy)]
+struct Opened {
+    route: Route,
+    /// Bytes at the end of each that are not theirs.
+    tail: usize,
+    /// Where they begin in the message.
+    start: usize,
+}
+
+impl Opened {
+    /// Whether these can be handed over together with those `before`.
+    fn continues(&self, before: &Self) -> bool {
+        (self.route, self.tail) == (before.route, before.tail)
+    }
+}
+
 /// See the module's documentation.
 pub(crate) struct Inlet<'a> {
     groups: &'a mut Vec<Option<ActiveGroup>>,
@@ -40,33 +57,37 @@ impl<'a> Inlet<'a> {
     /// Everything that a message brought. Neighbours of one peer are handed over together.
     pub(crate) fn take(&mut self, now: Timestamp, message: Message<'_>) {
         let Message { bytes, stride, from, octet, .. } = message;
-        // Opened and not handed over: whose, how many bytes are not theirs at the end of each, and where they begin.
-        let mut opened: Option<(Route, usize, usize)> = None;
+        let mut opened: Option<Opened> = None;
         let mut at = 0;
-        while at < bytes.len() {
+        loop {
             let end = bytes.len().min(at + stride);
-            let admitted =
-                self.admit(&mut bytes[at..end]).map(|(route, left)| (route, end - at - left.len()));
-            if let Some((route, tail, start)) = opened.filter(|known| admitted != Some((known.0, known.1))) {
-                self.hand_over(now, route, Datagrams::new(&bytes[start..at], stride, tail), (from, octet));
-                opened = None;
+            let admitted = self.admit(&mut bytes[at..end]);
+            let next = admitted.map(|(route, own)| Opened { route, tail: end - at - own.len(), start: at });
+            let continues = matches!((opened, next), (Some(before), Some(next)) if next.continues(&before));
+            if !continues {
+                self.hand_over(now, opened, &bytes[..at], stride, (from, octet));
+                opened = next;
             }
-            opened = opened.or(admitted.map(|(route, tail)| (route, tail, at)));
             at = end;
+            // Not before: an empty datagram is one too.
+            if at == bytes.len() {
+                break;
+            }
         }
-        if let Some((route, tail, start)) = opened {
-            self.hand_over(now, route, Datagrams::new(&bytes[start..], stride, tail), (from, octet));
-        }
+        self.hand_over(now, opened, bytes, stride, (from, octet));
     }
 
+    /// Hands over what was opened, up to the end of `bytes`.
     fn hand_over(
         &mut self,
         now: Timestamp,
-        route: Route,
-        datagrams: Datagrams<'_>,
+        opened: Option<Opened>,
+        bytes: &[u8],
+        stride: usize,
         origin: (&RawAddress, u8),
     ) {
-        let codes = self.codes;
+        let (codes, Some(Opened { route, tail, start })) = (self.codes, opened) else { return };
+        let datagrams = Datagrams::new(&bytes[start..], stride, tail);
         if let Some(group) = self.group(route) {
             let in_runs = group.handle_datagrams(now, route.peer, datagrams, origin, codes);
             self.in_runs += in_runs as u64;

@@ -73,7 +73,7 @@ impl Bitmap {
             let at = bit + run;
             let ones = (self.word(at / 64) >> (at % 64)).trailing_ones();
             run += ones;
-            // Up to the end of the word, which the shift has filled with zeros.
+            // Fewer than are left in this word: the run ends here.
             if ones < 64 - at % 64 {
                 break;
             }

@@ -113,7 +113,7 @@ impl ReceiveHalf {
         // measured here, which lets it close too.
         let mut then = self.progress(now, now);
         then.quiet = Duration::ZERO;
-        then.received_bytes += u64::from(chunks) * u64::from(self.grid.len(0));
+        then.received_bytes += u64::from(chunks - 1) * u64::from(self.grid.len(0));
         then.critical_missing = 0;
         then.last_percentile_seen |= flags.contains(Flags::LAST_PERCENTILE);
         matches!(contract.verdict(&then), Verdict::Close(_))

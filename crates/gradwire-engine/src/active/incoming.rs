@@ -51,7 +51,7 @@ impl ActiveGroup {
         datagrams: Datagrams<'_>,
         mark: ReceivedMark,
     ) -> usize {
-        // Of relays it is not the group's, and the first of a peer shows where it is.
+        // What comes over a relay is not for the group as it is now, and the first datagram of a peer shows where that is (`hear_first`).
         let is_known = !is_relay(peer) && self.peers[peer as usize].locked.is_some();
         if !is_known || !datagrams.are_several() {
             return 0;

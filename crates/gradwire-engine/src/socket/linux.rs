@@ -213,7 +213,7 @@ impl DatagramSocket for LinuxSocket {
             let bytes = (message.msg_len as usize).min(RECEIVE_BYTES);
             let ancillary = Ancillary::read(&message.msg_hdr);
             let stride = ancillary.segment_bytes.filter(|s| *s > 0).unwrap_or(bytes).max(1);
-            let datagrams = bytes.div_ceil(stride) as u64;
+            let datagrams = bytes.div_ceil(stride).max(1) as u64;
             stats.datagrams_received += datagrams;
             stats.bytes_received += bytes as u64;
             stats.ecn_marked += if ancillary.octet & 3 == 3 { datagrams } else { 0 };

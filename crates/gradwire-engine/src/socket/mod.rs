@@ -48,10 +48,12 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Each of them.
+    /// Each of them; an empty message is one empty datagram.
     pub(crate) fn datagrams(&mut self) -> impl Iterator<Item = Datagram<'_>> {
         let Self { from, octet, .. } = *self;
-        self.bytes.chunks_mut(self.stride).map(move |bytes| Datagram { bytes, from, octet })
+        let empty: Option<&mut [u8]> = self.bytes.is_empty().then_some(&mut []);
+        let parts = self.bytes.chunks_mut(self.stride).chain(empty);
+        parts.map(move |bytes| Datagram { bytes, from, octet })
     }
 }
 
