@@ -29,9 +29,9 @@ use table::Table;
 
 /// How far ahead of a payload memory is fetched. A line takes as long to come from main memory as two or three small packets take in all.
 const FETCHED_AHEAD: usize = 4096;
-/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and so much at once pushes other
-/// things out of the cache.
-const FETCHED_MAX: usize = 16 << 10;
+/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and for those of 9000 bytes it did
+/// not pay.
+const FETCHED_MAX: usize = 4 << 10;
 
 /// What is used soon after `bytes` at `start`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
 /// them, and a processor guesses neither what the next system call reads nor what is written next.

@@ -1,9 +1,9 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way] [--pause 50] [--stats]`
 //!
-//! `--busy-poll` is in microseconds.
+//! `--busy-poll` is in microseconds, `--pause`, before each round, in milliseconds.
 //!
 //! The process starts itself once for each rank; records travel through the children's pipes. A barrier precedes every
 //! round, and every result is checked. Bus bandwidth is `2 (n - 1) / n * bytes / time`, as nccl-tests defines it; `cpu us`
@@ -31,6 +31,7 @@ struct Options {
     security: Security,
     busy_poll: Duration,
     give_way: bool,
+    pause: Duration,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -54,6 +55,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         security: Security::Auto,
         busy_poll: Duration::ZERO,
         give_way: false,
+        pause: Duration::ZERO,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -69,6 +71,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--clear" => options.security = Security::Off,
             "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
             "--give-way" => options.give_way = true,
+            "--pause" => options.pause = Duration::from_millis(value()?.parse()?),
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),
         }
@@ -152,6 +155,8 @@ fn measure(options: &Options, group: &GroupHandle, bytes: usize) -> Result<(), B
     let warm_up = options.rounds / 10 + 2;
     for round in 0..options.rounds + warm_up {
         tensor.fill((group.rank() + 1) as f32);
+        // As long as a training step computes: what happens after it is the subject.
+        std::thread::sleep(options.pause);
         // SAFETY: the operation is waited for before the tensor is touched again.
         let view = unsafe { View::new(tensor.as_mut_ptr().cast(), elems * 4) };
         run(group, Collective::Barrier, View::EMPTY)?;
