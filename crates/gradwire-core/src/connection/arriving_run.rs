@@ -1,8 +1,8 @@
 //! The way in of many datagrams at once.
 //!
 //! What a sender has to say at one moment is mostly a run: new data of one transfer, each packet and each chunk the next one. Receive
-//! offload brings dozens of them as one piece. Taken one by one, each is parsed, looked up, judged and counted on its own, which is
-//! most of what a small packet costs; the heads of a run are compared with what they must be, and the rest is done once.
+//! offload brings dozens of them as one piece. Taken one by one, each is parsed, looked up, judged and counted on its own; the heads of a
+//! run are compared with what they must be, and the rest is done once (docs/performance.md says what that brings).
 //! The state afterwards is that of the connection that took them one by one, to the last bit: where that is not certain, there is no run.
 
 use super::Connection;
@@ -90,9 +90,9 @@ impl Connection {
             half.on_last_percentile();
         }
         self.peer_sent_at = now;
-        let (posted_at, is_repair) = (half.posted_at, half.is_first_pass_over());
+        let (posted_at, is_first_pass_over) = (half.posted_at, half.is_first_pass_over());
         self.on_reached(posted_at);
-        if is_repair {
+        if is_first_pass_over {
             self.put_question_off(now, *index);
         }
         self.close_if_satisfied(now, *index);
