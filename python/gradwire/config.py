@@ -171,9 +171,10 @@ class Config:
     busy_poll_us: int = _setting(0, int, "Longest time for which the network thread looks for packets again instead of sleeping, where "
         "they have come at shorter intervals. Small collectives between ranks whose cores are their own get faster by what waking a thread "
         "takes; the looking is processor time. 0: it always sleeps.", unit="microseconds", low=0, high=1000)
-    give_way: bool = _setting(False, bool, "Whether the network thread lets other threads of its core go first, and looks for packets "
-        "again, before it sleeps. Ranks that share cores save the change of threads for each message, a sixth of their processor time "
-        "in large calls. Off: what it does to a training step whose computing keeps every core busy is not known well enough.")
+    give_way: str = _setting("auto", str, "Whether the network thread lets other threads of its core go first, and looks for packets "
+        "again, before it sleeps. Ranks that share cores save the change of threads for each message, a sixth to a quarter of their "
+        "processor time in large calls. `auto`: where a group has more ranks on this host than this process may use cores.",
+        choices=("auto", "on", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
         "peer carries its part, whatever the host's routes; one that leads nowhere is found out and costs nothing. A group "

@@ -146,14 +146,14 @@ def _record_of(runtime: Any, config: Any) -> dict[str, Any]:
         engine.stop()
 
 
-@pytest.mark.parametrize("give_way", [False, True])
-def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: bool) -> None:
+@pytest.mark.parametrize("give_way", ["auto", "on", "off"])
+def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: str) -> None:
     from gradwire import Config, _runtime
 
     engine = _runtime._start_engine(Config(port=0, give_way=give_way))
     try:
         engine.stats()  # a question is something that comes: the thread then looks for more before it sleeps, and may give way first
-        assert (engine.stats()["yields"] > 0) == give_way
+        assert (engine.stats()["yields"] > 0) == (give_way == "on")
     finally:
         engine.stop()
 

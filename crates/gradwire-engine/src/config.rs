@@ -15,6 +15,30 @@ pub enum Offload {
     Off,
 }
 
+/// Whether the network thread lets other threads of its core go first before it sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GiveWay {
+    /// Where a group has more ranks on this host than this process may use cores.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl GiveWay {
+    /// As settings write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// What a lost rank means for the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnPeerLoss {
@@ -70,7 +94,7 @@ pub struct EngineConfig {
     /// intervals; zero: it always sleeps.
     pub busy_poll: Duration,
     /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps.
-    pub give_way: bool,
+    pub give_way: GiveWay,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -114,7 +138,7 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             urgency: 0,
             busy_poll: Duration::ZERO,
-            give_way: false,
+            give_way: GiveWay::Auto,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,

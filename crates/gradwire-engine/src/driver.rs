@@ -52,6 +52,8 @@ pub(crate) struct Driver {
     stats: EngineStats,
     busy_poll: BusyPoll,
     giving_way: GivingWay,
+    /// How many cores the process may use.
+    cores: usize,
     flood: FloodWatch,
     /// What was nobody's, or not authentic, so far.
     refused: Traffic,
@@ -77,6 +79,7 @@ impl Driver {
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
             ending: Ending::Running,
@@ -133,6 +136,7 @@ impl Driver {
     fn command(&mut self, command: Command) {
         match command {
             Command::Join { setup, connected } => {
+                self.giving_way.on_joined(setup.ranks_here, self.cores);
                 let mut group = ActiveGroup::new(*setup, connected, self.now);
                 group.set_flooded(self.flood.is_flooded());
                 let free = self.groups.iter().position(Option::is_none);

@@ -1,5 +1,5 @@
-//! Giving way: before the network thread sleeps, it lets other threads of its core go first, and looks for packets again. Only where
-//! it is asked for (`give_way`).
+//! Giving way: before the network thread sleeps, it lets other threads of its core go first, and looks for packets again. Where it is
+//! asked for, or ranks share cores (`give_way`).
 //!
 //! Where ranks share cores, what a thread waits for is often made by one that waits for its core. A thread that sleeps is woken for
 //! the first message of it, takes the core at once, and sleeps again: a change of threads, or two, for each message. One that gives
@@ -13,6 +13,7 @@
 //!
 //! A thread that computes may keep the core for a time slice, while what has come waits: a thread that sleeps takes the core from it.
 
+use crate::config::GiveWay;
 use gradwire_core::Timestamp;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ const USED_MIN: Duration = Duration::from_micros(50);
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct GivingWay {
+    setting: GiveWay,
     is_on: bool,
     /// When something last came.
     busy_at: Timestamp,
@@ -32,8 +34,14 @@ pub(crate) struct GivingWay {
 }
 
 impl GivingWay {
-    pub(crate) fn new(is_on: bool) -> Self {
-        Self { is_on, ..Self::default() }
+    pub(crate) fn new(setting: GiveWay) -> Self {
+        Self { setting, is_on: setting == GiveWay::On, ..Self::default() }
+    }
+
+    /// A group has been joined that has so many ranks on this host, which has so many cores for this process. What it decides holds
+    /// for as long as the thread lives: the ranks of one group are those of the next.
+    pub(crate) fn on_joined(&mut self, ranks_here: usize, cores: usize) {
+        self.is_on |= self.setting == GiveWay::Auto && ranks_here > cores;
     }
 
     /// Something has come.
@@ -61,14 +69,14 @@ mod tests {
     }
 
     fn after_something_at(micros: u64) -> GivingWay {
-        let mut way = GivingWay::new(true);
+        let mut way = GivingWay::new(GiveWay::On);
         way.on_busy(at(micros));
         way
     }
 
     #[test]
     fn it_is_given_once_after_something_has_come_and_never_before() {
-        assert!(!GivingWay::new(true).is_wanted(at(0)));
+        assert!(!GivingWay::new(GiveWay::On).is_wanted(at(0)));
         let mut way = after_something_at(5_000);
         assert!(way.is_wanted(at(5_000)));
         way.on_back(Duration::from_micros(1));
@@ -88,8 +96,23 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_given_unasked() {
-        let mut way = GivingWay::new(false);
+    fn unasked_it_is_given_once_more_ranks_are_here_than_cores() {
+        let mut way = GivingWay::new(GiveWay::Auto);
+        let mut is_wanted = |joined: Option<(usize, usize)>| {
+            joined.into_iter().for_each(|(ranks_here, cores)| way.on_joined(ranks_here, cores));
+            way.on_busy(at(5_000));
+            way.is_wanted(at(5_000))
+        };
+        assert!(!is_wanted(None));
+        assert!(!is_wanted(Some((4, 4))));
+        assert!(is_wanted(Some((5, 4))));
+        assert!(is_wanted(Some((2, 4))), "a part of them meets again");
+    }
+
+    #[test]
+    fn it_is_never_given_where_it_must_not_be() {
+        let mut way = GivingWay::new(GiveWay::Off);
+        way.on_joined(5, 4);
         way.on_busy(at(5_000));
         assert!(!way.is_wanted(at(5_000)));
     }

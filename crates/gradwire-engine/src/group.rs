@@ -3,7 +3,7 @@
 use crate::handle::lock;
 use crate::interfaces::Source;
 use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
-use crate::rendezvous::{read_one, Record, Roster};
+use crate::rendezvous::{ranks_here, read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::{Before, NOT_TAKEN_IN};
@@ -49,6 +49,8 @@ pub(crate) struct GroupSetup {
     pub(crate) sources: Vec<Source>,
     /// Given back when the group is gone.
     pub(crate) ids: ReservedIds,
+    /// How many of its ranks are on this host.
+    pub(crate) ranks_here: usize,
     /// What the group is formed again with when a rank is lost; `None`: it ends then.
     pub(crate) lineage: Option<Box<Lineage>>,
     /// The group runs, and this rank joins it: whom to ask.
@@ -260,6 +262,7 @@ impl PendingGroup {
             source_ports: self.record.source_ports.clone(),
             paths: grid.paths,
             sources: self.shared.local.sources.clone(),
+            ranks_here: ranks_here(&self.record, &lineage.records),
             ids: ReservedIds { shared: Arc::clone(&self.shared), by_rank: vec![None] },
             lineage: Some(lineage),
             contacts: Some(contacts),
@@ -307,6 +310,7 @@ impl PendingGroup {
             source_ports: self.record.source_ports.clone(),
             paths: roster.paths,
             sources: self.shared.local.sources.clone(),
+            ranks_here: ranks_here(&self.record, &roster.records),
             ids: self.ids,
             lineage,
             contacts: None,

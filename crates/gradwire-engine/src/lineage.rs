@@ -194,6 +194,10 @@ impl Lineage {
             source_ports: ours.source_ports,
             paths: grid.paths,
             sources: self.shared.local.sources.clone(),
+            ranks_here: members
+                .iter()
+                .filter(|rank| self.records[**rank as usize].boot_id == ours.boot_id)
+                .count(),
             ids,
             lineage: None,
             contacts: None,

@@ -7,7 +7,7 @@ use common::{
 };
 use gradwire_engine::collectives::OpError;
 use gradwire_engine::{
-    Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup, Security,
+    Engine, EngineConfig, EngineError, GiveWay, GroupHandle, JoinError, Offload, PendingGroup, Security,
 };
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,7 +263,7 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
 
 #[test]
 fn an_idle_group_lets_the_processor_rest() {
-    for (busy_poll, give_way) in [(Duration::ZERO, true), (Duration::from_millis(1), false)] {
+    for (busy_poll, give_way) in [(Duration::ZERO, GiveWay::On), (Duration::from_millis(1), GiveWay::Off)] {
         let (engines, _groups) = cluster(2, &EngineConfig { busy_poll, give_way, ..config() });
         let before = engines[0].stats().unwrap();
         // The subject is what happens in this time when nothing does: there is no event to wait for.
@@ -331,12 +331,26 @@ fn a_thread_looks_again_between_small_calls_if_it_may() {
 
 #[test]
 fn a_thread_lets_others_go_first_before_it_sleeps_where_it_is_told_to() {
-    for give_way in [false, true] {
+    for (give_way, gives) in [(GiveWay::Off, false), (GiveWay::On, true)] {
         let (engines, groups) = cluster(2, &EngineConfig { give_way, ..config() });
         (0..100).for_each(|_| check_all_reduce(&groups, 100));
         for engine in &engines {
             let stats = engine.stats().unwrap();
-            assert_eq!((stats.yields > 0, stats.busy_polls), (give_way, 0), "{stats:?}");
+            assert_eq!((stats.yields > 0, stats.busy_polls), (gives, 0), "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn unasked_a_thread_lets_others_go_first_where_ranks_share_cores() {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap());
+    // Machines with more cores only show that it does not.
+    for ranks in [cores.min(16), (cores + 1).min(16)] {
+        let (engines, groups) = cluster(ranks, &EngineConfig { give_way: GiveWay::Auto, ..config() });
+        check_all_reduce(&groups, 1_000);
+        for engine in &engines {
+            let stats = engine.stats().unwrap();
+            assert_eq!(stats.yields > 0, ranks > cores, "{ranks} ranks on {cores} cores: {stats:?}");
         }
     }
 }

@@ -5,8 +5,8 @@ use crate::errors::{config_error, engine_error, invalid_request, join_error, op_
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
-    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError,
-    Offload, OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
+    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GiveWay, GroupHandle, JobSecret,
+    JoinError, Offload, OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -272,7 +272,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         }
         "urgency" => config.urgency = value.extract()?,
         "busy_poll_us" => config.busy_poll = Duration::from_micros(value.extract()?),
-        "give_way" => config.give_way = value.extract()?,
+        "give_way" => config.give_way = give_way(value)?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,
@@ -301,6 +301,14 @@ fn on_peer_loss(value: &Bound<'_, PyAny>) -> PyResult<OnPeerLoss> {
         "continue" => Ok(OnPeerLoss::Continue),
         _ => Err(pyo3::exceptions::PyValueError::new_err("raise or continue")),
     }
+}
+
+fn give_way(value: &Bound<'_, PyAny>) -> PyResult<GiveWay> {
+    let name: String = value.extract()?;
+    [GiveWay::Auto, GiveWay::On, GiveWay::Off]
+        .into_iter()
+        .find(|way| way.as_str() == name)
+        .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("auto, on or off"))
 }
 
 fn security(value: &Bound<'_, PyAny>) -> PyResult<Security> {
