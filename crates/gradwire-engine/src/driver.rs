@@ -321,7 +321,7 @@ impl Driver {
         if wait == Some(Duration::ZERO) {
             return;
         }
-        if self.looks_again(now) {
+        if self.looks_again(now, wait) {
             return;
         }
         if !self.shared.doorbell().fall_asleep() {
@@ -333,8 +333,8 @@ impl Driver {
         bell.wake_up(signalled);
     }
 
-    /// Whether the thread has let others of its core go first and is to look again, at `now` or later.
-    fn looks_again(&mut self, now: Timestamp) -> bool {
+    /// Whether the thread has let others of its core go first and is to look again, at `now` or later; else it may sleep for `wait`.
+    fn looks_again(&mut self, now: Timestamp, wait: Option<Duration>) -> bool {
         if self.sockets.is_blocked() {
             return false;
         }
@@ -343,7 +343,7 @@ impl Driver {
             std::thread::yield_now();
             return true;
         }
-        if !self.giving_way.is_wanted(now) {
+        if !self.giving_way.is_wanted(now, wait) {
             return false;
         }
         self.stats.yields += 1;

@@ -19,6 +19,9 @@ use std::time::Duration;
 
 /// Longest time since something came in which the thread gives way.
 const TIME_MAX: Duration = Duration::from_millis(1);
+/// To sleep for less costs more than the time: a timer is set and taken back, or interrupts, each of which leaves a virtual machine.
+/// A pacer that lets some GBytes go in a second asks for it before each burst.
+const TIMER_MIN: Duration = Duration::from_micros(20);
 /// A turn that comes back sooner was used by nobody: an interrupt and two changes of threads take less.
 const USED_MIN: Duration = Duration::from_micros(50);
 
@@ -49,9 +52,10 @@ impl GivingWay {
         (self.busy_at, self.pays) = (now, self.is_on);
     }
 
-    /// Whether others go first, where the thread could sleep.
-    pub(crate) fn is_wanted(&self, now: Timestamp) -> bool {
-        self.pays && now.since(self.busy_at) < TIME_MAX
+    /// Whether others go first, where the thread could sleep for `wait`, or until something comes.
+    pub(crate) fn is_wanted(&self, now: Timestamp, wait: Option<Duration>) -> bool {
+        let is_soon = wait.is_some_and(|wait| wait < TIMER_MIN);
+        self.is_on && is_soon || self.pays && now.since(self.busy_at) < TIME_MAX
     }
 
     /// The turn was given away, and has come back after so long.
@@ -76,13 +80,13 @@ mod tests {
 
     #[test]
     fn it_is_given_once_after_something_has_come_and_never_before() {
-        assert!(!GivingWay::new(GiveWay::On).is_wanted(at(0)));
+        assert!(!GivingWay::new(GiveWay::On).is_wanted(at(0), None));
         let mut way = after_something_at(5_000);
-        assert!(way.is_wanted(at(5_000)));
+        assert!(way.is_wanted(at(5_000), None));
         way.on_back(Duration::from_micros(1));
-        assert!(!way.is_wanted(at(5_001)), "nobody wanted it");
+        assert!(!way.is_wanted(at(5_001), None), "nobody wanted it");
         way.on_busy(at(5_002));
-        assert!(way.is_wanted(at(5_002)));
+        assert!(way.is_wanted(at(5_002), None));
     }
 
     #[test]
@@ -90,9 +94,18 @@ mod tests {
         let mut way = after_something_at(5_000);
         for micros in [5_060, 5_500, 5_999] {
             way.on_back(Duration::from_micros(60));
-            assert!(way.is_wanted(at(micros)));
+            assert!(way.is_wanted(at(micros), None));
         }
-        assert!(!way.is_wanted(at(6_000)));
+        assert!(!way.is_wanted(at(6_000), None));
+    }
+
+    #[test]
+    fn it_is_given_in_place_of_a_sleep_that_is_shorter_than_setting_a_timer() {
+        let wait = |micros| Some(Duration::from_micros(micros));
+        let idle = GivingWay::new(GiveWay::On);
+        assert!(idle.is_wanted(at(5_000), wait(19)));
+        assert!(!idle.is_wanted(at(5_000), wait(20)));
+        assert!(!GivingWay::new(GiveWay::Off).is_wanted(at(5_000), wait(19)));
     }
 
     #[test]
@@ -101,7 +114,7 @@ mod tests {
         let mut is_wanted = |joined: Option<(usize, usize)>| {
             joined.into_iter().for_each(|(ranks_here, cores)| way.on_joined(ranks_here, cores));
             way.on_busy(at(5_000));
-            way.is_wanted(at(5_000))
+            way.is_wanted(at(5_000), None)
         };
         assert!(!is_wanted(None));
         assert!(!is_wanted(Some((4, 4))));
@@ -114,6 +127,6 @@ mod tests {
         let mut way = GivingWay::new(GiveWay::Off);
         way.on_joined(5, 4);
         way.on_busy(at(5_000));
-        assert!(!way.is_wanted(at(5_000)));
+        assert!(!way.is_wanted(at(5_000), None));
     }
 }
