@@ -43,6 +43,7 @@ RANKS = 2
 SCRAPE_S = 5
 STEPS = 20
 RUN_TIMEOUT_S = 500
+END_TIMEOUT_S = 10
 LAYERS, WIDTH, BATCH = 4, 512, 64
 
 
@@ -127,9 +128,14 @@ class Pair:
         took, cpu = zip(*(map(float, _line(rank).split()) for rank in self.ranks), strict=True)
         return max(took), sum(cpu)
 
-    def runs(self) -> bool:
-        """Whether no rank has ended."""
-        return all(rank.poll() is None for rank in self.ranks)
+    def has_ended(self) -> bool:
+        """Whether all ranks end now, or have ended: each stops listening some time before."""
+        try:
+            for rank in self.ranks:
+                rank.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def end(self) -> None:
         """Waits for the ranks."""
@@ -162,7 +168,7 @@ def look_at(pair: Pair, stop: threading.Event) -> None:
                     while connection.recv(1 << 16):
                         pass
         except OSError:
-            if not stop.is_set() and pair.runs():
+            if not pair.has_ended():
                 raise
 
 

@@ -172,8 +172,9 @@ class Config:
         "they have come at shorter intervals. Small collectives between ranks whose cores are their own get faster by what waking a thread "
         "takes; the looking is processor time. 0: it always sleeps.", unit="microseconds", low=0, high=1000)
     give_way: str = _setting("auto", str, "Whether the network thread lets other threads of its core go first, and looks for packets "
-        "again, before it sleeps. Ranks that share cores save the change of threads for each message, a sixth to a quarter of their "
-        "processor time in large calls. `auto`: where a group has more ranks on this host than this process may use cores.",
+        "again, before it sleeps, and looks instead of sleeping for less than 20 microseconds. Ranks that share cores save the change of "
+        "threads for each message, about a fifth of their processor time in large calls. `auto`: where a group has more ranks on this "
+        "host than this process may use cores.",
         choices=("auto", "on", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "

@@ -126,7 +126,7 @@ def run() -> str:
     try:
         with gradwire.Communicator(timeout=timeout) as comm:
             train(comm)
-            say(members=comm.members)
+            say(members=comm.members, yields=comm.stats()["engine"]["yields"])
             comm.barrier()
     except NotMemberError as error:
         say(cause=error.cause)
@@ -138,6 +138,8 @@ def run() -> str:
 
 def main() -> None:
     started = time.monotonic()
+    if LIVES[-1]:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # fewer cores than ranks, on any machine
     if os.environ["GRADWIRE_PORT"] != "0":  # of all lives: there before the others know that the last one is gone
         gradwire._runtime.runtime()
         say(port=gradwire.stats()["port"])

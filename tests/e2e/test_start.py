@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -146,16 +148,30 @@ def _record_of(runtime: Any, config: Any) -> dict[str, Any]:
         engine.stop()
 
 
-@pytest.mark.parametrize("give_way", ["auto", "on", "off"])
-def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: str) -> None:
+@pytest.mark.parametrize(
+    ("give_way", "ranks", "gives"), [("auto", 1, False), ("auto", 2, True), ("on", 1, True), ("off", 2, False)]
+)
+def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: str, ranks: int, gives: bool) -> None:
     from gradwire import Config, _runtime
 
-    engine = _runtime._start_engine(Config(port=0, give_way=give_way))
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # of this thread and those that it starts
     try:
-        engine.stats()  # a question is something that comes: the thread then looks for more before it sleeps, and may give way first
-        assert (engine.stats()["yields"] > 0) == (give_way == "on")
+        engines = [_runtime._start_engine(Config(port=0, give_way=give_way)) for _ in range(ranks)]
     finally:
-        engine.stop()
+        os.sched_setaffinity(0, cores)
+    try:
+        joining = [engine.new_group(rank, ranks, "test") for rank, engine in enumerate(engines)]
+        records = [group.record() for group in joining]
+        with ThreadPoolExecutor(ranks) as threads:
+            groups = list(threads.map(lambda group: group.join(records, 60.0), joining))
+        # Questions are something that comes: the thread then looks for more before it sleeps, and may give way first.
+        asked = [engine.stats()["yields"] for _ in range(100) for engine in engines]
+        assert any(asked) == gives
+        del groups
+    finally:
+        for engine in engines:
+            engine.stop()
 
 
 def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

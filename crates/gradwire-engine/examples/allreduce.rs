@@ -1,7 +1,7 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way] [--pause 50] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way|--no-give-way] [--pause 50] [--stats]`
 //!
 //! `--busy-poll` is in microseconds, `--pause`, before each round, in milliseconds.
 //!

@@ -211,6 +211,11 @@ impl ActiveGroup {
         self.dirty
     }
 
+    /// How many of its ranks are on this host, in the present epoch.
+    pub(crate) fn ranks_here(&self) -> usize {
+        self.setup.ranks_here
+    }
+
     /// When it wants to be called.
     pub(crate) fn wake_at(&self) -> Option<Timestamp> {
         self.wake_at

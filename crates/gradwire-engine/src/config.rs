@@ -93,7 +93,8 @@ pub struct EngineConfig {
     /// Longest time for which the network thread looks for packets again before it sleeps, where packets have come at shorter
     /// intervals; zero: it always sleeps.
     pub busy_poll: Duration,
-    /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps.
+    /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps; such a thread
+    /// looks instead of sleeping for less than 20 us.
     pub give_way: GiveWay,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.

@@ -136,7 +136,6 @@ impl Driver {
     fn command(&mut self, command: Command) {
         match command {
             Command::Join { setup, connected } => {
-                self.giving_way.on_joined(setup.ranks_here, self.cores);
                 let mut group = ActiveGroup::new(*setup, connected, self.now);
                 group.set_flooded(self.flood.is_flooded());
                 let free = self.groups.iter().position(Option::is_none);
@@ -277,6 +276,7 @@ impl Driver {
             let Some(group) = &mut self.groups[place] else { continue };
             group.handle_timeout(self.now);
             group.succeed(self.now, (&mut self.routes, place as u32));
+            self.giving_way.on_ranks(group.ranks_here(), self.cores);
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;

@@ -4,11 +4,13 @@
 //! Where ranks share cores, what a thread waits for is often made by one that waits for its core. A thread that sleeps is woken for
 //! the first message of it, takes the core at once, and sleeps again: a change of threads, or two, for each message. One that gives
 //! its turn away comes back when the others have done what they can, and finds it all. On a core that nobody else wants the
-//! turn comes back at once, which costs one look.
+//! turn comes back at once, which costs one look. Where something is due sooner than a timer could be set and taken back, it never
+//! sleeps.
 //!
 //! ```text
 //!   SOMETHING CAME --> GIVES WAY --others used the turn--> GIVES WAY again, for TIME_MAX after what came last
-//!                          '--------nobody did--------> SLEEPS
+//!                          '--------nobody did--------> SLEEPS, if nothing is due within TIMER_MIN
+//!                                                       GIVES WAY again, if something is
 //! ```
 //!
 //! A thread that computes may keep the core for a time slice, while what has come waits: a thread that sleeps takes the core from it.
@@ -41,9 +43,9 @@ impl GivingWay {
         Self { setting, is_on: setting == GiveWay::On, ..Self::default() }
     }
 
-    /// A group has been joined that has so many ranks on this host, which has so many cores for this process. What it decides holds
+    /// A group, or an epoch of one, has so many ranks on this host, which has so many cores for this process. What it decides holds
     /// for as long as the thread lives: the ranks of one group are those of the next.
-    pub(crate) fn on_joined(&mut self, ranks_here: usize, cores: usize) {
+    pub(crate) fn on_ranks(&mut self, ranks_here: usize, cores: usize) {
         self.is_on |= self.setting == GiveWay::Auto && ranks_here > cores;
     }
 
@@ -112,7 +114,7 @@ mod tests {
     fn unasked_it_is_given_once_more_ranks_are_here_than_cores() {
         let mut way = GivingWay::new(GiveWay::Auto);
         let mut is_wanted = |joined: Option<(usize, usize)>| {
-            joined.into_iter().for_each(|(ranks_here, cores)| way.on_joined(ranks_here, cores));
+            joined.into_iter().for_each(|(ranks_here, cores)| way.on_ranks(ranks_here, cores));
             way.on_busy(at(5_000));
             way.is_wanted(at(5_000), None)
         };
@@ -125,7 +127,7 @@ mod tests {
     #[test]
     fn it_is_never_given_where_it_must_not_be() {
         let mut way = GivingWay::new(GiveWay::Off);
-        way.on_joined(5, 4);
+        way.on_ranks(5, 4);
         way.on_busy(at(5_000));
         assert!(!way.is_wanted(at(5_000), None));
     }

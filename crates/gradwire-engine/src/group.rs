@@ -262,7 +262,8 @@ impl PendingGroup {
             source_ports: self.record.source_ports.clone(),
             paths: grid.paths,
             sources: self.shared.local.sources.clone(),
-            ranks_here: ranks_here(&self.record, &lineage.records),
+            // The epoch that takes it in counts them: of the records some are of ranks that have gone.
+            ranks_here: 1,
             ids: ReservedIds { shared: Arc::clone(&self.shared), by_rank: vec![None] },
             lineage: Some(lineage),
             contacts: Some(contacts),

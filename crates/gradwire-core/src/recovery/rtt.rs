@@ -86,7 +86,8 @@ impl RttEstimator {
 }
 
 /// Shortest time that loss detection trusts. RFC 9002 takes 1 ms; that is many round trips of a data centre,
-/// and a driver that sleeps in `poll` is awake again within about 0.1 ms. Twice that.
+/// and a driver that sleeps in `poll` is awake again within about 0.1 ms, later only where others
+/// of its core go first (`give_way`). Twice that.
 const GRANULARITY: Duration = Duration::from_micros(200);
 
 /// A driver that sleeps in `poll` is awake again within so long, at both ends of what was measured. Who asks too early loses a
