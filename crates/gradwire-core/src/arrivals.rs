@@ -1,7 +1,8 @@
 //! Which packet numbers arrived on a path, and when to say so.
 //!
 //! claim: mlt/one-ack-for-ten (section 4.2.3). An acknowledgement also goes out at once when a gap opens, because
-//! that is when the sender can use it most.
+//! that is when the sender can use it most. What left at one moment, dozens of packets where rates are high, waits for what leaves next:
+//! on its way through a kernel an acknowledgement costs as much as a message of 64 KB does. A sender that waits for one asks for it.
 
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
@@ -12,6 +13,9 @@ const AHEAD_MAX: i32 = 1 << 20;
 
 /// A path on which nothing new came for so long has nothing under way.
 const DELAY_FRESH: Duration = Duration::from_millis(100);
+
+/// As many packets are acknowledged though they left at one moment.
+const BURST_PACKETS: u32 = 90;
 
 /// Least bitmap of an acknowledgement: 256 packets.
 const WORDS_MIN: usize = 4;
@@ -38,8 +42,9 @@ pub(crate) struct Arrivals {
     /// So many packets up to the largest have come one after the other since the bitmap was last moved: moving it for each is most of
     /// what an arrival costs.
     run: usize,
-    /// Packets since the last acknowledgement, and the largest then.
+    /// Packets since the last acknowledgement, the time stamp of the first of them, and the largest then.
     unacked: u32,
+    unacked_sent_us: u32,
     acked_largest: PacketNumber,
     oldest_unacked_at: Option<Timestamp>,
     /// Newest data packet: its time stamp and when it came.
@@ -84,6 +89,7 @@ impl Arrivals {
             bitmap: [0; ACK_WORDS_MAX],
             run: 0,
             unacked: 0,
+            unacked_sent_us: 0,
             acked_largest: PacketNumber(0),
             oldest_unacked_at: None,
             newest_sent_us: 0,
@@ -143,8 +149,15 @@ impl Arrivals {
             self.newest_sent_us = sent_at_us;
             self.newest_at = now;
         }
-        self.unacked += 1;
+        self.count_unacked(1, sent_at_us);
         self.oldest_unacked_at.get_or_insert(now);
+    }
+
+    fn count_unacked(&mut self, packets: u32, sent_at_us: u32) {
+        if self.unacked == 0 {
+            self.unacked_sent_us = sent_at_us;
+        }
+        self.unacked += packets;
     }
 
     /// Whether this is the number after the largest.
@@ -162,7 +175,7 @@ impl Arrivals {
             number = number.next();
         }
         (self.newest_sent_us, self.newest_at) = (first.sent_at_us, now);
-        self.unacked += packets;
+        self.count_unacked(packets, first.sent_at_us);
         self.oldest_unacked_at.get_or_insert(now);
         // Each follows a shorter delay a little more, until it stays.
         for _ in 0..packets {
@@ -231,9 +244,16 @@ impl Arrivals {
 
     /// Whether an acknowledgement is due.
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
-        self.unacked >= self.every
+        self.is_enough()
             || self.at_once
             || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
+    }
+
+    /// Whether so many packets have come that they are worth an acknowledgement: what left at one moment, up to 64 KB of a sender that lets
+    /// that go at once, is worth none by itself.
+    fn is_enough(&self) -> bool {
+        let is_one_burst = self.newest_sent_us == self.unacked_sent_us;
+        self.unacked >= if is_one_burst { self.every.max(BURST_PACKETS) } else { self.every }
     }
 
     /// When one will be due though nothing arrives.
@@ -347,16 +367,35 @@ mod tests {
     fn an_acknowledgement_is_due_after_ten_packets_a_gap_or_the_delay() {
         let mut arrivals = arrivals();
         for number in 0..9 {
-            arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+            arrivals.record(Timestamp::ZERO, PacketNumber(number), number);
             assert!(!arrivals.is_due(Timestamp::ZERO));
         }
         assert!(arrivals.is_due(Timestamp::ZERO + arrivals.delay_max));
-        arrivals.record(Timestamp::ZERO, PacketNumber(9), 0);
+        arrivals.record(Timestamp::ZERO, PacketNumber(9), 9);
         assert!(arrivals.is_due(Timestamp::ZERO));
         arrivals.acknowledge(Timestamp::ZERO);
         assert!(!arrivals.is_due(Timestamp::ZERO));
-        arrivals.record(Timestamp::ZERO, PacketNumber(12), 0);
+        arrivals.record(Timestamp::ZERO, PacketNumber(12), 12);
         assert!(arrivals.is_due(Timestamp::ZERO), "10 and 11 are missing");
+    }
+
+    #[test]
+    fn what_left_at_one_moment_waits_for_what_left_later_but_for_no_more_than_two_bursts() {
+        let mut arrivals = arrivals();
+        let mut due_after = |stamps: &[u32]| {
+            let first = arrivals.largest.0;
+            for (number, stamp) in (first + 1..).zip(stamps) {
+                arrivals.record(Timestamp::ZERO, PacketNumber(number), *stamp);
+            }
+            let is_due = arrivals.is_due(Timestamp::ZERO);
+            arrivals.acknowledge(Timestamp::ZERO);
+            is_due
+        };
+        assert!(!due_after(&[7; 44]));
+        assert!(due_after(&[&[7; 44][..], &[8]].concat()));
+        assert!(!due_after(&[8; 89]));
+        assert!(due_after(&[8; 90]));
+        assert!(!due_after(&[8, 9]));
     }
 
     #[test]
