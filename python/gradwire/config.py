@@ -130,8 +130,8 @@ class Config:
     eager_bytes: int = _setting(262144, int, "Bytes that may be sent to a peer before it has asked for them; the memory "
         "that an early peer can cost.", unit="bytes", low=4096, high=1 << 28, everywhere=True)
     ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3). Those that left at one moment, up to "
-        "90, wait for one that left later: where rates are high an acknowledgement costs as much as a message of 64 KB.", unit="packets",
-        low=1, high=256, everywhere=True)
+        "nine times as many, wait for one that left later: where rates are high an acknowledgement costs as much as 64 KB do.",
+        unit="packets", low=1, high=256, everywhere=True)
     ack_delay_us: int = _setting(250, int, "Longest that an acknowledgement is held back. Where packets of a peer are further apart than "
         "this, each is acknowledged by a packet of its own: with four ranks on links of 50 Mbit/s 2000 saves a third of the processor "
         "time. On other networks more was not measured; the sender's rate control and repairs may learn of what came later by as much.",

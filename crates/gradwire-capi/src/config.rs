@@ -24,7 +24,7 @@ pub struct GradwireConfig {
     pub controller: u32,
     /// UDP payload of a full datagram.
     pub datagram_bytes: u32,
-    /// Data packets for each acknowledgement.
+    /// Data packets for each acknowledgement; nine times as many that left at one moment.
     pub ack_every: u32,
     /// Paths to each peer.
     pub paths: u32,

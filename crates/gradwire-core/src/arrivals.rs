@@ -14,8 +14,8 @@ const AHEAD_MAX: i32 = 1 << 20;
 /// A path on which nothing new came for so long has nothing under way.
 const DELAY_FRESH: Duration = Duration::from_millis(100);
 
-/// As many packets are acknowledged though they left at one moment.
-const BURST_PACKETS: u32 = 90;
+/// So many times as many packets are acknowledged though they left at one moment: with 10, two messages of 64 KB in packets of 1500 bytes.
+const BURST_TIMES: u32 = 9;
 
 /// Least bitmap of an acknowledgement: 256 packets.
 const WORDS_MIN: usize = 4;
@@ -249,11 +249,11 @@ impl Arrivals {
             || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
     }
 
-    /// Whether so many packets have come that they are worth an acknowledgement: what left at one moment, up to 64 KB of a sender that lets
-    /// that go at once, is worth none by itself.
+    /// Whether so many packets have come that they are worth an acknowledgement: what left at one moment is worth none before that is a
+    /// lot.
     fn is_enough(&self) -> bool {
         let is_one_burst = self.newest_sent_us == self.unacked_sent_us;
-        self.unacked >= if is_one_burst { self.every.max(BURST_PACKETS) } else { self.every }
+        self.unacked >= if is_one_burst { self.every.saturating_mul(BURST_TIMES) } else { self.every }
     }
 
     /// When one will be due though nothing arrives.

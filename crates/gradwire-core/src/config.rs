@@ -23,7 +23,7 @@ pub struct ConnectionConfig {
     pub fingerprint: u64,
     /// Bytes that may be sent before the receiver has asked for a transfer. Equal on both ranks.
     pub eager_bytes: u64,
-    /// Data packets for each acknowledgement (MLT section 4.2.3: ten).
+    /// Data packets for each acknowledgement (MLT section 4.2.3: ten); nine times as many that left at one moment.
     pub ack_every: u32,
     /// Longest that an acknowledgement is held back.
     pub ack_delay_max: Duration,

@@ -111,10 +111,13 @@ impl Path {
     }
 
     /// Whether the packet that leaves now must be acknowledged at once: four times in each window, so that a small
-    /// window never waits for the receiver's count of packets.
-    pub(crate) fn wants_ack(&mut self, bytes: u32) -> bool {
+    /// window never waits for the receiver's count of packets; and in a flood after `acked_bytes`, which are worth an
+    /// acknowledgement: what would bring it later may be lost.
+    pub(crate) fn wants_ack(&mut self, bytes: u32, acked_bytes: u64) -> bool {
         self.unasked_bytes += u64::from(bytes);
-        let wants = self.unasked_bytes >= self.controller.cwnd() / ACKS_PER_WINDOW;
+        let quarter = self.controller.cwnd() / ACKS_PER_WINDOW;
+        let most = if self.controller.is_flooded() { quarter.min(acked_bytes) } else { quarter };
+        let wants = self.unasked_bytes >= most;
         if wants {
             self.unasked_bytes = 0;
         }

@@ -19,7 +19,7 @@ pub struct Controller {
     said: Said,
 }
 
-/// What it answers until the next event: asked for each packet, and an acknowledgement comes for ten.
+/// What it answers until the next event: asked for each packet, and an acknowledgement comes for ten or more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Said {
     cwnd: u64,

@@ -1,8 +1,8 @@
 //! A modelled bottleneck for tests: rate, delay, drop-tail buffer, random loss; flows with endless or finite data.
 //!
 //! Deterministic: virtual time, a seeded generator, events in order of time and then of creation. The sender
-//! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet
-//! a quarter of a millisecond after the first unacknowledged one, or when the sender asks, four times in a window.
+//! uses the parts of this module exactly as the connection does; the receiver acknowledges every tenth packet, of what left at one moment
+//! every ninetieth, a quarter of a millisecond after the first unacknowledged one, or when the sender asks, as in `path.rs`.
 
 use super::{
     AckOutcome, AckSample, Controller, ControllerKind, ControllerSettings, Ledger, Pacer, RateController,
@@ -18,6 +18,8 @@ use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
 
 pub(super) const PACKET: u64 = 1_408;
 const ACK_EVERY: u32 = 10;
+/// As in `arrivals.rs`.
+const BURST_TIMES: u32 = 9;
 /// As in the engine's defaults.
 const ACK_DELAY: Duration = Duration::from_micros(250);
 /// As in `path.rs`.
@@ -102,6 +104,7 @@ struct Flow {
     asked_at: Timestamp,
     received: Vec<bool>,
     unacked: u32,
+    unacked_sent_us: u64,
     newest: Option<(u64, Timestamp)>,
     counters: Counters,
 }
@@ -137,6 +140,7 @@ impl World {
             asked_at: now,
             received: Vec::new(),
             unacked: 0,
+            unacked_sent_us: 0,
             newest: None,
             counters: Counters::default(),
         };
@@ -242,8 +246,13 @@ impl World {
         receiver.received[number as usize] = true;
         receiver.counters.delivered_bytes += PACKET;
         receiver.newest = Some((sent_at, now));
+        if receiver.unacked == 0 {
+            receiver.unacked_sent_us = sent_at / 1_000;
+        }
         receiver.unacked += 1;
-        if receiver.unacked >= ACK_EVERY || ack_now {
+        let is_one_burst = sent_at / 1_000 == receiver.unacked_sent_us;
+        let enough = if is_one_burst { ACK_EVERY * BURST_TIMES } else { ACK_EVERY };
+        if receiver.unacked >= enough || ack_now {
             self.acknowledge(flow, 0);
         } else if receiver.unacked == 1 {
             self.at(now + ACK_DELAY, Event::AckDue { flow });

@@ -48,6 +48,22 @@ fn what_is_asked_in_a_flood_is_repeated_without_ever_longer_pauses() {
 }
 
 #[test]
+fn in_a_flood_an_acknowledgement_is_asked_for_after_as_many_packets_as_are_worth_one() {
+    use crate::recovery::RateController;
+    let mut pair = Pair::connected(never);
+    exchange(&mut pair, 1, 4 << 20);
+    let path = pair.ends[0].connection.paths.at_mut(0);
+    let asked_after = |path: &mut crate::path::Path| {
+        path.wants_ack(u32::MAX, 10_000);
+        (1..).find(|_| path.wants_ack(1_000, 10_000)).unwrap()
+    };
+    let quarter = path.controller.cwnd().div_ceil(4 * 1_000);
+    assert!(asked_after(path) == quarter && quarter > 10, "{quarter}");
+    path.controller.set_flooded(true);
+    assert_eq!(asked_after(path), 10);
+}
+
+#[test]
 fn an_acknowledgement_that_is_refused_changes_no_rate() {
     let mut pair = Pair::connected(never);
     exchange(&mut pair, 1, 1 << 20);
