@@ -46,9 +46,12 @@ def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
     gradwire.torch.tolerate_loss(ddp, preset="reliable")
     optimizer = torch.optim.SGD(ddp.parameters(), lr=RATE)
     for step in range(STEPS):
-        if step == LOST_AT and RANK == VICTIM:
-            # Not later: buckets that it had sent could have been averaged over all.
-            os.kill(os.getpid(), signal.SIGKILL)
+        if step == LOST_AT:
+            # Not sooner: until all have the last bucket, they may wait for its word that it has come, and take the mean again without it.
+            dist.barrier()
+            if RANK == VICTIM:
+                # Not later: buckets that it had sent could have been averaged over all.
+                os.kill(os.getpid(), signal.SIGKILL)
         optimizer.zero_grad()
         loss_of(ddp, RANK, step).backward()
         optimizer.step()
