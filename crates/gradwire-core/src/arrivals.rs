@@ -249,8 +249,7 @@ impl Arrivals {
             || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
     }
 
-    /// Whether so many packets have come that they are worth an acknowledgement: what left at one moment is worth none before that is a
-    /// lot.
+    /// Whether so many packets have come that they are worth an acknowledgement, which of what left at one moment are more.
     fn is_enough(&self) -> bool {
         let is_one_burst = self.newest_sent_us == self.unacked_sent_us;
         self.unacked >= if is_one_burst { self.every.saturating_mul(BURST_TIMES) } else { self.every }

@@ -44,6 +44,8 @@ pub(crate) struct Path {
     pub(crate) news_at: Timestamp,
     /// Bytes sent since an acknowledgement was last asked for.
     unasked_bytes: u64,
+    /// Bytes of full packets that are worth an acknowledgement.
+    acked_bytes: u64,
 }
 
 impl Path {
@@ -63,6 +65,7 @@ impl Path {
             last_sent_at: now,
             news_at: now,
             unasked_bytes: 0,
+            acked_bytes: u64::from(config.ack_every) * chunk_bytes,
         }
     }
 
@@ -111,12 +114,12 @@ impl Path {
     }
 
     /// Whether the packet that leaves now must be acknowledged at once: four times in each window, so that a small
-    /// window never waits for the receiver's count of packets; and in a flood after `acked_bytes`, which are worth an
-    /// acknowledgement: what would bring it later may be lost.
-    pub(crate) fn wants_ack(&mut self, bytes: u32, acked_bytes: u64) -> bool {
+    /// window never waits for the receiver's count of packets; and in a flood after as many packets as that count: what
+    /// would bring an acknowledgement later may be lost.
+    pub(crate) fn wants_ack(&mut self, bytes: u32) -> bool {
         self.unasked_bytes += u64::from(bytes);
         let quarter = self.controller.cwnd() / ACKS_PER_WINDOW;
-        let most = if self.controller.is_flooded() { quarter.min(acked_bytes) } else { quarter };
+        let most = if self.controller.is_flooded() { quarter.min(self.acked_bytes) } else { quarter };
         let wants = self.unasked_bytes >= most;
         if wants {
             self.unasked_bytes = 0;

@@ -386,8 +386,7 @@ impl Connection {
         if send.is_all_sent() {
             flags = flags.with(Flags::ALL_SENT);
         }
-        let acked_bytes = u64::from(self.config.ack_every) * u64::from(self.config.chunk_bytes());
-        if self.paths.at_mut(path).wants_ack(bytes, acked_bytes) {
+        if self.paths.at_mut(path).wants_ack(bytes) {
             flags = flags.with(Flags::ACK_NOW);
         }
         if send.is_critical(choice.chunk) {

@@ -52,15 +52,17 @@ fn in_a_flood_an_acknowledgement_is_asked_for_after_as_many_packets_as_are_worth
     use crate::recovery::RateController;
     let mut pair = Pair::connected(never);
     exchange(&mut pair, 1, 4 << 20);
-    let path = pair.ends[0].connection.paths.at_mut(0);
+    let Connection { config, paths, .. } = &mut pair.ends[0].connection;
+    let (bytes, path) = (config.chunk_bytes(), paths.at_mut(0));
     let asked_after = |path: &mut crate::path::Path| {
-        path.wants_ack(u32::MAX, 10_000);
-        (1..).find(|_| path.wants_ack(1_000, 10_000)).unwrap()
+        path.wants_ack(u32::MAX);
+        (1..).find(|_| path.wants_ack(bytes)).unwrap()
     };
-    let quarter = path.controller.cwnd().div_ceil(4 * 1_000);
-    assert!(asked_after(path) == quarter && quarter > 10, "{quarter}");
+    let (quarter, every) = (path.controller.cwnd() / 4, u64::from(config.ack_every));
+    assert!(quarter > 2 * every * u64::from(bytes), "so that the two differ: {quarter}");
+    assert_eq!(asked_after(path), quarter.div_ceil(u64::from(bytes)));
     path.controller.set_flooded(true);
-    assert_eq!(asked_after(path), 10);
+    assert_eq!(asked_after(path), every);
 }
 
 #[test]
