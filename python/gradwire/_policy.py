@@ -8,7 +8,14 @@ from gradwire import _native
 from gradwire.config import Config, check
 from gradwire.errors import ConfigError
 
-ALGORITHM_CODES = {"auto": 0, "ring": 1, "transpose": 2, "halving_doubling": 3, "parameter_server": 4}
+ALGORITHM_CODES = {
+    "auto": 0,
+    "ring": 1,
+    "transpose": 2,
+    "halving_doubling": 3,
+    "parameter_server": 4,
+    "weighted_transpose": 5,
+}
 # The presets whose papers lose results on their way back. The others keep replicas identical.
 GATHER_PRESETS = ("mlt", "dlcp", "ultima")
 

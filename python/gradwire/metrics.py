@@ -178,6 +178,12 @@ METRICS: tuple[Metric, ...] = (
         "Packets that the network lost lately, as all ranks agree.",
     ),
     _gauge("group", "agreed_loss_ratio", "agreed.loss", "Values that did not arrive lately, as all ranks agree."),
+    _gauge(
+        "group",
+        "agreed_slowest_link_ratio",
+        "agreed.slowest_link",
+        "Rate of the slowest rank's link beside the usual one, as all ranks agree; 1 where none is much slower.",
+    ),
     _counter("group", "served_calls", "served.calls", "Reductions that this dedicated server took part in."),
     _counter("group", "served_expected_elements", "served.elems_expected", "Contributions that this server expected."),
     _counter(

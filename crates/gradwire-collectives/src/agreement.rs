@@ -13,13 +13,14 @@
 //! alone, and every rank combines the same words, so nobody can disagree whatever arrives when.
 
 use crate::adaptive::StageEnd;
+use crate::links::LinkShares;
 use crate::view::OwnMemory;
 use crate::{Collective, Dtype, Request};
 use gradwire_core::{ConnectionStats, Receipt};
 use std::time::Duration;
 
 /// The network as every rank of a group knows it, at one place of the sequence.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct AgreedNetwork {
     /// Round-trip time of an empty network: the median over the ranks, of each rank's median over its peers.
@@ -32,6 +33,8 @@ pub struct AgreedNetwork {
     /// Share of the values that did not arrive lately, of the rank that lost most: of the packets, or of what tolerant
     /// reductions ended without, whichever is more.
     pub loss: f32,
+    /// How fast each rank's link is; `None`: none is much slower than most.
+    pub links: Option<LinkShares>,
 }
 
 /// Where in the sequence ranks exchange what they measured. The same on every rank.
@@ -49,6 +52,15 @@ impl ExchangePlan {
     /// A few collectives to measure; a lag that no training step reaches ahead of the slowest rank (a step of a large model
     /// has some 20 buckets); one more message to each peer for every 63 collectives.
     pub const DEFAULT: Self = Self { first: 8, every: 64, lag: 32 };
+
+    /// Whether an exchange comes within the `places` behind `sequence`.
+    fn is_within(&self, places: u64, sequence: u64) -> bool {
+        let next = match sequence.checked_sub(self.first) {
+            Some(after) => self.first + (after / self.every + 1) * self.every,
+            None => self.first,
+        };
+        next - sequence <= places
+    }
 
     /// Whether an exchange has the place `sequence`.
     fn is_at(&self, sequence: u64) -> bool {
@@ -81,6 +93,10 @@ pub(crate) struct Agreement {
     /// Fastest stage since the latest exchange, and of the period before the latest exchange that had one, bytes per second.
     fastest: u64,
     received_rate: u64,
+    /// What the fastest connection was sent on when the latest collectives before an exchange ended, bytes per second.
+    sent_rates: Vec<u64>,
+    /// What the latest exchange said of each rank's link, bytes per second.
+    rates: Vec<u64>,
 }
 
 impl Agreement {
@@ -99,6 +115,8 @@ impl Agreement {
             meter: LossMeter::default(),
             fastest: 0,
             received_rate: 0,
+            sent_rates: Vec::new(),
+            rates: Vec::new(),
         }
     }
 
@@ -116,13 +134,15 @@ impl Agreement {
     pub(crate) fn reach(&mut self, sequence: u64) -> Option<AgreedNetwork> {
         if let Some((_, network)) = self.next.take_if(|(from, _)| *from <= sequence) {
             self.current = Some(network);
+            // Whatever changed since is found out by the second half of what is measured before the next one.
+            self.fastest = 0;
         }
-        self.current
+        self.current.clone()
     }
 
     /// What every rank knows alike at the collective that was started last.
-    pub(crate) fn current(&self) -> Option<AgreedNetwork> {
-        self.current
+    pub(crate) fn current(&self) -> Option<&AgreedNetwork> {
+        self.current.as_ref()
     }
 
     /// The call that exchanges the words. Its memory is free: the exchange before has ended, since this one had to wait
@@ -142,6 +162,10 @@ impl Agreement {
     pub(crate) fn begin(&mut self, sequence: u64, connections: impl Iterator<Item = ConnectionStats>) {
         self.pending = Some(sequence);
         let mut word = Word::of(connections, &mut self.meter);
+        // A single sample may be that of acknowledgements that came all at once, twice or three times the link's rate.
+        self.sent_rates.push(word.rate);
+        word.rate = median(&mut self.sent_rates).unwrap_or(0);
+        self.sent_rates.clear();
         self.received_rate = match std::mem::take(&mut self.fastest) {
             0 => self.received_rate,
             measured => measured,
@@ -159,12 +183,30 @@ impl Agreement {
         self.pending = None;
         let words: Vec<Word> =
             self.words.view().as_slice().chunks_exact(Word::BYTES).map(Word::decode).collect();
-        self.next = combine(&words).map(|network| (sequence + self.plan.lag, network));
+        self.rates = self.rates_of(&words);
+        self.next = combine(&words, &self.rates).map(|network| (sequence + self.plan.lag, network));
         true
     }
 
-    /// An all-reduce has ended here, in which so many ranks sent to one at once.
-    pub(crate) fn on_stages(&mut self, senders: u32, stages: &[StageEnd; 2]) {
+    /// The rates of the ranks' links. Where the schedule spares a slow one, the others' are not used to the full, and no more can be
+    /// measured: there only a sixteenth of what was known is forgotten.
+    fn rates_of(&self, words: &[Word]) -> Vec<u64> {
+        let known =
+            self.rates.iter().filter(|_| self.current.as_ref().is_some_and(|known| known.links.is_some()));
+        let remembered = known.map(|rate| rate / 16 * 15).chain(std::iter::repeat(0));
+        words.iter().zip(remembered).map(|(word, remembered)| word.rate.max(remembered)).collect()
+    }
+
+    /// An all-reduce has ended here, in which so many ranks sent to one at once. `sent_rate`: the fastest connection's.
+    pub(crate) fn on_ended(
+        &mut self,
+        (sequence, senders): (u64, u32),
+        stages: &[StageEnd; 2],
+        sent_rate: impl FnOnce() -> u64,
+    ) {
+        if self.plan.is_within(SENT_RATES, sequence) && self.sent_rates.len() < SENT_RATES as usize {
+            self.sent_rates.push(sent_rate());
+        }
         let fastest = stages.iter().map(|stage| stage.rate(senders)).max().unwrap_or(0);
         self.fastest = self.fastest.max(fastest);
     }
@@ -244,23 +286,26 @@ impl Word {
 pub(crate) fn parse_words(bytes: &[u8]) {
     let words: Vec<Word> = bytes.chunks_exact(Word::BYTES).map(Word::decode).collect();
     assert!(words.iter().all(|word| Word::decode(&word.encode()) == *word));
-    if let Some(agreed) = combine(&words) {
+    let rates: Vec<u64> = words.iter().map(|word| word.rate).collect();
+    if let Some(agreed) = combine(&words, &rates) {
         assert!([agreed.loss, agreed.packet_loss].iter().all(|share| (0.0..=1.0).contains(share)));
     }
 }
 
 /// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say.
-fn combine(words: &[Word]) -> Option<AgreedNetwork> {
+fn combine(words: &[Word], rates: &[u64]) -> Option<AgreedNetwork> {
     let mut rtts: Vec<u32> = words.iter().map(|word| word.rtt_us).filter(|rtt| *rtt > 0).collect();
-    let mut rates: Vec<u64> = words.iter().map(|word| word.rate).filter(|rate| *rate > 0).collect();
+    let mut measured: Vec<u64> = rates.iter().copied().filter(|rate| *rate > 0).collect();
     let lost = words.iter().map(|word| word.lost_ppm).max()?;
     let left_out = words.iter().map(|word| word.left_out_ppm).max()?;
     let share = |ppm: u32| ppm as f32 / PPM as f32;
+    let rate = median(&mut measured)?;
     Some(AgreedNetwork {
         rtt: Duration::from_micros(u64::from(median(&mut rtts)?)),
-        rate: median(&mut rates)?,
+        rate,
         packet_loss: share(lost),
         loss: share(lost.max(left_out)),
+        links: LinkShares::of(rates.iter().copied(), rate),
     })
 }
 
@@ -303,6 +348,8 @@ fn median<T: Ord + Copy>(values: &mut [T]) -> Option<T> {
 }
 
 const PPM: u64 = 1_000_000;
+/// Collectives before an exchange of which the rate of connections is taken, beside that of the exchange itself.
+const SENT_RATES: u64 = 8;
 /// At 1 % loss 400 packets lose 4 +- 2: enough to tell it from 5 %, where decisions change.
 const PACKETS_MIN: u64 = 400;
 /// As many packets of the common size.
@@ -357,19 +404,60 @@ mod tests {
         agreement.words.view().as_mut_slice()[..Word::BYTES].copy_from_slice(&other);
         assert!(agreement.settle(3) && !agreement.settle(3));
         assert_eq!((agreement.must_wait(5), agreement.reach(4)), (false, None));
-        let network =
-            AgreedNetwork { rtt: Duration::from_micros(100), rate: 5_000, packet_loss: 0.05, loss: 0.1 };
-        assert_eq!(agreement.reach(5), Some(network));
-        assert_eq!((agreement.reach(6), agreement.current()), (Some(network), Some(network)));
+        let network = AgreedNetwork {
+            rtt: Duration::from_micros(100),
+            rate: 5_000,
+            packet_loss: 0.05,
+            loss: 0.1,
+            links: None,
+        };
+        assert_eq!(agreement.reach(5), Some(network.clone()));
+        assert_eq!((agreement.reach(6).as_ref(), agreement.current()), (Some(&network), Some(&network)));
     }
 
     #[test]
     fn ranks_that_measured_nothing_have_no_say_and_the_worst_loss_counts() {
         let words = [word(0, 0, 0), word(300, 10, 900), word(100, 70, 500), word(200, 0, 700)];
-        let network = combine(&words).expect("three have measured");
+        let network = combine(&words, &words.map(|word| word.rate)).expect("three have measured");
         assert_eq!((network.rtt, network.rate), (Duration::from_micros(200), 700));
         assert_eq!(network.loss.to_bits(), (140.0_f32 / 1e6).to_bits());
-        assert_eq!(combine(&[word(0, 0, 0); 3]), None);
+        assert_eq!(combine(&[word(0, 0, 0); 3], &[0; 3]), None);
+    }
+
+    #[test]
+    fn one_sample_of_a_rate_that_is_too_high_does_not_count() {
+        let mut agreement = Agreement::new(PLAN, 0, 2);
+        for (sequence, rate) in (0..3).zip([100, 350, 104]) {
+            agreement.on_ended((sequence, 1), &[StageEnd::NOTHING; 2], || rate);
+        }
+        agreement.begin(3, [stats(1000, 0, 100, 98)].into_iter());
+        assert_eq!(Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate, 100);
+        let plan = ExchangePlan { first: 8, every: 64, lag: 32 };
+        let sampled: Vec<u64> = (0..140).filter(|place| plan.is_within(2, *place)).collect();
+        assert_eq!(sampled, [6, 7, 70, 71, 134, 135]);
+    }
+
+    /// Of three ranks that measure so much.
+    fn exchange(agreement: &mut Agreement, sequence: u64, rates: [u64; 3]) -> Option<Vec<u8>> {
+        agreement.begin(sequence, std::iter::empty());
+        let words = rates.map(|rate| word(100, 0, rate).encode()).concat();
+        agreement.words.view().as_mut_slice().copy_from_slice(&words);
+        assert!(agreement.settle(sequence));
+        agreement.reach(sequence + PLAN.lag)?.links.map(|links| links.eighths().to_vec())
+    }
+
+    // test of: auto/slow-links
+    #[test]
+    fn as_long_as_a_slow_link_is_spared_the_others_are_known_to_be_fast_though_nothing_shows_it() {
+        let mut agreement = Agreement::new(PLAN, 0, 3);
+        assert_eq!(exchange(&mut agreement, 3, [1000, 1000, 500]), Some(vec![8, 8, 4]));
+        assert_eq!(exchange(&mut agreement, 8, [550, 550, 500]), Some(vec![8, 8, 4]), "937 of 1000 are left");
+        assert_eq!(exchange(&mut agreement, 13, [900, 550, 1000]), None, "it is fast again");
+        assert_eq!(
+            exchange(&mut agreement, 18, [500, 1000, 1000]),
+            Some(vec![4, 8, 8]),
+            "nothing was remembered"
+        );
     }
 
     #[test]

@@ -187,6 +187,7 @@ impl Call {
             (Kind::AllReduce, RING) => "all_reduce/ring",
             (Kind::AllReduce, HALVING) => "all_reduce/halving_doubling",
             (Kind::AllReduce, PARAMETER_SERVER) => "all_reduce/parameter_server",
+            (Kind::AllReduce, WEIGHTED) => "all_reduce/weighted_transpose",
             (Kind::AllReduce, _) => "all_reduce/transpose",
             (Kind::Broadcast, _) => "broadcast",
             (Kind::AllGather, _) => "all_gather",
@@ -204,17 +205,24 @@ impl Call {
 
     /// Whether transfer `index` belongs to the reduce stage of a reduction that has a policy.
     pub(crate) fn may_lose(&self, index: u32, world_size: u32) -> bool {
-        let is_ring = self.kind == Kind::AllReduce && self.algorithm & !ROTATED == RING;
-        let steps = if is_ring { world_size.saturating_sub(1) } else { 1 };
-        let has_policy = matches!(self.kind, Kind::AllReduce | Kind::ReduceScatter) && self.fingerprint != 0;
-        has_policy && index < steps
+        let is_of_reduce_stage = match (self.kind, self.algorithm & !ROTATED) {
+            (Kind::AllReduce, RING) => index < world_size.saturating_sub(1),
+            (Kind::AllReduce, WEIGHTED) => index % 2 == 0,
+            (Kind::AllReduce | Kind::ReduceScatter, _) => index == 0,
+            _ => false,
+        };
+        self.fingerprint != 0 && is_of_reduce_stage
     }
 
     /// Whether transfer `index` from `from` carries what `from` itself had waited for, so that the call that it tells of may be
     /// another rank's.
     pub(crate) fn passes_calls_on(&self, from: u32, index: u32) -> bool {
         match self.kind {
-            Kind::AllReduce => index > 0 || self.algorithm & !ROTATED == HALVING,
+            Kind::AllReduce => match self.algorithm & !ROTATED {
+                HALVING => true,
+                WEIGHTED => index % 2 == 1,
+                _ => index > 0,
+            },
             Kind::Broadcast => from != self.root,
             _ => false,
         }
@@ -339,6 +347,7 @@ const FEEDS_BACK: u8 = 1;
 const RING: u8 = Algorithm::Ring as u8;
 const HALVING: u8 = Algorithm::HalvingDoubling as u8;
 const PARAMETER_SERVER: u8 = Algorithm::ParameterServer as u8;
+const WEIGHTED: u8 = Algorithm::WeightedTranspose as u8;
 
 #[cfg(test)]
 mod tests {
@@ -412,6 +421,7 @@ mod tests {
                     Algorithm::Transpose,
                     Algorithm::HalvingDoubling,
                     Algorithm::ParameterServer,
+                    Algorithm::WeightedTranspose,
                 ] {
                     let descriptor = of(policy, reduce, algorithm);
                     let rotated = Call::decode(&descriptor).expect("of this version").rotated().encode();

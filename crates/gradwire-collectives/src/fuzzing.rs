@@ -352,10 +352,11 @@ fn request_of(
     let root = u32::from(what >> 4) % world_size as u32;
     let at_root = root as usize == rank;
     let to = (rank as u32 + 1) % world_size as u32;
-    let algorithm = match what >> 4 & 3 {
-        0 => Algorithm::Ring,
-        1 => Algorithm::HalvingDoubling,
-        2 => Algorithm::ParameterServer,
+    let algorithm = match what >> 4 & 7 {
+        0 | 4 => Algorithm::Ring,
+        1 | 5 => Algorithm::HalvingDoubling,
+        2 | 6 => Algorithm::ParameterServer,
+        7 => Algorithm::WeightedTranspose,
         _ => Algorithm::Transpose,
     };
     let splits = vec![row.len(); world_size];

@@ -469,7 +469,7 @@ impl Group {
     /// the same collectives get the same answer. `None` until the first exchange has ended, and for a group of one rank.
     #[must_use]
     pub fn agreed(&self) -> Option<AgreedNetwork> {
-        self.agreement.current()
+        self.agreement.current().cloned()
     }
 
     /// For a timeout while connecting: peers that have not answered full datagrams, and whether they answer small ones.

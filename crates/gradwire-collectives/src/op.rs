@@ -14,6 +14,7 @@ pub(crate) use called::earlier;
 
 use crate::adaptive::StageEnd;
 use crate::call::Call;
+use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::{closed_by, Contributions};
 use crate::rotation::RotatedBucket;
@@ -123,13 +124,15 @@ struct Receive {
 }
 
 /// What names a new collective.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Name {
     pub(crate) id: OpId,
     pub(crate) submitted: Timestamp,
     pub(crate) point_to_point: Option<TransferId>,
     /// Seed of the rotation, if the bucket is to be rotated.
     pub(crate) rotation: Option<u64>,
+    /// How fast the ranks' links are, where some are slow.
+    pub(crate) links: Option<LinkShares>,
 }
 
 impl Op {
@@ -190,7 +193,7 @@ impl Op {
             buffer: Vec::new(),
             has_settings: false,
             point_to_point: name.point_to_point,
-            schedule: schedule_for(&request, algorithm, place),
+            schedule: schedule_for(&request, algorithm, place, name.links.as_ref()),
             memory,
             bytes,
             rotated,

@@ -23,6 +23,9 @@ pub enum Algorithm {
     HalvingDoubling = 3,
     /// Over the parameter servers of the group ([`crate::Servers`]).
     ParameterServer = 4,
+    /// Transpose in which ranks with a slow link reduce less, or nothing, and the results of parts come back while others are still
+    /// contributed. A transpose among two ranks, and where results may be lost. The incast factor does not apply.
+    WeightedTranspose = 5,
 }
 
 /// The operation. Sizes are those of [`Request::input`] and [`Request::output`].

@@ -1,6 +1,6 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
-use gradwire_collectives::{AgreedNetwork, DeliveryReport, Waiting};
+use gradwire_collectives::{AgreedNetwork, DeliveryReport, LinkShares, Waiting};
 use gradwire_core::{TagStats, Timestamp, CLASSES_MAX};
 use serde::Serialize;
 use std::net::IpAddr;
@@ -363,7 +363,7 @@ pub struct SecurityStats {
 }
 
 /// The network as all ranks know it; see [`gradwire_collectives::AgreedNetwork`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct AgreedStats {
     /// Round-trip time of the empty network, microseconds.
     pub rtt_us: f64,
@@ -373,12 +373,18 @@ pub struct AgreedStats {
     pub packet_loss: f32,
     /// Share of values that did not arrive lately.
     pub loss: f32,
+    /// Ranks whose link is much slower than most, with its share of `rate`.
+    pub slow_links: Vec<(usize, f32)>,
+    /// The slowest link's share of `rate`; 1 where none is much slower than most.
+    pub slowest_link: f32,
 }
 
 impl From<AgreedNetwork> for AgreedStats {
     fn from(network: AgreedNetwork) -> Self {
-        let AgreedNetwork { rtt, rate, packet_loss, loss, .. } = network;
-        Self { rtt_us: rtt.as_secs_f64() * 1e6, rate, packet_loss, loss }
+        let AgreedNetwork { rtt, rate, packet_loss, loss, links, .. } = network;
+        let slow_links: Vec<_> = links.iter().flat_map(LinkShares::slow).collect();
+        let slowest_link = slow_links.iter().fold(1.0, |least: f32, (_, share)| least.min(*share));
+        Self { rtt_us: rtt.as_secs_f64() * 1e6, rate, packet_loss, loss, slow_links, slowest_link }
     }
 }
 

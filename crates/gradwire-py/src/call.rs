@@ -55,12 +55,13 @@ pub(crate) struct Call {
     contributions: bool,
 }
 
-const ALGORITHMS: [Algorithm; 5] = [
+const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::Auto,
     Algorithm::Ring,
     Algorithm::Transpose,
     Algorithm::HalvingDoubling,
     Algorithm::ParameterServer,
+    Algorithm::WeightedTranspose,
 ];
 /// Priority of a call that names none: hooks may go before and after it.
 const PRIORITY_DEFAULT: u8 = 128;

@@ -85,6 +85,7 @@ fn algorithm(word: &str) -> Result<Algorithm, String> {
         "transpose" => Ok(Algorithm::Transpose),
         "servers" => Ok(Algorithm::ParameterServer),
         "halving" => Ok(Algorithm::HalvingDoubling),
+        "weighted" => Ok(Algorithm::WeightedTranspose),
         other => Err(format!("unknown schedule {other:?}")),
     }
 }

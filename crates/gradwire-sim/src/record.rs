@@ -67,6 +67,12 @@ impl DeliveryRecord {
         })
     }
 
+    /// Elements that were sent on a route, sorted and merged.
+    #[must_use]
+    pub(crate) fn sent(&self, route: Route) -> Vec<Range<u64>> {
+        merge(self.sent.get(&route).cloned().unwrap_or_default())
+    }
+
     /// Elements that arrived on a route before it was over, sorted and merged; only those that had to count when
     /// `which` is [`Arrival::Open`].
     #[must_use]

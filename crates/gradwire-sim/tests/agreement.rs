@@ -7,17 +7,21 @@ use std::time::Duration;
 const RATE: u64 = 12_500_000;
 const RTT: Duration = Duration::from_millis(2);
 
-/// As many all-reduces of 400 KB as it takes to agree, among four ranks.
-fn trained(policy: Policy, loss: f64) -> Summary {
-    let op = OpPlan {
-        kind: OpKind::AllReduce(Algorithm::Transpose),
+fn all_reduce(algorithm: Algorithm, elems: usize, policy: Policy) -> OpPlan {
+    OpPlan {
+        kind: OpKind::AllReduce(algorithm),
         dtype: Dtype::F32,
-        elems: 100_000,
+        elems,
         reduce: ReduceOp::Avg,
         policy,
         in_place: true,
         priority: 0,
-    };
+    }
+}
+
+/// As many all-reduces of 400 KB as it takes to agree, among four ranks.
+fn trained(policy: Policy, loss: f64) -> Summary {
+    let op = all_reduce(Algorithm::Transpose, 100_000, policy);
     let mut network = NetworkOptions::uniform(RATE, 4_000_000, RTT);
     network.impairments.loss = loss;
     let mut scenario = Scenario::quiet(3, 4, network, vec![op; 42]);
@@ -48,6 +52,50 @@ fn the_loss_that_ranks_agree_on_follows_the_network_under_every_preset() {
             assert!(known.loss >= known.packet_loss, "{name}: {known:?}");
             let ratio = f64::from(known.packet_loss) / loss;
             assert!((0.7..1.4).contains(&ratio), "{name} at {loss}: {known:?}");
+        }
+    }
+}
+
+/// How long all-reduces of a megabyte among four ranks take at first, and when they have agreed twice on what they measured; rank 2 has
+/// so much of the others' rate.
+fn with_a_link_of(share: f64, policy: Policy) -> ([Duration; 2], Summary) {
+    let op = all_reduce(Algorithm::Auto, 1 << 18, policy);
+    let mut network = NetworkOptions::uniform(RATE, 400_000, RTT);
+    network.links = vec![network.links[0]; 4];
+    let rate = (RATE as f64 * share) as u64;
+    (network.links[2].up_rate, network.links[2].down_rate) = (rate, rate);
+    let mut scenario = Scenario::quiet(5, 4, network, vec![op; 64]);
+    scenario.host.exchange.every = 24;
+    scenario.host.exchange.lag = 12;
+    scenario.faults[0].0 = Duration::from_secs(100);
+    let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+    let median = |from: usize, to: usize| {
+        let mut times: Vec<Duration> = summary.op_times[from..to].iter().flatten().copied().collect();
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    ([median(4, 18), median(48, 64)], summary)
+}
+
+// test of: auto/slow-links, auto/weighted-transpose
+#[test]
+fn a_rank_whose_link_is_slow_reduces_less_once_all_know_it_and_holds_up_the_others_less() {
+    for policy in [Policy::RELIABLE, Policy::AUTO] {
+        let ([_, healthy], _) = with_a_link_of(1.0, policy);
+        for (share, eighths, most) in [(0.5, 3..=4, 1.5), (0.7, 5..=6, 1.3)] {
+            let ([before, after], summary) = with_a_link_of(share, policy);
+            let links = summary.agreed.expect("all have measured").links.expect("one is slow");
+            let found = links.eighths();
+            println!("{share}: {healthy:?}, {before:?}, {after:?}, {found:?}");
+            assert!(
+                eighths.contains(&found[2]) && [0, 1, 3].iter().all(|rank| found[*rank] == 8),
+                "{found:?}"
+            );
+            assert!(
+                before.as_secs_f64() > healthy.as_secs_f64() / share * 0.9,
+                "{before:?} after {healthy:?}"
+            );
+            assert!(after.as_secs_f64() < healthy.as_secs_f64() * most, "{after:?} after {healthy:?}");
         }
     }
 }

@@ -111,8 +111,9 @@ def measure(
                 break
             for place, at in enumerate(order):
                 ground.set(cells[at].condition)
-                for index in range(plan.block + 1):
-                    _sample(crews, found[at], counted=index > 0)
+                uncounted = plan.uncounted(cells[at].variant)
+                for index in range(uncounted + plan.block):
+                    _sample(crews, found[at], counted=index >= uncounted)
                 told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
             whole = copy.deepcopy(found)
     except KeyboardInterrupt:  # the workers have sessions of their own

@@ -9,13 +9,16 @@ from gradwire.bench.collectives import COLLECTIVES
 
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 EXACT = "exact"  # the backend's own collective, which is exact, instead of an opted-in reduction
-ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server")
+ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server", "weighted_transpose")
 TCP = ("cubic", "reno", "bbr")
 NETWORKS = ("loopback", "bridge", "lab", "netem", "uml", "nft", "soft")
 SCENARIOS = ("gray", "slow-host", "incast")
 HEALTHY = "healthy"
 GRAY_RAILS, GRAY_LOSS = 4, 0.1
 SLOW_SHARE = 0.5  # of the rate that a slow host has left
+# Calls: two exchanges of what ranks measure, 64 apart, and the 32 from the second until it holds. Before the first one they had measured the network
+# of before as well.
+SETTLE_CALLS = 160
 INCAST_BUFFER_PACKETS = 64
 MB = 1 << 20
 
@@ -135,6 +138,7 @@ class Plan:
         samples: of each cell.
         block: samples of one variant in a row. One more comes before, which is not counted: TCP forgets its window when idle,
             and gradwire its estimates grow old.
+        settle: so many come before a block of gradwire's. Its ranks agree on what they measure every 64th call (docs/architecture.md).
         minutes: after about so long no new turn is begun.
     """
 
@@ -147,6 +151,7 @@ class Plan:
     samples: int = 100
     block: int = 10
     minutes: float = 9.0
+    settle: int = 1
 
     def __post_init__(self) -> None:
         unknown = set(self.collectives) - set(COLLECTIVES)
@@ -154,8 +159,10 @@ class Plan:
             raise ValueError(f"no such collective: {', '.join(sorted(unknown))}; there are {', '.join(COLLECTIVES)}")
         if min(self.ranks) < 2 or max(self.ranks) > 8:
             raise ValueError(f"2 to 8 ranks fit on one machine, not {self.ranks}")
-        if self.samples < 1 or self.block < 1 or min(self.sizes) < 4:
-            raise ValueError("at least one sample, in blocks of at least one, of at least four bytes")
+        if self.samples < 1 or self.block < 1 or self.settle < 1 or min(self.sizes) < 4:
+            raise ValueError(
+                "at least one sample, in blocks of at least one after at least one, of at least four bytes"
+            )
         harmful = [condition for condition in self.conditions if condition != Condition()]
         if harmful and not self.network.is_shaped:
             raise ValueError(f"--network {self.network.kind} loses and delays nothing: take --network lab")
@@ -173,6 +180,10 @@ class Plan:
             for variant in self.variants
             if variant.can(collective)
         ]
+
+    def uncounted(self, variant: Variant) -> int:
+        """Samples before each block."""
+        return 1 if variant.is_peer else self.settle
 
     def turns(self) -> Iterator[list[int]]:
         """Indices into `cells` for each turn; the first moves on, so that no cell always follows the same one."""

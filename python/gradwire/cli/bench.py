@@ -67,7 +67,10 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that a switch holds for each port.")
 @click.option("--mtu", default=1500, type=click.IntRange(576, 9000), help="Bytes; not of loopback.")
 @click.option("--samples", default=100, type=click.IntRange(1), help="Of each cell: p95 needs 20, p99 100, p99.9 1000.")
-@click.option("--block", default=10, type=click.IntRange(1), help="Samples, or training steps, of one variant in a row.")
+@click.option("--block", default=10, type=click.IntRange(1), show_default="10; slow-host: all",
+              help="Samples, or training steps, of one variant in a row.")
+@click.option("--settle", default=1, type=click.IntRange(1), show_default=f"1; slow-host: {plan.SETTLE_CALLS}",
+              help="Samples of gradwire before each block that are not counted; of gloo one.")
 @click.option("--minutes", default=9.0, type=click.FloatRange(0.1), show_default="9; training: 60",
               help="Stop early, with equally many samples for all, after about so long.")
 @click.option("--require", "required", multiple=True, metavar="NAME=FACTOR", help="Exit with 1 if missed; repeatable.")
@@ -131,6 +134,7 @@ def plan_of(chosen: dict[str, Any]) -> Plan:
         chosen["samples"],
         min(chosen["block"], chosen["samples"]),
         chosen["minutes"],
+        chosen["settle"],
     )
 
 
@@ -193,8 +197,18 @@ def _with_defaults(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any
         default |= {"losses": training.LOSSES, "minutes": 60.0}
     if options["scenario"] == "incast":
         default |= {"ranks": (8,)}
+    if options["scenario"] == "slow-host":
+        default |= {"settle": plan.SETTLE_CALLS, "block": options["samples"]}
     if options["quick"]:
-        default |= {"ranks": (2,), "sizes": (0.0625,), "samples": 6, "block": 3, "peers": ("cubic",), "minutes": 1.0}
+        default |= {
+            "ranks": (2,),
+            "sizes": (0.0625,),
+            "samples": 6,
+            "block": 3,
+            "peers": ("cubic",),
+            "minutes": 1.0,
+            "settle": 1,
+        }
         default |= {"losses": (0.0, 0.01), "steps": 6} if options["trains"] else {}
     given = {name for name in default if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     return {**options, **{name: value for name, value in default.items() if name not in given}}

@@ -85,7 +85,7 @@ def tolerate_loss(
             ranks whose gradients arrived, or `world`, all ranks. None: the configuration's.
         hadamard: `on` or `off`: whether gradients are sent rotated, so that a lost packet takes a little of every gradient of its
             bucket and not all of a few; `auto`: from 5 % loss on. None: the configuration's.
-        algorithm: `auto`, `ring`, `transpose`, `halving_doubling` or `parameter_server`. None: the configuration's.
+        algorithm: `auto`, `ring`, `transpose`, `halving_doubling`, `parameter_server` or `weighted_transpose`. None: the configuration's.
         error_feedback: add to each gradient what is still owed of the step before: what did not count, less the mean that
             stood in for it. Then nothing is lost for good and nothing counts twice (docs/error-feedback.md). Costs one more
             copy of the gradients in memory.

@@ -80,12 +80,13 @@ impl Group {
             let Queued { id, request, submitted, sequence, purpose } = queued;
             let agreed = self.agreement.reach(sequence);
             let warms_up = self.adaptive.begins(&request.policy, request.bucket_bytes());
-            let loss = agreed.map(|network| network.loss);
+            let loss = agreed.as_ref().map(|network| network.loss);
             let rotates = self.world_size > 1 && !warms_up && request.policy.rotation.is_wanted(loss);
             let rotation = rotates.then(|| rotation::seed(self.seed, sequence));
             let place = self.place(sequence);
-            let (algorithm, choice) = self.chooser.choose(&request, place, agreed);
-            let name = Name { id, submitted, point_to_point: None, rotation };
+            let (algorithm, choice) = self.chooser.choose(&request, place, agreed.as_ref());
+            let links = agreed.and_then(|network| network.links);
+            let name = Name { id, submitted, point_to_point: None, rotation, links };
             let settings = self.settings_of(&request, warms_up);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
@@ -168,7 +169,10 @@ impl Group {
         if op.is_result_ready() && !op.is_reported {
             op.finish(&mut self.pool);
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
-            self.agreement.on_stages(op.senders, op.stages());
+            let (about, peers) = ((op.sequence(), op.senders), &self.peers);
+            let sent_rate =
+                || peers.iter().map(|peer| peer.connection().stats().bandwidth).max().unwrap_or(0);
+            self.agreement.on_ended(about, op.stages(), sent_rate);
             let (op, report) = (op.id, op.report(now));
             self.events.push_back(match self.serving {
                 Some(_) => GroupEvent::Served(report),

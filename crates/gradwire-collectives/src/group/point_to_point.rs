@@ -12,7 +12,7 @@ impl Group {
     pub(super) fn start_send(&mut self, now: Timestamp, id: OpId, to: u32, request: Request) {
         let Some(slot) = self.slot_of(to) else { return };
         let transfer = self.peers[slot].traffic.next_transfer();
-        let name = Name { id, submitted: now, point_to_point: Some(transfer), rotation: None };
+        let name = Name { id, submitted: now, point_to_point: Some(transfer), rotation: None, links: None };
         let op =
             Op::new(request, Algorithm::Auto, self.place(self.next_point_to_point), name, &mut self.pool);
         self.next_point_to_point += 1;
@@ -79,7 +79,7 @@ impl Group {
         }
         let ours = Call::of(&request, Algorithm::Auto).encode();
         self.peers[slot].traffic.take(offer);
-        let name = Name { id, submitted, point_to_point: Some(offer.transfer), rotation: None };
+        let name = Name { id, submitted, point_to_point: Some(offer.transfer), rotation: None, links: None };
         let op = Op::new(request, Algorithm::Auto, self.place(sequence), name, &mut self.pool);
         let key = self.ops.insert_point_to_point(Box::new(op));
         self.peers[slot].traffic.receiving.push((offer.transfer, key));

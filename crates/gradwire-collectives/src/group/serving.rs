@@ -110,7 +110,13 @@ impl Group {
             let Some((_, descriptor)) = serving.offered.get(&number) else { return };
             // Ranks of one version send nothing else to a server.
             let Some(call) = Call::decode(descriptor).filter(Call::is_over_servers) else { return };
-            let name = Name { id: OpId(self.next_op), submitted: now, point_to_point: None, rotation: None };
+            let name = Name {
+                id: OpId(self.next_op),
+                submitted: now,
+                point_to_point: None,
+                rotation: None,
+                links: None,
+            };
             let (bytes, wide_bytes) = Op::bytes_of_serving(&call, self.place(number));
             let needed = (bytes as u64).saturating_add(wide_bytes as u64);
             if needed > serving.bytes_max {

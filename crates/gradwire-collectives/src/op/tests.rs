@@ -130,7 +130,13 @@ impl Ranks {
             incast: case.world_size.max(2) - 1,
             servers: Servers::default(),
         };
-        let name = Name { id: OpId(0), submitted: Timestamp::ZERO, point_to_point: None, rotation: None };
+        let name = Name {
+            id: OpId(0),
+            submitted: Timestamp::ZERO,
+            point_to_point: None,
+            rotation: None,
+            links: None,
+        };
         Op::new(request, case.algorithm(), place, name, &mut self.pool)
     }
 

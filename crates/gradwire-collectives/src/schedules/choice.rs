@@ -10,7 +10,8 @@
 //! the world size. Two ranks do the same in all of them.
 
 use super::cost::Job;
-use super::Place;
+use super::weighted::PORTION_BYTES_MIN;
+use super::{Place, PIECE_BYTES};
 use crate::agreement::AgreedNetwork;
 use crate::{Algorithm, Collective, Policy, ReduceOp, Request};
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ impl Chooser {
         &mut self,
         request: &Request,
         place: Place,
-        agreed: Option<AgreedNetwork>,
+        agreed: Option<&AgreedNetwork>,
     ) -> (Algorithm, Option<String>) {
         let Collective::AllReduce { algorithm } = request.collective else { return (Algorithm::Auto, None) };
         let chosen = resolve(algorithm, request, place, agreed);
@@ -51,16 +52,16 @@ pub(super) fn resolve(
     algorithm: Algorithm,
     request: &Request,
     place: Place,
-    agreed: Option<AgreedNetwork>,
+    agreed: Option<&AgreedNetwork>,
 ) -> Algorithm {
     match algorithm {
         Algorithm::Auto => match agreed {
             Some(network) => {
                 let job = job_of(request, place);
-                let candidates =
-                    CANDIDATES.into_iter().filter(|candidate| is_fit(*candidate, request, place));
+                let candidates = candidates(network).iter().copied();
                 candidates
-                    .min_by_key(|candidate| job.time(*candidate, &network))
+                    .filter(|candidate| is_fit(*candidate, request, place))
+                    .min_by_key(|candidate| job.time(*candidate, network))
                     .unwrap_or(Algorithm::Transpose)
             }
             None => {
@@ -75,6 +76,7 @@ pub(super) fn resolve(
         },
         Algorithm::HalvingDoubling if !request.policy.is_exact() => Algorithm::Transpose,
         Algorithm::Ring | Algorithm::HalvingDoubling if rounds_sums(request) => Algorithm::Transpose,
+        Algorithm::WeightedTranspose if !can_be_weighted(request, place) => Algorithm::Transpose,
         chosen => chosen,
     }
 }
@@ -82,6 +84,13 @@ pub(super) fn resolve(
 /// Whether a partial sum would be rounded, where it is handed on in the tensor's dtype.
 fn rounds_sums(request: &Request) -> bool {
     request.dtype.is_half() && !matches!(request.reduce, ReduceOp::Min | ReduceOp::Max)
+}
+
+/// Whether a weighted transpose can be made of it: it takes as much memory as a transpose of half as many ranks, and writes what a lost
+/// result would leave as it was.
+fn can_be_weighted(request: &Request, place: Place) -> bool {
+    let fits = !request.dtype.is_half() || request.output.len() <= PIECE_BYTES;
+    place.world_size > 2 && fits && !request.policy.gather.may_lose()
 }
 
 /// Whether a schedule does to the values what the request allows.
@@ -94,6 +103,14 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place) -> bool {
         Algorithm::HalvingDoubling => {
             place.world_size > 2 && !half && exact && request.output.len() <= HALVING_BYTES_MAX
         }
+        Algorithm::WeightedTranspose => {
+            let Place { world_size, incast, .. } = place;
+            let large = request.output.len() >= world_size as usize * WEIGHTED_SHARD_BYTES_MIN;
+            can_be_weighted(request, place)
+                && large
+                && incast + 1 == world_size
+                && (exact || after_first_pass)
+        }
         _ => true,
     }
 }
@@ -104,31 +121,44 @@ fn job_of(request: &Request, place: Place) -> Job {
 }
 
 /// One line for people.
-fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<AgreedNetwork>) -> String {
+fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<&AgreedNetwork>) -> String {
     let (bytes, ranks) = (request.output.len(), place.world_size);
     let mut line = format!("all-reduce of {bytes} bytes among {ranks} ranks: {chosen:?}");
     let Some(network) = agreed else {
         line += ", by size: nothing is measured yet";
         return line;
     };
-    let AgreedNetwork { rtt, rate, packet_loss, .. } = network;
-    let megabits = rate as f64 * 8e-6;
+    let AgreedNetwork { rtt, rate, packet_loss, links, .. } = network;
+    let megabits = *rate as f64 * 8e-6;
     let lost = packet_loss * 100.0;
-    _ = write!(line, ", by cost at a round trip of {rtt:?}, {megabits:.0} Mbit/s, {lost:.2} % lost:");
-    for candidate in CANDIDATES {
-        let time = job_of(request, place).time(candidate, &network);
-        let fit = if is_fit(candidate, request, place) { "" } else { " (not for these values)" };
+    _ = write!(line, ", by cost at a round trip of {rtt:?}, {megabits:.0} Mbit/s, {lost:.2} % lost");
+    if let Some(links) = links {
+        _ = write!(line, ", {}", links.describe());
+    }
+    line.push(':');
+    for candidate in candidates(network) {
+        let time = job_of(request, place).time(*candidate, network);
+        let fit = if is_fit(*candidate, request, place) { "" } else { " (not for these values)" };
         _ = write!(line, " {candidate:?} {time:.1?}{fit};");
     }
     line.pop();
     line
 }
 
-const CANDIDATES: [Algorithm; 3] = [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling];
+/// What may be chosen by cost: the last one only where links differ.
+fn candidates(network: &AgreedNetwork) -> &'static [Algorithm] {
+    const ALL: [Algorithm; 4] =
+        [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::WeightedTranspose];
+    let alike = usize::from(network.links.is_none());
+    &ALL[..ALL.len() - alike]
+}
+
 /// A lost packet takes half of the ranks' values with it on average: two of four.
 const TOLERANT_RING_RANKS_MAX: u32 = 4;
 /// Below this the round trips of the ring's steps outweigh what flows cost each other.
 const RING_SHARD_BYTES_MIN: usize = 128 << 10;
+/// Smaller ones are not cut into portions enough for all.
+const WEIGHTED_SHARD_BYTES_MIN: usize = 4 * PORTION_BYTES_MIN;
 /// Halving is for messages, not for bytes: beyond it the model is not held against anything.
 const HALVING_BYTES_MAX: usize = 64 << 10;
 /// Sizes repeat, since the buckets of a model do.
@@ -137,6 +167,7 @@ const SIZES_MAX: usize = 256;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::links::LinkShares;
     use crate::{Dtype, Servers, View};
     use std::time::Duration;
 
@@ -168,7 +199,7 @@ mod tests {
 
     fn network(rtt_ms: u64, loss: f32) -> Option<AgreedNetwork> {
         let rtt = Duration::from_millis(rtt_ms);
-        Some(AgreedNetwork { rtt, rate: 12_500_000, packet_loss: loss, loss })
+        Some(AgreedNetwork { rtt, rate: 12_500_000, packet_loss: loss, loss, links: None })
     }
 
     #[test]
@@ -200,18 +231,52 @@ mod tests {
     #[test]
     fn no_cost_makes_it_a_schedule_that_harms_the_values() {
         let mut memory = vec![0; 32 << 10];
-        let mut chosen = |dtype, policy, ranks, network| {
-            resolve(Algorithm::Auto, &all_reduce(&mut memory, dtype, policy), place(ranks), network)
+        let mut chosen = |dtype, policy, ranks, network: &Option<AgreedNetwork>| {
+            let request = all_reduce(&mut memory, dtype, policy);
+            resolve(Algorithm::Auto, &request, place(ranks), network.as_ref())
         };
         let near = network(1, 0.0).map(|far| AgreedNetwork {
             rtt: Duration::from_micros(5),
             rate: 1_250_000_000,
             ..far
         });
-        assert_eq!(chosen(Dtype::F32, Policy::RELIABLE, 32, near), Algorithm::HalvingDoubling);
-        assert_eq!(chosen(Dtype::Bf16, Policy::RELIABLE, 32, near), Algorithm::Transpose);
-        assert_eq!(chosen(Dtype::F32, Policy::AUTO, 32, near), Algorithm::Transpose);
-        assert_eq!(chosen(Dtype::F32, Policy::DLCP, 4, near), Algorithm::Transpose);
+        assert_eq!(chosen(Dtype::F32, Policy::RELIABLE, 32, &near), Algorithm::HalvingDoubling);
+        assert_eq!(chosen(Dtype::Bf16, Policy::RELIABLE, 32, &near), Algorithm::Transpose);
+        assert_eq!(chosen(Dtype::F32, Policy::AUTO, 32, &near), Algorithm::Transpose);
+        assert_eq!(chosen(Dtype::F32, Policy::DLCP, 4, &near), Algorithm::Transpose);
+    }
+
+    // test of: auto/slow-links
+    #[test]
+    fn a_slow_link_is_spared_where_that_does_no_harm_and_saves_time() {
+        let mut memory = vec![0; 1 << 20];
+        let slow = |rates: [u64; 4]| {
+            let links = LinkShares::of(rates.into_iter(), 12_500_000);
+            network(1, 0.0).map(|alike| AgreedNetwork { links, ..alike })
+        };
+        let (one, none) = (slow([12_500_000, 12_500_000, 6_250_000, 12_500_000]), slow([12_500_000; 4]));
+        let mut chosen = |dtype, policy, bytes: usize, network: &Option<AgreedNetwork>, place| {
+            let request = all_reduce(&mut memory[..bytes], dtype, policy);
+            resolve(Algorithm::Auto, &request, place, network.as_ref())
+        };
+        for (dtype, policy) in
+            [(Dtype::F32, Policy::RELIABLE), (Dtype::F32, Policy::AUTO), (Dtype::Bf16, Policy::AUTO)]
+        {
+            assert_eq!(chosen(dtype, policy, 1 << 20, &one, place(4)), Algorithm::WeightedTranspose);
+            assert_ne!(chosen(dtype, policy, 1 << 20, &none, place(4)), Algorithm::WeightedTranspose);
+        }
+        assert_ne!(chosen(Dtype::F32, Policy::RELIABLE, 4096, &one, place(4)), Algorithm::WeightedTranspose);
+        let one_at_a_time = Place { incast: 1, ..place(4) };
+        assert_ne!(
+            chosen(Dtype::F32, Policy::RELIABLE, 1 << 20, &one, one_at_a_time),
+            Algorithm::WeightedTranspose
+        );
+        for cutting in [Policy::MLT, Policy::ULTIMA] {
+            assert_eq!(chosen(Dtype::F32, cutting, 1 << 20, &one, place(4)), Algorithm::Transpose);
+        }
+        let lossy = all_reduce(&mut memory, Dtype::F32, Policy::DLCP);
+        assert_eq!(resolve(Algorithm::WeightedTranspose, &lossy, place(4), None), Algorithm::Transpose);
+        assert_eq!(resolve(Algorithm::WeightedTranspose, &lossy, place(2), None), Algorithm::Transpose);
     }
 
     #[test]
@@ -222,11 +287,11 @@ mod tests {
         let (first, why) = chooser.choose(&request, place(4), None);
         assert_eq!(first, Algorithm::Ring);
         assert!(why.is_some_and(|why| why.contains("nothing is measured yet")));
-        assert_eq!(chooser.choose(&request, place(4), network(1, 0.0)), (Algorithm::Ring, None));
-        let (changed, why) = chooser.choose(&request, place(4), network(20, 0.01));
+        assert_eq!(chooser.choose(&request, place(4), network(1, 0.0).as_ref()), (Algorithm::Ring, None));
+        let (changed, why) = chooser.choose(&request, place(4), network(20, 0.01).as_ref());
         assert_eq!(changed, Algorithm::Transpose);
         let why = why.expect("it changed");
         assert!(why.contains("round trip of 20ms, 100 Mbit/s, 1.00 % lost") && why.contains("Ring"), "{why}");
-        assert_eq!(chooser.choose(&request, place(4), network(20, 0.01)).1, None);
+        assert_eq!(chooser.choose(&request, place(4), network(20, 0.01).as_ref()).1, None);
     }
 }

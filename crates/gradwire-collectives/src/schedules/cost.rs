@@ -15,6 +15,9 @@
 //!                     + 2 if N > P            + 2           + 2 S                it hands all of S over, and back
 //! ```
 //!
+//! Where some links are slower than most, the slowest of them has R less, but in a weighted transpose, which is a candidate only there: a
+//! transpose with more messages, in which ([`super::weighted`]) bytes are spread by the rates.
+//!
 //! A step waits for every rank, so a packet that any of them misses holds all up. In a reduce stage that may lose more than
 //! the network does nothing is repaired.
 //!
@@ -27,7 +30,9 @@
 //! Constants are fitted to the simulator (`sim/tests/cost.rs` holds the choice against the best of all schedules); what a
 //! message costs was measured on real sockets (docs/performance.md).
 
+use super::weighted;
 use crate::agreement::AgreedNetwork;
+use crate::links::LinkShares;
 use crate::Algorithm;
 use std::time::Duration;
 
@@ -35,15 +40,14 @@ impl AgreedNetwork {
     /// A network that loses nothing, for plans of one that is not there. `rate`: bytes per second of one rank's link.
     #[must_use]
     pub const fn lossless(rtt: Duration, rate: u64) -> Self {
-        Self { rtt, rate, packet_loss: 0.0, loss: 0.0 }
+        Self { rtt, rate, packet_loss: 0.0, loss: 0.0, links: None }
     }
 
     /// How long an all-reduce of `bytes` bytes takes by the model that `auto` chooses by, among `world_size` ranks that all send at
     /// once. `None`: the model does not know the schedule.
     #[must_use]
     pub fn time_of(&self, algorithm: Algorithm, bytes: usize, world_size: u32) -> Option<Duration> {
-        let is_known =
-            matches!(algorithm, Algorithm::Transpose | Algorithm::Ring | Algorithm::HalvingDoubling);
+        let is_known = !matches!(algorithm, Algorithm::Auto | Algorithm::ParameterServer);
         let job = Job { bytes, world_size, incast: world_size.max(2) - 1, loss_bound: 0.0 };
         is_known.then(|| job.time(algorithm, self))
     }
@@ -67,6 +71,7 @@ impl Job {
         let plan = match algorithm {
             Algorithm::Ring => self.ring(),
             Algorithm::HalvingDoubling => self.halving(),
+            Algorithm::WeightedTranspose => self.weighted(network.links.as_ref()),
             _ => self.transpose(),
         };
         plan.time(self, network)
@@ -93,6 +98,16 @@ impl Job {
             crossing: self.crossing(),
             spread,
             asks: true,
+            at_typical_rate: None,
+        }
+    }
+
+    fn weighted(&self, links: Option<&LinkShares>) -> Plan {
+        let transpose = Self { incast: self.world_size.max(2) - 1, ..*self }.transpose();
+        Plan {
+            messages: weighted::PORTIONS_OF_EACH as f64 * transpose.messages,
+            at_typical_rate: links.map(|links| weighted::bytes_in_time(self.world_size, self.bytes, links)),
+            ..transpose
         }
     }
 
@@ -100,7 +115,8 @@ impl Job {
         let steps = 2.0 * (self.ranks() - 1.0);
         let shard = self.bytes as f64 / self.ranks();
         let crossing = self.crossing();
-        Plan { steps, shard, messages: steps, crossing, spread: SPREAD_ONE_FLOW, asks: false }
+        let spread = SPREAD_ONE_FLOW;
+        Plan { steps, shard, messages: steps, crossing, spread, asks: false, at_typical_rate: None }
     }
 
     fn halving(&self) -> Plan {
@@ -115,6 +131,7 @@ impl Job {
             crossing: 2.0 * (cube - 1.0) / cube * bytes + folds * bytes,
             spread: SPREAD_HALVING,
             asks: true,
+            at_typical_rate: None,
         }
     }
 }
@@ -129,6 +146,8 @@ struct Plan {
     spread: f64,
     /// A large transfer waits for its grant: it is posted when it begins, not a step before.
     asks: bool,
+    /// What crosses a link of the typical rate meanwhile; `None`: `crossing`, on the slowest link.
+    at_typical_rate: Option<f64>,
 }
 
 impl Plan {
@@ -142,8 +161,15 @@ impl Plan {
         let repair = REPAIR_RTTS * repaired * rounds(loss, packets);
         let seconds = self.steps * rtt * (trips + repair)
             + self.messages * MESSAGE.as_secs_f64()
-            + self.crossing * self.spread / network.rate.max(1) as f64;
+            + self.at_typical_rate(network) * self.spread / network.rate.max(1) as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
+}
+
+impl Plan {
+    fn at_typical_rate(&self, network: &AgreedNetwork) -> f64 {
+        let slowest = network.links.as_ref().map_or(1.0, LinkShares::slowest);
+        self.at_typical_rate.unwrap_or(self.crossing / slowest)
     }
 }
 
@@ -182,7 +208,7 @@ mod tests {
     const MB: usize = 1 << 20;
 
     fn network(rtt_us: u64, rate: u64, loss: f32) -> AgreedNetwork {
-        AgreedNetwork { rtt: Duration::from_micros(rtt_us), rate, packet_loss: loss, loss }
+        AgreedNetwork { rtt: Duration::from_micros(rtt_us), rate, packet_loss: loss, loss, links: None }
     }
 
     fn job(bytes: usize, world_size: u32) -> Job {

@@ -12,11 +12,13 @@ mod halving;
 mod ring;
 mod server;
 mod transpose;
+mod weighted;
 
 pub(crate) use choice::Chooser;
 
 use crate::call::Call;
 use crate::layout::Layout;
+use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Side};
 use crate::{Algorithm, Collective, Request, Servers};
 use std::ops::Range;
@@ -66,6 +68,7 @@ impl Place {
     pub(crate) fn shards(&self, algorithm: Algorithm) -> usize {
         match algorithm {
             Algorithm::ParameterServer => self.server_count() as usize,
+            Algorithm::WeightedTranspose => 1,
             _ => self.world_size as usize,
         }
     }
@@ -155,6 +158,7 @@ pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Plac
     match collective {
         Collective::AllReduce { .. } => match algorithm {
             Algorithm::Transpose => place.incast,
+            Algorithm::WeightedTranspose => place.world_size.max(2) - 1,
             Algorithm::ParameterServer => place.servers.senders(place.world_size),
             _ => 1,
         },
@@ -166,13 +170,18 @@ pub(crate) fn senders(collective: &Collective, algorithm: Algorithm, place: Plac
 }
 
 /// The schedule of a valid request. A collective of no elements is a barrier: only so do all ranks find out if one
-/// of them calls it with elements, or calls something else.
-pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn Schedule> {
+/// of them calls it with elements, or calls something else. `links`: where some are slower than others.
+pub(crate) fn schedule_for(
+    request: &Request,
+    algorithm: Algorithm,
+    place: Place,
+    links: Option<&LinkShares>,
+) -> Box<dyn Schedule> {
     if is_empty(request) {
         return Box::new(direct::Direct::barrier(place));
     }
     match request.collective {
-        Collective::AllReduce { .. } => all_reduce(request, algorithm, place),
+        Collective::AllReduce { .. } => all_reduce(request, algorithm, place, links),
         Collective::Broadcast { root } => {
             Box::new(broadcast::Broadcast::new(place, root, request.output.len()))
         }
@@ -184,7 +193,12 @@ pub(crate) fn schedule_for(request: &Request, algorithm: Algorithm, place: Place
     }
 }
 
-fn all_reduce(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn Schedule> {
+fn all_reduce(
+    request: &Request,
+    algorithm: Algorithm,
+    place: Place,
+    links: Option<&LinkShares>,
+) -> Box<dyn Schedule> {
     let (bytes, in_place) = (request.output.len(), request.input.overlaps(&request.output));
     match algorithm {
         Algorithm::Ring => {
@@ -192,6 +206,7 @@ fn all_reduce(request: &Request, algorithm: Algorithm, place: Place) -> Box<dyn 
             Box::new(ring::Ring::new(place, layout))
         }
         Algorithm::HalvingDoubling => Box::new(halving::HalvingDoubling::new(place, bytes)),
+        Algorithm::WeightedTranspose => Box::new(weighted::Weighted::new(place, bytes, in_place, links)),
         Algorithm::ParameterServer => {
             let has_settings = Call::of(request, algorithm).has_settings();
             let worker = server::worker(place, bytes, in_place, has_settings);
@@ -223,6 +238,7 @@ pub(crate) fn blocks_of(request: &Request, algorithm: Algorithm, place: Place) -
     match request.collective {
         // Always exact, so that one count is that of all.
         Collective::AllReduce { .. } if algorithm == Algorithm::HalvingDoubling => Some((bytes, bytes)),
+        Collective::AllReduce { .. } if algorithm == Algorithm::WeightedTranspose => Some((bytes, chunk)),
         Collective::AllReduce { .. } => {
             Some((Layout::new(bytes, place.shards(algorithm), chunk).shard_bytes(), chunk))
         }

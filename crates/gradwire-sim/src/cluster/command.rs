@@ -140,6 +140,7 @@ fn schedule(name: &str) -> Result<Algorithm, String> {
         "transpose" => Ok(Algorithm::Transpose),
         "ring" => Ok(Algorithm::Ring),
         "halving_doubling" => Ok(Algorithm::HalvingDoubling),
+        "weighted_transpose" => Ok(Algorithm::WeightedTranspose),
         other => Err(format!("there is no schedule {other}")),
     }
 }

@@ -5,6 +5,7 @@
 //! means equal bits; only where a bucket is rotated, it means equal within the rounding of the arithmetic.
 
 mod exact;
+mod portions;
 mod pull;
 mod rotated;
 mod tolerant;

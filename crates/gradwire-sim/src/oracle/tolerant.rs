@@ -118,6 +118,11 @@ impl<'w> View<'w> {
         wanted && fills && self.plan.elems >= 2048 && !self.reports.iter().any(|report| report.warm_up)
     }
 
+    /// A rank reduces portions here and there, and no shard in one piece.
+    pub(super) fn is_weighted(&self) -> bool {
+        self.reports.iter().all(|report| report.collective.contains("weighted"))
+    }
+
     /// Each rank has a row of the result, and nobody else does.
     fn is_scattered(&self) -> bool {
         self.plan.kind == OpKind::ReduceScatter
@@ -155,7 +160,9 @@ impl<'w> View<'w> {
             return Ok(());
         }
         for (to, span) in self.shards() {
-            let ends = [span.start, span.end - 1];
+            // Where its last portion ends is not known.
+            let last = if self.is_weighted() { span.start } else { span.end - 1 };
+            let ends = [span.start, last];
             for from in (0..self.reports.len()).filter(|from| *from != to) {
                 if let Some(elem) = ends.into_iter().find(|elem| contains(&self.uncounted[from], *elem)) {
                     return Err(Violation::CriticalLost { op: self.op, elem, from, to });
@@ -243,7 +250,8 @@ impl<'w> View<'w> {
         let op = self.op;
         for (route, span) in self.world.record.routes(op) {
             let (_, from, to) = route;
-            let counted = subtract(&span, &self.uncounted[from]);
+            let spans = if self.is_weighted() { self.world.record.sent(route) } else { vec![span] };
+            let counted = subtract_all(&spans, &self.uncounted[from]);
             if let Some(elem) = first_outside(&counted, &self.world.record.arrived(route, Arrival::Early)) {
                 return Err(Violation::CountedWithoutArrival { op, elem, from, to });
             }
@@ -256,7 +264,7 @@ impl<'w> View<'w> {
             }
             // A dedicated server has no values of its own.
             let Some(owners) = self.uncounted.get(to) else { continue };
-            if let Some(elem) = first_outside(std::slice::from_ref(&span), &subtract(&span, owners)) {
+            if let Some(elem) = first_outside(&spans, &subtract_all(&spans, owners)) {
                 let mask =
                     self.masks_by_report().iter().find(|(span, _)| span.contains(&elem)).map_or(0, |m| m.1);
                 return Err(Violation::OwnerNotCounted { op, elem, owner: to, mask });
@@ -279,6 +287,9 @@ impl<'w> View<'w> {
     }
 
     fn check_budgets(&self) -> Result<(), Violation> {
+        if self.is_weighted() {
+            return self.check_portions();
+        }
         for (to, shard) in self.shards() {
             for peer in &self.reports[to].peers {
                 self.check_budget(peer, to, shard.start)?;
@@ -551,6 +562,11 @@ pub(super) fn subtract(span: &Range<u64>, holes: &[Range<u64>]) -> Vec<Range<u64
         rest.push(at..span.end);
     }
     rest
+}
+
+/// The same for several spans, sorted and merged.
+fn subtract_all(spans: &[Range<u64>], holes: &[Range<u64>]) -> Vec<Range<u64>> {
+    spans.iter().flat_map(|span| subtract(span, holes)).collect()
 }
 
 #[cfg(test)]

@@ -357,7 +357,7 @@ const CONTROLLERS: [ControllerKind; 4] = [
 ];
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::Transpose,
-    Algorithm::Transpose,
+    Algorithm::WeightedTranspose,
     Algorithm::Ring,
     Algorithm::Auto,
     Algorithm::HalvingDoubling,

@@ -1,0 +1,229 @@
+//! The weighted transpose: a transpose among ranks whose links differ in speed.
+//!
+//! With equal shards every link carries `2 (N - 1) / N S` each way, of a bucket of S bytes, and all wait for the slowest. But most of
+//! that is avoidable: what a rank has to send and to receive is its own contribution and the result, S each way. A rank that reduces
+//! the share s of the bucket carries `(1 + (N - 2) s) S`. So whoever has a slow link reduces less, or nothing, and the others reduce it
+//! instead: all are done after
+//!
+//! ```text
+//!   T = max over the ranks of (1 + (N - 2) s_i) S / R_i,   least with   s_i = max(0, (T R_i / S - 1) / (N - 2)).
+//! ```
+//!
+//! With one of four links at half the rate that is 2 S / R instead of 3 S / R, and 1.5 S / R if none were slow.
+//!
+//! Both directions of a slow link must be in use at once for that: results have to come back while it still contributes. So the bucket is cut
+//! into portions, some for each rank that reduces, in turns; each is reduced and sent back for itself, in the order of the bucket.
+//!
+//! It holds on what a transpose does: contributions are added in float32 by one rank, only they may be lost, and the result of a portion
+//! is received when the contribution to it, in the same memory, has concluded.
+
+use super::{Loss, Place, Post, Schedule, Stage, Target};
+use crate::links::LinkShares;
+use crate::memory::{Memory, Pool, Side};
+use std::ops::Range;
+
+// claim: auto/weighted-transpose
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Weighted {
+    place: Place,
+    portions: Portions,
+    in_place: bool,
+    /// Contributions to each portion that are not in; only those of own portions count.
+    open: Vec<u32>,
+}
+
+impl Weighted {
+    /// `links`: where some are slower than others; the same on every rank.
+    pub(super) fn new(place: Place, bytes: usize, in_place: bool, links: Option<&LinkShares>) -> Self {
+        let portions = Portions::new(place, bytes, links);
+        let open = vec![place.peers(); portions.owners.len()];
+        Self { place, portions, in_place, open }
+    }
+
+    fn post_contribution(&self, portion: usize, posts: &mut Vec<Post>) {
+        let (to, range) = (self.portions.owners[portion], self.portions.range(portion));
+        let (index, loss) = (reduce_index(portion), Loss::In(Stage::Reduce));
+        posts.push(Post::Send { to, index, side: Side::Input, range, weights: None, loss });
+    }
+
+    fn expect_contributions(&self, portion: usize, posts: &mut Vec<Post>) {
+        let (range, chunk) = (self.portions.range(portion), self.portions.first_chunk(portion));
+        for from in self.place.others() {
+            let (target, loss) = (Target::Add { at: range.start, chunk }, Loss::In(Stage::Reduce));
+            let (index, bytes) = (reduce_index(portion), range.len());
+            posts.push(Post::Receive { from, index, target, bytes, loss });
+        }
+    }
+
+    fn expect_result(&self, portion: usize, posts: &mut Vec<Post>) {
+        let (from, range) = (self.portions.owners[portion], self.portions.range(portion));
+        let target = Target::Result { at: range.start, chunk: self.portions.first_chunk(portion) };
+        let (index, bytes, loss) = (reduce_index(portion) + 1, range.len(), Loss::In(Stage::Gather));
+        posts.push(Post::Receive { from, index, target, bytes, loss });
+    }
+
+    fn post_result(&self, portion: usize, posts: &mut Vec<Post>) {
+        for to in self.place.others() {
+            let (index, range) = (reduce_index(portion) + 1, self.portions.range(portion));
+            let (weights, loss) = (Some(self.portions.first_chunk(portion)), Loss::In(Stage::Gather));
+            posts.push(Post::Send { to, index, side: Side::Output, range, weights, loss });
+        }
+    }
+}
+
+impl Schedule for Weighted {
+    fn start(&mut self, memory: &mut Memory, pool: &mut Pool, posts: &mut Vec<Post>) {
+        let (all, chunks) = (0..self.portions.bytes, self.portions.chunks());
+        memory.accumulate_in(all.clone(), &all, chunks, true, pool);
+        for portion in 0..self.portions.owners.len() {
+            if self.portions.owners[portion] == self.place.rank {
+                self.expect_contributions(portion, posts);
+                continue;
+            }
+            self.post_contribution(portion, posts);
+            if !self.in_place {
+                self.expect_result(portion, posts);
+            }
+        }
+    }
+
+    fn on_received(&mut self, _from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>) {
+        let Some(portion) = portion_reduced_by(index) else { return };
+        self.open[portion] -= 1;
+        if self.open[portion] == 0 {
+            memory.finish(&self.portions.range(portion), self.portions.first_chunk(portion));
+            self.post_result(portion, posts);
+        }
+    }
+
+    fn on_sent(&mut self, _to: u32, index: u32, posts: &mut Vec<Post>) {
+        if let Some(portion) = portion_reduced_by(index).filter(|_| self.in_place) {
+            self.expect_result(portion, posts);
+        }
+    }
+}
+
+/// A bucket cut into portions of equal size, the last one perhaps shorter, and who reduces each.
+#[derive(Debug)]
+struct Portions {
+    bytes: usize,
+    portion_bytes: usize,
+    chunk_bytes: usize,
+    owners: Vec<u32>,
+}
+
+impl Portions {
+    /// On the grid of the bucket's own chunks, so that a chunk has one number wherever it is.
+    fn new(place: Place, bytes: usize, links: Option<&LinkShares>) -> Self {
+        let weights = weights(place.world_size, links);
+        let reducing = weights.iter().filter(|weight| **weight > 0).count();
+        let wanted = (PORTIONS_OF_EACH * reducing).min(PORTIONS_MAX);
+        let portion_bytes = portion_bytes(bytes, wanted, place.chunk_bytes);
+        let owners = owners(&weights, bytes.div_ceil(portion_bytes), place.turn() as usize);
+        Self { bytes, portion_bytes, chunk_bytes: place.chunk_bytes, owners }
+    }
+
+    fn range(&self, portion: usize) -> Range<usize> {
+        let start = portion * self.portion_bytes;
+        start..(start + self.portion_bytes).min(self.bytes)
+    }
+
+    fn first_chunk(&self, portion: usize) -> usize {
+        portion * self.portion_bytes / self.chunk_bytes
+    }
+
+    fn chunks(&self) -> usize {
+        self.bytes.div_ceil(self.chunk_bytes)
+    }
+}
+
+fn portion_bytes(bytes: usize, wanted: usize, chunk_bytes: usize) -> usize {
+    bytes.div_ceil(wanted.max(1)).max(PORTION_BYTES_MIN).next_multiple_of(chunk_bytes)
+}
+
+/// What each rank's share of the bucket is in proportion to: its `T R / S - 1`, with T as in the module, times the sum of the rates.
+///
+/// Ranks for which that is negative, or less than half a portion, reduce nothing, which makes T longer for the others and may leave one of
+/// them more.
+fn weights(world_size: u32, links: Option<&LinkShares>) -> Vec<u64> {
+    let mut weights = vec![1; world_size as usize];
+    if world_size < 3 {
+        return weights;
+    }
+    let reducing = |weights: &[u64]| weights.iter().filter(|weight| **weight > 0).count();
+    loop {
+        let before = reducing(&weights);
+        weigh(&mut weights, links);
+        if reducing(&weights) == before {
+            return weights;
+        }
+    }
+}
+
+/// The same for the ranks that have a weight.
+fn weigh(weights: &mut [u64], links: Option<&LinkShares>) {
+    let whole = u64::from(LinkShares::WHOLE);
+    let eighths = links.map_or(&[][..], LinkShares::eighths);
+    let rate = |rank: usize| eighths.get(rank).map_or(whole, |eighths| u64::from(*eighths));
+    let reducing: Vec<usize> = (0..weights.len()).filter(|rank| weights[*rank] > 0).collect();
+    let rates: u64 = reducing.iter().map(|rank| rate(*rank)).sum();
+    let (others, ranks) = (weights.len() as u64 - 2, reducing.len() as u64);
+    // All weights are `others * rates`, and so many are half a portion.
+    let least = (others * rates).div_ceil(2 * PORTIONS_OF_EACH as u64 * ranks);
+    for rank in reducing {
+        let weight = ((others + ranks) * rate(rank)).saturating_sub(rates);
+        weights[rank] = if weight < least { 0 } else { weight };
+    }
+}
+
+/// Who reduces each of so many portions: the ranks in turns, from rank `turn` on, each as often as its weight says.
+fn owners(weights: &[u64], portions: usize, turn: usize) -> Vec<u32> {
+    let (count, total) = (weights.len(), weights.iter().sum::<u64>());
+    let mut due = vec![0_i128; count];
+    let mut next = || {
+        (0..count).for_each(|rank| due[rank] += i128::from(weights[rank]));
+        let order = (0..count).map(|distance| (turn + distance) % count);
+        let rank = order.rev().max_by_key(|rank| due[*rank]).unwrap_or(0);
+        due[rank] -= i128::from(total);
+        rank as u32
+    };
+    (0..portions).map(|_| next()).collect()
+}
+
+/// Bytes that cross a link of the typical rate in the time that the links of `world_size` ranks are busy, those of `bytes` bytes: of the
+/// link that is busy for longest, and of its last portion, whose result comes back after everything else.
+pub(super) fn bytes_in_time(world_size: u32, bytes: usize, links: &LinkShares) -> f64 {
+    let weights = weights(world_size, Some(links));
+    let total: u64 = weights.iter().sum();
+    let slowness = |eighths: u8| f64::from(LinkShares::WHOLE) / f64::from(eighths);
+    let busy = |(weight, eighths): (&u64, &u8)| {
+        let share = *weight as f64 / total.max(1) as f64;
+        (1.0 + f64::from(world_size.max(2) - 2) * share) * slowness(*eighths)
+    };
+    let reducing = weights.iter().filter(|weight| **weight > 0).count();
+    let portion = portion_bytes(bytes, PORTIONS_OF_EACH * reducing, 1) as f64;
+    let longest = weights.iter().zip(links.eighths()).map(busy).fold(0.0, f64::max);
+    longest * bytes as f64 + portion / links.slowest()
+}
+
+/// Contributions have even indices, their results the odd ones behind.
+const fn reduce_index(portion: usize) -> u32 {
+    2 * portion as u32
+}
+
+/// The portion of a contribution.
+fn portion_reduced_by(index: u32) -> Option<usize> {
+    (index % 2 == 0).then_some((index / 2) as usize)
+}
+
+/// With so many, a slow link waits for the first results for a 48th of its time, where three reduce. Flows that share a link are less far
+/// apart at the end, too: half as many took 7 % longer in the simulator.
+pub(super) const PORTIONS_OF_EACH: usize = 16;
+/// Half of the indices of an operation's transfers.
+const PORTIONS_MAX: usize = 1 << 14;
+/// Less is not worth the messages.
+pub(super) const PORTION_BYTES_MIN: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests;
