@@ -16,8 +16,8 @@ SCENARIOS = ("gray", "slow-host", "incast")
 HEALTHY = "healthy"
 GRAY_RAILS, GRAY_LOSS = 4, 0.1
 SLOW_SHARE = 0.5  # of the rate that a slow host has left
-# Calls: two exchanges of what ranks measure, 64 apart, and the 32 from the second until it holds. Before the first one they had measured the network
-# of before as well.
+# Calls: two exchanges of what ranks measure, 64 apart, and the 32 from the second until it holds. Before the first one they had measured
+# the network of before as well.
 SETTLE_CALLS = 160
 INCAST_BUFFER_PACKETS = 64
 MB = 1 << 20
