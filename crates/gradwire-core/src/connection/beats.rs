@@ -5,6 +5,9 @@
 //! the word of it has come back. So the next heartbeat is due one interval after that was *sent*, and neither of the two is silent for
 //! longer than if there were nothing but heartbeats. In a partition, of one way or both, the word no longer comes, and heartbeats go as
 //! always. Where this rank is matters to a peer that waits: what changes within an interval need not be told.
+//!
+//! A peer that was not heard for longer than two heartbeats of its own may be gone, or packets are lost. Until it is heard it is asked four
+//! times as often, so that a verdict comes after a dozen answers that did not, where one in two is lost there or back, and not after a few.
 
 use crate::Timestamp;
 use core::time::Duration;
@@ -52,15 +55,21 @@ impl Beats {
     }
 
     // claim: faults/free-heartbeats
-    /// Whether one leaves now; if so the next one follows after `heartbeat`.
-    pub(super) fn is_due(&mut self, now: Timestamp, heartbeat: Duration) -> bool {
+    /// Whether one leaves now, to a peer that was silent for `silence`; if so the next one follows after `heartbeat`, or sooner.
+    pub(super) fn is_due(&mut self, now: Timestamp, heartbeat: Duration, silence: Duration) -> bool {
         if self.at.is_none_or(|at| now < at) {
             return false;
         }
         let first = self.untold_since.map_or(self.reached_at, |since| since.min(self.reached_at));
         let due_at = first + heartbeat;
-        let is_due = now >= due_at;
-        self.at = Some(if is_due { now + heartbeat } else { due_at });
+        let asks = silence > heartbeat * SILENT_BEATS;
+        let is_due = asks || now >= due_at;
+        let pause = if asks { heartbeat / ASKED_OFTENER } else { heartbeat };
+        self.at = Some(if is_due { now + pause } else { due_at });
         is_due
     }
 }
+
+/// Heartbeats that may be missing before a peer is asked more often.
+const SILENT_BEATS: u32 = 2;
+const ASKED_OFTENER: u32 = 4;

@@ -194,7 +194,8 @@ impl Liveness {
         if !self.connected && now >= self.hellos.at() {
             return Some(Due::Hello { is_full: self.hellos.on_sent(now) });
         }
-        self.beats.is_due(now, heartbeat).then_some(Due::Ping)
+        let silence = now.since(self.heard_at);
+        self.beats.is_due(now, heartbeat, silence).then_some(Due::Ping)
     }
 
     /// Another way is to be asked for an answer on this path.

@@ -238,3 +238,26 @@ fn over_several_paths_heartbeats_go_also_while_data_flows() {
     pair.work(INTERVALS, [50_000; 2], |_, _| {});
     assert!(BEATS.get().iter().all(|beats| *beats >= INTERVALS - 1), "{:?}", BEATS.get());
 }
+
+#[test]
+fn a_peer_that_is_not_heard_is_asked_four_times_as_often_until_it_is() {
+    let mut pair = pair();
+    let heartbeat = pair.ends[0].connection.config.heartbeat();
+    pair.wait(heartbeat * 20);
+    let calm = BEATS.get();
+    assert!(calm.iter().all(|beats| (19..=21).contains(beats)), "{calm:?}");
+    // The second one is not heard any more, and hears the first one's.
+    pair.lose = |header, dice| {
+        count(header, dice);
+        header.connection.value() == 1
+    };
+    BEATS.set([0; 2]);
+    pair.wait(heartbeat * 5);
+    let [asking, answering] = BEATS.get();
+    assert!((10..=15).contains(&asking) && (4..=6).contains(&answering), "{:?}", BEATS.get());
+    pair.lose = count;
+    pair.wait(heartbeat);
+    BEATS.set([0; 2]);
+    pair.wait(heartbeat * 10);
+    assert!(BEATS.get().iter().all(|beats| (9..=11).contains(beats)), "{:?}", BEATS.get());
+}
