@@ -184,15 +184,16 @@ impl Agreement {
         let words: Vec<Word> =
             self.words.view().as_slice().chunks_exact(Word::BYTES).map(Word::decode).collect();
         self.rates = self.rates_of(&words);
-        self.next = combine(&words, &self.rates).map(|network| (sequence + self.plan.lag, network));
+        let links = self.current.as_ref().and_then(|known| known.links.as_ref());
+        self.next = combine(&words, &self.rates, links).map(|network| (sequence + self.plan.lag, network));
         true
     }
 
     /// The rates of the ranks' links. Where the schedule spares a slow one, the others' are not used to the full, and no more can be
     /// measured: there only a sixteenth of what was known is forgotten.
     fn rates_of(&self, words: &[Word]) -> Vec<u64> {
-        let known =
-            self.rates.iter().filter(|_| self.current.as_ref().is_some_and(|known| known.links.is_some()));
+        let spares = self.current.as_ref().is_some_and(|known| known.links.is_some());
+        let known = self.rates.iter().filter(|_| spares);
         let remembered = known.map(|rate| rate / 16 * 15).chain(std::iter::repeat(0));
         words.iter().zip(remembered).map(|(word, remembered)| word.rate.max(remembered)).collect()
     }
@@ -287,13 +288,13 @@ pub(crate) fn parse_words(bytes: &[u8]) {
     let words: Vec<Word> = bytes.chunks_exact(Word::BYTES).map(Word::decode).collect();
     assert!(words.iter().all(|word| Word::decode(&word.encode()) == *word));
     let rates: Vec<u64> = words.iter().map(|word| word.rate).collect();
-    if let Some(agreed) = combine(&words, &rates) {
+    if let Some(agreed) = combine(&words, &rates, None) {
         assert!([agreed.loss, agreed.packet_loss].iter().all(|share| (0.0..=1.0).contains(share)));
     }
 }
 
 /// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say.
-fn combine(words: &[Word], rates: &[u64]) -> Option<AgreedNetwork> {
+fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<AgreedNetwork> {
     let mut rtts: Vec<u32> = words.iter().map(|word| word.rtt_us).filter(|rtt| *rtt > 0).collect();
     let mut measured: Vec<u64> = rates.iter().copied().filter(|rate| *rate > 0).collect();
     let lost = words.iter().map(|word| word.lost_ppm).max()?;
@@ -305,7 +306,7 @@ fn combine(words: &[Word], rates: &[u64]) -> Option<AgreedNetwork> {
         rate,
         packet_loss: share(lost),
         loss: share(lost.max(left_out)),
-        links: LinkShares::of(rates.iter().copied(), rate),
+        links: LinkShares::of(rates.iter().copied(), rate, links),
     })
 }
 
@@ -418,10 +419,10 @@ mod tests {
     #[test]
     fn ranks_that_measured_nothing_have_no_say_and_the_worst_loss_counts() {
         let words = [word(0, 0, 0), word(300, 10, 900), word(100, 70, 500), word(200, 0, 700)];
-        let network = combine(&words, &words.map(|word| word.rate)).expect("three have measured");
+        let network = combine(&words, &words.map(|word| word.rate), None).expect("three have measured");
         assert_eq!((network.rtt, network.rate), (Duration::from_micros(200), 700));
         assert_eq!(network.loss.to_bits(), (140.0_f32 / 1e6).to_bits());
-        assert_eq!(combine(&[word(0, 0, 0); 3], &[0; 3]), None);
+        assert_eq!(combine(&[word(0, 0, 0); 3], &[0; 3], None), None);
     }
 
     #[test]

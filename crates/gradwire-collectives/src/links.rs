@@ -11,21 +11,23 @@ impl LinkShares {
     /// A rate of a link as shares say it.
     pub const WHOLE: u8 = 8;
 
-    /// Of the rates that the ranks measured, bytes per second, 0 for nothing; `typical` is the middle one. `None`: none is much slower, or
-    /// the network is too fast for rates to be those of links.
-    pub(crate) fn of(rates: impl Iterator<Item = u64>, typical: u64) -> Option<Self> {
+    /// Of the rates that the ranks measured, bytes per second, 0 for nothing; `typical` is the middle one, `before` what was known until now.
+    /// `None`: none is much slower, or the network is too fast for rates to be those of links.
+    pub(crate) fn of(rates: impl Iterator<Item = u64>, typical: u64, before: Option<&Self>) -> Option<Self> {
         if typical == 0 || typical > RATE_MAX {
             return None;
         }
-        let share = |rate: u64| {
-            let is_slow = rate > 0 && rate.saturating_mul(16) < typical * SLOW_SIXTEENTHS;
+        let was_slow = |rank: usize| before.is_some_and(|before| before.0.get(rank) < Some(&Self::WHOLE));
+        let share = |(rank, rate): (usize, u64)| {
+            let least = if was_slow(rank) { WHOLE_AGAIN_SIXTEENTHS } else { SLOW_SIXTEENTHS };
+            let is_slow = rate > 0 && rate.saturating_mul(16) < typical * least;
             if is_slow {
-                (rate * 8 / typical).max(1) as u8
+                ((rate * 8 + typical / 2) / typical).clamp(1, 7) as u8
             } else {
                 Self::WHOLE
             }
         };
-        let shares: Arc<[u8]> = rates.map(share).collect();
+        let shares: Arc<[u8]> = rates.enumerate().map(share).collect();
         shares.iter().any(|eighths| *eighths < Self::WHOLE).then_some(Self(shares))
     }
 
@@ -57,6 +59,8 @@ impl LinkShares {
 
 /// Equal links are measured up to a tenth apart.
 const SLOW_SIXTEENTHS: u64 = 13;
+/// A link in between stays what it was, and the schedule with it.
+const WHOLE_AGAIN_SIXTEENTHS: u64 = 15;
 /// 2.5 Gbit/s. Where links are faster, what a rank measures is how its threads are let run, which differs twofold between equal ranks.
 const RATE_MAX: u64 = 312_500_000;
 
@@ -65,7 +69,7 @@ mod tests {
     use super::*;
 
     fn eighths(rates: &[u64], typical: u64) -> Option<Vec<u8>> {
-        LinkShares::of(rates.iter().copied(), typical).map(|shares| shares.eighths().to_vec())
+        LinkShares::of(rates.iter().copied(), typical, None).map(|shares| shares.eighths().to_vec())
     }
 
     // test of: auto/slow-links
@@ -79,8 +83,20 @@ mod tests {
     }
 
     #[test]
+    fn a_slow_link_is_whole_again_only_when_it_is_clearly_faster() {
+        let slow = LinkShares::of([100, 75, 100].into_iter(), 100, None);
+        assert_eq!(slow.as_ref().map(LinkShares::eighths), Some(&[8, 6, 8][..]));
+        for (rates, eighths) in
+            [([100, 90, 100], Some([8, 7, 8])), ([100, 95, 100], None), ([90, 100, 100], None)]
+        {
+            let found = LinkShares::of(rates.into_iter(), 100, slow.as_ref());
+            assert_eq!(found.as_ref().map(LinkShares::eighths), eighths.as_ref().map(|eighths| &eighths[..]));
+        }
+    }
+
+    #[test]
     fn the_slow_ones_are_named() {
-        let shares = LinkShares::of([100, 52, 100, 26].into_iter(), 100).expect("two are slow");
+        let shares = LinkShares::of([100, 52, 100, 26].into_iter(), 100, None).expect("two are slow");
         assert_eq!(shares.describe(), "rank 1 at 50 %, rank 3 at 25 %");
         assert_eq!(shares.slow().collect::<Vec<_>>(), [(1, 0.5), (3, 0.25)]);
         assert!((shares.slowest() - 0.25).abs() < 1e-9);

@@ -251,7 +251,7 @@ mod tests {
     fn a_slow_link_is_spared_where_that_does_no_harm_and_saves_time() {
         let mut memory = vec![0; 1 << 20];
         let slow = |rates: [u64; 4]| {
-            let links = LinkShares::of(rates.into_iter(), 12_500_000);
+            let links = LinkShares::of(rates.into_iter(), 12_500_000, None);
             network(1, 0.0).map(|alike| AgreedNetwork { links, ..alike })
         };
         let (one, none) = (slow([12_500_000, 12_500_000, 6_250_000, 12_500_000]), slow([12_500_000; 4]));

@@ -12,7 +12,8 @@
 //! With one of four links at half the rate that is 2 S / R instead of 3 S / R, and 1.5 S / R if none were slow.
 //!
 //! Both directions of a slow link must be in use at once for that: results have to come back while it still contributes. So the bucket is cut
-//! into portions, some for each rank that reduces, in turns; each is reduced and sent back for itself, in the order of the bucket.
+//! into portions, some for each rank that reduces, in turns, the last ones smaller; each is reduced and sent back for itself, in the order
+//! of the bucket.
 //!
 //! It holds on what a transpose does: contributions are added in float32 by one rank, only they may be lost, and the result of a portion
 //! is received when the contribution to it, in the same memory, has concluded.
@@ -104,33 +105,33 @@ impl Schedule for Weighted {
     }
 }
 
-/// A bucket cut into portions of equal size, the last one perhaps shorter, and who reduces each.
+/// A bucket cut into portions, and who reduces each.
 #[derive(Debug)]
 struct Portions {
     bytes: usize,
-    portion_bytes: usize,
     chunk_bytes: usize,
+    starts: Vec<usize>,
     owners: Vec<u32>,
 }
 
 impl Portions {
     /// On the grid of the bucket's own chunks, so that a chunk has one number wherever it is.
     fn new(place: Place, bytes: usize, links: Option<&LinkShares>) -> Self {
+        let chunk_bytes = place.chunk_bytes;
         let weights = weights(place.world_size, links);
-        let reducing = weights.iter().filter(|weight| **weight > 0).count();
-        let wanted = (PORTIONS_OF_EACH * reducing).min(PORTIONS_MAX);
-        let portion_bytes = portion_bytes(bytes, wanted, place.chunk_bytes);
-        let owners = owners(&weights, bytes.div_ceil(portion_bytes), place.turn() as usize);
-        Self { bytes, portion_bytes, chunk_bytes: place.chunk_bytes, owners }
+        let starts = starts(bytes, reducing(&weights), chunk_bytes);
+        let ends = starts.iter().copied().skip(1).chain(std::iter::once(bytes));
+        let sizes = starts.iter().zip(ends).map(|(start, end)| end - start);
+        let owners = owners(&weights, sizes, place.turn() as usize);
+        Self { bytes, chunk_bytes, starts, owners }
     }
 
     fn range(&self, portion: usize) -> Range<usize> {
-        let start = portion * self.portion_bytes;
-        start..(start + self.portion_bytes).min(self.bytes)
+        self.starts[portion]..self.starts.get(portion + 1).copied().unwrap_or(self.bytes)
     }
 
     fn first_chunk(&self, portion: usize) -> usize {
-        portion * self.portion_bytes / self.chunk_bytes
+        self.starts[portion] / self.chunk_bytes
     }
 
     fn chunks(&self) -> usize {
@@ -138,8 +139,19 @@ impl Portions {
     }
 }
 
-fn portion_bytes(bytes: usize, wanted: usize, chunk_bytes: usize) -> usize {
-    bytes.div_ceil(wanted.max(1)).max(PORTION_BYTES_MIN).next_multiple_of(chunk_bytes)
+/// Where the portions of a bucket begin that so many ranks reduce: all of one size, the last of each rank in parts.
+fn starts(bytes: usize, reducing: usize, chunk_bytes: usize) -> Vec<usize> {
+    let (portion, part) = sizes(bytes, reducing, chunk_bytes);
+    let whole = bytes.saturating_sub(reducing * portion) / portion;
+    let wholes = (0..whole).map(|number| number * portion);
+    wholes.chain((whole * portion..bytes).step_by(part)).collect()
+}
+
+/// Bytes of a portion, and of a part of the last ones.
+fn sizes(bytes: usize, reducing: usize, chunk_bytes: usize) -> (usize, usize) {
+    let wanted = (PORTIONS_OF_EACH * reducing).clamp(1, PORTIONS_MAX);
+    let portion = bytes.div_ceil(wanted).max(PORTION_BYTES_MIN).next_multiple_of(chunk_bytes);
+    (portion, (portion / PARTS_OF_LAST).next_multiple_of(chunk_bytes))
 }
 
 /// What each rank's share of the bucket is in proportion to: its `T R / S - 1`, with T as in the module, times the sum of the rates.
@@ -151,7 +163,6 @@ fn weights(world_size: u32, links: Option<&LinkShares>) -> Vec<u64> {
     if world_size < 3 {
         return weights;
     }
-    let reducing = |weights: &[u64]| weights.iter().filter(|weight| **weight > 0).count();
     loop {
         let before = reducing(&weights);
         weigh(&mut weights, links);
@@ -177,18 +188,23 @@ fn weigh(weights: &mut [u64], links: Option<&LinkShares>) {
     }
 }
 
-/// Who reduces each of so many portions: the ranks in turns, from rank `turn` on, each as often as its weight says.
-fn owners(weights: &[u64], portions: usize, turn: usize) -> Vec<u32> {
+/// Ranks that reduce anything.
+fn reducing(weights: &[u64]) -> usize {
+    weights.iter().filter(|weight| **weight > 0).count()
+}
+
+/// Who reduces each portion of these sizes: the ranks in turns, from rank `turn` on, each as many bytes as its weight says.
+fn owners(weights: &[u64], sizes: impl Iterator<Item = usize>, turn: usize) -> Vec<u32> {
     let (count, total) = (weights.len(), weights.iter().sum::<u64>());
     let mut due = vec![0_i128; count];
-    let mut next = || {
-        (0..count).for_each(|rank| due[rank] += i128::from(weights[rank]));
+    let next = |bytes: usize| {
+        (0..count).for_each(|rank| due[rank] += i128::from(weights[rank]) * bytes as i128);
         let order = (0..count).map(|distance| (turn + distance) % count);
         let rank = order.rev().max_by_key(|rank| due[*rank]).unwrap_or(0);
-        due[rank] -= i128::from(total);
+        due[rank] -= i128::from(total) * bytes as i128;
         rank as u32
     };
-    (0..portions).map(|_| next()).collect()
+    sizes.map(next).collect()
 }
 
 /// Bytes that cross a link of the typical rate in the time that the links of `world_size` ranks are busy, those of `bytes` bytes: of the
@@ -201,10 +217,9 @@ pub(super) fn bytes_in_time(world_size: u32, bytes: usize, links: &LinkShares) -
         let share = *weight as f64 / total.max(1) as f64;
         (1.0 + f64::from(world_size.max(2) - 2) * share) * slowness(*eighths)
     };
-    let reducing = weights.iter().filter(|weight| **weight > 0).count();
-    let portion = portion_bytes(bytes, PORTIONS_OF_EACH * reducing, 1) as f64;
+    let (_, last) = sizes(bytes, reducing(&weights), 1);
     let longest = weights.iter().zip(links.eighths()).map(busy).fold(0.0, f64::max);
-    longest * bytes as f64 + portion / links.slowest()
+    longest * bytes as f64 + last as f64 / links.slowest()
 }
 
 /// Contributions have even indices, their results the odd ones behind.
@@ -217,11 +232,12 @@ fn portion_reduced_by(index: u32) -> Option<usize> {
     (index % 2 == 0).then_some((index / 2) as usize)
 }
 
-/// With so many, a slow link waits for the first results for a 48th of its time, where three reduce. Flows that share a link are less far
-/// apart at the end, too: half as many took 7 % longer in the simulator.
+/// As many as pay: half as many took 7 % longer in the simulator, one of four links being at half its rate, twice as many 3 % less.
 pub(super) const PORTIONS_OF_EACH: usize = 16;
-/// Half of the indices of an operation's transfers.
-const PORTIONS_MAX: usize = 1 << 14;
+/// When the last contribution is in, its result has yet to come back, at the pace of one of several flows.
+const PARTS_OF_LAST: usize = 4;
+/// With the parts of the last ones, less than half of the indices of an operation's transfers.
+const PORTIONS_MAX: usize = 1 << 13;
 /// Less is not worth the messages.
 pub(super) const PORTION_BYTES_MIN: usize = 16 << 10;
 
