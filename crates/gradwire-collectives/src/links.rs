@@ -17,7 +17,7 @@ impl LinkShares {
         if typical == 0 || typical > RATE_MAX {
             return None;
         }
-        let was_slow = |rank: usize| before.is_some_and(|before| before.0.get(rank) < Some(&Self::WHOLE));
+        let was_slow = |rank: usize| before.is_some_and(|before| !before.is_whole(rank));
         let share = |(rank, rate): (usize, u64)| {
             let least = if was_slow(rank) { WHOLE_AGAIN_SIXTEENTHS } else { SLOW_SIXTEENTHS };
             let is_slow = rate > 0 && rate.saturating_mul(16) < typical * least;
@@ -35,6 +35,11 @@ impl LinkShares {
     #[must_use]
     pub fn eighths(&self) -> &[u8] {
         &self.0
+    }
+
+    /// Whether the link of `rank` is about as fast as most.
+    pub(crate) fn is_whole(&self, rank: usize) -> bool {
+        self.0.get(rank).is_none_or(|eighths| *eighths == Self::WHOLE)
     }
 
     /// The slowest link's part of the typical rate.

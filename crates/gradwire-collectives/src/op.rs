@@ -287,6 +287,11 @@ impl Op {
         &self.stages
     }
 
+    /// Ranks that have sent to this one at once in each of them.
+    pub(crate) fn senders_of_stages(&self) -> [u32; 2] {
+        [&self.report.peers, &self.report.sources].map(|senders| self.senders.min(senders.len() as u32))
+    }
+
     /// Whether the receive `transfer` from `from` may leave something behind.
     pub(crate) fn may_lose(&mut self, from: u32, transfer: TransferId) -> bool {
         let index = self.index(transfer);

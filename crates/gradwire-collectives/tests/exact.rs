@@ -131,6 +131,8 @@ fn all_reduce_is_exact_for_every_world_size_length_dtype_and_schedule() {
                     (Algorithm::HalvingDoubling, true),
                     (Algorithm::ParameterServer, false),
                     (Algorithm::ParameterServer, true),
+                    (Algorithm::WeightedTranspose, false),
+                    (Algorithm::WeightedTranspose, true),
                 ] {
                     for reduce in [ReduceOp::Sum, ReduceOp::Avg] {
                         let case = Case { world_size, elems, dtype, reduce, algorithm, in_place };
@@ -193,9 +195,13 @@ fn a_transpose_is_exact_at_every_incast_whether_its_sends_are_copied_or_not() {
 fn all_reduce_of_a_large_bucket_is_exact() {
     for world_size in [1, 2, 3, 4, 7, 8] {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::I64, Dtype::U8] {
-            for (algorithm, in_place) in
-                [(Algorithm::Ring, true), (Algorithm::Transpose, true), (Algorithm::Auto, false)]
-            {
+            for (algorithm, in_place) in [
+                (Algorithm::Ring, true),
+                (Algorithm::Transpose, true),
+                (Algorithm::WeightedTranspose, true),
+                (Algorithm::WeightedTranspose, false),
+                (Algorithm::Auto, false),
+            ] {
                 let case =
                     Case { world_size, elems: 100_003, dtype, reduce: ReduceOp::Avg, algorithm, in_place };
                 check(case, Net::perfect(world_size));
@@ -208,7 +214,7 @@ fn all_reduce_of_a_large_bucket_is_exact() {
 #[test]
 fn loss_and_reordering_change_nothing_in_a_reliable_all_reduce() {
     for seed in 0..6 {
-        for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+        for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::WeightedTranspose] {
             let (dtype, reduce, in_place) = (Dtype::F32, ReduceOp::Avg, seed % 2 == 0);
             let case = Case { world_size: 4, elems: 20_000, dtype, reduce, algorithm, in_place };
             check(case, Net::new(4, lossy(seed, 5)));
@@ -239,6 +245,7 @@ fn halves_are_summed_in_float32_and_rounded_once_by_every_schedule() {
         Algorithm::Ring,
         Algorithm::HalvingDoubling,
         Algorithm::ParameterServer,
+        Algorithm::WeightedTranspose,
     ] {
         assert!(results(algorithm).iter().all(|tensor| tensor.0 == want.0), "{algorithm:?}");
     }
@@ -263,7 +270,9 @@ fn every_reduction_reaches_every_rank() {
         (ReduceOp::Sum, sum),
     ];
     for (reduce, formula) in cases {
-        for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::ParameterServer] {
+        for algorithm in
+            [Algorithm::Ring, Algorithm::Transpose, Algorithm::ParameterServer, Algorithm::WeightedTranspose]
+        {
             let mut tensors: Vec<Tensor> =
                 (0..3).map(|rank| tensor(Dtype::I32, 700, |index| 2 * input(rank, index))).collect();
             let mut net = Net::perfect(3);
@@ -285,6 +294,7 @@ fn a_scaled_sum_multiplies_by_the_factor() {
         (3, Algorithm::Ring),
         (3, Algorithm::Transpose),
         (3, Algorithm::ParameterServer),
+        (3, Algorithm::WeightedTranspose),
     ] {
         let mut tensors: Vec<Tensor> =
             (0..world_size).map(|rank| tensor(Dtype::F32, 500, |index| 2 * input(rank, index))).collect();

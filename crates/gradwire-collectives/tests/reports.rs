@@ -19,11 +19,12 @@ enum Way {
     Dedicated(u32),
 }
 
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     Way::Schedule(Algorithm::Transpose, None),
     Way::Schedule(Algorithm::Transpose, Some(1)),
     Way::Schedule(Algorithm::Ring, None),
     Way::Schedule(Algorithm::HalvingDoubling, None),
+    Way::Schedule(Algorithm::WeightedTranspose, None),
     Way::Colocated(1),
     Way::Colocated(4),
     Way::Dedicated(2),

@@ -75,7 +75,13 @@ fn restored(elems: usize, values: Vec<f32>) -> Vec<f32> {
 
 #[test]
 fn without_loss_a_rotated_reduction_gives_the_same_bits_in_every_schedule() {
-    for algorithm in [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Auto] {
+    for algorithm in [
+        Algorithm::Transpose,
+        Algorithm::Ring,
+        Algorithm::HalvingDoubling,
+        Algorithm::WeightedTranspose,
+        Algorithm::Auto,
+    ] {
         for elems in [2_048, 10_001, 70_003] {
             let of = |request| Request {
                 collective: Collective::AllReduce { algorithm },

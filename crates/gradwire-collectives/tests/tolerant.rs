@@ -181,7 +181,7 @@ fn what_exceeds_the_bound_is_asked_for_again() {
 fn a_network_that_loses_nothing_loses_nothing() {
     let jitter =
         |packet: &Packet| Fate::Deliver(Duration::from_micros(50 + u64::from(packet.header.offset) % 60));
-    for algorithm in [Algorithm::Ring, Algorithm::Transpose] {
+    for algorithm in [Algorithm::Ring, Algorithm::Transpose, Algorithm::WeightedTranspose] {
         let run = run(Setting { algorithm, ..SETTING }, Net::new(4, jitter));
         assert_eq!(run.uncounted(), 0);
         run.assert_transpose(ReduceOp::Avg);
@@ -196,7 +196,9 @@ fn every_seed_gives_the_mean_over_what_counted_and_identical_replicas() {
     for seed in 0..12 {
         let policy = if seed % 2 == 0 { Policy::AUTO } else { MLT_PUSH };
         let in_place = seed % 3 != 0;
-        let run = run(Setting { policy, in_place, ..SETTING }, Net::new(4, lossy(seed, 1 + seed % 4)));
+        let algorithm = if seed % 4 < 2 { SETTING.algorithm } else { Algorithm::WeightedTranspose };
+        let setting = Setting { policy, in_place, algorithm, ..SETTING };
+        let run = run(setting, Net::new(4, lossy(seed, 1 + seed % 4)));
         run.assert_transpose(ReduceOp::Avg);
         lost += run.uncounted();
     }

@@ -169,10 +169,10 @@ impl Group {
         if op.is_result_ready() && !op.is_reported {
             op.finish(&mut self.pool);
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
-            let (about, peers) = ((op.sequence(), op.senders), &self.peers);
+            let peers = &self.peers;
             let sent_rate =
                 || peers.iter().map(|peer| peer.connection().stats().bandwidth).max().unwrap_or(0);
-            self.agreement.on_ended(about, op.stages(), sent_rate);
+            self.agreement.on_ended(op.sequence(), op.senders_of_stages(), op.stages(), sent_rate);
             let (op, report) = (op.id, op.report(now));
             self.events.push_back(match self.serving {
                 Some(_) => GroupEvent::Served(report),

@@ -21,6 +21,8 @@
 use super::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Side};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 // claim: auto/weighted-transpose
@@ -44,7 +46,7 @@ impl Weighted {
 
     fn post_contribution(&self, portion: usize, posts: &mut Vec<Post>) {
         let (to, range) = (self.portions.owners[portion], self.portions.range(portion));
-        let (index, loss) = (reduce_index(portion), Loss::In(Stage::Reduce));
+        let (index, loss) = (self.portions.reduce_index(portion), Loss::In(Stage::Reduce));
         posts.push(Post::Send { to, index, side: Side::Input, range, weights: None, loss });
     }
 
@@ -52,7 +54,7 @@ impl Weighted {
         let (range, chunk) = (self.portions.range(portion), self.portions.first_chunk(portion));
         for from in self.place.others() {
             let (target, loss) = (Target::Add { at: range.start, chunk }, Loss::In(Stage::Reduce));
-            let (index, bytes) = (reduce_index(portion), range.len());
+            let (index, bytes) = (self.portions.reduce_index(portion), range.len());
             posts.push(Post::Receive { from, index, target, bytes, loss });
         }
     }
@@ -60,13 +62,14 @@ impl Weighted {
     fn expect_result(&self, portion: usize, posts: &mut Vec<Post>) {
         let (from, range) = (self.portions.owners[portion], self.portions.range(portion));
         let target = Target::Result { at: range.start, chunk: self.portions.first_chunk(portion) };
-        let (index, bytes, loss) = (reduce_index(portion) + 1, range.len(), Loss::In(Stage::Gather));
+        let (index, bytes) = (self.portions.reduce_index(portion) + 1, range.len());
+        let loss = Loss::In(Stage::Gather);
         posts.push(Post::Receive { from, index, target, bytes, loss });
     }
 
     fn post_result(&self, portion: usize, posts: &mut Vec<Post>) {
         for to in self.place.others() {
-            let (index, range) = (reduce_index(portion) + 1, self.portions.range(portion));
+            let (index, range) = (self.portions.reduce_index(portion) + 1, self.portions.range(portion));
             let (weights, loss) = (Some(self.portions.first_chunk(portion)), Loss::In(Stage::Gather));
             posts.push(Post::Send { to, index, side: Side::Output, range, weights, loss });
         }
@@ -90,7 +93,7 @@ impl Schedule for Weighted {
     }
 
     fn on_received(&mut self, _from: u32, index: u32, memory: &mut Memory, posts: &mut Vec<Post>) {
-        let Some(portion) = portion_reduced_by(index) else { return };
+        let Some(portion) = self.portions.reduced_by(self.place.rank, index) else { return };
         self.open[portion] -= 1;
         if self.open[portion] == 0 {
             memory.finish(&self.portions.range(portion), self.portions.first_chunk(portion));
@@ -98,8 +101,8 @@ impl Schedule for Weighted {
         }
     }
 
-    fn on_sent(&mut self, _to: u32, index: u32, posts: &mut Vec<Post>) {
-        if let Some(portion) = portion_reduced_by(index).filter(|_| self.in_place) {
+    fn on_sent(&mut self, to: u32, index: u32, posts: &mut Vec<Post>) {
+        if let Some(portion) = self.portions.reduced_by(to, index).filter(|_| self.in_place) {
             self.expect_result(portion, posts);
         }
     }
@@ -112,6 +115,10 @@ struct Portions {
     chunk_bytes: usize,
     starts: Vec<usize>,
     owners: Vec<u32>,
+    /// Of each portion its number among those of its owner, by which ranks name it to each other.
+    numbers: Vec<u32>,
+    /// Of each rank the portions that it reduces, in order.
+    of_rank: Vec<Vec<usize>>,
 }
 
 impl Portions {
@@ -123,7 +130,14 @@ impl Portions {
         let ends = starts.iter().copied().skip(1).chain(std::iter::once(bytes));
         let sizes = starts.iter().zip(ends).map(|(start, end)| end - start);
         let owners = owners(&weights, sizes, place.turn() as usize);
-        Self { bytes, chunk_bytes, starts, owners }
+        let mut of_rank = vec![Vec::new(); place.world_size as usize];
+        let mut number = |(portion, owner): (usize, &u32)| {
+            let own = &mut of_rank[*owner as usize];
+            own.push(portion);
+            own.len() as u32 - 1
+        };
+        let numbers = owners.iter().enumerate().map(&mut number).collect();
+        Self { bytes, chunk_bytes, starts, owners, numbers, of_rank }
     }
 
     fn range(&self, portion: usize) -> Range<usize> {
@@ -137,6 +151,17 @@ impl Portions {
     fn chunks(&self) -> usize {
         self.bytes.div_ceil(self.chunk_bytes)
     }
+
+    /// Contributions to an owner have even indices, the results that it sends the odd ones behind.
+    fn reduce_index(&self, portion: usize) -> u32 {
+        2 * self.numbers[portion]
+    }
+
+    /// The portion of `owner` that a contribution is for; `None` for a result.
+    fn reduced_by(&self, owner: u32, index: u32) -> Option<usize> {
+        let number = (index % 2 == 0).then_some(index as usize / 2)?;
+        self.of_rank[owner as usize].get(number).copied()
+    }
 }
 
 /// Where the portions of a bucket begin that so many ranks reduce: all of one size, the last of each rank in parts.
@@ -149,7 +174,7 @@ fn starts(bytes: usize, reducing: usize, chunk_bytes: usize) -> Vec<usize> {
 
 /// Bytes of a portion, and of a part of the last ones.
 fn sizes(bytes: usize, reducing: usize, chunk_bytes: usize) -> (usize, usize) {
-    let wanted = (PORTIONS_OF_EACH * reducing).clamp(1, PORTIONS_MAX);
+    let wanted = PORTIONS_OF_EACH * reducing.max(1);
     let portion = bytes.div_ceil(wanted).max(PORTION_BYTES_MIN).next_multiple_of(chunk_bytes);
     (portion, (portion / PARTS_OF_LAST).next_multiple_of(chunk_bytes))
 }
@@ -193,18 +218,27 @@ fn reducing(weights: &[u64]) -> usize {
     weights.iter().filter(|weight| **weight > 0).count()
 }
 
-/// Who reduces each portion of these sizes: the ranks in turns, from rank `turn` on, each as many bytes as its weight says.
+/// Who reduces each portion of these sizes: the ranks in turns, from rank `turn` on, each as many bytes as its weight says. Stride
+/// scheduling (Waldspurger and Weihl, 1995): a rank's next turn is so much later as its weight is smaller.
 fn owners(weights: &[u64], sizes: impl Iterator<Item = usize>, turn: usize) -> Vec<u32> {
-    let (count, total) = (weights.len(), weights.iter().sum::<u64>());
-    let mut due = vec![0_i128; count];
-    let next = |bytes: usize| {
-        (0..count).for_each(|rank| due[rank] += i128::from(weights[rank]) * bytes as i128);
-        let order = (0..count).map(|distance| (turn + distance) % count);
-        let rank = order.rev().max_by_key(|rank| due[*rank]).unwrap_or(0);
-        due[rank] -= i128::from(total) * bytes as i128;
+    let count = weights.len();
+    let stride = |rank: usize, bytes: usize| bytes as u128 * STRIDE / u128::from(weights[rank]);
+    let reducing =
+        (0..count).map(|place| (place, (turn + place) % count)).filter(|(_, rank)| weights[*rank] > 0);
+    let mut turns: BinaryHeap<_> =
+        reducing.map(|(place, rank)| Reverse((stride(rank, 1) / 2, place, rank))).collect();
+    let mut next = |bytes: usize| {
+        let Some(mut first) = turns.peek_mut() else { return 0 };
+        let Reverse((at, place, rank)) = *first;
+        *first = Reverse((at + stride(rank, bytes), place, rank));
         rank as u32
     };
-    sizes.map(next).collect()
+    sizes.map(&mut next).collect()
+}
+
+/// Bytes of the smallest portions, about, of a bucket of `bytes` bytes.
+pub(super) fn part_bytes(world_size: u32, bytes: usize, links: Option<&LinkShares>) -> usize {
+    sizes(bytes, reducing(&weights(world_size, links)), 1).1
 }
 
 /// Bytes that cross a link of the typical rate in the time that the links of `world_size` ranks are busy, those of `bytes` bytes: of the
@@ -222,22 +256,12 @@ pub(super) fn bytes_in_time(world_size: u32, bytes: usize, links: &LinkShares) -
     longest * bytes as f64 + last as f64 / links.slowest()
 }
 
-/// Contributions have even indices, their results the odd ones behind.
-const fn reduce_index(portion: usize) -> u32 {
-    2 * portion as u32
-}
-
-/// The portion of a contribution.
-fn portion_reduced_by(index: u32) -> Option<usize> {
-    (index % 2 == 0).then_some((index / 2) as usize)
-}
-
 /// As many as pay: half as many took 7 % longer in the simulator, one of four links being at half its rate, twice as many 3 % less.
 pub(super) const PORTIONS_OF_EACH: usize = 16;
 /// When the last contribution is in, its result has yet to come back, at the pace of one of several flows.
 const PARTS_OF_LAST: usize = 4;
-/// With the parts of the last ones, less than half of the indices of an operation's transfers.
-const PORTIONS_MAX: usize = 1 << 13;
+/// Of one byte at a weight of one: weights are far smaller.
+const STRIDE: u128 = 1 << 60;
 /// Less is not worth the messages.
 pub(super) const PORTION_BYTES_MIN: usize = 16 << 10;
 

@@ -56,7 +56,7 @@ impl Connection {
 }
 
 /// Pauses of the longest kind that in a row mean death. In each heartbeat a healthy peer that is idle sends its own and the answer
-/// to ours, and is asked four times as often when two were missing. At a loss of 30 % those of five in a row, 14 answers, are lost once in five
+/// to ours, and is asked four times as often when two were missing. At a loss of 30 % those of five in a row, with 11 to 14 answers, are lost once in a
 /// million times; a pause of two comes once in six.
 const PAUSES: u32 = 5;
 /// A busy host may not let a healthy thread run for a second or two, however punctual it was before. Who has set a shorter peer

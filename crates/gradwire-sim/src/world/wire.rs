@@ -2,7 +2,7 @@
 
 use super::{Event, World};
 use crate::oracle;
-use crate::plan::{Fault, OpKind};
+use crate::plan::{Fault, OpKind, OpPlan};
 use crate::rank::{Outgoing, Packet};
 use crate::record::{Arrival, Provenance};
 use crate::trace::Step;
@@ -174,12 +174,15 @@ impl World {
         let checked = self.repair_watch.on_sent(self.now, (from, to), &header, is_exact, idle);
         checked.unwrap_or_else(|violation| self.report(violation));
         self.check_best_effort((from, to), &header, payload);
-        if header.transfer.is_point_to_point() || header.transfer.index() != 0 {
+        if header.transfer.is_point_to_point() {
             return None;
         }
         let (op, offset) = self.ranks[from].locate(&self.scenario.ops, payload)?;
         let plan = &self.scenario.ops[op];
-        if !plan.is_tolerant() || !oracle::may_sum_in_one_place(plan.kind) {
+        if stage_index(plan, &header) != CONTRIBUTION
+            || !plan.is_tolerant()
+            || !oracle::may_sum_in_one_place(plan.kind)
+        {
             return None;
         }
         let width = plan.dtype.bytes() as u64;
@@ -232,9 +235,14 @@ impl World {
     fn is_exact(&mut self, (from, to): (usize, usize), header: &Header) -> bool {
         let Some(op) = self.ranks[from].sends(to, header.transfer) else { return false };
         let plan = &self.scenario.ops[op];
-        let by_shard =
-            matches!(plan.kind, OpKind::AllReduce(Algorithm::Transpose | Algorithm::ParameterServer));
-        let is_result = by_shard && header.transfer.index() == RESULT && !header.transfer.is_point_to_point();
+        let by_shard = matches!(
+            plan.kind,
+            OpKind::AllReduce(
+                Algorithm::Transpose | Algorithm::ParameterServer | Algorithm::WeightedTranspose
+            )
+        );
+        let is_result =
+            by_shard && stage_index(plan, header) == RESULT && !header.transfer.is_point_to_point();
         !plan.is_tolerant() || is_result && !plan.policy.gather.may_lose()
     }
 
@@ -243,9 +251,10 @@ impl World {
     fn check_best_effort(&mut self, (from, to): (usize, usize), header: &Header, payload: *const u8) {
         let is_again = header.flags.contains(Flags::RETRANSMITTED) && self.scenario.host.paths == 1;
         let Some(op) = self.ranks[from].holder(payload).filter(|_| is_again) else { return };
-        let Policy { recovery, gather, deadline, critical_chunks, .. } = self.scenario.ops[op].policy;
-        let never = match header.transfer.index() {
-            0 => recovery == Reliability::BestEffort && critical_chunks == 0,
+        let plan = &self.scenario.ops[op];
+        let Policy { recovery, gather, deadline, critical_chunks, .. } = plan.policy;
+        let never = match stage_index(plan, header) {
+            CONTRIBUTION => recovery == Reliability::BestEffort && critical_chunks == 0,
             RESULT => gather.recovery == Reliability::BestEffort,
             _ => false,
         };
@@ -262,6 +271,16 @@ impl World {
     }
 }
 
+/// Which stage a transfer of a call belongs to that sums each element in one place. A weighted transpose has many of each.
+fn stage_index(plan: &OpPlan, header: &Header) -> u32 {
+    match plan.kind {
+        OpKind::AllReduce(Algorithm::WeightedTranspose) => header.transfer.index() % 2,
+        _ => header.transfer.index(),
+    }
+}
+
+/// Index of the transfers to where each shard is reduced.
+const CONTRIBUTION: u32 = 0;
 /// Index of the transfers that send results back, where each shard is reduced in one place.
 const RESULT: u32 = 1;
 /// What a group gives the NIC for one peer before the next has its turn.

@@ -70,6 +70,21 @@ fn portions_cover_the_bucket_on_the_grid_of_its_chunks_with_other_owners_in_each
 }
 
 #[test]
+fn indices_stay_within_those_of_an_operation_and_name_one_portion_however_large_the_group() {
+    for (world_size, bytes) in [(3, 1 << 30), (1_000, 65 << 20), (16_384, 1 << 30)] {
+        let rates: Vec<u64> = (0..world_size).map(|rank| if rank == 1 { 50 } else { 100 }).collect();
+        let portions = Portions::new(place(0, world_size, 7), bytes, Some(&links(&rates)));
+        for portion in 0..portions.owners.len() {
+            let index = portions.reduce_index(portion);
+            assert!(index < 1 << 14);
+            assert_eq!(portions.reduced_by(portions.owners[portion], index), Some(portion));
+            assert_eq!(portions.reduced_by(portions.owners[portion], index + 1), None);
+        }
+        assert!(!portions.owners.contains(&1));
+    }
+}
+
+#[test]
 fn every_rank_of_many_has_a_weight_however_slow_the_others_are() {
     for world_size in 3..40_u32 {
         let rates: Vec<u64> =
