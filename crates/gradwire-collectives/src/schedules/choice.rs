@@ -86,8 +86,8 @@ fn rounds_sums(request: &Request) -> bool {
     request.dtype.is_half() && !matches!(request.reduce, ReduceOp::Min | ReduceOp::Max)
 }
 
-/// Whether a weighted transpose can be made of it: it takes as much memory as a transpose of half as many ranks, and writes what a lost
-/// result would leave as it was.
+/// Whether a weighted transpose can be made of it. Behind a late rank it takes as much memory for sums of halves as they have bytes, and
+/// it writes to the output first what a lost result would leave as it was.
 fn can_be_weighted(request: &Request, place: Place) -> bool {
     let fits = !request.dtype.is_half() || request.output.len() <= PIECE_BYTES;
     place.world_size > 2 && fits && !request.policy.gather.may_lose()
