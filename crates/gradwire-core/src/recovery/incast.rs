@@ -15,6 +15,7 @@
 
 use super::filters::{bytes_in, rate_of, AckAggregation, WindowedMin};
 use super::headroom::LossCount;
+use super::pacer::burst_for;
 use super::share::{DecidedRate, Share};
 use super::{AckSample, ControllerSettings};
 use crate::Timestamp;
@@ -35,6 +36,8 @@ pub(super) struct IncastBound {
     is_measured: bool,
     round: Round,
     lumps: AckAggregation,
+    /// Rounds since one in which something was lost, up to [`CALM_ROUNDS`].
+    calm_rounds: u32,
 }
 
 /// What the present round trip has shown.
@@ -61,6 +64,7 @@ impl IncastBound {
             is_measured: false,
             round: Round::default(),
             lumps: AckAggregation::default(),
+            calm_rounds: 0,
         }
     }
 
@@ -114,6 +118,7 @@ impl IncastBound {
     fn end_round(&mut self, now: Timestamp) {
         let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
         self.lumps.next_round();
+        self.calm_rounds = if round.losses.lost > 0 { 0 } else { (self.calm_rounds + 1).min(CALM_ROUNDS) };
         self.previous_rtt = round.rtt;
         // The average: the largest sample is that of a burst.
         let average = rate_of(round.losses.acked, now.since(round.since)).unwrap_or(u64::MAX);
@@ -180,10 +185,19 @@ impl IncastBound {
     /// At most this of a burst, bytes.
     pub(super) fn burst(&self, burst: u64) -> u64 {
         if self.share.is_known() {
-            burst.min(self.share.burst_bytes())
+            burst.min(self.share.burst_bytes().max(self.burst_of_lumps()))
         } else {
             burst
         }
+    }
+
+    /// What acknowledgements in lumps allow: what is under way then waits for a thread of the receiver and not at a port, and
+    /// messages of a few packets would only keep that thread the busier. Not where anything was lost lately: a buffer may be small.
+    fn burst_of_lumps(&self) -> u64 {
+        if self.calm_rounds < CALM_ROUNDS {
+            return 0;
+        }
+        burst_for(self.rate.get(), self.packet_bytes).min(self.lumps() / LUMP_BURSTS)
     }
 }
 
@@ -197,6 +211,10 @@ const LINK_SLACK: u64 = 2;
 const FAR: Duration = Duration::from_millis(5);
 /// A little more than the window in a round trip, so that a late timer does not cost any of it.
 const PACE_MORE: u64 = 32;
+/// Rounds without loss after which bursts may be as large as lumps allow.
+const CALM_ROUNDS: u32 = 16;
+/// A burst is at most this part of a lump.
+const LUMP_BURSTS: u64 = 4;
 /// Longest lump of acknowledgements that is made up for: a few time slices of a busy machine.
 const LUMP_MAX: Duration = Duration::from_millis(10);
 
@@ -282,5 +300,33 @@ mod tests {
             ..AckSample::default()
         });
         assert!(bound.window(u64::MAX) > before + 50 * PACKET, "{}", bound.window(u64::MAX));
+    }
+
+    // test of: auto/schedule-aware-start
+    #[test]
+    fn bursts_are_as_large_as_lumps_allow_until_something_is_lost() {
+        let mut bound = after(8, 20, 100);
+        let mut round = |lost_bytes| {
+            let now = Timestamp::from_nanos(24_000_000);
+            bound.on_ack(&AckSample {
+                now,
+                acked_bytes: 100 * PACKET,
+                lost_bytes,
+                round_ended: true,
+                ..AckSample::default()
+            });
+            bound.burst(u64::MAX)
+        };
+        let lumpy = round(0);
+        assert!(
+            (12 * PACKET..=25 * PACKET).contains(&lumpy),
+            "{lumpy}: a quarter of 100 packets, or of a round trip"
+        );
+        round(PACKET);
+        assert_eq!(round(0), 5 * PACKET, "a buffer has shown its end");
+        for _ in 0..CALM_ROUNDS {
+            round(0);
+        }
+        assert!(round(0) > 5 * PACKET, "and nothing more was lost");
     }
 }
