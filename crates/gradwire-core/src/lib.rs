@@ -24,6 +24,7 @@ mod event;
 #[doc(hidden)]
 pub mod fuzzing;
 mod mark;
+mod message;
 mod path;
 mod path_health;
 mod paths;
@@ -45,6 +46,7 @@ pub use event::{
 pub use gradwire_wire as wire;
 pub use gradwire_wire::{ConnectionId, Descriptor, Flags, Header, Kind, PathId, TransferId};
 pub use mark::{ChunkSet, Ecn, Mark, ReceivedMark, TagStats, TrafficClass, TransferTags, CLASSES_MAX};
+pub use message::{message_packets, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 pub use spray::{Spray, PATHS_MAX};
 pub use stats::{ConnectionStats, PathStats, RoundTrips};
 pub use time::{Timeout, TimeoutReason, Timestamp};

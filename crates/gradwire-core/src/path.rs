@@ -51,6 +51,7 @@ pub(crate) struct Path {
 impl Path {
     pub(crate) fn new(id: PathId, config: &ConnectionConfig, now: Timestamp) -> Self {
         let chunk_bytes = u64::from(config.chunk_bytes());
+        let pacer = Pacer::new(now);
         Self {
             id,
             ledger: Ledger::new(),
@@ -59,7 +60,7 @@ impl Path {
             way_back: (config.paths == 1).then(WayBack::default),
             controller: Controller::new(config.controller, &config.controller_settings()),
             arrivals: Arrivals::new(id, config),
-            pacer: Pacer::new(now),
+            pacer: if config.paths == 1 { pacer.in_whole_bursts(chunk_bytes) } else { pacer },
             chunk_bytes,
             app_limited: true,
             last_sent_at: now,
@@ -135,7 +136,7 @@ impl Path {
         self.last_sent_at = now;
         let bytes = u64::from(packet.bytes);
         self.ledger.on_sent(packet, self.app_limited);
-        self.pacer.on_sent(bytes);
+        self.pacer.on_sent(bytes, self.controller.burst());
         self.controller.on_sent(now, bytes, self.ledger.in_flight());
     }
 

@@ -4,7 +4,7 @@ use super::{drive, Group, TransmitSink};
 use crate::ops::Ops;
 use crate::peer::Peer;
 use gradwire_core::wire::{Writer, HEADER_BYTES, OPENING_BYTES};
-use gradwire_core::{Body, Flags, Timestamp, Transmit};
+use gradwire_core::{message_packets, Body, Flags, Timestamp, Transmit, MESSAGE_DATAGRAMS_MAX};
 
 impl Group {
     /// Gives datagrams to the sink until it is full or no connection may send. Peers take turns, so that a fast
@@ -30,12 +30,12 @@ impl Group {
         self.peers.end_turns(now);
     }
 
-    /// One turn of one peer. Whether anything was sent.
+    /// One turn of one peer: as much data as one kernel message holds, and the control packets before it. Whether anything was sent.
     fn burst(&mut self, now: Timestamp, slot: usize, sink: &mut dyn TransmitSink) -> bool {
         let Self { peers, ops, scratch, .. } = self;
-        let mut sent = false;
-        for _ in 0..BURST_DATAGRAMS {
-            if !sink.has_room() {
+        let (mut sent, mut left) = (false, None);
+        for _ in 0..MESSAGE_DATAGRAMS_MAX {
+            if !sink.has_room() || left == Some(0) {
                 break;
             }
             let (head, body) = scratch.split_at_mut(HEADER_BYTES);
@@ -52,6 +52,7 @@ impl Group {
                     }
                 }
                 Body::Payload { offset, bytes } => {
+                    left = Some(left.unwrap_or_else(|| message_packets(bytes)) - 1);
                     push_payload(peer, ops, transmit, offset as usize, bytes, sink);
                 }
             }
@@ -89,6 +90,3 @@ fn push_payload(
     let length = writer.finish().unwrap_or(HEADER_BYTES);
     sink.push(peer.rank, mark, &head[..length], payload);
 }
-
-/// Datagrams of one turn: 40 of the common size fill one segmentation-offload call (64 KiB).
-const BURST_DATAGRAMS: usize = 40;

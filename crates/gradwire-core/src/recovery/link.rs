@@ -128,7 +128,7 @@ impl World {
         let flow = |_| Flow {
             ledger: Ledger::new(),
             rtt: RttEstimator::new(Duration::from_millis(100)),
-            pacer: Pacer::new(now),
+            pacer: Pacer::new(now).in_whole_bursts(PACKET),
             controller: Controller::new(kind, &settings),
             outcome: AckOutcome::default(),
             wake_at: Timestamp::ZERO,
@@ -390,7 +390,7 @@ impl Flow {
         self.must_probe = true;
         self.ledger.on_sent(packet, self.app_limited);
         self.controller.on_sent(now, PACKET, self.ledger.in_flight());
-        self.pacer.on_sent(PACKET);
+        self.pacer.on_sent(PACKET, self.controller.burst());
         self.counters.sent += 1;
         self.unasked_bytes += PACKET;
         let ack_now = self.unasked_bytes >= self.controller.cwnd() / ACKS_PER_WINDOW;

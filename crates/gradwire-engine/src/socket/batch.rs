@@ -6,18 +6,19 @@
 
 use super::address::RawAddress;
 use gradwire_core::wire::TAG_BYTES;
+use gradwire_core::{MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 use std::ptr::NonNull;
 
 /// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
 pub(crate) const DATAGRAMS_MAX: usize = 512;
 /// Largest UDP payload.
-pub(crate) const DATAGRAM_BYTES_MAX: usize = 65_507;
-/// Most datagrams of one kernel message that every kernel with segmentation offload takes (`UDP_MAX_SEGMENTS`).
-pub(crate) const SEGMENTS_MAX: usize = 64;
+pub(crate) const DATAGRAM_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
+/// Most datagrams of one kernel message.
+pub(crate) const SEGMENTS_MAX: usize = MESSAGE_DATAGRAMS_MAX;
 /// Kernel messages of one batch: little enough that acknowledgements are looked at often.
 const MESSAGES: usize = 4;
-/// Most bytes of a batch: its messages, and behind them a datagram of any size.
-const BATCH_BYTES: usize = (MESSAGES + 1) * DATAGRAM_BYTES_MAX;
+/// Most bytes of a batch: its messages, what is small between them, and behind them a datagram of any size.
+const BATCH_BYTES: usize = (MESSAGES + 2) * DATAGRAM_BYTES_MAX;
 
 /// One datagram of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +49,9 @@ pub(crate) struct Batch {
     bytes: usize,
     /// Of its largest datagram.
     datagram_bytes: usize,
-    /// With so many bytes it is full.
+    /// Of all datagrams as large as that.
+    large_bytes: usize,
+    /// With so many of those it is full.
     bytes_max: usize,
 }
 
@@ -61,20 +64,27 @@ impl Batch {
             kept: Vec::with_capacity(BATCH_BYTES),
             bytes: 0,
             datagram_bytes: 0,
+            large_bytes: 0,
             bytes_max: bytes_max(1),
         }
     }
 
     /// Whether a datagram of any size fits. A batch ends where its last message is full: the kernel's layers and devices take as
-    /// long for a message of three datagrams as for one of 45.
+    /// long for a message of three datagrams as for one of 45. Acknowledgements between them do not count.
     pub(crate) fn has_room(&self) -> bool {
-        self.slots.len() < DATAGRAMS_MAX && self.bytes + self.datagram_bytes <= self.bytes_max
+        self.slots.len() < DATAGRAMS_MAX
+            && self.large_bytes + self.datagram_bytes <= self.bytes_max
+            && self.bytes + DATAGRAM_BYTES_MAX <= BATCH_BYTES
     }
 
     fn count(&mut self, bytes: usize) {
         self.bytes += bytes;
         if bytes > self.datagram_bytes {
             (self.datagram_bytes, self.bytes_max) = (bytes, bytes_max(bytes));
+            self.large_bytes = 0;
+        }
+        if bytes == self.datagram_bytes {
+            self.large_bytes += bytes;
         }
     }
 
@@ -156,7 +166,7 @@ impl Batch {
         self.slots.clear();
         self.heads.clear();
         self.kept.clear();
-        (self.bytes, self.datagram_bytes, self.bytes_max) = (0, 0, bytes_max(1));
+        (self.bytes, self.datagram_bytes, self.large_bytes, self.bytes_max) = (0, 0, 0, bytes_max(1));
     }
 
     /// The first `sent` datagrams were handed over, the rest waits: its payload is copied, so that the tensors are free.
@@ -166,7 +176,12 @@ impl Batch {
         }
         let already_kept = !self.kept.is_empty();
         self.slots.drain(..sent);
-        self.bytes = self.slots.iter().map(Slot::bytes).sum();
+        self.bytes = 0;
+        self.large_bytes = 0;
+        for slot in &self.slots {
+            self.bytes += slot.bytes();
+            self.large_bytes += if slot.bytes() == self.datagram_bytes { slot.bytes() } else { 0 };
+        }
         if already_kept {
             return;
         }
@@ -247,6 +262,30 @@ mod tests {
             batch.clear();
             assert!(batch.has_room());
         }
+    }
+
+    #[test]
+    fn small_datagrams_take_no_room_of_full_messages_and_memory_suffices_for_all() {
+        let payload = [0_u8; 1_384];
+        let mut batch = Batch::new();
+        let mut data = 0;
+        while batch.has_room() {
+            let is_small = batch.slots().len() % 46 == 0;
+            let payload = if is_small { &payload[..0] } else { &payload[..] };
+            data += usize::from(!is_small);
+            // SAFETY: `payload` outlives the batch's last use.
+            unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 24], payload) };
+        }
+        assert_eq!(data, MESSAGES * 46, "46 of 1408 bytes, whatever lies between");
+        batch.keep_from(100);
+        assert!(batch.has_room(), "what was handed over made room");
+        let mut small = Batch::new();
+        small.push_sealed((RawAddress::EMPTY, 0), &[0; 24], &[0; 1_384], &mut |_| true);
+        while small.has_room() {
+            small.push_sealed((RawAddress::EMPTY, 0), &[0; 24], &[0; 1_000], &mut |_| true);
+        }
+        assert!(small.slots().len() > 300, "as much as the memory holds");
+        assert_eq!(small.heads.capacity(), BATCH_BYTES);
     }
 
     #[test]

@@ -250,18 +250,19 @@ impl SendArrays {
         self.controls.clear();
         let mut start = from;
         while start < batch.slots().len() {
-            let count = if gso { run_length(batch, start) } else { 1 };
-            self.add_message(batch, start, count, octet);
+            let (count, rides) = if gso { message_at(batch, start) } else { (1, false) };
+            let (small, run) = batch.slots()[start..start + count].split_at(usize::from(rides));
+            self.add_message(batch, (run, small), octet);
             start += count;
         }
     }
 
-    /// Adds datagrams `start .. start + count` as one message. The arrays have their full capacity from the start and a
+    /// Adds a run of datagrams, and behind it a small one, as one message. The arrays have their full capacity from the start and a
     /// batch is bounded, so nothing moves and pointers into them hold until the next `build`.
-    fn add_message(&mut self, batch: &Batch, start: usize, count: usize, octet: Option<u8>) {
-        let slots = &batch.slots()[start..start + count];
+    fn add_message(&mut self, batch: &Batch, (slots, small): (&[Slot], &[Slot]), octet: Option<u8>) {
+        let count = slots.len() + small.len();
         let first_piece = self.pieces.len();
-        for slot in slots {
+        for slot in slots.iter().chain(small) {
             let (head, payload) = batch.parts(slot);
             for part in [head, payload] {
                 if !part.is_empty() {
@@ -303,6 +304,27 @@ fn add_piece(pieces: &mut Vec<libc::iovec>, first: usize, part: &[u8]) {
 /// Whether a refusal is about the source: its address is gone from the host.
 fn names_source(batch: &Batch, datagram: usize, errno: i32) -> bool {
     errno == libc::EINVAL && batch.slots()[datagram].to.source().is_some()
+}
+
+/// What the message that begins at `start` holds: how many datagrams, and whether the first of them is a small one that goes behind the
+/// others. An acknowledgement precedes the data of its turn, and crossing the layers and devices alone it would cost them as much as all
+/// of that. It waits for a full message only: where the rate is so low that messages are smaller, peers wait for what they acknowledge.
+fn message_at(batch: &Batch, start: usize) -> (usize, bool) {
+    let alone = run_length(batch, start);
+    let slots = &batch.slots()[start..];
+    let (small, Some(first)) = (&slots[0], slots.get(1)) else { return (alone, false) };
+    let is_small = small.bytes() > 0 && small.bytes() < first.bytes();
+    if alone > 1 || !is_small || small.to != first.to || small.octet != first.octet {
+        return (alone, false);
+    }
+    let run = run_length(batch, start + 1);
+    let bytes = run * first.bytes();
+    let is_whole = slots[run].bytes() == first.bytes();
+    let fits = run < SEGMENTS_MAX && bytes + small.bytes() <= DATAGRAM_BYTES_MAX;
+    match run > 1 && is_whole && fits && bytes > DATAGRAM_BYTES_MAX / 2 {
+        true => (run + 1, true),
+        false => (alone, false),
+    }
 }
 
 /// Number of datagrams from `start` on that one message can hold: one peer, one traffic class, one size, a shorter one
@@ -464,6 +486,33 @@ impl Ancillary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_acknowledgement_goes_behind_the_full_message_that_follows_it_to_the_same_peer() {
+        let payload = [7; 1_384];
+        let (to, other) = ((RawAddress::EMPTY, 0), (RawAddress::EMPTY, 4));
+        let batch_of = |ack: (RawAddress, u8), data: usize| {
+            let mut batch = Batch::new();
+            // SAFETY: `payload` outlives the batch's last use.
+            unsafe {
+                batch.push(ack, &[1; 90], &[]);
+                (0..data).for_each(|_| batch.push(to, &[2; 24], &payload));
+            }
+            batch
+        };
+        let mut arrays = SendArrays::new(&[]);
+        let mut built = |batch: &Batch, gso: bool| {
+            arrays.build(batch, 0, gso, None);
+            let first = arrays.pieces.first().map(|piece| piece.iov_len);
+            (arrays.counts.clone(), first, arrays.pieces.last().map(|piece| piece.iov_len))
+        };
+        assert_eq!(built(&batch_of(to, 45), true), (vec![46], Some(24), Some(90)), "behind 45");
+        assert_eq!(built(&batch_of(to, 50), true), (vec![47, 4], Some(24), Some(1_384)), "behind 46 of 50");
+        assert_eq!(built(&batch_of(to, 12), true), (vec![1, 12], Some(90), Some(1_384)), "no full message");
+        assert_eq!(built(&batch_of(other, 45), true), (vec![1, 45], Some(90), Some(1_384)), "another class");
+        assert_eq!(built(&batch_of(to, 0), true), (vec![1], Some(90), Some(90)));
+        assert_eq!(built(&batch_of(to, 45), false).0.len(), 46, "without segmentation");
+    }
 
     #[test]
     fn a_message_of_sealed_datagrams_is_one_piece_and_of_plain_ones_two_for_each() {
