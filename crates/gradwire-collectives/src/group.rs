@@ -74,6 +74,10 @@ pub trait TransmitSink {
     fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
         self.push(peer, mark, head, &[]);
     }
+    /// As `push`, an acknowledgement that may leave behind data for `peer` that is pushed next.
+    fn push_patient(&mut self, peer: u32, mark: Mark, head: &[u8]) {
+        self.push(peer, mark, head, &[]);
+    }
 }
 
 /// What a group reports.

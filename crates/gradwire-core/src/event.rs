@@ -97,6 +97,9 @@ pub struct Transmit {
     pub mark: Mark,
     /// It asks whether another way than the one in use could carry its path; see [`crate::Connection::try_path`].
     pub is_trial: bool,
+    /// An acknowledgement that may leave behind the data of the same moment: at its path's rate a full message takes no longer than
+    /// acknowledgements may be held back.
+    pub may_follow: bool,
     /// Prefix of opening data packets.
     pub opening: Option<Opening>,
     /// What follows.

@@ -11,7 +11,7 @@ pub const MESSAGE_BYTES_MAX: usize = 65_507;
 /// Most datagrams of a message that every kernel with segmentation offload takes (`UDP_MAX_SEGMENTS`).
 pub const MESSAGE_DATAGRAMS_MAX: usize = 64;
 
-/// Data packets with so many bytes of payload that a message holds, sealed or not; at least one.
+/// Data packets with so many bytes of payload that a message holds, sealed or not, unless they carry openings; at least one.
 #[must_use]
 pub const fn message_packets(payload_bytes: usize) -> usize {
     let fit = MESSAGE_BYTES_MAX / payload_bytes.saturating_add(HEADER_BYTES + TAG_BYTES);

@@ -512,6 +512,15 @@ impl TransmitSink for Sink<'_> {
         }
     }
 
+    fn push_patient(&mut self, peer: u32, mark: Mark, head: &[u8]) {
+        let path = usize::from(head[HEADER_PATH]);
+        let waiting = self.sockets.waiting(path);
+        self.push(peer, mark, head, &[]);
+        if self.sockets.waiting(path) == waiting + 1 {
+            self.sockets.let_last_follow(path);
+        }
+    }
+
     fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
         let Some(ways) = &self.peers[peer as usize].ways else { return };
         let end = ways.trial_end(usize::from(head[HEADER_PATH]));

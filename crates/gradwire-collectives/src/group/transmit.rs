@@ -3,8 +3,8 @@
 use super::{drive, Group, TransmitSink};
 use crate::ops::Ops;
 use crate::peer::Peer;
-use gradwire_core::wire::{Writer, HEADER_BYTES, OPENING_BYTES};
-use gradwire_core::{message_packets, Body, Flags, Timestamp, Transmit, MESSAGE_DATAGRAMS_MAX};
+use gradwire_core::wire::{Writer, HEADER_BYTES, OPENING_BYTES, TAG_BYTES};
+use gradwire_core::{Body, Flags, Timestamp, Transmit, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 
 impl Group {
     /// Gives datagrams to the sink until it is full or no connection may send. Peers take turns, so that a fast
@@ -30,12 +30,12 @@ impl Group {
         self.peers.end_turns(now);
     }
 
-    /// One turn of one peer: as much data as one kernel message holds, and the control packets before it. Whether anything was sent.
+    /// One turn of one peer: as much data as one kernel message holds, behind its control packets. Whether anything was sent.
     fn burst(&mut self, now: Timestamp, slot: usize, sink: &mut dyn TransmitSink) -> bool {
         let Self { peers, ops, scratch, .. } = self;
-        let (mut sent, mut left) = (false, None);
+        let (mut sent, mut left) = (false, MESSAGE_BYTES_MAX);
         for _ in 0..MESSAGE_DATAGRAMS_MAX {
-            if !sink.has_room() || left == Some(0) {
+            if !sink.has_room() {
                 break;
             }
             let (head, body) = scratch.split_at_mut(HEADER_BYTES);
@@ -46,14 +46,21 @@ impl Group {
                     // All of it is head: the sink copies that, and the next control packet uses the scratch again.
                     head.copy_from_slice(&transmit.header.encode());
                     let datagram = &scratch[..HEADER_BYTES + bytes];
-                    match transmit.is_trial {
-                        true => sink.push_trial(peer.rank, transmit.mark, datagram),
-                        false => sink.push(peer.rank, transmit.mark, datagram, &[]),
+                    match transmit {
+                        Transmit { is_trial: true, mark, .. } => sink.push_trial(peer.rank, mark, datagram),
+                        Transmit { may_follow: true, mark, .. } => {
+                            sink.push_patient(peer.rank, mark, datagram)
+                        }
+                        Transmit { mark, .. } => sink.push(peer.rank, mark, datagram, &[]),
                     }
                 }
                 Body::Payload { offset, bytes } => {
-                    left = Some(left.unwrap_or_else(|| message_packets(bytes)) - 1);
                     push_payload(peer, ops, transmit, offset as usize, bytes, sink);
+                    let each = HEADER_BYTES + bytes + TAG_BYTES;
+                    left = left.saturating_sub(each);
+                    if left < each {
+                        return true;
+                    }
                 }
             }
             sent = true;

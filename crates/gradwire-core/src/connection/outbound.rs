@@ -1,6 +1,7 @@
 //! The way out: what leaves next.
 //!
-//! Control goes first and is not paced: it is small, bounded and idempotent. Data follows in three queues, as in LTP
+//! Control goes first and is not paced: it is small, bounded and idempotent (where rates are high the driver may put an acknowledgement
+//! behind the data of the same moment, [`Transmit::may_follow`]). Data follows in three queues, as in LTP
 //! section IV-B: critical packets, lost or new; then new ones; then those that may wait until nothing new is left. What
 //! an exact transfer lost goes before what is new, and so does what the receiver of a tolerant one has asked for: its
 //! next stage waits for nothing else, so new data of other transfers would only hold it up.
@@ -8,7 +9,7 @@
 use super::liveness::Due;
 use super::{Connection, Probe};
 use crate::paths::COPY;
-use crate::recovery::SentPacket;
+use crate::recovery::{RateController, SentPacket};
 use crate::transfer::ALL_CHUNKS;
 use crate::{Body, Mark, Reliability, Timestamp, TrafficClass, Transmit};
 use core::time::Duration;
@@ -206,7 +207,8 @@ impl Connection {
         for path in self.paths.describe(others) {
             path.encode(&mut out);
         }
-        Some(control(header, out.finish()?))
+        let may_follow = self.paths.len() == 1 && self.paths.at(0).controller.pacing_rate() >= FOLLOWS_FROM;
+        Some(Transmit { may_follow, ..control(header, out.finish()?) })
     }
 
     fn transmit_status(
@@ -335,6 +337,7 @@ impl Connection {
             header,
             mark,
             is_trial: false,
+            may_follow: false,
             opening,
             body: Body::Payload { offset, bytes: bytes as usize },
         })
@@ -427,6 +430,7 @@ impl Connection {
             header,
             mark,
             is_trial: false,
+            may_follow: false,
             opening,
             body: Body::Payload { offset, bytes: bytes as usize },
         }
@@ -450,8 +454,18 @@ impl Connection {
 
 /// A control packet whose body of `bytes` is in the caller's scratch.
 const fn control(header: Header, bytes: usize) -> Transmit {
-    Transmit { header, mark: Mark::CONTROL, is_trial: false, opening: None, body: Body::Control { bytes } }
+    Transmit {
+        header,
+        mark: Mark::CONTROL,
+        is_trial: false,
+        may_follow: false,
+        opening: None,
+        body: Body::Control { bytes },
+    }
 }
+
+/// At this rate, bytes per second, a message of 64 KB takes the 250 us for which an acknowledgement may be held back by default.
+const FOLLOWS_FROM: u64 = 250_000_000;
 
 /// Bytes of the fixed part of an acknowledgement.
 const ACK_BODY_BYTES: usize = 17;

@@ -10,6 +10,8 @@
 //!   window <= rate * least round trip + buffer / k       pace <= window / least round trip       burst <= buffer / k
 //! ```
 //!
+//! Only where acknowledgements come in lumps may a burst be longer, until something is lost: then packets wait for a thread.
+//!
 //! Over long paths the pace matters as well: a window that was saved up over an idle time and leaves at once fills
 //! the buffer before the link has taken any of it. Where one sender is alone nothing is bounded, and it starts at line rate.
 
@@ -36,7 +38,7 @@ pub(super) struct IncastBound {
     is_measured: bool,
     round: Round,
     lumps: AckAggregation,
-    /// Rounds since one in which something was lost, up to [`CALM_ROUNDS`].
+    /// Rounds since something was lost or the number of senders changed, up to [`CALM_ROUNDS`].
     calm_rounds: u32,
 }
 
@@ -71,6 +73,7 @@ impl IncastBound {
     /// The collective says how many senders share the receiver.
     pub(super) fn on_incast(&mut self, flows: u32, paths: u32) {
         self.share = self.share.among(flows, paths);
+        self.calm_rounds = 0;
     }
 
     /// Data flows again. The idle time is no part of a round trip, and the rate is that of the last packets before it: some
@@ -98,6 +101,9 @@ impl IncastBound {
             self.rtt.insert(sample.now, rtt);
             self.round.rtt = Some(self.round.rtt.map_or(rtt, |least| least.min(rtt)));
         }
+        if sample.lost_bytes > 0 {
+            self.calm_rounds = 0;
+        }
         self.round.losses.acked += sample.acked_bytes;
         self.round.losses.lost += sample.lost_bytes;
         self.round.app_limited |= sample.app_limited;
@@ -118,7 +124,10 @@ impl IncastBound {
     fn end_round(&mut self, now: Timestamp) {
         let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
         self.lumps.next_round();
-        self.calm_rounds = if round.losses.lost > 0 { 0 } else { (self.calm_rounds + 1).min(CALM_ROUNDS) };
+        // A round of a packet or two says nothing of what a buffer holds.
+        if round.losses.acked > self.share.burst_bytes() {
+            self.calm_rounds = (self.calm_rounds + 1).min(CALM_ROUNDS);
+        }
         self.previous_rtt = round.rtt;
         // The average: the largest sample is that of a burst.
         let average = rate_of(round.losses.acked, now.since(round.since)).unwrap_or(u64::MAX);
@@ -322,10 +331,9 @@ mod tests {
             (12 * PACKET..=25 * PACKET).contains(&lumpy),
             "{lumpy}: a quarter of 100 packets, or of a round trip"
         );
-        round(PACKET);
-        assert_eq!(round(0), 5 * PACKET, "a buffer has shown its end");
-        for _ in 0..CALM_ROUNDS {
-            round(0);
+        assert_eq!(round(PACKET), 5 * PACKET, "a buffer has shown its end");
+        for calm in 1..16 {
+            assert_eq!(round(0), 5 * PACKET, "{calm} rounds");
         }
         assert!(round(0) > 5 * PACKET, "and nothing more was lost");
     }

@@ -16,7 +16,7 @@ use core::time::Duration;
 /// Token bucket.
 ///
 /// ```text
-///   OPEN --credit used up--> WAITING --credit for a whole burst--> OPEN
+///   OPEN --credit used up, or a large burst gone and none left for another--> WAITING --credit for a whole burst--> OPEN
 /// ```
 ///
 /// A sender whose thread was not run for a while would lose that time for good, and the rate controller would take what it
@@ -172,10 +172,24 @@ mod tests {
     /// Sends packets of `packet` bytes as fast as the pacer lets them go for `time`, waking up exactly when it
     /// says plus `late`; returns bytes sent and wake-ups.
     fn sent_in(rate: u64, packet: u64, time: Duration, late: Duration) -> (u64, u64) {
+        let (sent, wakes) = sent_by(Pacer::new, (rate, packet), time, late);
+        let whole = |now| Pacer::new(now).in_whole_bursts(packet);
+        let (in_whole_bursts, _) = sent_by(whole, (rate, packet), time, late);
+        let slack = 2 * burst_in_tests(rate, packet).max(bytes_in(rate, late));
+        assert!(sent.abs_diff(in_whole_bursts) <= slack, "{sent} and {in_whole_bursts} bytes");
+        (sent, wakes)
+    }
+
+    fn sent_by(
+        pacer: impl Fn(Timestamp) -> Pacer,
+        (rate, packet): (u64, u64),
+        time: Duration,
+        late: Duration,
+    ) -> (u64, u64) {
         let burst = burst_in_tests(rate, packet);
         let (mut now, mut sent, mut wakes) = (Timestamp::from_nanos(12_345), 0, 0);
         let end = now + time;
-        let mut pacer = Pacer::new(now);
+        let mut pacer = pacer(now);
         while now < end {
             wakes += 1;
             while pacer.allows(now, rate, burst) {

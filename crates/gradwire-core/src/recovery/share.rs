@@ -50,7 +50,7 @@ impl Share {
         self.flows
     }
 
-    /// What may leave at once: in the worst case all senders do at the same moment.
+    /// What may leave at once where packets wait at a port: in the worst case all senders do at the same moment.
     pub(super) fn burst_bytes(&self) -> u64 {
         self.packet_bytes * (QUEUE_PACKETS / self.flows).max(2)
     }

@@ -27,6 +27,10 @@ pub(crate) struct Slot {
     pub(crate) to: RawAddress,
     /// Traffic class octet.
     pub(crate) octet: u8,
+    /// It may leave behind datagrams to the same destination that follow it.
+    pub(crate) may_follow: bool,
+    /// Head only: of no transfer's data.
+    is_control: bool,
     head_start: u32,
     head_bytes: u32,
     payload: *const u8,
@@ -49,8 +53,8 @@ pub(crate) struct Batch {
     bytes: usize,
     /// Of its largest datagram.
     datagram_bytes: usize,
-    /// Of all datagrams as large as that.
-    large_bytes: usize,
+    /// Of all data.
+    data_bytes: usize,
     /// With so many of those it is full.
     bytes_max: usize,
 }
@@ -64,27 +68,34 @@ impl Batch {
             kept: Vec::with_capacity(BATCH_BYTES),
             bytes: 0,
             datagram_bytes: 0,
-            large_bytes: 0,
+            data_bytes: 0,
             bytes_max: bytes_max(1),
         }
     }
 
     /// Whether a datagram of any size fits. A batch ends where its last message is full: the kernel's layers and devices take as
-    /// long for a message of three datagrams as for one of 45. Acknowledgements between them do not count.
+    /// long for a message of three datagrams as for one of 45. Control packets between them do not count.
     pub(crate) fn has_room(&self) -> bool {
         self.slots.len() < DATAGRAMS_MAX
-            && self.large_bytes + self.datagram_bytes <= self.bytes_max
+            && self.data_bytes + self.datagram_bytes <= self.bytes_max
             && self.bytes + DATAGRAM_BYTES_MAX <= BATCH_BYTES
     }
 
-    fn count(&mut self, bytes: usize) {
+    fn count(&mut self, bytes: usize, is_control: bool) {
         self.bytes += bytes;
+        if is_control {
+            return;
+        }
+        self.data_bytes += bytes;
         if bytes > self.datagram_bytes {
             (self.datagram_bytes, self.bytes_max) = (bytes, bytes_max(bytes));
-            self.large_bytes = 0;
         }
-        if bytes == self.datagram_bytes {
-            self.large_bytes += bytes;
+    }
+
+    /// The last datagram may leave behind those to its destination that follow.
+    pub(crate) fn let_last_follow(&mut self) {
+        if let Some(slot) = self.slots.last_mut() {
+            slot.may_follow = true;
         }
     }
 
@@ -113,10 +124,13 @@ impl Batch {
         // Room was checked against BATCH_BYTES, so this never reallocates and 32 bits hold every position.
         let head_start = self.heads.len() as u32;
         self.heads.extend_from_slice(head);
-        self.count(head.len() + payload.len());
+        let is_control = payload.is_empty();
+        self.count(head.len() + payload.len(), is_control);
         self.slots.push(Slot {
             to,
             octet,
+            may_follow: false,
+            is_control,
             head_start,
             head_bytes: head.len() as u32,
             payload: payload.as_ptr(),
@@ -145,10 +159,21 @@ impl Batch {
         if !seal(&mut self.heads[start..]) {
             return self.heads.truncate(start);
         }
-        self.count(bytes);
+        let is_control = payload.is_empty();
+        self.count(bytes, is_control);
         let payload = NonNull::dangling().as_ptr();
         let (head_start, head_bytes) = (start as u32, bytes as u32);
-        self.slots.push(Slot { to, octet, head_start, head_bytes, payload, payload_bytes: 0 });
+        let slot = Slot {
+            to,
+            octet,
+            may_follow: false,
+            is_control,
+            head_start,
+            head_bytes,
+            payload,
+            payload_bytes: 0,
+        };
+        self.slots.push(slot);
     }
 
     /// Head and payload of a datagram of this batch.
@@ -166,7 +191,7 @@ impl Batch {
         self.slots.clear();
         self.heads.clear();
         self.kept.clear();
-        (self.bytes, self.datagram_bytes, self.large_bytes, self.bytes_max) = (0, 0, 0, bytes_max(1));
+        (self.bytes, self.datagram_bytes, self.data_bytes, self.bytes_max) = (0, 0, 0, bytes_max(1));
     }
 
     /// The first `sent` datagrams were handed over, the rest waits: its payload is copied, so that the tensors are free.
@@ -177,10 +202,10 @@ impl Batch {
         let already_kept = !self.kept.is_empty();
         self.slots.drain(..sent);
         self.bytes = 0;
-        self.large_bytes = 0;
+        self.data_bytes = 0;
         for slot in &self.slots {
             self.bytes += slot.bytes();
-            self.large_bytes += if slot.bytes() == self.datagram_bytes { slot.bytes() } else { 0 };
+            self.data_bytes += if slot.is_control { 0 } else { slot.bytes() };
         }
         if already_kept {
             return;
@@ -277,12 +302,10 @@ mod tests {
             unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 24], payload) };
         }
         assert_eq!(data, MESSAGES * 46, "46 of 1408 bytes, whatever lies between");
-        batch.keep_from(100);
-        assert!(batch.has_room(), "what was handed over made room");
         let mut small = Batch::new();
         small.push_sealed((RawAddress::EMPTY, 0), &[0; 24], &[0; 1_384], &mut |_| true);
         while small.has_room() {
-            small.push_sealed((RawAddress::EMPTY, 0), &[0; 24], &[0; 1_000], &mut |_| true);
+            small.push_sealed((RawAddress::EMPTY, 0), &[0; 1_000], &[], &mut |_| true);
         }
         assert!(small.slots().len() > 300, "as much as the memory holds");
         assert_eq!(small.heads.capacity(), BATCH_BYTES);

@@ -1,7 +1,7 @@
 //! The fast path: segmentation offload (one system call, up to 64 datagrams, straight from the tensors), receive
 //! offload (one buffer holds many datagrams), and batched calls.
 //!
-//! A run of datagrams to one peer of equal size (the last may be shorter) is one kernel message; several messages go
+//! A run of datagrams to one peer of equal size (the last may be shorter, and be an acknowledgement that preceded them) is one kernel message; several messages go
 //! out in one `sendmmsg`. All arrays are allocated once; pointers into them are written anew before each call.
 
 use super::batch::{Slot, DATAGRAMS_MAX, SEGMENTS_MAX};
@@ -306,15 +306,18 @@ fn names_source(batch: &Batch, datagram: usize, errno: i32) -> bool {
     errno == libc::EINVAL && batch.slots()[datagram].to.source().is_some()
 }
 
-/// What the message that begins at `start` holds: how many datagrams, and whether the first of them is a small one that goes behind the
-/// others. An acknowledgement precedes the data of its turn, and crossing the layers and devices alone it would cost them as much as all
-/// of that. It waits for a full message only: where the rate is so low that messages are smaller, peers wait for what they acknowledge.
+/// What the message that begins at `start` holds: how many datagrams, and whether the first of them is a small one that may go behind the
+/// others and does: crossing the layers and devices alone an acknowledgement costs them as much as the data of its turn.
 fn message_at(batch: &Batch, start: usize) -> (usize, bool) {
     let alone = run_length(batch, start);
     let slots = &batch.slots()[start..];
     let (small, Some(first)) = (&slots[0], slots.get(1)) else { return (alone, false) };
-    let is_small = small.bytes() > 0 && small.bytes() < first.bytes();
-    if alone > 1 || !is_small || small.to != first.to || small.octet != first.octet {
+    if alone > 1
+        || !small.may_follow
+        || small.bytes() >= first.bytes()
+        || small.to != first.to
+        || small.octet != first.octet
+    {
         return (alone, false);
     }
     let run = run_length(batch, start + 1);
@@ -491,11 +494,14 @@ mod tests {
     fn an_acknowledgement_goes_behind_the_full_message_that_follows_it_to_the_same_peer() {
         let payload = [7; 1_384];
         let (to, other) = ((RawAddress::EMPTY, 0), (RawAddress::EMPTY, 4));
-        let batch_of = |ack: (RawAddress, u8), data: usize| {
+        let batch_of = |ack: (RawAddress, u8), data: usize, may_follow: bool| {
             let mut batch = Batch::new();
             // SAFETY: `payload` outlives the batch's last use.
             unsafe {
                 batch.push(ack, &[1; 90], &[]);
+                if may_follow {
+                    batch.let_last_follow();
+                }
                 (0..data).for_each(|_| batch.push(to, &[2; 24], &payload));
             }
             batch
@@ -506,12 +512,29 @@ mod tests {
             let first = arrays.pieces.first().map(|piece| piece.iov_len);
             (arrays.counts.clone(), first, arrays.pieces.last().map(|piece| piece.iov_len))
         };
-        assert_eq!(built(&batch_of(to, 45), true), (vec![46], Some(24), Some(90)), "behind 45");
-        assert_eq!(built(&batch_of(to, 50), true), (vec![47, 4], Some(24), Some(1_384)), "behind 46 of 50");
-        assert_eq!(built(&batch_of(to, 12), true), (vec![1, 12], Some(90), Some(1_384)), "no full message");
-        assert_eq!(built(&batch_of(other, 45), true), (vec![1, 45], Some(90), Some(1_384)), "another class");
-        assert_eq!(built(&batch_of(to, 0), true), (vec![1], Some(90), Some(90)));
-        assert_eq!(built(&batch_of(to, 45), false).0.len(), 46, "without segmentation");
+        assert_eq!(built(&batch_of(to, 45, true), true), (vec![46], Some(24), Some(90)), "behind 45");
+        assert_eq!(
+            built(&batch_of(to, 50, true), true),
+            (vec![47, 4], Some(24), Some(1_384)),
+            "behind 46 of 50"
+        );
+        assert_eq!(
+            built(&batch_of(to, 12, true), true),
+            (vec![1, 12], Some(90), Some(1_384)),
+            "no full message"
+        );
+        assert_eq!(
+            built(&batch_of(other, 45, true), true),
+            (vec![1, 45], Some(90), Some(1_384)),
+            "another class"
+        );
+        assert_eq!(
+            built(&batch_of(to, 45, false), true).0,
+            [1, 45],
+            "what may not follow, such as the end of a transfer"
+        );
+        assert_eq!(built(&batch_of(to, 0, true), true), (vec![1], Some(90), Some(90)));
+        assert_eq!(built(&batch_of(to, 45, true), false).0.len(), 46, "without segmentation");
     }
 
     #[test]

@@ -106,6 +106,18 @@ impl PathSockets {
         self.paths[path].batch.push_sealed(to, head, payload, seal);
     }
 
+    /// Datagrams that wait for a path.
+    pub(crate) fn waiting(&self, path: usize) -> usize {
+        self.paths.get(path).map_or(0, |path| path.batch.slots().len())
+    }
+
+    /// The last datagram of a path may leave behind those that follow.
+    pub(crate) fn let_last_follow(&mut self, path: usize) {
+        if let Some(path) = self.paths.get_mut(path) {
+            path.batch.let_last_follow();
+        }
+    }
+
     /// Hands over everything; afterwards no batch holds a pointer into a tensor.
     pub(crate) fn send(&mut self, stats: &mut EngineStats) {
         for path in self.paths.iter_mut().filter(|path| !path.batch.is_empty()) {

@@ -284,7 +284,7 @@ const CONTRIBUTION: u32 = 0;
 /// Index of the transfers that send results back, where each shard is reduced in one place.
 const RESULT: u32 = 1;
 /// What a group gives the NIC for one peer before the next has its turn.
-const BURST_DATAGRAMS: u64 = 40;
+const BURST_DATAGRAMS: u64 = gradwire_core::MESSAGE_DATAGRAMS_MAX as u64;
 
 /// The path that a datagram takes, from its header.
 fn path_of(datagram: &[u8]) -> usize {
