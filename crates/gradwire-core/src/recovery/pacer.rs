@@ -56,7 +56,7 @@ impl Pacer {
         }
     }
 
-    /// Of a connection's only path, with packets of so many bytes. A burst of half a message or more leaves whole, and what is left of the
+    /// Of a connection's only path, with packets of so many bytes. A burst of a full message leaves whole, and what is left of the
     /// credit waits until it is enough for the next one: a message of a few packets costs as much as a full one. Of several paths it
     /// is not asked: their packets would overtake each other otherwise than they were seen to.
     #[must_use]
@@ -111,7 +111,7 @@ impl Pacer {
         let credit = self.credit.unwrap_or(0).saturating_sub(scaled(bytes));
         self.credit = Some(credit);
         self.sent += bytes;
-        let is_whole = burst >= self.message / 2 && self.sent >= burst;
+        let is_whole = burst >= self.message && self.sent >= burst;
         self.waiting |= credit <= 0 || is_whole && credit < scaled(burst);
         if is_whole || self.waiting {
             self.sent = 0;
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn large_bursts_leave_whole_and_what_is_left_of_the_credit_is_kept() {
-        let (rate, burst) = (1_000_000_000, 40_000);
+        let (rate, burst) = (1_000_000_000, 62_000);
         let mut pacer = Pacer::new(Timestamp::ZERO).in_whole_bursts(1_000);
         let mut at_once = |micros: u64| {
             let mut sent = 0;
@@ -333,9 +333,9 @@ mod tests {
             sent
         };
         assert_eq!(at_once(0), burst);
-        assert_eq!(at_once(60), burst, "credit for half of another is no message");
-        assert_eq!(at_once(79), 0);
-        assert_eq!(at_once(80), burst, "and is not lost");
+        assert_eq!(at_once(93), burst, "credit for half of another is no message");
+        assert_eq!(at_once(123), 0);
+        assert_eq!(at_once(124), burst, "and is not lost");
     }
 
     #[test]
