@@ -16,7 +16,7 @@ use core::time::Duration;
 /// Token bucket.
 ///
 /// ```text
-///   OPEN --credit used up, or a large burst gone and none left for another--> WAITING --credit for a whole burst--> OPEN
+///   OPEN --credit used up, or a full message gone and too little for another--> WAITING --credit for a whole burst--> OPEN
 /// ```
 ///
 /// A sender whose thread was not run for a while would lose that time for good, and the rate controller would take what it
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn large_bursts_leave_whole_and_what_is_left_of_the_credit_is_kept() {
+    fn full_messages_leave_whole_and_what_is_left_of_the_credit_is_kept() {
         let (rate, burst) = (1_000_000_000, 62_000);
         let mut pacer = Pacer::new(Timestamp::ZERO).in_whole_bursts(1_000);
         let mut at_once = |micros: u64| {
