@@ -170,7 +170,8 @@ class Ground:
     def _build_bridge(self) -> None:
         assert self._namespaces is not None
         mtu = self.plan.mtu_bytes
-        iproute.ip("link set lo up", "link add switch type bridge", f"link set switch up mtu {mtu}")
+        iproute.add_bridge("switch", mtu)
+        iproute.ip("link set lo up")
         for host in range(self.hosts):
             namespace = self._namespaces.path(self._namespaces.add())
             iproute.ip(

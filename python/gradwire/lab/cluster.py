@@ -143,7 +143,8 @@ class Cluster:
             return NetemLoss([f"port{host}" for host in range(self.hosts)], self._emulation())
 
     def _build(self) -> None:
-        iproute.ip("link add switch type bridge", f"link set switch up mtu {MTU_BYTES}", "link set lo up")
+        iproute.add_bridge("switch", MTU_BYTES)
+        iproute.ip("link set lo up")
         for host in range(self.hosts):
             self._add_host(host, "master switch up")
             self._shape(f"port{host}", self.link.buffer_bytes)

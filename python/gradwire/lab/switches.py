@@ -98,7 +98,7 @@ class BridgeSwitch(Switch):
         """Adds the bridge, its ports, and for each port the link address behind it: frames never go to other ports too."""
         self._name, self._ports, self._losses = name, list(macs), losses
         self._cut: set[str] = set()
-        iproute.ip(f"link add {name} type bridge mcast_snooping 0", f"link set {name} up mtu {mtu_bytes}")
+        iproute.add_bridge(name, mtu_bytes, "mcast_snooping 0")
         iproute.ip(*(f"link set {port} master {name}" for port in macs))
         iproute.bridge(*(f"fdb add {mac} dev {port} master static" for port, mac in macs.items()))
 
