@@ -306,6 +306,10 @@ impl TransmitSink for Link<'_> {
         self.room > 0
     }
 
+    fn room_for(&self, _peer: u32, _bytes: usize, most: usize) -> usize {
+        most.min(self.room)
+    }
+
     fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         assert!(head.len() + payload.len() <= DATAGRAM_BYTES);
         self.room -= 1;

@@ -26,7 +26,7 @@ use gradwire_core::recovery::Turn;
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
     Attempt, ConnectionConfig, ConnectionStats, Datagrams, Mark, PathId, PathStats, ReceivedMark, Timeout,
-    TimeoutReason, Timestamp,
+    TimeoutReason, Timestamp, TransmitRun,
 };
 use serving::Serving;
 use std::collections::VecDeque;
@@ -61,8 +61,8 @@ pub struct GroupConfig {
     pub servers: Servers,
 }
 
-/// Where datagrams go. Called by [`Group::poll_transmit`] for one datagram at a time; consecutive calls for one peer
-/// form a batch that the engine hands to the kernel at once.
+/// Where datagrams go. Called by [`Group::poll_transmit`] for one datagram at a time, or a run of data; consecutive calls for one
+/// peer form a batch that the engine hands to the kernel at once.
 pub trait TransmitSink {
     /// Whether another datagram fits.
     fn has_room(&self) -> bool;
@@ -70,6 +70,16 @@ pub trait TransmitSink {
     /// tensor and must be copied or sent before the group is called again. `head.len() + payload.len()` is at most
     /// the datagram size.
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]);
+    /// How many datagrams of `bytes` bytes for `peer` fit, `most` at most.
+    fn room_for(&self, _peer: u32, _bytes: usize, most: usize) -> usize {
+        most.min(usize::from(self.has_room()))
+    }
+    /// As `push` for each packet of a run of data, with its part of `payload`: `run.count` times `run.bytes` bytes. `weight` is set.
+    fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
+        for (place, part) in payload.chunks(run.bytes).enumerate() {
+            self.push(peer, run.mark, &run.header_of(place).encode(), part);
+        }
+    }
     /// As `push`, a question that takes another way than the one in use ([`Group::try_path`]), if there is one.
     fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
         self.push(peer, mark, head, &[]);

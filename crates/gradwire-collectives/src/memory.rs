@@ -329,6 +329,13 @@ impl Memory {
         self.counts.get(chunk).copied().unwrap_or(1)
     }
 
+    /// The same, and how many chunks from this one on, `most` at most, have as many.
+    pub(crate) fn count_alike(&self, chunk: usize, most: usize) -> (u16, usize) {
+        let count = self.count(chunk);
+        let differs = |behind: &usize| self.count(chunk + behind) != count;
+        (count, (1..most).find(differs).unwrap_or(most))
+    }
+
     /// What a mean of a chunk divides by. Where its owner pays for those who are missing, it does so for less than half of the ranks:
     /// for more, what it owes would grow from step to step.
     fn divisor(&self, chunk: usize) -> u16 {

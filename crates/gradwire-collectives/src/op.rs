@@ -36,9 +36,9 @@ const FETCHED_MAX: usize = 4 << 10;
 
 /// What is used soon after `bytes` at `start`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
 /// them, and a processor guesses neither what the next system call reads nor what is written next.
-fn soon(start: usize, bytes: usize) -> Range<usize> {
-    let start = start + bytes.max(FETCHED_AHEAD);
-    start..if bytes <= FETCHED_MAX { start + bytes } else { start }
+fn soon(start: usize, bytes: usize, packet_bytes: usize) -> Range<usize> {
+    let start = start + packet_bytes.max(FETCHED_AHEAD);
+    start..if packet_bytes <= FETCHED_MAX { start + bytes } else { start }
 }
 
 /// A collective in flight.
@@ -409,34 +409,39 @@ impl Op {
     fn fetch_behind(&self, target: Target, offset: usize, bytes: usize) {
         match target {
             Target::Place(at) | Target::Result { at, .. } | Target::Sum { at } => {
-                self.memory.fetch(soon(at + offset, bytes));
+                self.memory.fetch(soon(at + offset, bytes, bytes));
             }
-            Target::Add { at, .. } => self.memory.fetch_sum(soon(at + offset, bytes)),
+            Target::Add { at, .. } => self.memory.fetch_sum(soon(at + offset, bytes, bytes)),
             Target::Settings => {}
         }
     }
 
-    /// Bytes `part` of a transfer to `to` that leave (`again`: not for the first time), straight from the tensor, and the ranks in them.
+    /// Bytes `part` of a transfer to `to` that leave (`again`: not for the first time), straight from the tensor, and the ranks in them. Of
+    /// several packets, which begin where a chunk does, those before the first that has other ranks in it: at least one.
     pub(crate) fn payload(
         &mut self,
         to: u32,
         transfer: TransferId,
-        part: Range<usize>,
+        mut part: Range<usize>,
         again: bool,
     ) -> Option<(&[u8], u16)> {
         let index = self.index(transfer);
         let send = self.sends.at(to, index).filter(|send| send.is_open)?;
         let (side, start, copy, weights) = (send.side, send.range.start, send.copy, send.weights);
+        let packets = part.len().div_ceil(self.chunk_bytes);
+        let (weight, alike) = weights.map_or((1, packets), |first| {
+            self.memory.count_alike(first + part.start / self.chunk_bytes, packets)
+        });
+        part.end = part.end.min(part.start + alike * self.chunk_bytes);
         self.report.bytes_retransmitted += if again { part.len() as u64 } else { 0 };
         // What is copied was counted then: it may leave when the report is out.
         self.report.bytes_sent += if again || copy.is_none() { part.len() as u64 } else { 0 };
-        let weight = weights.map_or(1, |first| self.memory.count(first + part.start / self.chunk_bytes));
         let bytes = match copy {
             Some(at) => self.staging.get(at + part.start..at + part.end),
             None if side == Side::Settings => self.settings.get(part),
             None => {
                 let view = self.memory.view(side);
-                view.fetch(soon(start + part.start, part.len()));
+                view.fetch(soon(start + part.start, part.len(), part.len().min(self.chunk_bytes)));
                 view.as_slice().get(start + part.start..start + part.end)
             }
         };

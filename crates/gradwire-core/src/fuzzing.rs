@@ -359,13 +359,21 @@ impl World {
             assert!(count < BURST_MAX, "packets without end");
             let side = &mut self.sides[at];
             let Some(transmit) = side.connection.poll_transmit(self.now, &mut scratch) else { return };
-            let datagram = assemble(&transmit, &scratch, &side.sends);
-            assert!(datagram.len() <= DATAGRAM_BYTES);
-            let link = &mut self.sides[1 - at].link;
-            link.push_back(datagram);
-            if link.len() > LINK_MAX {
-                link.pop_front();
+            self.put_on_link(at, &transmit, &scratch);
+            // What leaves with it at once, some of it or all.
+            while let Some(run) = self.sides[at].connection.poll_transmit_run(self.now, 1 + count % 7) {
+                (0..run.count).for_each(|place| self.put_on_link(at, &run.packet(place), &scratch));
             }
+        }
+    }
+
+    fn put_on_link(&mut self, at: usize, transmit: &Transmit, scratch: &[u8]) {
+        let datagram = assemble(transmit, scratch, &self.sides[at].sends);
+        assert!(datagram.len() <= DATAGRAM_BYTES);
+        let link = &mut self.sides[1 - at].link;
+        link.push_back(datagram);
+        if link.len() > LINK_MAX {
+            link.pop_front();
         }
     }
 }

@@ -36,7 +36,7 @@ mod transfer;
 mod transit;
 
 pub use config::{ConnectionConfig, CHUNKS_MAX};
-pub use connection::{Attempt, Connection};
+pub use connection::{Attempt, Connection, TransmitRun};
 pub use contract::{CloseReason, Contract, Early, Progress, Soft, Verdict};
 pub use datagrams::{Datagrams, Payloads};
 pub use error::{DropReason, TransferError};

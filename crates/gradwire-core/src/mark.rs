@@ -124,11 +124,13 @@ pub struct TagStats {
 }
 
 impl TagStats {
-    pub(crate) fn on_sent(&mut self, class: u8, is_important: bool) {
+    /// So many packets alike have left.
+    pub(crate) fn on_sent(&mut self, class: u8, is_important: bool, packets: u32) {
+        let packets = u64::from(packets);
         if let Some(count) = self.sent.get_mut(usize::from(class)) {
-            *count += 1;
+            *count += packets;
         }
-        self.important_sent += u64::from(is_important);
+        self.important_sent += packets * u64::from(is_important);
     }
 
     /// So many packets alike have come.

@@ -2,7 +2,7 @@
 
 use crate::arrivals::Arrivals;
 use crate::recovery::{
-    AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, WayBack,
+    AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, SentPacket, WayBack,
 };
 use crate::time::ROUND_TRIP_MAX_US;
 use crate::{ConnectionConfig, RoundTrips, Timestamp};
@@ -119,17 +119,25 @@ impl Path {
     /// would bring an acknowledgement later may be lost.
     pub(crate) fn wants_ack(&mut self, bytes: u32) -> bool {
         self.unasked_bytes += u64::from(bytes);
-        let quarter = self.controller.cwnd() / ACKS_PER_WINDOW;
-        let most = if self.controller.is_flooded() { quarter.min(self.acked_bytes) } else { quarter };
-        let wants = self.unasked_bytes >= most;
+        let wants = self.unasked_bytes >= self.asks_after();
         if wants {
             self.unasked_bytes = 0;
         }
         wants
     }
 
+    /// Bytes after which an acknowledgement is asked for.
+    fn asks_after(&self) -> u64 {
+        let quarter = self.controller.cwnd() / ACKS_PER_WINDOW;
+        if self.controller.is_flooded() {
+            quarter.min(self.acked_bytes)
+        } else {
+            quarter
+        }
+    }
+
     /// A data packet left.
-    pub(crate) fn on_sent(&mut self, now: Timestamp, packet: crate::recovery::SentPacket) {
+    pub(crate) fn on_sent(&mut self, now: Timestamp, packet: SentPacket) {
         if self.ledger.in_flight() == 0 && now.since(self.last_sent_at) > self.rtt.smoothed() {
             self.controller.on_idle_restart(now);
         }
@@ -138,6 +146,23 @@ impl Path {
         self.ledger.on_sent(packet, self.app_limited);
         self.pacer.on_sent(bytes, self.controller.burst());
         self.controller.on_sent(now, bytes, self.ledger.in_flight());
+    }
+
+    /// Packets like `first`, `most` at most, each with the next number and chunk, leave right behind another while the path lets them go and
+    /// wants no acknowledgement of one. How many.
+    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, most: u32) -> u32 {
+        debug_assert_eq!(self.last_sent_at, now, "a run is behind another packet, so nothing was idle");
+        let (bytes, burst, asks_after) = (u64::from(first.bytes), self.controller.burst(), self.asks_after());
+        let (mut packet, mut count) = (first, 0);
+        while count < most && self.unasked_bytes + bytes < asks_after && self.may_send_on(now) {
+            self.unasked_bytes += bytes;
+            self.ledger.on_sent(packet, self.app_limited);
+            self.pacer.on_sent(bytes, burst);
+            self.controller.on_sent(now, bytes, self.ledger.in_flight());
+            (packet.number, packet.chunk) = (packet.number.next(), packet.chunk + 1);
+            count += 1;
+        }
+        count
     }
 
     /// Takes a round-trip sample from an echoed time stamp; `None` when it cannot be.
@@ -232,8 +257,7 @@ impl Path {
 
     /// Tells the rate controller what an acknowledgement or timer changed.
     fn inform_controller(&mut self, now: Timestamp, trip: Option<Trip>, outcome: &AckOutcome) {
-        let bytes =
-            |packets: &[crate::recovery::SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
+        let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         let sample = AckSample {
             now,
             rtt: trip.map(|trip| trip.rtt - trip.waited),

@@ -239,6 +239,13 @@ impl Paths {
         }
     }
 
+    /// See [`Path::send_run`]. There is one path only.
+    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, most: u32) -> u32 {
+        let count = self.members[0].path.send_run(now, first, most);
+        self.members[0].stats.packets_sent += u64::from(count);
+        count
+    }
+
     /// A path that is not trusted and over which a copy of the latest packet may leave now, to see whether it has
     /// healed.
     pub(crate) fn copy_due(&mut self, now: Timestamp) -> Option<usize> {
@@ -424,10 +431,8 @@ impl Paths {
     /// its own round trip is a guess, which may be a hundred times too long.
     fn silent_at(&self, index: usize) -> Timestamp {
         let path = &self.members[index].path;
-        let known = path.rtt.has_sample();
-        let gap =
-            if known { path.rtt.smoothed() / 2 + self.each.ack_delay_max } else { self.probe_timeout().0 };
-        path.news_at + gap
+        let gap = || path.rtt.smoothed() / 2 + self.each.ack_delay_max;
+        path.news_at + if path.rtt.has_sample() { gap() } else { self.probe_timeout().0 }
     }
 
     /// A question that left at `asked_at` over another path was answered: what had left `timeout` before that on this
@@ -441,9 +446,7 @@ impl Paths {
     ) {
         outcome.clear();
         if now >= self.silent_at(index) {
-            let patience = timeout.max(self.patience(index));
-            let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-            let before = Timestamp::from_nanos(asked_at.as_nanos().saturating_sub(patience));
+            let before = asked_at.before(timeout.max(self.patience(index)));
             self.members[index].path.lose_before(now, before, outcome);
         }
     }
@@ -468,9 +471,7 @@ impl Paths {
             return false;
         }
         if self.overtaken_time_of(index).is_some_and(|at| now >= at) {
-            let patience = u64::try_from(self.patience(index).as_nanos()).unwrap_or(u64::MAX);
-            let late = Timestamp::from_nanos(now.as_nanos().saturating_sub(patience));
-            let before = late.min(self.overtaken_at);
+            let before = now.before(self.patience(index)).min(self.overtaken_at);
             self.members[index].path.lose_before(now, before, outcome);
         } else {
             self.members[index].path.on_loss_timeout(now, outcome);
@@ -506,8 +507,8 @@ impl Paths {
     /// that jumped proves nothing, so twenty of the least round trips count at most.
     pub(crate) fn overtaken_max(&self, now: Timestamp) -> Duration {
         let sampled = self.trusted().map(|member| &member.path.rtt).filter(|rtt| rtt.has_sample());
-        let half = sampled.map(|rtt| (rtt.smoothed() / 2).min(rtt.min() * OVERTAKEN_MAX)).min();
-        half.unwrap_or_default() + self.skew(now)
+        let half = |rtt: &RttEstimator| (rtt.smoothed() / 2).min(rtt.min() * OVERTAKEN_MAX);
+        sampled.map(half).min().unwrap_or_default() + self.skew(now)
     }
 
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.
@@ -549,11 +550,12 @@ impl Paths {
     pub(crate) fn stats(&self) -> Vec<PathStats> {
         let all: u32 = self.members.iter().map(|member| member.recent).sum();
         let of = |member: &Member| PathStats {
-            rtt_smoothed: if member.path.rtt.has_sample() {
-                member.path.rtt.smoothed()
-            } else {
-                Duration::ZERO
-            },
+            rtt_smoothed: member
+                .path
+                .rtt
+                .has_sample()
+                .then(|| member.path.rtt.smoothed())
+                .unwrap_or_default(),
             round_trips: member.path.round_trips,
             share: if self.members.len() == 1 { 1.0 } else { member.recent as f32 / all.max(1) as f32 },
             trusted: member.health.is_trusted(),

@@ -21,8 +21,8 @@ use crate::{
 use address::PeerAddress;
 use continuing::{is_relay, Door, Relay};
 use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
-use gradwire_core::wire::Opening;
-use gradwire_core::{ConnectionStats, Header, Mark, Timestamp};
+use gradwire_core::wire::{Opening, TAG_BYTES};
+use gradwire_core::{ConnectionStats, Header, Mark, Timestamp, TransmitRun};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -508,6 +508,28 @@ impl TransmitSink for Sink<'_> {
             let to = self.peers[peer as usize].candidates[index];
             if self.sockets.has_room() {
                 self.put(peer, (to, octet), head, payload);
+            }
+        }
+    }
+
+    fn room_for(&self, peer: u32, bytes: usize, most: usize) -> usize {
+        let is_sealed = self.peers[peer as usize].channel.is_some();
+        self.sockets.room_for(bytes + if is_sealed { TAG_BYTES } else { 0 }, most)
+    }
+
+    fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
+        let address = &self.peers[peer as usize];
+        let path = usize::from(run.header.path.0);
+        match &address.ways {
+            Some(ways) if address.channel.is_none() => {
+                let to = (ways.end(path), self.codes.octet(run.mark));
+                // SAFETY: as in `put`.
+                unsafe { self.sockets.push_run(path, to, run, payload) };
+            }
+            _ => {
+                for (place, part) in payload.chunks(run.bytes).enumerate() {
+                    self.push(peer, run.mark, &run.header_of(place).encode(), part);
+                }
             }
         }
     }

@@ -266,6 +266,10 @@ impl TransmitSink for Outbox {
         self.room_bytes > 0
     }
 
+    fn room_for(&self, _peer: u32, bytes: usize, most: usize) -> usize {
+        usize::try_from(self.room_bytes.div_ceil(bytes as u64)).map_or(most, |fit| most.min(fit))
+    }
+
     fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.clear();

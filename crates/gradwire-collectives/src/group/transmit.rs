@@ -4,7 +4,9 @@ use super::{drive, Group, TransmitSink};
 use crate::ops::Ops;
 use crate::peer::Peer;
 use gradwire_core::wire::{Writer, HEADER_BYTES, OPENING_BYTES, TAG_BYTES};
-use gradwire_core::{Body, Flags, Timestamp, Transmit, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
+use gradwire_core::{
+    Body, Flags, Timestamp, Transmit, TransmitRun, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX,
+};
 
 impl Group {
     /// Gives datagrams to the sink until it is full or no connection may send. Peers take turns, so that a fast
@@ -33,13 +35,11 @@ impl Group {
     /// One turn of one peer: as much data as one kernel message holds, behind its control packets. Whether anything was sent.
     fn burst(&mut self, now: Timestamp, slot: usize, sink: &mut dyn TransmitSink) -> bool {
         let Self { peers, ops, scratch, .. } = self;
-        let (mut sent, mut left) = (false, MESSAGE_BYTES_MAX);
-        for _ in 0..MESSAGE_DATAGRAMS_MAX {
-            if !sink.has_room() {
-                break;
-            }
+        let (mut sent, mut left) = (0, MESSAGE_BYTES_MAX);
+        while sent < MESSAGE_DATAGRAMS_MAX && sink.has_room() {
             let (head, body) = scratch.split_at_mut(HEADER_BYTES);
             let Some(transmit) = peers.poll_transmit(now, slot, body) else { break };
+            sent += 1;
             let peer = &peers[slot];
             match transmit.body {
                 Body::Control { bytes } => {
@@ -58,14 +58,42 @@ impl Group {
                     push_payload(peer, ops, transmit, offset as usize, bytes, sink);
                     let each = HEADER_BYTES + bytes + TAG_BYTES;
                     left = left.saturating_sub(each);
+                    let most = (left / each).min(MESSAGE_DATAGRAMS_MAX - sent);
+                    let most = sink.room_for(peer.rank, HEADER_BYTES + bytes, most);
+                    if most > 0 {
+                        if let Some(run) = peers.poll_transmit_run(now, slot, most) {
+                            push_run(&peers[slot], ops, &run, sink);
+                            sent += run.count;
+                            left -= run.count * each;
+                        }
+                    }
                     if left < each {
-                        return true;
+                        break;
                     }
                 }
             }
-            sent = true;
         }
-        sent
+        sent > 0
+    }
+}
+
+fn push_run(peer: &Peer, ops: &mut Ops, run: &TransmitRun, sink: &mut dyn TransmitSink) {
+    let transfer = run.header.transfer;
+    let key = drive::key_of(ops, (&peer.traffic.sending, peer.serves), transfer);
+    let Some(op) = key.and_then(|key| ops.at(key)) else {
+        return debug_assert!(false, "{transfer:?} is sent to {} after its end", peer.rank);
+    };
+    let end = run.offset as usize + run.count * run.bytes;
+    let mut rest = *run;
+    while rest.count > 0 {
+        let part = rest.offset as usize..end;
+        let Some((payload, weight)) = op.payload(peer.rank, transfer, part, false) else {
+            return debug_assert!(false, "{transfer:?} has no bytes at {}", rest.offset);
+        };
+        let count = payload.len() / run.bytes;
+        rest.header.weight = weight;
+        sink.push_run(peer.rank, &TransmitRun { count, ..rest }, payload);
+        rest = rest.behind(count);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::agenda::Agenda;
 use super::{Peer, PointToPoint};
-use gradwire_core::{Connection, Timeout, Timestamp, Transmit};
+use gradwire_core::{Connection, Timeout, Timestamp, Transmit, TransmitRun};
 use std::ops::{Index, IndexMut};
 use std::time::Duration;
 
@@ -104,6 +104,16 @@ impl Peers {
             self.agenda.on_silent(slot);
         }
         transmit
+    }
+
+    /// The datagrams like the one that [`Peers::poll_transmit`] has just given and behind it, `most` at most.
+    pub(crate) fn poll_transmit_run(
+        &mut self,
+        now: Timestamp,
+        slot: usize,
+        most: usize,
+    ) -> Option<TransmitRun> {
+        self.connection_mut(slot).poll_transmit_run(now, most)
     }
 
     /// Everybody who may have a datagram was asked, or there is no room for more.

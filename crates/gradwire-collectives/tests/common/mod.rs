@@ -79,6 +79,10 @@ impl TransmitSink for Sink {
         self.packets.len() < 64
     }
 
+    fn room_for(&self, _peer: u32, _bytes: usize, most: usize) -> usize {
+        most.min(64 - self.packets.len())
+    }
+
     fn push(&mut self, peer: u32, _mark: Mark, head: &[u8], payload: &[u8]) {
         let bytes = [head, payload].concat();
         assert!(bytes.len() <= DATAGRAM_BYTES);

@@ -1,6 +1,6 @@
 //! The state that two ranks share, as one machine without IO.
 //!
-//! Split by the way of a packet: `inbound` takes datagrams, `arriving_run` many of them at once, `outbound` gives them, `timers` does what is due,
+//! Split by the way of a packet: `inbound` takes datagrams, `arriving_run` many of them at once, `outbound` gives them, `leaving_run` many at once, `timers` does what is due,
 //! `hellos` begins the association, `liveness` keeps, ends and fails it, `beats` says when a heartbeat is due, `silence` when
 //! a peer is missed, `parting` sees off one that leaves. This file holds the state and the commands.
 
@@ -8,6 +8,7 @@ mod arriving_run;
 mod beats;
 mod hellos;
 mod inbound;
+mod leaving_run;
 mod liveness;
 mod outbound;
 mod parting;
@@ -23,7 +24,7 @@ mod path_tests;
 mod tests;
 
 use crate::paths::{Paths, COPY};
-use crate::recovery::AckOutcome;
+use crate::recovery::{AckOutcome, SentPacket};
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, ReceptionRate, SendHalf};
 use crate::transit::Transit;
 use crate::{
@@ -33,8 +34,9 @@ use crate::{
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use gradwire_wire::{PacketNumber, PathId, TransferId};
+use leaving_run::Run;
+pub use leaving_run::TransmitRun;
 use liveness::Liveness;
-use outbound::Run;
 use parting::Parting;
 use silence::Silence;
 pub use trials::Attempt;
@@ -372,9 +374,13 @@ impl Connection {
     fn apply_outcome(&mut self, index: usize) {
         let outcome = core::mem::take(&mut self.outcome);
         self.paths.learn(index, &outcome);
-        for packet in outcome.acked.iter().filter(|packet| packet.chunk != COPY) {
-            if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
-                send.on_acked(packet.chunk);
+        // What left in a run arrives in one, mostly.
+        let is_next = |one: &SentPacket, next: &SentPacket| {
+            next.transfer == one.transfer && next.chunk != COPY && next.chunk == one.chunk.wrapping_add(1)
+        };
+        for run in outcome.acked.chunk_by(is_next).filter(|run| run[0].chunk != COPY) {
+            if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == run[0].transfer) {
+                send.on_acked(run[0].chunk, run.len() as u32);
             }
         }
         for packet in outcome.lost.iter().filter(|packet| packet.chunk != COPY) {

@@ -6,6 +6,7 @@
 //! an exact transfer lost goes before what is new, and so does what the receiver of a tolerant one has asked for: its
 //! next stage waits for nothing else, so new data of other transfers would only hold it up.
 
+use super::leaving_run::Run;
 use super::liveness::Due;
 use super::{Connection, Probe};
 use crate::paths::COPY;
@@ -25,21 +26,6 @@ const ANNOUNCED_CHUNKS: u32 = 16;
 /// Transfer of copies in the ledger. A point-to-point transfer may have the same id after 2^31 others: when it ends, the
 /// fate of a copy or two stays unknown.
 const COPY_TRANSFER: TransferId = TransferId(u32::MAX);
-
-/// New data leaves in runs of dozens of packets at one moment. What was decided for the first holds for all that follow until
-/// something else happens to the connection: there is no control to send, nothing goes before this transfer, and its only path is open.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
-    at: Timestamp,
-    send: usize,
-}
-
-#[cfg(test)]
-impl Run {
-    pub(super) const fn at(self) -> Timestamp {
-        self.at
-    }
-}
 
 /// A data packet that may leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,7 +84,7 @@ impl Connection {
         None
     }
 
-    fn header(&self, now: Timestamp, kind: Kind, transfer: TransferId) -> Header {
+    pub(super) fn header(&self, now: Timestamp, kind: Kind, transfer: TransferId) -> Header {
         let mut header = Header::control(kind, self.config.remote);
         header.transfer = transfer;
         header.sent_at_us = now.as_wire_us();
@@ -414,11 +400,9 @@ impl Connection {
         }
         let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
         self.paths.on_sent(now, path, packet);
-        self.latest_sent = Some((transfer, choice.chunk));
-        self.stats.packets_sent += 1;
-        self.stats.bytes_sent += u64::from(bytes);
+        self.count_sent(&packet, 1);
         self.stats.packets_retransmitted += u64::from(choice.again);
-        let mark = self.mark_data(&choice, &mut flags);
+        let mark = self.mark_data(choice.send, choice.chunk, (choice.again, 1), &mut flags);
         let offset = grid.offset(choice.chunk);
         let mut header = self.header(now, Kind::Data, transfer);
         header.flags = flags;
@@ -436,18 +420,31 @@ impl Connection {
         }
     }
 
-    /// What the network is told about a data packet: its class, and to mark rather than drop it if it is important or
-    /// somebody waits for it. What must arrive, or was asked for, would only have to come again.
+    /// So many packets left, `first` and those with the chunks behind it.
+    pub(super) fn count_sent(&mut self, first: &SentPacket, count: u32) {
+        self.latest_sent = Some((first.transfer, first.chunk + count - 1));
+        self.stats.packets_sent += u64::from(count);
+        self.stats.bytes_sent += u64::from(count) * u64::from(first.bytes);
+    }
+
+    /// What the network is told about a data packet, and those behind it (`count` in all) that are like it: its class, and to mark rather
+    /// than drop it if it is important or somebody waits for it. What must arrive, or was asked for (`again`), would only have to come again.
     // claim: mlt/gradient-aware-queueing
-    fn mark_data(&mut self, choice: &Choice, flags: &mut Flags) -> Mark {
-        let request = &self.sends[choice.send].request;
-        let is_important = request.tags.is_important(choice.chunk);
+    pub(super) fn mark_data(
+        &mut self,
+        send: usize,
+        chunk: u32,
+        (again, count): (bool, u32),
+        flags: &mut Flags,
+    ) -> Mark {
+        let request = &self.sends[send].request;
+        let is_important = request.tags.is_important(chunk);
         if is_important {
             *flags = flags.with(Flags::IMPORTANT);
         }
-        let is_awaited = choice.again || request.reliability == Reliability::Exact;
+        let is_awaited = again || request.reliability == Reliability::Exact;
         let class = request.tags.class;
-        self.stats.tags.on_sent(class, is_important);
+        self.stats.tags.on_sent(class, is_important, count);
         Mark { class: TrafficClass::Data(class), ecn_capable: is_important || is_awaited }
     }
 }

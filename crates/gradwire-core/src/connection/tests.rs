@@ -160,15 +160,22 @@ impl Pair {
                 let Some(transmit) = self.ends[from].connection.poll_transmit(self.now, &mut scratch) else {
                     break;
                 };
-                let datagram = assemble(&transmit, &scratch, &self.ends[from].outgoing);
-                assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
-                self.sent += 1;
-                let dice = self.random();
-                if !(self.lose)(&transmit.header, dice) {
-                    self.free_at = self.free_at.max(self.now) + self.packet_time;
-                    self.wire.push_back((self.free_at + self.delay, 1 - from, datagram));
+                self.put_on_wire(from, &transmit, &scratch);
+                for transmit in runs::poll_at_once(&mut self.ends[from].connection, self.now) {
+                    self.put_on_wire(from, &transmit, &scratch);
                 }
             }
+        }
+    }
+
+    fn put_on_wire(&mut self, from: usize, transmit: &Transmit, scratch: &[u8]) {
+        let datagram = assemble(transmit, scratch, &self.ends[from].outgoing);
+        assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
+        let dice = self.random();
+        self.sent += 1;
+        if !(self.lose)(&transmit.header, dice) {
+            self.free_at = self.free_at.max(self.now) + self.packet_time;
+            self.wire.push_back((self.free_at + self.delay, 1 - from, datagram));
         }
     }
 
@@ -586,9 +593,7 @@ fn a_grant_that_came_before_the_call_hides_no_mismatch() {
         pair.ends[0].outgoing.insert(transfer, pattern(bytes));
         let request = SendTransfer::exact(transfer, bytes as u64, [9; 16]);
         pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
-        pair.run_until(Duration::from_secs(1), |pair| {
-            pair.has(1, |event| matches!(event, Event::Mismatch { .. }))
-        });
+        pair.run_until(Duration::from_secs(1), |pair| pair.has(1, |e| matches!(e, Event::Mismatch { .. })));
         assert!(pair.receipt(1, 1).is_none(), "{bytes} bytes of another call were taken");
     }
 }

@@ -244,6 +244,10 @@ impl Ledger {
             let number = PacketNumber(top.0.wrapping_sub(63 - fresh.trailing_zeros()));
             fresh &= fresh - 1;
             self.acknowledge(number, outcome);
+            // Of those in order only the last three are among the three largest in the end.
+            if fresh.count_ones() < PACKET_THRESHOLD as u32 {
+                self.note_acked(number);
+            }
             newest = Some(number);
         }
         newest
@@ -261,7 +265,6 @@ impl Ledger {
         if before != State::Forgotten {
             outcome.acked.push(entry.packet);
         }
-        self.note_acked(number);
     }
 
     /// Inserts into the three largest acknowledged numbers.

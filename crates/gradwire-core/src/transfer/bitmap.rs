@@ -81,16 +81,18 @@ impl Bitmap {
         run.min(most)
     }
 
-    /// Clears `count` bits from `bit` on, which are set.
-    pub(crate) fn remove_run(&mut self, bit: u32, count: u32) {
-        debug_assert_eq!(self.run_from(bit, count), count);
-        let (mut at, end) = (bit, bit + count);
+    /// Sets or clears `count` bits from `bit` on. Bits past the end are ignored.
+    pub(crate) fn assign(&mut self, bit: u32, count: u32, value: bool) {
+        let (mut at, end) = (bit, bit.saturating_add(count).min(self.bits));
         while at < end {
             let in_word = (64 - at % 64).min(end - at);
-            self.words[(at / 64) as usize] &= !(u64::MAX >> (64 - in_word) << (at % 64));
+            let mask = u64::MAX >> (64 - in_word) << (at % 64);
+            let word = &mut self.words[(at / 64) as usize];
+            let before = word.count_ones();
+            *word = if value { *word | mask } else { *word & !mask };
+            self.ones = self.ones + word.count_ones() - before;
             at += in_word;
         }
-        self.ones -= count;
     }
 
     /// The 64 bits from `64 * index` on; zero past the end.
@@ -137,13 +139,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_run_is_cleared_as_its_bits_would_be(bits in 1u32..300, start: prop::sample::Index, count: prop::sample::Index) {
-            let (mut at_once, mut one_by_one) = (Bitmap::ones(bits), Bitmap::ones(bits));
-            let bit = start.index(bits as usize) as u32;
-            let count = count.index((bits - bit) as usize + 1) as u32;
-            at_once.remove_run(bit, count);
+        fn a_run_is_set_and_cleared_as_its_bits_would_be(
+            set in prop::collection::vec(any::<bool>(), 1..300), bit in 0u32..320, count in 0u32..320, value: bool
+        ) {
+            let mut at_once = Bitmap::zeros(set.len() as u32);
+            (0..).zip(set).filter(|(_, is_set)| *is_set).for_each(|(bit, _)| _ = at_once.insert(bit));
+            let mut one_by_one = at_once.clone();
+            at_once.assign(bit, count, value);
             for bit in bit..bit + count {
-                prop_assert!(one_by_one.remove(bit));
+                _ = if value { one_by_one.insert(bit) } else { one_by_one.remove(bit) };
             }
             prop_assert_eq!(at_once, one_by_one);
         }

@@ -126,7 +126,7 @@ impl ReceiveHalf {
         if self.first_pass_over_at.is_none() {
             self.first_pass.on_arrival(now, chunk_bytes, chunks);
         }
-        self.missing.remove_run(first, chunks);
+        self.missing.assign(first, chunks, false);
         self.first_at.get_or_insert(now);
         self.began_at.get_or_insert(now);
         self.last_new_at = now;

@@ -179,6 +179,34 @@ impl SendHalf {
         }
     }
 
+    /// The next chunk never sent, and how many packets from it on, `most` at most, differ in nothing but number and place. `None`: it is
+    /// critical, says what the transfer is, or is the last one.
+    pub(crate) fn alike_ahead(&self, most: u32) -> Option<(u32, u32)> {
+        let (chunk, chunks) = (self.peek_new()?, self.grid.chunks());
+        let ends = self.request.critical_chunks;
+        if self.needs_opening(chunk) || self.grid.is_critical(chunk, ends) {
+            return None;
+        }
+        // In turn, up to the last packet of the first pass, which says so and may be shorter.
+        let mut alike = most.min(chunks - 1 - self.sent);
+        let percentile = chunks - chunks.div_ceil(LAST_PERCENTILE_OF);
+        if self.sent < percentile {
+            alike = alike.min(percentile - self.sent);
+        }
+        let tags = &self.request.tags;
+        let is_important = tags.is_important(chunk);
+        let differs = |other: &u32| tags.is_important(chunk + other) != is_important;
+        let alike = if tags.important.is_some() { (1..alike).find(differs).unwrap_or(alike) } else { alike };
+        (alike > 0).then_some((chunk, alike))
+    }
+
+    /// So many chunks from `chunk` on left, which [`SendHalf::alike_ahead`] has named. There is one path only.
+    pub(crate) fn on_sent_run(&mut self, chunk: u32, count: u32) {
+        debug_assert!(self.sent_over.is_empty() && self.turn_of(chunk) == self.sent);
+        self.in_flight.assign(chunk, count, true);
+        self.sent += count;
+    }
+
     /// Place of `chunk` in the first pass.
     fn turn_of(&self, chunk: u32) -> u32 {
         self.grid.turn_of(chunk, self.request.critical_chunks)
@@ -191,11 +219,11 @@ impl SendHalf {
         self.turn_of(chunk) + chunks.div_ceil(LAST_PERCENTILE_OF) >= chunks
     }
 
-    /// A packet with this chunk arrived.
-    pub(crate) fn on_acked(&mut self, chunk: u32) {
-        self.in_flight.remove(chunk);
-        self.resend.remove(chunk);
-        self.acked.insert(chunk);
+    /// Packets with so many chunks from `chunk` on arrived.
+    pub(crate) fn on_acked(&mut self, chunk: u32, count: u32) {
+        self.in_flight.assign(chunk, count, false);
+        self.resend.assign(chunk, count, false);
+        self.acked.assign(chunk, count, true);
     }
 
     /// A packet with this chunk counts as lost.
@@ -249,10 +277,13 @@ impl SendHalf {
         self.answered = true;
         self.asked |= status.wanted_chunks > 0;
         let mut spare = self.repairs_for(status);
-        // Important ones first: the contract may be met before the others have had to come again.
-        for important in [true, false] {
-            for chunk in set_bits(status) {
-                if self.request.tags.is_important(chunk) != important {
+        // Important ones first: the contract may be met before the others have had to come again. Mostly none is told from the others.
+        let passes = if self.request.tags.important.is_some() { &[true, false][..] } else { &[false] };
+        // What is missing is mostly what has not left yet, and that is all behind the rest where no chunk is critical.
+        let (sent, in_order) = (self.sent, self.request.critical_chunks == 0);
+        for important in passes {
+            for chunk in set_bits(status).take_while(|chunk| *chunk < sent || !in_order) {
+                if self.request.tags.is_important(chunk) != *important {
                     continue;
                 }
                 if spare == 0 {

@@ -5,8 +5,8 @@
 //! that moment.
 
 use super::address::RawAddress;
-use gradwire_core::wire::TAG_BYTES;
-use gradwire_core::{MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
+use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
+use gradwire_core::{TransmitRun, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 use std::ptr::NonNull;
 
 /// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
@@ -81,6 +81,19 @@ impl Batch {
             && self.bytes + DATAGRAM_BYTES_MAX <= BATCH_BYTES
     }
 
+    /// How many datagrams of `bytes` bytes fit, `most` at most: as many as could be pushed one after the other.
+    pub(crate) fn room_for(&self, bytes: usize, most: usize) -> usize {
+        if !self.has_room() {
+            return 0;
+        }
+        if bytes > self.datagram_bytes || most < 2 {
+            return most.min(1);
+        }
+        let in_messages = 1 + (self.bytes_max - self.data_bytes - self.datagram_bytes) / bytes;
+        let in_memory = 1 + (BATCH_BYTES - DATAGRAM_BYTES_MAX - self.bytes) / bytes;
+        most.min(in_messages).min(in_memory).min(DATAGRAMS_MAX - self.slots.len())
+    }
+
     fn count(&mut self, bytes: usize, is_control: bool) {
         self.bytes += bytes;
         if is_control {
@@ -136,6 +149,39 @@ impl Batch {
             payload: payload.as_ptr(),
             payload_bytes: payload.len() as u32,
         });
+    }
+
+    /// As [`Batch::push`] for each packet of a run, with its part of `payload`.
+    ///
+    /// # Panics
+    /// Without room for all ([`Batch::room_for`]).
+    ///
+    /// # Safety
+    /// As for [`Batch::push`].
+    pub(crate) unsafe fn push_run(
+        &mut self,
+        (to, octet): (RawAddress, u8),
+        run: &TransmitRun,
+        payload: &[u8],
+    ) {
+        let bytes = HEADER_BYTES + run.bytes;
+        assert!(self.room_for(bytes, run.count) == run.count, "a full batch was pushed to");
+        let slot = Slot {
+            to,
+            octet,
+            may_follow: false,
+            is_control: false,
+            head_start: self.heads.len() as u32,
+            head_bytes: HEADER_BYTES as u32,
+            payload: payload.as_ptr(),
+            payload_bytes: run.bytes as u32,
+        };
+        for (place, part) in payload.chunks_exact(run.bytes).enumerate() {
+            self.heads.extend_from_slice(&run.header_of(place).encode());
+            let head_start = slot.head_start + (place * HEADER_BYTES) as u32;
+            self.slots.push(Slot { head_start, payload: part.as_ptr(), ..slot });
+            self.count(bytes, false);
+        }
     }
 
     /// Takes a datagram as a whole: head and payload are copied, and `seal` gets both with room for a tag behind them. `false`
@@ -234,6 +280,8 @@ const fn bytes_max(datagram_bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gradwire_core::wire::PacketNumber;
+    use gradwire_core::{ConnectionId, Header, Kind, Mark};
 
     fn whole(batch: &Batch, index: usize) -> Vec<u8> {
         let (head, payload) = batch.parts(&batch.slots()[index]);
@@ -286,6 +334,45 @@ mod tests {
             assert_eq!(batch.slots().len(), MESSAGES * message, "{bytes} bytes");
             batch.clear();
             assert!(batch.has_room());
+        }
+    }
+
+    #[test]
+    fn a_run_lies_in_the_batch_as_its_packets_would_and_leaves_as_much_room() {
+        let payload: Vec<u8> = (0..60_000).map(|i| i as u8).collect();
+        let to = (RawAddress::EMPTY, 3);
+        for (bytes, before) in [(1_408, 1), (1_408, 30), (8_896, 3), (100, 200)] {
+            let mut header = Header::control(Kind::Data, ConnectionId::new(1).expect("fits"));
+            (header.packet_number, header.offset) = (PacketNumber(u32::MAX), 7);
+            let run = TransmitRun { header, mark: Mark::CONTROL, offset: 7, bytes, count: 6 };
+            let (mut at_once, mut one_by_one) = (Batch::new(), Batch::new());
+            for batch in [&mut at_once, &mut one_by_one] {
+                for _ in 0..before {
+                    // SAFETY: `payload` outlives the batches.
+                    unsafe { batch.push(to, &[0; HEADER_BYTES], &payload[..bytes]) };
+                }
+            }
+            let mut rounds = 0;
+            while at_once.room_for(HEADER_BYTES + bytes, run.count) == run.count {
+                // SAFETY: as above.
+                unsafe { at_once.push_run(to, &run, &payload[..6 * bytes]) };
+                for (place, part) in payload[..6 * bytes].chunks(bytes).enumerate() {
+                    // SAFETY: as above.
+                    unsafe { one_by_one.push(to, &run.header_of(place).encode(), part) };
+                }
+                rounds += 1;
+            }
+            assert!(rounds > 1, "{bytes} bytes");
+            let all = |batch: &Batch| (0..batch.slots().len()).map(|at| whole(batch, at)).collect::<Vec<_>>();
+            assert!(all(&at_once) == all(&one_by_one), "{bytes} bytes");
+            let left = at_once.room_for(HEADER_BYTES + bytes, usize::MAX);
+            let mut fit = 0;
+            while one_by_one.has_room() {
+                // SAFETY: as above.
+                unsafe { one_by_one.push(to, &[0; HEADER_BYTES], &payload[..bytes]) };
+                fit += 1;
+            }
+            assert_eq!(left, fit, "{bytes} bytes");
         }
     }
 

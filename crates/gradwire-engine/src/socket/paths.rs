@@ -7,7 +7,7 @@
 
 use super::{bind, Batch, BindOptions, Bound, DatagramSocket, Message, RawAddress, SendOutcome};
 use crate::{EngineError, EngineStats};
-use gradwire_core::PATHS_MAX;
+use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
@@ -67,6 +67,11 @@ impl PathSockets {
         self.paths.iter().all(|path| path.batch.has_room())
     }
 
+    /// How many datagrams of `bytes` bytes fit, whatever their path, `most` at most.
+    pub(crate) fn room_for(&self, bytes: usize, most: usize) -> usize {
+        self.paths.iter().map(|path| path.batch.room_for(bytes, most)).min().unwrap_or(0)
+    }
+
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.paths.iter().all(|path| path.batch.is_empty())
@@ -88,6 +93,25 @@ impl PathSockets {
         let path = if path < self.paths.len() { path } else { 0 };
         // SAFETY: `send` hands the batch to the kernel or copies what is left of it.
         unsafe { self.paths[path].batch.push(to, head, payload) };
+    }
+
+    /// The same for each packet of a run; see [`Batch::push_run`].
+    ///
+    /// # Panics
+    /// Without room for all ([`PathSockets::room_for`]).
+    ///
+    /// # Safety
+    /// As for [`PathSockets::push`].
+    pub(crate) unsafe fn push_run(
+        &mut self,
+        path: usize,
+        to: (RawAddress, u8),
+        run: &TransmitRun,
+        payload: &[u8],
+    ) {
+        let path = if path < self.paths.len() { path } else { 0 };
+        // SAFETY: as in `push`.
+        unsafe { self.paths[path].batch.push_run(to, run, payload) };
     }
 
     /// The same for a datagram that is sealed while it is copied; see [`Batch::push_sealed`].

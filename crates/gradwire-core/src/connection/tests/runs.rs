@@ -1,6 +1,7 @@
 //! Runs of new data: what leaves without being asked for anew is what would have left.
 
 use super::*;
+use crate::{ChunkSet, TransferTags};
 use std::cell::{Cell, RefCell};
 use std::thread_local;
 
@@ -9,6 +10,10 @@ thread_local! {
     static ENDS_RUNS: Cell<bool> = const { Cell::new(false) };
     /// Datagrams that left in a run.
     static IN_RUNS: Cell<u32> = const { Cell::new(0) };
+    /// Datagrams are asked for many at once, as they are in the tests of everything else.
+    static TAKES_MANY: Cell<bool> = const { Cell::new(true) };
+    /// Datagrams that were given many at once.
+    static AT_ONCE: Cell<u32> = const { Cell::new(0) };
     /// All that left.
     static LEFT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
@@ -21,6 +26,20 @@ pub(super) fn before_poll(connection: &mut Connection) {
     IN_RUNS.set(IN_RUNS.get() + u32::from(connection.run.is_some()));
 }
 
+/// What leaves at once behind a datagram, up to a number that changes from time to time, as single datagrams.
+pub(super) fn poll_at_once(connection: &mut Connection, now: Timestamp) -> Vec<Transmit> {
+    if ENDS_RUNS.get() || !TAKES_MANY.get() {
+        return Vec::new();
+    }
+    let most = 1 + AT_ONCE.get() as usize % 45;
+    let Some(run) = connection.poll_transmit_run(now, most) else { return Vec::new() };
+    assert!((1..=most).contains(&run.count));
+    AT_ONCE.set(AT_ONCE.get() + run.count as u32);
+    let half = run.behind(run.count / 2);
+    assert_eq!(half.header, run.header_of(run.count / 2));
+    (0..run.count).map(|place| run.packet(place)).collect()
+}
+
 /// Loses one datagram in twenty.
 fn note(header: &Header, dice: u64) -> bool {
     LEFT.with_borrow_mut(|left| left.push(header.encode().to_vec()));
@@ -28,9 +47,11 @@ fn note(header: &Header, dice: u64) -> bool {
 }
 
 /// Transfers of every reliability, with critical packets and without, some more urgent, in both directions.
-fn all_that_leaves(ends_runs: bool) -> (Vec<Vec<u8>>, u32) {
+fn all_that_leaves(ends_runs: bool, takes_many: bool) -> (Vec<Vec<u8>>, u32, u32) {
     ENDS_RUNS.set(ends_runs);
+    TAKES_MANY.set(takes_many);
     IN_RUNS.set(0);
+    AT_ONCE.set(0);
     LEFT.with_borrow_mut(Vec::clear);
     let mut pair = Pair::connected(note);
     let kinds = [Reliability::Exact, Reliability::Tolerant, Reliability::Deferred, Reliability::BestEffort];
@@ -49,6 +70,7 @@ fn all_that_leaves(ends_runs: bool) -> (Vec<Vec<u8>>, u32) {
             reliability,
             critical_chunks,
             priority: (transfer % 5) as u8,
+            tags: tags_of(transfer),
             ..SendTransfer::exact(id, bytes as u64, [1; 16])
         };
         pair.ends[from].connection.send(pair.now, request).expect("a fresh transfer");
@@ -57,16 +79,26 @@ fn all_that_leaves(ends_runs: bool) -> (Vec<Vec<u8>>, u32) {
         (1..=12).all(|transfer| pair.receipt(1 - transfer as usize % 2, transfer).is_some())
     });
     ENDS_RUNS.set(false);
-    (LEFT.with_borrow(Clone::clone), IN_RUNS.get())
+    TAKES_MANY.set(true);
+    (LEFT.with_borrow(Clone::clone), IN_RUNS.get(), AT_ONCE.get())
+}
+
+/// Some have important chunks, a few at a time.
+fn tags_of(transfer: u32) -> TransferTags {
+    let important = (transfer % 4 == 0).then(|| ChunkSet::new(vec![0xff0f_0000_3fff_ff00; 64].into(), 3));
+    TransferTags { class: (transfer % 3) as u8, important }
 }
 
 #[test]
 fn what_leaves_in_runs_is_what_would_have_left_packet_by_packet() {
-    let (one_by_one, none) = all_that_leaves(true);
-    let (in_runs, followed) = all_that_leaves(false);
+    let (one_by_one, none, _) = all_that_leaves(true, false);
+    let (in_runs, followed, _) = all_that_leaves(false, false);
+    let (at_once, _, many) = all_that_leaves(false, true);
     assert_eq!(none, 0);
     assert!(followed as usize > in_runs.len() / 2, "{followed} of {} datagrams", in_runs.len());
     assert!(in_runs == one_by_one, "{} and {} datagrams", in_runs.len(), one_by_one.len());
+    assert!(many as usize > at_once.len() / 3, "{many} of {} datagrams", at_once.len());
+    assert!(at_once == one_by_one, "{} and {} datagrams", at_once.len(), one_by_one.len());
 }
 
 /// A sender in the middle of a run, and the transfer that it sends.
@@ -78,7 +110,7 @@ fn in_a_run() -> Pair {
     let later = pair.now + 3 * DELAY;
     pair.run_until(Duration::from_secs(1), |pair| pair.now >= later);
     let asked = pair.now + Duration::from_secs(1);
-    while pair.ends[0].connection.run.is_none_or(|run| run.at() != pair.now) {
+    while pair.ends[0].connection.run.is_none_or(|run| run.at != pair.now) {
         assert!(pair.now < asked, "no run begins");
         pair.now = pair.now + Duration::from_micros(50);
         let mut scratch = [0; 2048];

@@ -89,7 +89,9 @@ fn of_what_a_tolerant_receiver_asks_for_the_important_goes_first() {
         let mut half = SendHalf::new(odd_ones_matter(5, 20, reliability), CHUNK as u32, true);
         (0..20).for_each(|chunk| half.on_sent(chunk, 0));
         (0..20).for_each(|chunk| half.on_lost(chunk));
-        (0..20).filter(|chunk| !matches!(chunk, 2 | 4 | 8 | 11 | 15)).for_each(|chunk| half.on_acked(chunk));
+        (0..20)
+            .filter(|chunk| !matches!(chunk, 2 | 4 | 8 | 11 | 15))
+            .for_each(|chunk| half.on_acked(chunk, 1));
         let mut status = StatusBody {
             state: gradwire_wire::TransferState::Open,
             received_chunks: 15,
