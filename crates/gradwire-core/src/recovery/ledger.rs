@@ -240,6 +240,7 @@ impl Ledger {
         outcome: &mut AckOutcome,
     ) -> Option<PacketNumber> {
         let mut newest = None;
+        self.ring.acknowledge_up_to(top, fresh);
         while fresh != 0 {
             let number = PacketNumber(top.0.wrapping_sub(63 - fresh.trailing_zeros()));
             fresh &= fresh - 1;
@@ -254,7 +255,6 @@ impl Ledger {
     }
 
     fn acknowledge(&mut self, number: PacketNumber, outcome: &mut AckOutcome) {
-        self.ring.set_unacked(number, false);
         let Some(entry) = self.ring.entry_mut(number) else { return };
         let bytes = u64::from(entry.packet.bytes);
         let before = core::mem::replace(&mut entry.state, State::Acked);

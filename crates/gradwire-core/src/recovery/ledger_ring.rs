@@ -110,6 +110,19 @@ impl Ring {
         }
     }
 
+    /// Marks packets as acknowledged that [`Ring::unacked_up_to`] has named: bit `63 - i` is packet `newest - i`.
+    pub(super) fn acknowledge_up_to(&mut self, newest: PacketNumber, acked: u64) {
+        let Ok(bit) = usize::try_from(newest.since(PacketNumber(self.first.0 & !63))) else { return };
+        let (low_bits, at) = (bit % 64, bit / 64);
+        if let Some(word) = self.unacked.get_mut(at) {
+            *word &= !(acked >> (63 - low_bits));
+        }
+        if let Some(word) = at.checked_sub(1).and_then(|before| self.unacked.get_mut(before)) {
+            // All of them are in the newer word where it is full.
+            *word &= !acked.checked_shl(low_bits as u32 + 1).unwrap_or(0);
+        }
+    }
+
     fn word_of(&self, number: PacketNumber) -> usize {
         ((number.0 / 64).wrapping_sub(self.first.0 / 64) & (u32::MAX / 64)) as usize
     }
