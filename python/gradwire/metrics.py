@@ -184,6 +184,12 @@ METRICS: tuple[Metric, ...] = (
         "agreed.slowest_link",
         "Rate of the slowest rank's link beside the usual one, as all ranks agree; 1 where none is much slower.",
     ),
+    _gauge(
+        "group",
+        "agreed_shares_cores",
+        "agreed.shares_cores",
+        "1 where some host has more ranks than cores, as all ranks agree; else 0.",
+    ),
     _counter("group", "served_calls", "served.calls", "Reductions that this dedicated server took part in."),
     _counter("group", "served_expected_elements", "served.elems_expected", "Contributions that this server expected."),
     _counter(

@@ -35,6 +35,8 @@ pub struct AgreedNetwork {
     pub loss: f32,
     /// How fast each rank's link is; `None`: none is much slower than most.
     pub links: Option<LinkShares>,
+    /// Whether the processor cores of some rank's host are shared by more ranks than there are cores.
+    pub shares_cores: bool,
 }
 
 /// Where in the sequence ranks exchange what they measured. The same on every rank.
@@ -89,6 +91,8 @@ pub(crate) struct Agreement {
     /// The latest result, with the place from which on it holds.
     next: Option<(u64, AgreedNetwork)>,
     words: OwnMemory,
+    /// Whether more ranks than cores are on this rank's host.
+    shares_cores: bool,
     meter: LossMeter,
     /// Fastest stage since the latest exchange, and of the period before the latest exchange that had one, bytes per second.
     fastest: u64,
@@ -112,12 +116,18 @@ impl Agreement {
             pending: None,
             next: None,
             words: OwnMemory::zeroed(world_size as usize * Word::BYTES),
+            shares_cores: false,
             meter: LossMeter::default(),
             fastest: 0,
             received_rate: 0,
             sent_rates: Vec::new(),
             rates: Vec::new(),
         }
+    }
+
+    /// What the exchanges from now on say about this rank's host.
+    pub(crate) fn set_shares_cores(&mut self, shares_cores: bool) {
+        self.shares_cores = shares_cores;
     }
 
     /// Whether an exchange has the place `sequence`. One rank alone has nothing to agree on.
@@ -173,6 +183,7 @@ impl Agreement {
             measured => measured,
         };
         word.rate = word.rate.max(self.received_rate);
+        word.shares_cores = self.shares_cores;
         let row = self.rank as usize * Word::BYTES;
         self.words.view().part(&(row..row + Word::BYTES)).as_mut_slice().copy_from_slice(&word.encode());
     }
@@ -231,25 +242,28 @@ impl Agreement {
     }
 }
 
-/// What one rank measured. Zero where it measured nothing.
+/// What one rank measured, and knows of its host. Zero where it measured nothing.
 ///
 /// | byte | field |
 /// | --- | --- |
 /// | 0..4 | round trip, microseconds |
 /// | 4..8 | packets lost, and 8..12 values left out, per million |
-/// | 12..16 | zero |
+/// | 12..16 | flags: bit 0, more ranks than cores are on its host; others are zero, and not looked at |
 /// | 16..24 | rate, bytes per second |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Word {
     rtt_us: u32,
     lost_ppm: u32,
     left_out_ppm: u32,
+    shares_cores: bool,
     rate: u64,
 }
 
 impl Word {
     const BYTES: usize = 24;
+    const SHARES_CORES: u32 = 1;
 
+    /// What was measured; of the host it says nothing.
     fn of(connections: impl Iterator<Item = ConnectionStats>, meter: &mut LossMeter) -> Self {
         let (mut rtts, mut rate, mut numbered, mut arrived) = (Vec::new(), 0, 0, 0);
         for stats in connections {
@@ -262,7 +276,8 @@ impl Word {
         }
         meter.update(numbered, arrived);
         let rtt_us = median(&mut rtts).unwrap_or(0);
-        Self { rtt_us, lost_ppm: meter.lost_ppm, left_out_ppm: meter.left_out_ppm, rate }
+        let LossMeter { lost_ppm, left_out_ppm, .. } = *meter;
+        Self { rtt_us, lost_ppm, left_out_ppm, shares_cores: false, rate }
     }
 
     fn encode(self) -> [u8; Self::BYTES] {
@@ -270,11 +285,13 @@ impl Word {
         out[0..4].copy_from_slice(&self.rtt_us.to_le_bytes());
         out[4..8].copy_from_slice(&self.lost_ppm.to_le_bytes());
         out[8..12].copy_from_slice(&self.left_out_ppm.to_le_bytes());
+        let flags = if self.shares_cores { Self::SHARES_CORES } else { 0 };
+        out[12..16].copy_from_slice(&flags.to_le_bytes());
         out[16..24].copy_from_slice(&self.rate.to_le_bytes());
         out
     }
 
-    /// Any bytes are a word: shares above one are taken for one.
+    /// Any bytes are a word: shares above one are taken for one, and unknown flags are left out.
     fn decode(bytes: &[u8]) -> Self {
         let u32_at = |at: usize| {
             let mut raw = [0; 4];
@@ -287,6 +304,7 @@ impl Word {
             rtt_us: u32_at(0),
             lost_ppm: u32_at(4).min(PPM as u32),
             left_out_ppm: u32_at(8).min(PPM as u32),
+            shares_cores: u32_at(12) & Self::SHARES_CORES != 0,
             rate: u64::from_le_bytes(rate),
         }
     }
@@ -295,17 +313,19 @@ impl Word {
 /// Reads `bytes` as what ranks say, writes it again and agrees on it, for the fuzzer.
 ///
 /// # Panics
-/// When a word does not survive its way back, or a share is above one.
+/// When a word does not survive its way back, a share is above one, or what one rank says of its cores is lost.
 pub(crate) fn parse_words(bytes: &[u8]) {
     let words: Vec<Word> = bytes.chunks_exact(Word::BYTES).map(Word::decode).collect();
     assert!(words.iter().all(|word| Word::decode(&word.encode()) == *word));
     let rates: Vec<u64> = words.iter().map(|word| word.rate).collect();
     if let Some(agreed) = combine(&words, &rates, None) {
         assert!([agreed.loss, agreed.packet_loss].iter().all(|share| (0.0..=1.0).contains(share)));
+        assert_eq!(agreed.shares_cores, words.iter().any(|word| word.shares_cores));
     }
 }
 
-/// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say.
+/// `None` as long as no rank has measured a round trip and a rate. A rank that has sent nothing has no say in what was measured; of its
+/// host each knows.
 fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<AgreedNetwork> {
     let mut rtts: Vec<u32> = words.iter().map(|word| word.rtt_us).filter(|rtt| *rtt > 0).collect();
     let mut measured: Vec<u64> = rates.iter().copied().filter(|rate| *rate > 0).collect();
@@ -319,6 +339,7 @@ fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<
         packet_loss: share(lost),
         loss: share(lost.max(left_out)),
         links: LinkShares::of(rates.iter().copied(), rate, links),
+        shares_cores: words.iter().any(|word| word.shares_cores),
     })
 }
 
@@ -381,7 +402,7 @@ mod tests {
     const PLAN: ExchangePlan = ExchangePlan { first: 3, every: 5, lag: 2 };
 
     fn word(rtt_us: u32, lost_ppm: u32, rate: u64) -> Word {
-        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, rate }
+        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, shares_cores: false, rate }
     }
 
     fn stats(sent: u64, lost: u64, rtt_us: u64, bandwidth: u64) -> ConnectionStats {
@@ -396,9 +417,34 @@ mod tests {
 
     #[test]
     fn words_survive_the_wire_and_any_bytes_are_one() {
-        let word = word(250, 1000, 125_000_000);
-        assert_eq!(Word::decode(&word.encode()), word);
+        for shares_cores in [false, true] {
+            let word = Word { shares_cores, ..word(250, 1000, 125_000_000) };
+            assert_eq!(Word::decode(&word.encode()), word);
+        }
         assert_eq!(Word::decode(&[255; Word::BYTES]).lost_ppm, 1_000_000);
+        let mut unknown = [0; Word::BYTES];
+        unknown[12..16].copy_from_slice(&[254, 255, 255, 255]);
+        assert_eq!(Word::decode(&unknown), Word::decode(&[0; Word::BYTES]), "flags of a later version");
+    }
+
+    #[test]
+    fn one_rank_whose_cores_are_shared_is_enough_for_all_to_know_and_the_next_exchange_forgets_it() {
+        let mut agreement = Agreement::new(PLAN, 1, 3);
+        let mut shared_after = |sequence, own, others: [bool; 2]| {
+            agreement.set_shares_cores(own);
+            agreement.begin(sequence, [stats(1000, 0, 100, 5_000)].into_iter());
+            for (rank, shares_cores) in [0, 2].into_iter().zip(others) {
+                let silent = Word { shares_cores, ..word(0, 0, 0) }.encode();
+                let row = rank * Word::BYTES..(rank + 1) * Word::BYTES;
+                agreement.words.view().as_mut_slice()[row].copy_from_slice(&silent);
+            }
+            assert!(agreement.settle(sequence));
+            agreement.reach(sequence + PLAN.lag).expect("this rank has measured").shares_cores
+        };
+        assert!(!shared_after(3, false, [false, false]));
+        assert!(shared_after(8, true, [false, false]));
+        assert!(shared_after(13, false, [false, true]), "of a rank that has measured nothing");
+        assert!(!shared_after(18, false, [false, false]));
     }
 
     #[test]
@@ -425,6 +471,7 @@ mod tests {
             packet_loss: 0.05,
             loss: 0.1,
             links: None,
+            shares_cores: false,
         };
         assert_eq!(agreement.reach(5), Some(network.clone()));
         assert_eq!((agreement.reach(6).as_ref(), agreement.current()), (Some(&network), Some(&network)));

@@ -446,6 +446,12 @@ impl Group {
         }
     }
 
+    /// Whether more ranks of the group than cores are on this rank's host; `false` before it is said. The other ranks know it from the next
+    /// exchange on ([`AgreedNetwork::shares_cores`]).
+    pub fn set_shares_cores(&mut self, shares_cores: bool) {
+        self.agreement.set_shares_cores(shares_cores);
+    }
+
     /// How long nothing was heard from `peer`; zero for a rank that is none.
     #[must_use]
     pub fn silence(&self, peer: u32, now: Timestamp) -> Duration {

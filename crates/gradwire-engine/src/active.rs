@@ -216,6 +216,11 @@ impl ActiveGroup {
         self.setup.ranks_here
     }
 
+    /// Whether they share its cores, whatever this thread does about it.
+    pub(crate) fn set_shares_cores(&mut self, shares_cores: bool) {
+        self.group.set_shares_cores(shares_cores);
+    }
+
     /// When it wants to be called.
     pub(crate) fn wake_at(&self) -> Option<Timestamp> {
         self.wake_at

@@ -9,7 +9,7 @@ use crate::busy_poll::BusyPoll;
 use crate::chaos::Chaos;
 use crate::code_points::CodePoints;
 use crate::flood::{FloodWatch, Traffic};
-use crate::giving_way::GivingWay;
+use crate::giving_way::{share_cores, GivingWay};
 use crate::inlet::Inlet;
 use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
@@ -277,6 +277,7 @@ impl Driver {
             group.handle_timeout(self.now);
             group.succeed(self.now, (&mut self.routes, place as u32));
             self.giving_way.on_ranks(group.ranks_here(), self.cores);
+            group.set_shares_cores(share_cores(group.ranks_here(), self.cores));
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;

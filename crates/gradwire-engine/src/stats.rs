@@ -377,14 +377,17 @@ pub struct AgreedStats {
     pub slow_links: Vec<(usize, f32)>,
     /// The slowest link's share of `rate`; 1 where none is much slower than most.
     pub slowest_link: f32,
+    /// Whether more ranks than cores are on the host of some rank.
+    pub shares_cores: bool,
 }
 
 impl From<AgreedNetwork> for AgreedStats {
     fn from(network: AgreedNetwork) -> Self {
-        let AgreedNetwork { rtt, rate, packet_loss, loss, links, .. } = network;
+        let AgreedNetwork { rtt, rate, packet_loss, loss, links, shares_cores, .. } = network;
         let slow_links: Vec<_> = links.iter().flat_map(LinkShares::slow).collect();
         let slowest_link = slow_links.iter().fold(1.0, |least: f32, (_, share)| least.min(*share));
-        Self { rtt_us: rtt.as_secs_f64() * 1e6, rate, packet_loss, loss, slow_links, slowest_link }
+        let rtt_us = rtt.as_secs_f64() * 1e6;
+        Self { rtt_us, rate, packet_loss, loss, slow_links, slowest_link, shares_cores }
     }
 }
 

@@ -198,8 +198,8 @@ mod tests {
     }
 
     fn network(rtt_ms: u64, loss: f32) -> Option<AgreedNetwork> {
-        let rtt = Duration::from_millis(rtt_ms);
-        Some(AgreedNetwork { rtt, rate: 12_500_000, packet_loss: loss, loss, links: None })
+        let lossless = AgreedNetwork::lossless(Duration::from_millis(rtt_ms), 12_500_000);
+        Some(AgreedNetwork { packet_loss: loss, loss, ..lossless })
     }
 
     #[test]

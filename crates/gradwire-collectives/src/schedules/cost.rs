@@ -40,7 +40,7 @@ impl AgreedNetwork {
     /// A network that loses nothing, for plans of one that is not there. `rate`: bytes per second of one rank's link.
     #[must_use]
     pub const fn lossless(rtt: Duration, rate: u64) -> Self {
-        Self { rtt, rate, packet_loss: 0.0, loss: 0.0, links: None }
+        Self { rtt, rate, packet_loss: 0.0, loss: 0.0, links: None, shares_cores: false }
     }
 
     /// How long an all-reduce of `bytes` bytes takes by the model that `auto` chooses by, among `world_size` ranks that all send at
@@ -218,7 +218,8 @@ mod tests {
     const MB: usize = 1 << 20;
 
     fn network(rtt_us: u64, rate: u64, loss: f32) -> AgreedNetwork {
-        AgreedNetwork { rtt: Duration::from_micros(rtt_us), rate, packet_loss: loss, loss, links: None }
+        let near = AgreedNetwork::lossless(Duration::from_micros(rtt_us), rate);
+        AgreedNetwork { packet_loss: loss, loss, ..near }
     }
 
     fn job(bytes: usize, world_size: u32) -> Job {
