@@ -72,8 +72,9 @@ class Config:
         unit="bytes", low=576, high=65535, optional=True)
     preset: str = _setting("auto", str, "What an opted-in gradient reduction may leave behind. Nothing else is ever lossy.",
         choices=PRESETS, everywhere=True)
-    loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing. "
-        "Unset: the preset's.", low=0.0, high=0.9, optional=True, everywhere=True)
+    loss_bound: float | None = _setting(None, float, "Share of each transfer of the reduce stage that may be missing; "
+        "in a ring of N > 4 ranks, which hands on several ranks' values, 4 / N of it. Unset: the preset's.",
+        low=0.0, high=0.9, optional=True, everywhere=True)
     deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
         "least `floor`; 0 means never. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6, optional=True, everywhere=True)
     floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's.",

@@ -105,6 +105,11 @@ impl Call {
         }
     }
 
+    /// Whether it is an all-reduce that goes round a ring.
+    pub(crate) fn is_ring(&self) -> bool {
+        self.kind == Kind::AllReduce && self.algorithm & !ROTATED == RING
+    }
+
     /// Whether dedicated servers take part in it. Nothing that has no elements reaches them.
     pub(crate) fn is_over_servers(&self) -> bool {
         self.kind == Kind::AllReduce && self.algorithm & !ROTATED == PARAMETER_SERVER && self.elems > 0

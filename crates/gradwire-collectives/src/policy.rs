@@ -315,6 +315,15 @@ impl Policy {
         Self { deadline_max: self.deadline_max.map(|most| most / waits), ..*self }
     }
 
+    // claim: auto/shared-cores
+    /// The same for a ring of so many ranks. A partial sum that is lost takes half of the ranks' values with it on average, so among more
+    /// than [`RING_RANKS_WHOLE_BOUND`] each of its transfers may lose less, as many times as there are more ranks: a call may lack
+    /// no larger share of what the others contribute than among those. Deadlines accept what they do everywhere.
+    pub(crate) fn in_ring(&self, world_size: u32) -> Self {
+        let ranks = world_size.max(RING_RANKS_WHOLE_BOUND);
+        Self { loss_bound: self.loss_bound * RING_RANKS_WHOLE_BOUND as f32 / ranks as f32, ..*self }
+    }
+
     /// Whether a stage may leave anything behind.
     pub(crate) fn may_lose(&self, stage: Stage) -> bool {
         match stage {
@@ -383,6 +392,9 @@ impl Link {
     }
 }
 
+/// Among so many ranks a partial sum that is lost takes two ranks' values with it on average, which is what a loss bound is taken for; and
+/// so many share a tolerant ring whatever the network loses.
+pub(crate) const RING_RANKS_WHOLE_BOUND: u32 = 4;
 /// From here on the paper's training is faster with the transform than without.
 const ROTATION_LOSS_MIN: f32 = 0.05;
 /// Packets of one flow overtake each other by fractions of a round trip; where that is short by scheduling, since
@@ -536,6 +548,19 @@ mod tests {
                 "{quiet:?} of {micros} us"
             );
         }
+    }
+
+    // test of: auto/shared-cores
+    #[test]
+    fn a_ring_of_more_than_four_may_lose_less_of_each_transfer_and_no_other_number_changes() {
+        let bound = |ranks| Policy::AUTO.in_ring(ranks).loss_bound;
+        assert_eq!([2, 3, 4].map(bound).map(f32::to_bits), [Policy::AUTO.loss_bound.to_bits(); 3]);
+        for (ranks, wanted) in [(5, 0.04), (8, 0.025), (16, 0.0125)] {
+            assert!((bound(ranks) - wanted).abs() < 1e-6, "{ranks}: {}", bound(ranks));
+        }
+        let auto = Policy { loss_bound: bound(8), ..Policy::AUTO };
+        assert_eq!(Policy::AUTO.in_ring(8), auto);
+        assert_eq!(Policy::RELIABLE.in_ring(8), Policy::RELIABLE);
     }
 
     // test of: auto/step-delay

@@ -76,8 +76,10 @@ pub(crate) struct Rank {
 impl Rank {
     pub(crate) fn new(scenario: &Scenario, rank: usize) -> Self {
         let clock = Clock { ahead: scenario.clock_of(rank), lost: Duration::ZERO };
+        let mut group = Group::new(group_config(scenario, rank), clock.local(Timestamp::ZERO));
+        group.set_shares_cores(scenario.host.shares_cores && rank + 1 == scenario.world_size);
         Self {
-            group: Group::new(group_config(scenario, rank), clock.local(Timestamp::ZERO)),
+            group,
             runs: scenario.ops.iter().map(|_| None).collect(),
             // A dedicated server calls nothing.
             next_op: if rank < scenario.world_size { 0 } else { scenario.ops.len() },

@@ -10,7 +10,7 @@
 
 use crate::plan::OpPlan;
 use crate::Violation;
-use gradwire_collectives::{DeadlineRule, DeliveryReport};
+use gradwire_collectives::{Algorithm, DeadlineRule, DeliveryReport};
 use gradwire_core::wire::{Flags, Header, Kind, Opening, Reader, StatusBody, TransferState};
 use gradwire_core::{Contract, Reliability, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +30,8 @@ pub(crate) struct Watch {
     /// When new data has come last from one rank to another, of whatever transfer.
     data_at: BTreeMap<(usize, usize), Timestamp>,
     has_many_paths: bool,
+    /// Ranks that call.
+    world_size: usize,
     /// Transfers that were held against the deadline of their receiver's report.
     deadlines_judged: u64,
 }
@@ -74,8 +76,8 @@ struct Closed {
 
 impl Watch {
     /// Nothing seen yet.
-    pub(crate) fn new(paths: u8) -> Self {
-        Self { has_many_paths: paths > 1, ..Self::default() }
+    pub(crate) fn new(paths: u8, world_size: usize) -> Self {
+        Self { has_many_paths: paths > 1, world_size, ..Self::default() }
     }
 
     /// A rank sends the first packets of a transfer that belongs to collective `op`.
@@ -95,7 +97,8 @@ impl Watch {
         let name = (from, to, header.transfer.0);
         if header.flags.contains(Flags::OPENING) && !self.transfers.contains_key(&name) {
             if let Ok(opening) = Opening::decode(&mut Reader::new(body)) {
-                self.transfers.insert(name, Transfer::new(op, plan, opening.total_bytes));
+                let bound = bound_of(plan, &opening, self.world_size);
+                self.transfers.insert(name, Transfer::new((op, plan), bound, opening.total_bytes));
             }
         }
         // A copy of the latest packet is no repair: it tries whether a path has healed.
@@ -225,7 +228,7 @@ impl Watch {
 }
 
 impl Transfer {
-    fn new(op: usize, plan: &OpPlan, total_bytes: u64) -> Self {
+    fn new((op, plan): (usize, &OpPlan), loss_bound: f32, total_bytes: u64) -> Self {
         let fixed = match plan.policy.deadline {
             DeadlineRule::Fixed(deadline) => Some(deadline),
             _ => None,
@@ -233,7 +236,7 @@ impl Transfer {
         let deadline = fixed.into_iter().chain(plan.policy.deadline_max).min();
         Self {
             op,
-            needed: Contract::needed(total_bytes, 1.0 - plan.policy.loss_bound),
+            needed: Contract::needed(total_bytes, 1.0 - loss_bound),
             floor: Contract::needed(total_bytes, plan.policy.floor),
             deadline,
             offsets: BTreeSet::new(),
@@ -282,4 +285,18 @@ impl Transfer {
     }
 }
 
+/// What a transfer may lose. Of those that `auto` chooses from only a ring hands on more than one rank's values: among more than four ranks
+/// it may lose as many times less.
+fn bound_of(plan: &OpPlan, opening: &Opening, world_size: usize) -> f32 {
+    let is_ring = opening.descriptor[3] & !ROTATED == Algorithm::Ring as u8;
+    plan.policy.loss_bound * if is_ring { ring_share(world_size) } else { 1.0 }
+}
+
+/// The part of a loss bound that holds for each transfer of a ring.
+pub(crate) fn ring_share(world_size: usize) -> f32 {
+    (4.0 / world_size as f32).min(1.0)
+}
+
+/// Beside the schedule in its byte of the descriptor.
+const ROTATED: u8 = 128;
 const OPENING_BYTES: usize = gradwire_core::wire::OPENING_BYTES;

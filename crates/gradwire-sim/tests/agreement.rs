@@ -1,6 +1,6 @@
 //! Ranks know the same about their network at the same collective, and what they know is true.
 
-use gradwire_collectives::{AgreedNetwork, Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{AgreedNetwork, Algorithm, Dtype, ExchangePlan, Policy, ReduceOp};
 use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Scenario, Summary};
 use std::time::Duration;
 
@@ -54,6 +54,33 @@ fn the_loss_that_ranks_agree_on_follows_the_network_under_every_preset() {
             assert!((0.7..1.4).contains(&ratio), "{name} at {loss}: {known:?}");
         }
     }
+}
+
+// test of: auto/shared-cores
+#[test]
+fn eight_ranks_share_a_tolerant_ring_from_when_they_know_that_one_of_them_shares_its_cores_and_nothing_is_lost(
+) {
+    let schedules = |shares_cores, loss| {
+        let op = all_reduce(Algorithm::Auto, 1 << 20, Policy::AUTO);
+        let mut network = NetworkOptions::uniform(1_250_000_000, 4_000_000, Duration::from_micros(200));
+        network.impairments.loss = loss;
+        let mut scenario = Scenario::quiet(7, 8, network, vec![op; 8]);
+        scenario.host.exchange = ExchangePlan { first: 3, every: 64, lag: 2 };
+        scenario.host.shares_cores = shares_cores;
+        scenario.faults[0].0 = Duration::from_secs(100);
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+        assert!(summary.agreed.as_ref().is_some_and(|known| known.shares_cores == shares_cores));
+        let is_ring = |name: Option<String>| name.expect("it ended well").contains("ring");
+        summary.op_names.into_iter().map(is_ring).collect::<Vec<bool>>()
+    };
+    let rings = schedules(true, 0.0);
+    // The exchange has the place of the fourth, and holds two places later.
+    assert_eq!(rings, [false, false, false, false, true, true, true, true]);
+    assert!(
+        !schedules(true, 0.01).contains(&true),
+        "a lost partial sum would take four ranks' values with it"
+    );
+    assert!(!schedules(false, 0.0).contains(&true));
 }
 
 /// How long all-reduces of a megabyte among four ranks take at first, and when they have agreed twice on what they measured; rank 2 has

@@ -1,6 +1,6 @@
 //! What a schedule costs and promises, in virtual time: round trips, senders at one receiver, every world size.
 
-use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
+use gradwire_collectives::{Algorithm, Dtype, GatherRule, Policy, ReduceOp};
 use gradwire_sim::{run, Fault, NetworkOptions, OpKind, OpPlan, Scenario};
 use std::time::Duration;
 
@@ -37,6 +37,25 @@ fn a_small_all_reduce_among_eight_ranks_gets_shorter_with_each_sender_more_that_
     assert!(times.windows(2).all(|pair| pair[1] < pair[0]), "{times:?}");
     // 14 rounds of about one round trip each at I = 1, the last of which only has to arrive.
     assert!(times[0] > RTT * 13 && times[0] < RTT * 17, "{times:?}");
+}
+
+// test of: auto/shared-cores
+#[test]
+fn a_ring_of_eight_loses_half_as_much_of_each_partial_sum_as_one_of_four() {
+    // Ends each transfer as soon as its bound is met, and has no deadline.
+    let policy = Policy { gather: GatherRule::EXACT, ..Policy::MLT };
+    let lost_of_partial_sums = |world_size: usize| {
+        let op = OpPlan { policy, ..all_reduce(Algorithm::Ring, 200_000) };
+        let mut network = NetworkOptions::uniform(125_000_000, 500_000, RTT);
+        network.impairments.loss = 0.2;
+        let mut scenario = Scenario::quiet(1, world_size, network, vec![op; 3]);
+        scenario.faults[0].0 = Duration::from_secs(100);
+        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+        summary.elems_uncounted as f64 / (3 * (world_size - 1) * 200_000) as f64
+    };
+    let [four, eight] = [4, 8].map(lost_of_partial_sums);
+    assert!(four > 0.06 && four <= 0.1, "{four}");
+    assert!(eight > 0.02 && eight <= 0.05, "{eight}");
 }
 
 #[test]

@@ -262,11 +262,15 @@ impl Group {
     }
 
     /// The contract of a receive, and what its sender is told about the time of the stage when it ends.
-    fn terms(&mut self, key: Key, slot: usize, bytes: usize, loss: Loss) -> (Contract, u32) {
+    pub(super) fn terms(&mut self, key: Key, slot: usize, bytes: usize, loss: Loss) -> (Contract, u32) {
         let Self { peers, ops, adaptive, world_size, .. } = self;
         let (Some(op), Loss::In(stage)) = (ops.at(key), loss) else { return (Contract::EXACT, 0) };
         let told = adaptive.told(&op.policy, stage, op.bytes());
-        let policy = &op.policy_in_force().for_each_wait(*world_size, op.senders);
+        let mut policy = op.policy_in_force().for_each_wait(*world_size, op.senders);
+        if op.call.is_ring() {
+            policy = policy.in_ring(*world_size);
+        }
+        let policy = &policy;
         if !policy.may_lose(stage) {
             return (Contract::EXACT, told);
         }

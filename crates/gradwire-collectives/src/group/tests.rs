@@ -1,7 +1,8 @@
 //! What a group tells its connections.
 
 use super::*;
-use crate::{Algorithm, Dtype, View};
+use crate::schedules::{Loss, Stage};
+use crate::{Algorithm, Dtype, Policy, View};
 
 const WORLD_SIZE: u32 = 6;
 
@@ -21,6 +22,26 @@ fn submit(group: &mut Group, collective: Collective, memory: &mut [u8]) {
         ..Request::exact(collective, Dtype::F32, Duration::from_secs(1))
     };
     group.submit(Timestamp::ZERO, request);
+}
+
+// test of: auto/shared-cores
+#[test]
+fn a_transfer_of_a_large_tolerant_ring_may_lose_less_than_one_of_a_transpose_also_where_it_was_asked_for() {
+    let mut memory = vec![0; 64 << 10];
+    // SAFETY: the memory outlives the group, which nothing moves on.
+    let view = unsafe { View::new(memory.as_mut_ptr(), memory.len()) };
+    let bound = |algorithm, stage| {
+        let mut group = group(None);
+        let collective = Collective::AllReduce { algorithm };
+        let request = Request::exact(collective, Dtype::F32, Duration::from_secs(1));
+        group.submit(Timestamp::ZERO, Request { input: view, output: view, policy: Policy::AUTO, ..request });
+        let key = group.ops.key_of(0).expect("it has started");
+        group.terms(key, 0, 10_000, Loss::In(stage)).0.loss_bound
+    };
+    let whole = Policy::AUTO.loss_bound;
+    assert!((bound(Algorithm::Transpose, Stage::Reduce) - whole).abs() < 1e-6);
+    assert!((bound(Algorithm::Ring, Stage::Reduce) - whole * 4.0 / 6.0).abs() < 1e-6);
+    assert!(bound(Algorithm::Ring, Stage::Gather) <= 0.0, "results arrive");
 }
 
 // test of: auto/schedule-aware-incast

@@ -4,15 +4,16 @@
 //! the tensor's dtype, which would round halves at each step, so halves are summed by a transpose even where one of those is asked for by
 //! name; and halving-doubling is always exact. A ring hands on partial sums, so one lost packet takes several ranks'
 //! values with it (for four ranks twice as many on average as in a transpose): where loss is tolerated it is chosen among
-//! few ranks only, and never where a contract cuts what still flows, since that would use the bound up at every hop, nor
-//! where results may be lost, since it would hand on what it has filled in. Of the others the cost model takes the
-//! cheapest; before anything was measured, a ring for large shards and else a transpose, which takes two stages whatever
-//! the world size. Two ranks do the same in all of them.
+//! few ranks, or among any number that share processor cores while nothing at all is lost, and never where a contract cuts
+//! what still flows, since that would use the bound up at every hop, nor where results may be lost, since it would hand on
+//! what it has filled in. Of the others the cost model takes the cheapest; before anything was measured, a ring for large
+//! shards and else a transpose, which takes two stages whatever the world size. Two ranks do the same in all of them.
 
 use super::cost::Job;
 use super::weighted::PORTION_BYTES_MIN;
 use super::{Place, PIECE_BYTES};
 use crate::agreement::AgreedNetwork;
+use crate::policy::RING_RANKS_WHOLE_BOUND;
 use crate::{Algorithm, Collective, Policy, ReduceOp, Request};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -60,13 +61,13 @@ pub(super) fn resolve(
                 let job = job_of(request, place);
                 let candidates = candidates(network).iter().copied();
                 candidates
-                    .filter(|candidate| is_fit(*candidate, request, place))
+                    .filter(|candidate| is_fit(*candidate, request, place, agreed))
                     .min_by_key(|candidate| job.time(*candidate, network))
                     .unwrap_or(Algorithm::Transpose)
             }
             None => {
                 let shard = request.output.len() / place.world_size as usize;
-                let large = shard >= RING_SHARD_BYTES_MIN && is_fit(Algorithm::Ring, request, place);
+                let large = shard >= RING_SHARD_BYTES_MIN && is_fit(Algorithm::Ring, request, place, None);
                 if large {
                     Algorithm::Ring
                 } else {
@@ -93,13 +94,21 @@ fn can_be_weighted(request: &Request, place: Place) -> bool {
     place.world_size > 2 && fits && !request.policy.gather.may_lose()
 }
 
+// claim: auto/shared-cores
+/// Whether a ring of so many ranks may lose partial sums: few of them, or any number where a transpose costs more processor time and what
+/// could be lost is not.
+fn may_be_tolerant_ring(world_size: u32, agreed: Option<&AgreedNetwork>) -> bool {
+    let is_spared = |known: &AgreedNetwork| known.shares_cores && known.packet_loss.max(known.loss) <= 0.0;
+    world_size <= RING_RANKS_WHOLE_BOUND || agreed.is_some_and(is_spared)
+}
+
 /// Whether a schedule does to the values what the request allows.
-fn is_fit(algorithm: Algorithm, request: &Request, place: Place) -> bool {
+fn is_fit(algorithm: Algorithm, request: &Request, place: Place, agreed: Option<&AgreedNetwork>) -> bool {
     let Policy { after_first_pass, gather, .. } = request.policy;
     let (exact, half) = (request.policy.is_exact(), rounds_sums(request));
-    let few = place.world_size <= TOLERANT_RING_RANKS_MAX && after_first_pass;
+    let tolerant = after_first_pass && may_be_tolerant_ring(place.world_size, agreed);
     match algorithm {
-        Algorithm::Ring => place.world_size > 2 && !half && !gather.may_lose() && (exact || few),
+        Algorithm::Ring => place.world_size > 2 && !half && !gather.may_lose() && (exact || tolerant),
         Algorithm::HalvingDoubling => {
             place.world_size > 2 && !half && exact && request.output.len() <= HALVING_BYTES_MAX
         }
@@ -128,17 +137,20 @@ fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<&Agree
         line += ", by size: nothing is measured yet";
         return line;
     };
-    let AgreedNetwork { rtt, rate, packet_loss, links, .. } = network;
+    let AgreedNetwork { rtt, rate, packet_loss, links, shares_cores, .. } = network;
     let megabits = *rate as f64 * 8e-6;
     let lost = packet_loss * 100.0;
     _ = write!(line, ", by cost at a round trip of {rtt:?}, {megabits:.0} Mbit/s, {lost:.2} % lost");
     if let Some(links) = links {
         _ = write!(line, ", {}", links.describe());
     }
+    if *shares_cores {
+        line += ", more ranks than cores on a host";
+    }
     line.push(':');
     for candidate in candidates(network) {
         let time = job_of(request, place).time(*candidate, network);
-        let fit = if is_fit(*candidate, request, place) { "" } else { " (not for these values)" };
+        let fit = if is_fit(*candidate, request, place, agreed) { "" } else { " (not for these values)" };
         _ = write!(line, " {candidate:?} {time:.1?}{fit};");
     }
     line.pop();
@@ -153,8 +165,6 @@ fn candidates(network: &AgreedNetwork) -> &'static [Algorithm] {
     &ALL[..ALL.len() - alike]
 }
 
-/// A lost packet takes half of the ranks' values with it on average: two of four.
-const TOLERANT_RING_RANKS_MAX: u32 = 4;
 /// Below this the round trips of the ring's steps outweigh what flows cost each other.
 const RING_SHARD_BYTES_MIN: usize = 128 << 10;
 /// Smaller ones are not cut into portions enough for all.
@@ -244,6 +254,37 @@ mod tests {
         assert_eq!(chosen(Dtype::Bf16, Policy::RELIABLE, 32, &near), Algorithm::Transpose);
         assert_eq!(chosen(Dtype::F32, Policy::AUTO, 32, &near), Algorithm::Transpose);
         assert_eq!(chosen(Dtype::F32, Policy::DLCP, 4, &near), Algorithm::Transpose);
+    }
+
+    // test of: auto/shared-cores
+    #[test]
+    fn many_ranks_share_a_tolerant_ring_only_where_they_share_cores_and_nothing_is_lost() {
+        let mut memory = vec![0; 25 << 20];
+        let mut chosen = |dtype, policy, change: &dyn Fn(&mut AgreedNetwork)| {
+            let mut network = AgreedNetwork::lossless(Duration::from_micros(200), 1_250_000_000);
+            network.shares_cores = true;
+            change(&mut network);
+            let request = all_reduce(&mut memory, dtype, policy);
+            let (algorithm, why) = Chooser::default().choose(&request, place(8), Some(&network));
+            let says_so = why.is_some_and(|why| why.contains("more ranks than cores"));
+            assert_eq!(says_so, network.shares_cores);
+            algorithm
+        };
+        let as_it_is = |_: &mut AgreedNetwork| {};
+        assert_eq!(chosen(Dtype::F32, Policy::AUTO, &as_it_is), Algorithm::Ring);
+        for change in [
+            |network: &mut AgreedNetwork| network.shares_cores = false,
+            |network: &mut AgreedNetwork| network.packet_loss = 1e-6,
+            |network: &mut AgreedNetwork| network.loss = 1e-6,
+        ] {
+            assert_eq!(chosen(Dtype::F32, Policy::AUTO, &change), Algorithm::Transpose);
+        }
+        let at_once = Policy { after_first_pass: false, ..Policy::AUTO };
+        for (dtype, policy) in
+            [(Dtype::Bf16, Policy::AUTO), (Dtype::F32, Policy::DLCP), (Dtype::F32, at_once)]
+        {
+            assert_eq!(chosen(dtype, policy, &as_it_is), Algorithm::Transpose);
+        }
     }
 
     // test of: auto/slow-links

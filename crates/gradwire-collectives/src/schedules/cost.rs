@@ -13,6 +13,9 @@
 //!   ring              2 (N - 1)      S / N    2 (N - 1)     2 (N - 1) / N * S    one flow on each link
 //!   halving-doubling  2 log2 P       S / 2    2 log2 P      2 (P - 1) / P * S    P: the power of two up to N; a rank beyond
 //!                     + 2 if N > P            + 2           + 2 S                it hands all of S over, and back
+//!
+//!   where ranks share cores: R is at most RATE_SHARED, a transpose's spread grows by FLOW_SHARED with each flow,
+//!   and rtt is what a step costs in turns for a core: STEP_SHARED, and what is beyond RTT_SHARED
 //! ```
 //!
 //! Where some links are slower than most, the slowest of them has R less, but in a weighted transpose, which is a candidate only there: a
@@ -28,7 +31,7 @@
 //! tolerant call loses there is nobody's, where the owner in a transpose always has its own value.
 //!
 //! Constants are fitted to the simulator (`sim/tests/cost.rs` holds the choice against the best of all schedules); what a
-//! message costs was measured on real sockets (docs/performance.md).
+//! message costs was measured on real sockets (docs/performance.md), and so were those of ranks that share cores.
 
 use super::weighted;
 use crate::agreement::AgreedNetwork;
@@ -71,8 +74,8 @@ impl Job {
         let plan = match algorithm {
             Algorithm::Ring => self.ring(),
             Algorithm::HalvingDoubling => self.halving(),
-            Algorithm::WeightedTranspose => self.weighted(network.links.as_ref()),
-            _ => self.transpose(),
+            Algorithm::WeightedTranspose => self.weighted(network),
+            _ => self.transpose(network.shares_cores),
         };
         plan.time(&self.bounded_in(algorithm, network), network)
     }
@@ -96,11 +99,20 @@ impl Job {
         2.0 * (self.ranks() - 1.0) / self.ranks() * self.bytes as f64
     }
 
-    fn transpose(&self) -> Plan {
+    /// What crosses a link takes so many times as long where it is that of a transpose.
+    fn spread(&self, shares_cores: bool) -> f64 {
+        if self.incast <= 1 {
+            return SPREAD_ONE_FLOW;
+        }
+        let further = if shares_cores { f64::from(self.incast.min(FLOWS_MEASURED) - 1) } else { 0.0 };
+        SPREAD_TRANSPOSE.max(SPREAD_ONE_FLOW * (1.0 + FLOW_SHARED * further))
+    }
+
+    fn transpose(&self, shares_cores: bool) -> Plan {
         let others = self.ranks() - 1.0;
         let rounds = (others / f64::from(self.incast.max(1))).ceil().max(1.0);
         let shard = self.bytes as f64 / self.ranks();
-        let spread = if self.incast > 1 { SPREAD_TRANSPOSE } else { SPREAD_ONE_FLOW };
+        let spread = self.spread(shares_cores);
         Plan {
             steps: 2.0 * rounds,
             shard,
@@ -112,8 +124,9 @@ impl Job {
         }
     }
 
-    fn weighted(&self, links: Option<&LinkShares>) -> Plan {
-        let transpose = Self { incast: self.world_size.max(2) - 1, ..*self }.transpose();
+    fn weighted(&self, network: &AgreedNetwork) -> Plan {
+        let transpose = Self { incast: self.world_size.max(2) - 1, ..*self }.transpose(network.shares_cores);
+        let links = network.links.as_ref();
         Plan {
             messages: weighted::PORTIONS_OF_EACH as f64 * transpose.messages,
             at_typical_rate: links.map(|links| weighted::bytes_in_time(self.world_size, self.bytes, links)),
@@ -162,7 +175,7 @@ struct Plan {
 
 impl Plan {
     fn time(&self, job: &Job, network: &AgreedNetwork) -> Duration {
-        let rtt = network.rtt.as_secs_f64();
+        let (rtt, rate) = pace(network);
         let (paced, granted) = (self.shard > AT_ONCE_BYTES, self.asks && self.shard > EAGER_BYTES);
         let trips = 0.5 + if paced { 0.5 } else { 0.0 } + if granted { 0.5 } else { 0.0 };
         let loss = f64::from(network.packet_loss);
@@ -171,7 +184,7 @@ impl Plan {
         let repair = REPAIR_RTTS * repaired * rounds(loss, packets);
         let seconds = self.steps * rtt * (trips + repair)
             + self.messages * MESSAGE.as_secs_f64()
-            + self.at_typical_rate(network) * self.spread / network.rate.max(1) as f64;
+            + self.at_typical_rate(network) * self.spread / rate.max(1) as f64;
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
@@ -181,6 +194,15 @@ impl Plan {
         let slowest = network.links.as_ref().map_or(1.0, LinkShares::slowest);
         self.at_typical_rate.unwrap_or(self.crossing / slowest)
     }
+}
+
+/// What a step waits for, in seconds, and bytes per second of a link.
+fn pace(network: &AgreedNetwork) -> (f64, u64) {
+    let AgreedNetwork { rtt, rate, shares_cores, .. } = *network;
+    if !shares_cores {
+        return (rtt.as_secs_f64(), rate);
+    }
+    ((STEP_SHARED + rtt.saturating_sub(RTT_SHARED)).as_secs_f64(), rate.min(RATE_SHARED))
 }
 
 /// Expected rounds of repair until none of `packets` is missing: the sum over k of 1 - (1 - p^k)^n.
@@ -206,6 +228,20 @@ const ROUNDS_MAX: i32 = 20;
 const SPREAD_ONE_FLOW: f64 = 1.1;
 /// Of several, all wait for the one that ends last.
 const SPREAD_TRANSPOSE: f64 = 1.2;
+/// What each further flow at once adds to the processor time of a byte, which is what ranks that share cores wait for: 25 MB among 4 and 8
+/// of them on 2 cores took 2.97 and 8.5 s/GB by transpose, 2.66 and 6.25 by ring, whose links have one flow each.
+const FLOW_SHARED: f64 = 0.06;
+/// Flows at once among those 8; what more of them cost was not measured, so no more is assumed.
+const FLOWS_MEASURED: u32 = 7;
+/// The ring among those 4 moved so much over each link. The fastest connection is sent on at up to twice that, while others wait for the
+/// core.
+const RATE_SHARED: u64 = 1_250_000_000;
+/// What a round trip between ranks that share cores is taken for, while it is below [`RTT_SHARED`] (60 to 600 us were measured there): a
+/// step that waits leaves the core to others, and one that goes on has to get it back. The steps that a ring has more of cost 60 us
+/// each in calls of 0.25 MB and up to 170 us in calls of 1 and 4 MB.
+const STEP_SHARED: Duration = Duration::from_micros(150);
+/// The part of a round trip that is waiting for a core; what is beyond it is the network's.
+const RTT_SHARED: Duration = Duration::from_micros(600);
 /// As one flow, and a step waits for the larger of two halves.
 const SPREAD_HALVING: f64 = 1.2;
 /// Two system calls and a wake-up for a message of its own.
@@ -239,6 +275,56 @@ mod tests {
         assert!(ratio(job(64 << 10, 4), &network(10_000, 12_500_000, 0.0)) > 1.0);
         assert!(ratio(job(MB, 4), &network(10_000, 12_500_000, 0.0)) > 1.0);
         assert!(ratio(job(4 * MB, 4), &network(10_000, 125_000_000, 0.01)) > 1.0);
+    }
+
+    // test of: auto/shared-cores
+    #[test]
+    fn where_ranks_share_cores_large_sums_go_round_a_ring_as_was_measured() {
+        // 0.25 MB to 25 MB on 2 cores; 4 MB took as long either way among 4.
+        let measured = [
+            (8, 250_000, false),
+            (8, 1_000_000, false),
+            (8, 4_000_000, true),
+            (8, 25_000_000, true),
+            (4, 250_000, false),
+            (4, 1_000_000, false),
+            (4, 25_000_000, true),
+        ];
+        for (ranks, bytes, is_ring) in measured {
+            for (rtt_us, rate_mb) in
+                [60, 200, 600].into_iter().flat_map(|rtt| [500, 1_250, 2_500].map(|r| (rtt, r)))
+            {
+                let alike = network(rtt_us, rate_mb * 1_000_000, 0.0);
+                let shared = AgreedNetwork { shares_cores: true, ..alike };
+                let ratio = ratio(job(bytes, ranks), &shared);
+                assert_eq!(
+                    ratio < 1.0,
+                    is_ring,
+                    "{ranks} ranks, {bytes} bytes, {rtt_us} us, {rate_mb} MB/s: {ratio}"
+                );
+            }
+        }
+        let shared = AgreedNetwork { shares_cores: true, ..network(200, 1_250_000_000, 0.0) };
+        for (ranks, least, most) in [(4, 0.87, 0.92), (8, 0.73, 0.77)] {
+            // 1.1 and 1.35 times as long by transpose.
+            let ratio = ratio(job(25_000_000, ranks), &shared);
+            assert!((least..most).contains(&ratio), "{ranks}: {ratio}");
+        }
+    }
+
+    // test of: auto/shared-cores
+    #[test]
+    fn shared_cores_do_not_hide_that_ranks_are_far_from_each_other() {
+        let shared = AgreedNetwork { shares_cores: true, ..network(20_000, 1_250_000_000, 0.0) };
+        assert!(ratio(job(25_000_000, 8), &shared) > 1.0);
+    }
+
+    #[test]
+    fn one_flow_at_a_time_costs_no_more_where_cores_are_shared() {
+        let one = Job { incast: 1, ..job(25_000_000, 8) };
+        assert!(one.transpose(true).spread <= one.transpose(false).spread);
+        assert!(job(MB, 8).transpose(true).spread > job(MB, 8).transpose(false).spread);
+        assert!(job(MB, 64).transpose(true).spread <= job(MB, 8).transpose(true).spread);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use super::tolerant::View;
 use crate::record::count;
+use crate::watch::ring_share;
 use crate::Violation;
-use gradwire_collectives::PeerDelivery;
+use gradwire_collectives::{DeadlineRule, PeerDelivery};
 use gradwire_core::Contract;
 
 impl View<'_> {
@@ -29,10 +30,37 @@ impl View<'_> {
         self.check_contributors_of_all()
     }
 
-    fn check_least(&self, peer: &PeerDelivery, (from, to): (usize, usize)) -> Result<(), Violation> {
+    /// Of the partial sums that come from its neighbour in a ring a rank misses no more than the bound for so many ranks allows, or what
+    /// ends the wait whatever is there.
+    pub(super) fn check_steps(&self) -> Result<(), Violation> {
+        let share = ring_share(self.reports.len());
+        for (to, report) in self.reports.iter().enumerate() {
+            report.peers.iter().try_for_each(|peer| {
+                self.check_received(peer, (peer.rank as usize, to), self.least_of_a_transfer(share))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What a transfer ends with at least, where so much of the loss bound holds for it.
+    fn least_of_a_transfer(&self, share: f32) -> f32 {
         let policy = &self.plan.policy;
         let soft = policy.soft.map_or(1.0, |soft| soft.min_fraction);
-        let least = (1.0 - policy.loss_bound).min(soft).min(policy.floor);
+        let has_deadline = policy.deadline != DeadlineRule::Never || policy.deadline_max.is_some();
+        let floor = if has_deadline || policy.early.is_some() { policy.floor } else { 1.0 };
+        (1.0 - policy.loss_bound * share).min(soft).min(floor)
+    }
+
+    fn check_least(&self, peer: &PeerDelivery, pair: (usize, usize)) -> Result<(), Violation> {
+        self.check_received(peer, pair, self.least_of_a_transfer(1.0))
+    }
+
+    fn check_received(
+        &self,
+        peer: &PeerDelivery,
+        (from, to): (usize, usize),
+        least: f32,
+    ) -> Result<(), Violation> {
         let width = self.plan.dtype.bytes() as u64;
         let PeerDelivery { elems_expected: expected, elems_received: received, closed_by, .. } = *peer;
         let bound = Contract::needed(expected * width, least) / width;

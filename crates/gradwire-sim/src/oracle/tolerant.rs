@@ -22,6 +22,9 @@ use std::ops::Range;
 
 pub(super) fn check(world: &World, op: usize) -> Result<(), Violation> {
     let view = View::new(world, op);
+    if view.is_ring() {
+        view.check_steps()?;
+    }
     if view.is_rotated() {
         // Of what is filled in every element has a part.
         if view.reports.iter().all(|report| report.filled.is_empty()) {

@@ -158,6 +158,7 @@ fn draw_host(rng: &mut Rng, network: &NetworkOptions, world_size: usize) -> Host
         incast: rng.pick(&[None, None, Some(1), Some(2), Some(3)]),
         exchange: ExchangePlan::DEFAULT,
         servers: Servers::EVERY_RANK,
+        shares_cores: false,
     };
     // Nor may it be shorter than the slowest link's queue: a full buffer, or the fewest packets of all paths to all ranks.
     let least_bytes = 2 * u64::from(host.paths) * host.datagram_bytes as u64 * world_size as u64;

@@ -74,6 +74,8 @@ pub struct HostOptions {
     pub exchange: ExchangePlan,
     /// Who reduces in an all-reduce over parameter servers.
     pub servers: Servers,
+    /// Whether the last rank that calls says that its host has more ranks than cores.
+    pub shares_cores: bool,
 }
 
 impl Scenario {
@@ -280,6 +282,7 @@ impl Default for HostOptions {
             incast: None,
             exchange: ExchangePlan::DEFAULT,
             servers: Servers::EVERY_RANK,
+            shares_cores: false,
         }
     }
 }

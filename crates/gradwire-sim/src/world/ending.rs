@@ -140,6 +140,7 @@ impl World {
             trace_hash: self.trace.hash(),
             network: self.network.stats(),
             op_times: (0..self.scenario.ops.len()).map(|op| self.op_time(op)).collect(),
+            op_names: (0..self.scenario.ops.len()).map(|op| self.op_name(op)).collect(),
             verdicts: self.ranks.iter().map(verdict).collect(),
             elems_uncounted: uncounted.sum(),
             bytes_sent: reports.iter().map(|report| report.bytes_sent).sum(),
@@ -159,6 +160,12 @@ impl World {
             .map(|run| run.finished.as_ref().filter(|end| end.outcome.is_ok()).map(|end| end.at))
             .collect();
         Some(ends?.into_iter().max()?.since(start))
+    }
+
+    /// As the first rank that ended it tells it.
+    fn op_name(&self, op: usize) -> Option<String> {
+        let finished = self.ranks.iter().filter_map(|rank| rank.runs[op].as_ref()?.finished.as_ref());
+        finished.filter_map(|end| end.outcome.as_ref().ok()).map(|report| report.collective.clone()).next()
     }
 
     /// Whether the ranks that take part in a collective all ended it well.

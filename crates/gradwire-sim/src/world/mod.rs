@@ -63,6 +63,8 @@ pub struct Summary {
     pub network: NetworkStats,
     /// For each collective, from the first submission to the last rank's end; `None` when it failed, as it had to.
     pub op_times: Vec<Option<Duration>>,
+    /// For each collective its name, with the schedule of an all-reduce; `None` as above.
+    pub op_names: Vec<Option<String>>,
     /// For each rank, which one it called lost.
     pub verdicts: Vec<Option<u32>>,
     /// Contributions that tolerant reductions left out, in elements.
@@ -115,7 +117,7 @@ impl World {
         let mut world = Self {
             ended: vec![0; scenario.ops.len()],
             saboteur: Saboteur::new(scenario.sabotage),
-            watch: Watch::new(scenario.host.paths),
+            watch: Watch::new(scenario.host.paths, scenario.world_size),
             path_watch: PathWatch::new(
                 scenario.host.paths,
                 scenario.judges_paths && scenario.host.spray == Spray::Adaptive,
