@@ -51,6 +51,7 @@ pub(super) fn swarm(seed: u64) -> Scenario {
     draw_paths(&mut root.fork(7), &mut scenario);
     scenario.host.exchange = draw_exchange(&mut root.fork(9));
     draw_servers(&mut root.fork(12), &mut scenario);
+    draw_shared_cores(&mut root.fork(13), &mut scenario);
     scenario
 }
 
@@ -178,6 +179,21 @@ fn draw_exchange(rng: &mut Rng) -> ExchangePlan {
     }
     let every = rng.below(2..5);
     ExchangePlan { first: rng.below(0..3), every, lag: rng.below(1..every + 1) }
+}
+
+/// In half of the runs with more than four ranks they share cores, so that all may share a tolerant ring: weighted transposes of it choose
+/// for themselves, or are such a ring whatever they would choose.
+fn draw_shared_cores(rng: &mut Rng, scenario: &mut Scenario) {
+    if scenario.world_size <= 4 || !rng.chance(0.5) {
+        return;
+    }
+    scenario.host.shares_cores = true;
+    for op in &mut scenario.ops {
+        if op.kind == OpKind::AllReduce(Algorithm::WeightedTranspose) {
+            let is_ring = !op.policy.gather.may_lose() && rng.chance(0.5);
+            op.kind = OpKind::AllReduce(if is_ring { Algorithm::Ring } else { Algorithm::Auto });
+        }
+    }
 }
 
 fn is_mild(network: &NetworkOptions) -> bool {
