@@ -8,8 +8,9 @@ use crate::active::{ActiveGroup, InFlight};
 use crate::busy_poll::BusyPoll;
 use crate::chaos::Chaos;
 use crate::code_points::CodePoints;
+use crate::cores::Cores;
 use crate::flood::{FloodWatch, Traffic};
-use crate::giving_way::{share_cores, GivingWay};
+use crate::giving_way::GivingWay;
 use crate::inlet::Inlet;
 use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
@@ -53,7 +54,7 @@ pub(crate) struct Driver {
     busy_poll: BusyPoll,
     giving_way: GivingWay,
     /// How many cores the process may use.
-    cores: usize,
+    cores: Cores,
     flood: FloodWatch,
     /// What was nobody's, or not authentic, so far.
     refused: Traffic,
@@ -79,7 +80,7 @@ impl Driver {
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: Cores::read(),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
             ending: Ending::Running,
@@ -276,8 +277,8 @@ impl Driver {
             let Some(group) = &mut self.groups[place] else { continue };
             group.handle_timeout(self.now);
             group.succeed(self.now, (&mut self.routes, place as u32));
-            self.giving_way.on_ranks(group.ranks_here(), self.cores);
-            group.set_shares_cores(share_cores(group.ranks_here(), self.cores));
+            self.giving_way.on_ranks(group.ranks_here(), self.cores.of_process);
+            group.set_shares_cores(self.cores.are_shared_by(group.ranks_here()));
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;

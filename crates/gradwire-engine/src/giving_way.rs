@@ -27,11 +27,6 @@ const TIMER_MIN: Duration = Duration::from_micros(20);
 /// A turn that comes back sooner was used by nobody: an interrupt and two changes of threads take less.
 const USED_MIN: Duration = Duration::from_micros(50);
 
-/// Whether so many ranks of a group on this host share its cores, of which this process may use so many.
-pub(crate) const fn share_cores(ranks_here: usize, cores: usize) -> bool {
-    ranks_here > cores
-}
-
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct GivingWay {
@@ -51,7 +46,7 @@ impl GivingWay {
     /// A group, or an epoch of one, has so many ranks on this host, which has so many cores for this process. What it decides holds
     /// for as long as the thread lives: the ranks of one group are those of the next.
     pub(crate) fn on_ranks(&mut self, ranks_here: usize, cores: usize) {
-        self.is_on |= self.setting == GiveWay::Auto && share_cores(ranks_here, cores);
+        self.is_on |= self.setting == GiveWay::Auto && ranks_here > cores;
     }
 
     /// Something has come.

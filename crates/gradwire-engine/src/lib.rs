@@ -12,6 +12,7 @@ mod busy_poll;
 mod chaos;
 mod code_points;
 mod config;
+mod cores;
 mod driver;
 mod engine;
 mod error;

@@ -285,16 +285,20 @@ impl Transfer {
     }
 }
 
-/// What a transfer may lose. Of those that `auto` chooses from only a ring hands on more than one rank's values: among more than four ranks
-/// it may lose as many times less.
+/// What a transfer may lose.
 fn bound_of(plan: &OpPlan, opening: &Opening, world_size: usize) -> f32 {
+    // No other collective that may lose anything has an algorithm.
     let is_ring = opening.descriptor[3] & !ROTATED == Algorithm::Ring as u8;
-    plan.policy.loss_bound * if is_ring { ring_share(world_size) } else { 1.0 }
+    if is_ring {
+        ring_bound(plan.policy.loss_bound, world_size)
+    } else {
+        plan.policy.loss_bound
+    }
 }
 
-/// The part of a loss bound that holds for each transfer of a ring.
-pub(crate) fn ring_share(world_size: usize) -> f32 {
-    (4.0 / world_size as f32).min(1.0)
+/// What of a loss bound holds for each transfer of a ring: among more than four ranks as many times less.
+pub(crate) fn ring_bound(loss_bound: f32, world_size: usize) -> f32 {
+    loss_bound * 4.0 / world_size.max(4) as f32
 }
 
 /// Beside the schedule in its byte of the descriptor.

@@ -49,7 +49,7 @@ def add_bridge(name: str, mtu_bytes: int, settings: str = "") -> None:
     """
     ip(f"link add {name} type bridge {settings}", f"link set {name} up mtu {mtu_bytes}")
     for filters in ("iptables", "ip6tables", "arptables"):
-        with suppress(OSError):  # a kernel without them has nothing to switch off
+        with suppress(FileNotFoundError):  # a kernel without them has nothing to switch off
             Path(f"/proc/sys/net/bridge/bridge-nf-call-{filters}").write_text("0")
 
 

@@ -91,6 +91,9 @@ fn push_run(peer: &Peer, ops: &mut Ops, run: &TransmitRun, sink: &mut dyn Transm
             return debug_assert!(false, "{transfer:?} has no bytes at {}", rest.offset);
         };
         let count = payload.len() / run.bytes;
+        if count == 0 {
+            return debug_assert!(false, "{transfer:?} has chunks of more than {} bytes", run.bytes);
+        }
         rest.header.weight = weight;
         sink.push_run(peer.rank, &TransmitRun { count, ..rest }, payload);
         rest = rest.behind(count);

@@ -6,6 +6,7 @@
 //! What differs in more ends such a piece, and leaves by itself: the first packet and the last one, a critical one, one that asks for an
 //! acknowledgement, the first of the last percent.
 
+use super::outbound::Choice;
 use super::Connection;
 use crate::recovery::SentPacket;
 use crate::{Body, Flags, Mark, Timestamp, Transmit};
@@ -76,6 +77,10 @@ impl Connection {
         }
         let send = &self.sends[index];
         let (chunk, alike) = send.alike_ahead(u32::try_from(most).unwrap_or(u32::MAX))?;
+        debug_assert!(
+            self.is_next(now, Choice { send: index, chunk, again: false }),
+            "{chunk} would not be chosen"
+        );
         let (transfer, bytes, offset) =
             (send.request.transfer, send.grid.len(chunk), send.grid.offset(chunk));
         let is_in_last_percent = send.is_in_last_percent(chunk);
@@ -86,6 +91,11 @@ impl Connection {
             return None;
         }
         self.sends[index].on_sent_run(chunk, count);
+        let next = Choice { send: index, chunk: chunk + count, again: false };
+        debug_assert!(
+            count == alike || self.is_next(now, next),
+            "{count} of {alike} leave, and another would be chosen"
+        );
         self.count_sent(&first, count);
         let mut flags = if is_in_last_percent { Flags::LAST_PERCENTILE } else { Flags::NONE };
         let mark = self.mark_data(index, chunk, (false, count), &mut flags);

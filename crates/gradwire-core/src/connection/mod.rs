@@ -376,7 +376,9 @@ impl Connection {
         self.paths.learn(index, &outcome);
         // What left in a run arrives in one, mostly.
         let is_next = |one: &SentPacket, next: &SentPacket| {
-            next.transfer == one.transfer && next.chunk != COPY && next.chunk == one.chunk.wrapping_add(1)
+            next.transfer == one.transfer
+                && next.chunk != COPY
+                && one.chunk.checked_add(1) == Some(next.chunk)
         };
         for run in outcome.acked.chunk_by(is_next).filter(|run| run[0].chunk != COPY) {
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == run[0].transfer) {

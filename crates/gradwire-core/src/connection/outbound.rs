@@ -29,10 +29,10 @@ const COPY_TRANSFER: TransferId = TransferId(u32::MAX);
 
 /// A data packet that may leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Choice {
-    send: usize,
-    chunk: u32,
-    again: bool,
+pub(super) struct Choice {
+    pub(super) send: usize,
+    pub(super) chunk: u32,
+    pub(super) again: bool,
 }
 
 impl Connection {
@@ -281,7 +281,7 @@ impl Connection {
     }
 
     /// Whether the whole way would come to the same.
-    fn is_next(&self, now: Timestamp, choice: Choice) -> bool {
+    pub(super) fn is_next(&self, now: Timestamp, choice: Choice) -> bool {
         let has_control = self.ack_requested.is_some()
             || self.paths.ack_due(now).is_some()
             || !self.status_due.is_empty()

@@ -172,6 +172,7 @@ impl Pair {
         let datagram = assemble(transmit, scratch, &self.ends[from].outgoing);
         assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
         let dice = self.random();
+        runs::note(transmit);
         self.sent += 1;
         if !(self.lose)(&transmit.header, dice) {
             self.free_at = self.free_at.max(self.now) + self.packet_time;

@@ -166,6 +166,7 @@ impl Batch {
     ) {
         let bytes = HEADER_BYTES + run.bytes;
         assert!(self.room_for(bytes, run.count) == run.count, "a full batch was pushed to");
+        debug_assert_eq!(payload.len(), run.bytes * run.count);
         let slot = Slot {
             to,
             octet,

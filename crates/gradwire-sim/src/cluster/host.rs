@@ -84,11 +84,6 @@ impl TransmitSink for Nic<'_> {
         self.fabric.nic_bytes(self.place) < self.room_bytes
     }
 
-    fn room_for(&self, _peer: u32, bytes: usize, most: usize) -> usize {
-        let left = self.room_bytes.saturating_sub(self.fabric.nic_bytes(self.place));
-        usize::try_from(left.div_ceil(bytes as u64)).map_or(most, |fit| most.min(fit))
-    }
-
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
         let (ranks, to) = (self.places.len(), self.circle.rank_of(peer as usize));
         let level = self.node as usize / ranks;

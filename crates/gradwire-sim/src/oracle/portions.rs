@@ -2,7 +2,7 @@
 
 use super::tolerant::View;
 use crate::record::count;
-use crate::watch::ring_share;
+use crate::watch::ring_bound;
 use crate::Violation;
 use gradwire_collectives::{DeadlineRule, PeerDelivery};
 use gradwire_core::Contract;
@@ -33,26 +33,27 @@ impl View<'_> {
     /// Of the partial sums that come from its neighbour in a ring a rank misses no more than the bound for so many ranks allows, or what
     /// ends the wait whatever is there.
     pub(super) fn check_steps(&self) -> Result<(), Violation> {
-        let share = ring_share(self.reports.len());
+        let least = self.least_of_a_transfer(ring_bound(self.plan.policy.loss_bound, self.reports.len()));
         for (to, report) in self.reports.iter().enumerate() {
-            report.peers.iter().try_for_each(|peer| {
-                self.check_received(peer, (peer.rank as usize, to), self.least_of_a_transfer(share))
-            })?;
+            report
+                .peers
+                .iter()
+                .try_for_each(|peer| self.check_received(peer, (peer.rank as usize, to), least))?;
         }
         Ok(())
     }
 
-    /// What a transfer ends with at least, where so much of the loss bound holds for it.
-    fn least_of_a_transfer(&self, share: f32) -> f32 {
+    /// What a transfer ends with at least that may lose so much.
+    fn least_of_a_transfer(&self, loss_bound: f32) -> f32 {
         let policy = &self.plan.policy;
         let soft = policy.soft.map_or(1.0, |soft| soft.min_fraction);
         let has_deadline = policy.deadline != DeadlineRule::Never || policy.deadline_max.is_some();
         let floor = if has_deadline || policy.early.is_some() { policy.floor } else { 1.0 };
-        (1.0 - policy.loss_bound * share).min(soft).min(floor)
+        (1.0 - loss_bound).min(soft).min(floor)
     }
 
     fn check_least(&self, peer: &PeerDelivery, pair: (usize, usize)) -> Result<(), Violation> {
-        self.check_received(peer, pair, self.least_of_a_transfer(1.0))
+        self.check_received(peer, pair, self.least_of_a_transfer(self.plan.policy.loss_bound))
     }
 
     fn check_received(

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{ChunkSet, TransferTags};
 use std::cell::{Cell, RefCell};
+use std::string::String;
 use std::thread_local;
 
 thread_local! {
@@ -15,7 +16,7 @@ thread_local! {
     /// Datagrams that were given many at once.
     static AT_ONCE: Cell<u32> = const { Cell::new(0) };
     /// All that left.
-    static LEFT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    static LEFT: RefCell<Vec<Transmit>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Called before each datagram is asked for.
@@ -40,20 +41,24 @@ pub(super) fn poll_at_once(connection: &mut Connection, now: Timestamp) -> Vec<T
     (0..run.count).map(|place| run.packet(place)).collect()
 }
 
+/// Called for each datagram that leaves.
+pub(super) fn note(transmit: &Transmit) {
+    LEFT.with_borrow_mut(|left| left.push(*transmit));
+}
+
 /// Loses one datagram in twenty.
-fn note(header: &Header, dice: u64) -> bool {
-    LEFT.with_borrow_mut(|left| left.push(header.encode().to_vec()));
+fn one_in_twenty(_: &Header, dice: u64) -> bool {
     dice % 20 == 0
 }
 
 /// Transfers of every reliability, with critical packets and without, some more urgent, in both directions.
-fn all_that_leaves(ends_runs: bool, takes_many: bool) -> (Vec<Vec<u8>>, u32, u32) {
+fn all_that_leaves(ends_runs: bool, takes_many: bool) -> (Vec<Transmit>, [String; 2], [u32; 2]) {
     ENDS_RUNS.set(ends_runs);
     TAKES_MANY.set(takes_many);
     IN_RUNS.set(0);
     AT_ONCE.set(0);
     LEFT.with_borrow_mut(Vec::clear);
-    let mut pair = Pair::connected(note);
+    let mut pair = Pair::connected(one_in_twenty);
     let kinds = [Reliability::Exact, Reliability::Tolerant, Reliability::Deferred, Reliability::BestEffort];
     for transfer in 1..=12_u32 {
         let (from, critical_chunks) = (transfer as usize % 2, (transfer % 3) as u16);
@@ -80,7 +85,11 @@ fn all_that_leaves(ends_runs: bool, takes_many: bool) -> (Vec<Vec<u8>>, u32, u32
     });
     ENDS_RUNS.set(false);
     TAKES_MANY.set(true);
-    (LEFT.with_borrow(Clone::clone), IN_RUNS.get(), AT_ONCE.get())
+    let counted = pair
+        .ends
+        .each_ref()
+        .map(|end| std::format!("{:?} {:?}", end.connection.stats(), end.connection.path_stats()));
+    (LEFT.with_borrow(Clone::clone), counted, [IN_RUNS.get(), AT_ONCE.get()])
 }
 
 /// Some have important chunks, a few at a time.
@@ -91,10 +100,12 @@ fn tags_of(transfer: u32) -> TransferTags {
 
 #[test]
 fn what_leaves_in_runs_is_what_would_have_left_packet_by_packet() {
-    let (one_by_one, none, _) = all_that_leaves(true, false);
-    let (in_runs, followed, _) = all_that_leaves(false, false);
-    let (at_once, _, many) = all_that_leaves(false, true);
+    let (one_by_one, counted, [none, _]) = all_that_leaves(true, false);
+    let (in_runs, counted_in_runs, [followed, _]) = all_that_leaves(false, false);
+    let (at_once, counted_at_once, [_, many]) = all_that_leaves(false, true);
     assert_eq!(none, 0);
+    assert_eq!(counted, counted_in_runs);
+    assert_eq!(counted, counted_at_once);
     assert!(followed as usize > in_runs.len() / 2, "{followed} of {} datagrams", in_runs.len());
     assert!(in_runs == one_by_one, "{} and {} datagrams", in_runs.len(), one_by_one.len());
     assert!(many as usize > at_once.len() / 3, "{many} of {} datagrams", at_once.len());

@@ -1,0 +1,62 @@
+//! Processor cores: those that this process may use, and those of its host.
+//!
+//! Ranks that are bound to cores of their own, or limited to a part of a large host each, are more than the cores that each of them may
+//! use, and share none. Nobody knows from here which cores the others use, so what all ranks are told ([`Cores::are_shared_by`]) takes all cores of
+//! the host, which are certainly too few where ranks are more. What a thread does on its own takes its own.
+
+/// See the module's documentation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cores {
+    /// As affinity and control group of this process allow.
+    pub(crate) of_process: usize,
+    of_host: usize,
+}
+
+impl Cores {
+    pub(crate) fn read() -> Self {
+        let of_process = std::thread::available_parallelism().map_or(1, usize::from);
+        let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+        let of_host = online.ok().and_then(|list| count(&list)).unwrap_or(usize::MAX);
+        Self { of_process, of_host }
+    }
+
+    /// Whether so many ranks on this host certainly share cores. Of a host whose cores cannot be counted nothing is certain.
+    pub(crate) const fn are_shared_by(&self, ranks_here: usize) -> bool {
+        ranks_here > self.of_host
+    }
+}
+
+/// Numbers in a list as the kernel writes it: `0-3,8,10-11`.
+fn count(list: &str) -> Option<usize> {
+    let of = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    };
+    list.trim().split(',').map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_the_kernel_is_counted_and_anything_else_is_none() {
+        let counts = ["0-3,8,10-11\n", "0", "0-127\n"].map(count);
+        assert_eq!(counts, [Some(7), Some(1), Some(128)]);
+        assert_eq!(["", "\n", "a", "3-1", "0-", "1,,2"].map(count), [None; 6]);
+    }
+
+    #[test]
+    fn ranks_with_cores_of_their_own_share_none_though_each_may_use_fewer_than_they_are() {
+        let bound = Cores { of_process: 4, of_host: 64 };
+        assert!(!bound.are_shared_by(8) && !bound.are_shared_by(64) && bound.are_shared_by(65));
+        assert!(!Cores { of_process: 1, of_host: usize::MAX }.are_shared_by(1_000));
+    }
+
+    #[test]
+    fn this_host_has_at_least_the_cores_of_this_process() {
+        let cores = Cores::read();
+        assert!(cores.of_process >= 1 && cores.of_host >= cores.of_process, "{cores:?}");
+    }
+}
