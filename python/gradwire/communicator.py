@@ -113,7 +113,7 @@ class Communicator:
             tolerate_loss: a bounded share of the contributions may be left behind. Needs float32, bfloat16 or float16 and
                 `sum` or `mean`; the following arguments need it.
             preset: the rule: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
-            loss_bound: share of each transfer that may be missing, 0 to 0.9. None: the preset's.
+            loss_bound: share of each transfer that may be missing, 0 to 0.9; in a ring of N > 4 ranks 4 / N of it. None: the preset's.
             deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.
             residual: like `array`. What this rank's values that did not count still owe to the mean is written here at their
                 places, all else stays as it is: add it to the next array and clear it, and nothing is lost, only late.

@@ -119,7 +119,8 @@ class Config:
         "a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and bfloat16, whose partial "
         "sums it would round at every step: a transpose does, which sums in float32 and rounds once. `parameter_server`: see "
         "`servers`. `weighted_transpose`: ranks whose link is much slower than most, by what all have measured, sum less, or nothing; "
-        "`auto` takes it where that is the case.", choices=ALGORITHMS, everywhere=True)
+        "`auto` takes it where that is the case. `auto` also takes the ring for large sums where ranks share the cores of a host.",
+        choices=ALGORITHMS, everywhere=True)
     servers: int | None = _setting(None, int, "Parameter servers, where `algorithm` is `parameter_server`: each sums a part of "
         "every tensor. Unset: every rank (MLT's testbed), or one where they are dedicated (LTP's testbed).",
         low=1, high=16384, optional=True, everywhere=True)

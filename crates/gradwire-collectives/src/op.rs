@@ -34,7 +34,7 @@ const FETCHED_AHEAD: usize = 4096;
 /// not pay.
 const FETCHED_MAX: usize = 4 << 10;
 
-/// What is used soon after `bytes` at `start`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
+/// What is used soon after `bytes` at `start`, in packets of `packet_bytes`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
 /// them, and a processor guesses neither what the next system call reads nor what is written next.
 fn soon(start: usize, bytes: usize, packet_bytes: usize) -> Range<usize> {
     let start = start + packet_bytes.max(FETCHED_AHEAD);

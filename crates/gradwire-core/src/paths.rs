@@ -431,8 +431,10 @@ impl Paths {
     /// its own round trip is a guess, which may be a hundred times too long.
     fn silent_at(&self, index: usize) -> Timestamp {
         let path = &self.members[index].path;
-        let gap = || path.rtt.smoothed() / 2 + self.each.ack_delay_max;
-        path.news_at + if path.rtt.has_sample() { gap() } else { self.probe_timeout().0 }
+        let known = path.rtt.has_sample();
+        let gap =
+            if known { path.rtt.smoothed() / 2 + self.each.ack_delay_max } else { self.probe_timeout().0 };
+        path.news_at + gap
     }
 
     /// A question that left at `asked_at` over another path was answered: what had left `timeout` before that on this
@@ -549,13 +551,9 @@ impl Paths {
     /// What each path did and how it is.
     pub(crate) fn stats(&self) -> Vec<PathStats> {
         let all: u32 = self.members.iter().map(|member| member.recent).sum();
+        let rtt = |path: &Path| if path.rtt.has_sample() { path.rtt.smoothed() } else { Duration::ZERO };
         let of = |member: &Member| PathStats {
-            rtt_smoothed: member
-                .path
-                .rtt
-                .has_sample()
-                .then(|| member.path.rtt.smoothed())
-                .unwrap_or_default(),
+            rtt_smoothed: rtt(&member.path),
             round_trips: member.path.round_trips,
             share: if self.members.len() == 1 { 1.0 } else { member.recent as f32 / all.max(1) as f32 },
             trusted: member.health.is_trusted(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
@@ -328,6 +330,13 @@ def check_many_asynchronous_calls_end_in_order() -> None:
     for work in reversed(works):
         work.wait()
     same(tensors, [sum(numbers(t.numel(), rank=r) for r in range(WORLD_SIZE)) for t in tensors])
+
+
+def check_all_ranks_know_whether_they_share_the_cores_of_their_host() -> None:
+    for _ in range(60):  # the first exchange is the ninth collective, and holds from the forty-first on
+        dist.all_reduce(numbers(10))
+    cores = os.sysconf("SC_NPROCESSORS_ONLN")
+    assert gradwire.torch.stats()["group"]["agreed"]["shares_cores"] == (cores < WORLD_SIZE)
 
 
 def check_a_destroyed_group_can_be_formed_again() -> None:
