@@ -25,6 +25,7 @@ impl ToldIncast {
         self.told
     }
 
+    // claim: auto/schedule-aware-incast
     /// An operation begins; `senders` is the most of all that run now. What is to be told, if that is something else than before.
     pub(super) fn on_begun(&mut self, senders: u32) -> Option<u32> {
         if self.begun == PERIOD {
@@ -62,6 +63,7 @@ const BUFFER_PACKETS: usize = 40;
 mod tests {
     use super::*;
 
+    // test of: auto/schedule-aware-incast
     #[test]
     fn the_most_is_told_at_once_and_forgotten_after_a_period_without_it() {
         let mut incast = ToldIncast::default();
