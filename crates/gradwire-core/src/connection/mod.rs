@@ -192,7 +192,9 @@ impl Connection {
         if let Some(index) = pregranted {
             self.pregrants.remove(index);
         }
-        if self.sends.is_empty() {
+        // What is new may be lost, whoever was asked in vain before: a peer that is late has nothing to say, and pauses grow. No post puts a
+        // question off that was not asked since the one before.
+        if self.sends.is_empty() || self.probe_backoff > 0 {
             self.note_progress(now);
         }
         let at = self.sends.partition_point(|send| send.request.priority <= request.priority);

@@ -52,3 +52,22 @@ fn what_is_lost_is_known_from_the_first_answer_though_other_questions_were_asked
     assert!(took <= pair.delay * 4 + Duration::from_millis(100), "it took {took:?}");
     assert!(pair.ends[0].connection.stats().probes_sent > 2, "the round trip is longer than several pauses");
 }
+
+// test of: auto/repaired-in-round-trips
+#[test]
+fn a_new_transfer_is_asked_about_soon_however_often_the_peer_had_nothing_to_say_of_an_earlier_one() {
+    let mut pair = Pair::connected(|header, _| {
+        let is_second = header.transfer == TransferId(2) && header.kind == Kind::Data;
+        is_second && !header.flags.contains(Flags::RETRANSMITTED)
+    });
+    // The peer has called neither.
+    pair.send(0, 1, pattern(100), Reliability::Exact);
+    let late = pair.now + Duration::from_millis(700);
+    pair.run_until(Duration::from_secs(1), |pair| pair.now >= late);
+    let started = pair.now;
+    pair.send(0, 2, pattern(100), Reliability::Exact);
+    let again = |pair: &Pair| pair.ends[0].connection.stats().packets_retransmitted > 0;
+    pair.run_until(Duration::from_secs(1), again);
+    let took = pair.now.since(started);
+    assert!(took <= DELAY * 2 * 7, "it took {took:?}");
+}
