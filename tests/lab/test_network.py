@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from gradwire.lab import LabError, switches
@@ -88,6 +89,15 @@ def test_loss_of_one_port_is_set_while_it_runs_and_hits_only_that_port(tmp_path,
     assert (before, clean, after) == (200, 400, 200)
     assert abs(lost - PACKETS / 4) < 4 * (PACKETS * 0.25 * 0.75) ** 0.5
     assert (counted, counted_other) == (lost, 0)
+
+
+def test_frames_that_cross_a_bridge_meet_no_packet_filters_of_ip(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, switch="nft")):
+            asked = Path("/proc/sys/net/bridge").glob("bridge-nf-call-*")  # none where the kernel has no such filters
+            return [path.read_text().strip() for path in asked]
+
+    assert set(in_sandbox(tmp_path, main)) <= {"0"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
