@@ -10,7 +10,6 @@ mod exposed;
 mod failure;
 mod point_to_point;
 mod serving;
-mod told_incast;
 mod transmit;
 mod waiting;
 
@@ -32,7 +31,6 @@ use gradwire_core::{
 use serving::Serving;
 use std::collections::VecDeque;
 use std::time::Duration;
-use told_incast::ToldIncast;
 
 /// A peer, as the group needs to know it.
 #[derive(Clone, Debug)]
@@ -126,8 +124,8 @@ pub struct Group {
     /// Number of the next call over dedicated servers, and of the oldest one that is not over.
     next_served: u64,
     oldest_served: u64,
-    /// What the connections were told about how many share a receiver.
-    told_incast: ToldIncast,
+    /// What the connections were last told about how many share a receiver.
+    told_incast: u32,
     chunk_bytes: usize,
     /// Of every random choice that all ranks make alike: they compare it when they connect.
     seed: u64,
@@ -226,7 +224,7 @@ impl Group {
             serving: None,
             next_served: 0,
             oldest_served: 0,
-            told_incast: ToldIncast::default(),
+            told_incast: 0,
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
             unconnected: peers.len(),

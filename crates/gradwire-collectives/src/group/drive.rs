@@ -1,6 +1,5 @@
 //! Starting collectives, carrying events to them, ending them.
 
-use super::told_incast::senders_of;
 use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::op::{Name, Op};
 use crate::ops::Ops;
@@ -134,11 +133,13 @@ impl Group {
             && !self.agreement.must_wait(queued.sequence)
     }
 
-    /// Tells the connections how many ranks send to one receiver.
+    /// Tells the connections how many ranks send to one receiver: the most of all operations so far. Rings alternate with
+    /// what everybody sends to everybody, and shares of a queue that change with every bucket waste the link.
     // claim: auto/schedule-aware-incast
     fn tell_incast(&mut self) {
-        let senders = self.ops.iter().map(|op| senders_of(op, self.chunk_bytes)).max().unwrap_or_default();
-        if let Some(senders) = self.told_incast.on_begun(senders) {
+        let senders = self.ops.iter().map(|op| op.senders).max().unwrap_or_default();
+        if senders > self.told_incast {
+            self.told_incast = senders;
             for slot in 0..self.peers.len() {
                 self.peers.connection_mut(slot).set_incast(senders);
             }
