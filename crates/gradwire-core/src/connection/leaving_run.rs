@@ -3,8 +3,8 @@
 //! New data of one transfer leaves in runs of dozens of packets at one moment. What was decided for the first of them holds for all that
 //! follow ([`Run`]), and most of them differ in number and place alone: these are counted, and handed out, as one
 //! (docs/performance.md says what that brings). The state afterwards is that of the connection that gave them one by one, to the last bit.
-//! What differs in more ends such a piece, and leaves by itself: the first packet and the last one, a critical one, one that asks for an
-//! acknowledgement, the first of the last percent.
+//! The first packet and the last one, a critical one and one that asks for an acknowledgement leave by themselves. Where the last percent
+//! begins, or important chunks do or end, another piece does.
 
 use super::outbound::Choice;
 use super::Connection;
