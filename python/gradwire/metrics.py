@@ -103,6 +103,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("engine", "sent_datagrams", "datagrams_sent", "Datagrams handed to the kernel."),
     _counter("engine", "sent_bytes", "bytes_sent", "UDP payload bytes handed to the kernel."),
     _counter("engine", "send_calls", "send_calls", "Send system calls."),
+    _counter(
+        "engine",
+        "apart_batches",
+        "batches_apart",
+        "Batches that the thread for it handed to the kernel (`send_thread`).",
+    ),
     _counter("engine", "received_datagrams", "datagrams_received", "Datagrams received."),
     _counter("engine", "received_bytes", "bytes_received", "UDP payload bytes received."),
     _counter(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +173,38 @@ def test_the_network_thread_gives_way_where_the_configuration_says_so(give_way: 
     finally:
         for engine in engines:
             engine.stop()
+
+
+def _threads_named(name: str) -> int:
+    tasks = Path("/proc/self/task").iterdir()
+    return sum((task / "comm").read_text().strip() == name for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("send_thread", "cores", "starts"), [("auto", 1, 0), ("auto", 2, 1), ("on", 1, 1), ("off", 2, 0)]
+)
+def test_a_second_thread_sends_where_the_configuration_says_so(send_thread: str, cores: int, starts: int) -> None:
+    from gradwire import Config, _runtime
+
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < cores:
+        pytest.skip(f"this process may use {len(allowed)} core")
+    before = _threads_named("gradwire-send")
+    os.sched_setaffinity(0, set(sorted(allowed)[:cores]))  # of this thread and those that it starts
+    try:
+        engine = _runtime._start_engine(Config(port=0, send_thread=send_thread))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    try:
+        pending = engine.new_group(0, 1, "test")
+        group = pending.join([pending.record()], 60.0)
+        engine.stats()  # a turn of the network thread has passed since the group joined
+        engine.stats()
+        assert _threads_named("gradwire-send") - before == starts
+        del group
+    finally:
+        engine.stop()
+    assert _threads_named("gradwire-send") == before, "it ends with the engine"
 
 
 def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

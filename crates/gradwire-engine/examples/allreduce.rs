@@ -10,7 +10,7 @@
 //! is the processor time of rank 0 for one round.
 
 use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Request, View};
-use gradwire_engine::{Engine, EngineConfig, GiveWay, GroupHandle, Offload, Security};
+use gradwire_engine::{Choice, Engine, EngineConfig, GroupHandle, Offload, Security};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -30,7 +30,7 @@ struct Options {
     stats: bool,
     security: Security,
     busy_poll: Duration,
-    give_way: GiveWay,
+    give_way: Choice,
     pause: Duration,
 }
 
@@ -54,7 +54,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         stats: false,
         security: Security::Auto,
         busy_poll: Duration::ZERO,
-        give_way: GiveWay::Auto,
+        give_way: Choice::Auto,
         pause: Duration::ZERO,
     };
     while let Some(argument) = arguments.next() {
@@ -70,8 +70,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--transpose" => options.algorithm = Algorithm::Transpose,
             "--clear" => options.security = Security::Off,
             "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
-            "--give-way" => options.give_way = GiveWay::On,
-            "--no-give-way" => options.give_way = GiveWay::Off,
+            "--give-way" => options.give_way = Choice::On,
+            "--no-give-way" => options.give_way = Choice::Off,
             "--pause" => options.pause = Duration::from_millis(value()?.parse()?),
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),

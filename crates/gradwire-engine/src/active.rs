@@ -269,12 +269,10 @@ impl ActiveGroup {
     }
 
     /// Lets the group fill the batch, which must be handed to the kernel before any other call.
-    /// Returns how many datagrams could not be sealed.
-    pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) -> u64 {
-        let refused = self.fill_notes(sockets, codes);
-        let mut sink = Sink { sockets, codes, peers: &mut self.peers, refused };
+    pub(crate) fn fill(&mut self, now: Timestamp, sockets: &mut PathSockets, codes: &CodePoints) {
+        self.fill_notes(sockets, codes);
+        let mut sink = Sink { sockets, codes, peers: &self.peers };
         self.group.poll_transmit(now, &mut sink);
-        sink.refused
     }
 
     /// Everything was drained.
@@ -492,8 +490,7 @@ fn addresses_of(setup: &mut GroupSetup) -> Vec<PeerAddress> {
 struct Sink<'a> {
     sockets: &'a mut PathSockets,
     codes: &'a CodePoints,
-    peers: &'a mut [PeerAddress],
-    refused: u64,
+    peers: &'a [PeerAddress],
 }
 
 impl TransmitSink for Sink<'_> {
@@ -525,17 +522,17 @@ impl TransmitSink for Sink<'_> {
     fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
         let address = &self.peers[peer as usize];
         let path = usize::from(run.header.path.0);
-        match &address.ways {
-            Some(ways) if address.channel.is_none() => {
-                let to = (ways.end(path), self.codes.octet(run.mark));
-                // SAFETY: as in `put`.
-                unsafe { self.sockets.push_run(path, to, run, payload) };
+        let Some(ways) = &address.ways else {
+            for (place, part) in payload.chunks(run.bytes).enumerate() {
+                self.push(peer, run.mark, &run.header_of(place).encode(), part);
             }
-            _ => {
-                for (place, part) in payload.chunks(run.bytes).enumerate() {
-                    self.push(peer, run.mark, &run.header_of(place).encode(), part);
-                }
-            }
+            return;
+        };
+        let to = (ways.end(path), self.codes.octet(run.mark));
+        match &address.channel {
+            Some(channel) => self.sockets.push_sealed_run(path, to, (run, payload), channel.sealer()),
+            // SAFETY: as in `put`.
+            None => unsafe { self.sockets.push_run(path, to, run, payload) },
         }
     }
 
@@ -559,17 +556,11 @@ impl Sink<'_> {
     /// Adds one datagram, sealed where the peer's are.
     fn put(&mut self, peer: u32, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
         let path = usize::from(head[HEADER_PATH]);
-        let Some(channel) = &mut self.peers[peer as usize].channel else {
+        match &self.peers[peer as usize].channel {
+            Some(channel) => self.sockets.push_sealed(path, to, (head, payload), channel.sealer()),
             // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group again, and
             // until then the group's contract keeps the tensor's memory valid.
-            return unsafe { self.sockets.push(path, to, head, payload) };
-        };
-        let refused = &mut self.refused;
-        let mut seal = |datagram: &mut [u8]| {
-            let sealed = channel.seal(datagram);
-            *refused += u64::from(!sealed);
-            sealed
-        };
-        self.sockets.push_sealed(path, to, head, payload, &mut seal);
+            None => unsafe { self.sockets.push(path, to, head, payload) },
+        }
     }
 }

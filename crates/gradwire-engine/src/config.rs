@@ -15,10 +15,10 @@ pub enum Offload {
     Off,
 }
 
-/// Whether the network thread lets other threads of its core go first before it sleeps.
+/// A setting that may be left to the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum GiveWay {
-    /// Where a group has more ranks on this host than this process may use cores.
+pub enum Choice {
+    /// As the field says.
     #[default]
     Auto,
     /// Always.
@@ -27,7 +27,7 @@ pub enum GiveWay {
     Off,
 }
 
-impl GiveWay {
+impl Choice {
     /// As settings write it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -94,8 +94,11 @@ pub struct EngineConfig {
     /// intervals; zero: it always sleeps.
     pub busy_poll: Duration,
     /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps; such a thread
-    /// looks instead of sleeping for less than 20 us.
-    pub give_way: GiveWay,
+    /// looks instead of sleeping for less than 20 us. Unasked where a group has more ranks on this host than this process may use cores.
+    pub give_way: Choice,
+    /// Whether a second thread hands what is large to the kernel, while the network thread receives. Unasked where this host has two cores
+    /// for each rank of a group that is on it. Takes the kernel's offloads.
+    pub send_thread: Choice,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -139,7 +142,8 @@ impl Default for EngineConfig {
             offload: Offload::Auto,
             urgency: 0,
             busy_poll: Duration::ZERO,
-            give_way: GiveWay::Auto,
+            give_way: Choice::Auto,
+            send_thread: Choice::Auto,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,

@@ -20,6 +20,11 @@ impl Cores {
         Self { of_process, of_host }
     }
 
+    /// Whether each of so many ranks on this host may use two cores. Of ranks that are bound to cores of their own it counts those.
+    pub(crate) fn are_two_for_each_of(&self, ranks_here: usize) -> bool {
+        self.of_process.min(self.of_host / ranks_here.max(1)) >= 2
+    }
+
     /// Whether so many ranks on this host certainly share cores. Of a host whose cores cannot be counted nothing is certain.
     pub(crate) const fn are_shared_by(&self, ranks_here: usize) -> bool {
         ranks_here > self.of_host
@@ -52,6 +57,16 @@ mod tests {
         let bound = Cores { of_process: 4, of_host: 64 };
         assert!(!bound.are_shared_by(8) && !bound.are_shared_by(64) && bound.are_shared_by(65));
         assert!(!Cores { of_process: 1, of_host: usize::MAX }.are_shared_by(1_000));
+    }
+
+    #[test]
+    fn two_cores_for_each_rank_are_those_of_the_host_and_those_that_the_process_may_use() {
+        let (bound, unbound) = (Cores { of_process: 2, of_host: 64 }, Cores { of_process: 8, of_host: 8 });
+        assert!(bound.are_two_for_each_of(1) && bound.are_two_for_each_of(32));
+        assert!(!bound.are_two_for_each_of(33), "not all of them can be bound to two");
+        assert!(unbound.are_two_for_each_of(4) && !unbound.are_two_for_each_of(5));
+        assert!(!Cores { of_process: 1, of_host: 64 }.are_two_for_each_of(1));
+        assert!(Cores { of_process: 2, of_host: usize::MAX }.are_two_for_each_of(1_000));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::routes::Routes;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
-use crate::{news, EngineStats, OpHandle};
+use crate::{news, Choice, EngineStats, OpHandle};
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     stats: EngineStats,
     busy_poll: BusyPoll,
     giving_way: GivingWay,
+    /// Whether a thread for sending is still to be started.
+    sending_apart: Choice,
     /// How many cores the process may use.
     cores: Cores,
     flood: FloodWatch,
@@ -80,6 +82,7 @@ impl Driver {
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
+            sending_apart: shared.local.config.send_thread,
             cores: Cores::read(),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
@@ -190,7 +193,10 @@ impl Driver {
                 let calls = self.find(group).map(|group| group.timeline());
                 _ = timeline.send(calls.map(|calls| Timeline { clock, calls }));
             }
-            Command::EngineStats { stats } => _ = stats.send(self.stats),
+            Command::EngineStats { stats } => {
+                self.sockets.take_counts().add_to(&mut self.stats);
+                _ = stats.send(self.stats);
+            }
             Command::Stop => {
                 let now = self.now;
                 self.groups.iter_mut().flatten().for_each(|group| group.leave(now, None));
@@ -277,29 +283,49 @@ impl Driver {
             let Some(group) = &mut self.groups[place] else { continue };
             group.handle_timeout(self.now);
             group.succeed(self.now, (&mut self.routes, place as u32));
-            self.giving_way.on_ranks(group.ranks_here(), self.cores.of_process);
-            group.set_shares_cores(self.cores.are_shared_by(group.ranks_here()));
+            let ranks_here = group.ranks_here();
+            self.giving_way.on_ranks(ranks_here, self.cores.of_process);
+            group.set_shares_cores(self.cores.are_shared_by(ranks_here));
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;
             }
+            self.send_apart(ranks_here);
         }
+    }
+
+    /// Starts the sending thread where it is asked for, or where as many ranks as are on this host have two cores each. What begins
+    /// it holds for as long as this thread lives: the ranks of one group are those of the next.
+    fn send_apart(&mut self, ranks_here: usize) {
+        let wanted = match self.sending_apart {
+            Choice::Auto => self.cores.are_two_for_each_of(ranks_here),
+            Choice::On => true,
+            Choice::Off => false,
+        };
+        if !wanted || !self.sockets.is_empty() {
+            return;
+        }
+        // Once, whether it succeeds or not.
+        self.sending_apart = Choice::Off;
+        let shared = Arc::clone(&self.shared);
+        let urgency = shared.local.config.urgency;
+        self.sockets.send_apart(Box::new(move || shared.doorbell().ring()), move || prepare_thread(urgency));
     }
 
     /// Takes events and datagrams of every group that was touched.
     fn drain(&mut self) {
         if self.sockets.is_blocked() {
-            self.sockets.send(&mut self.stats);
+            self.sockets.send();
         }
         for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
             group.poll_events(self.now);
             while !self.sockets.is_blocked() {
-                self.stats.seals_refused += group.fill(self.now, &mut self.sockets, &self.codes);
+                group.fill(self.now, &mut self.sockets, &self.codes);
                 if self.sockets.is_empty() {
                     break;
                 }
                 let full = !self.sockets.has_room();
-                self.sockets.send(&mut self.stats);
+                self.sockets.send();
                 if !full {
                     break;
                 }
@@ -318,6 +344,9 @@ impl Driver {
         let due = [due, stop, held].into_iter().flatten().min();
         let mut wait = due.map(|at| at.since(now));
         if self.sockets.is_blocked() {
+            if !self.sockets.stays_blocked() {
+                return;
+            }
             wait = Some(wait.map_or(BLOCKED_RETRY, |wait| wait.max(BLOCKED_RETRY)));
         }
         if wait == Some(Duration::ZERO) {

@@ -1,5 +1,6 @@
 //! Bodies of the fuzz targets, shared with the test that replays their corpus. Not part of the interface.
 
+use crate::handle::lock;
 use crate::interfaces::{self, Interface};
 use crate::lineage::Running;
 use crate::rendezvous::{read_one, Local, Place, Record, Roster};
@@ -34,10 +35,10 @@ pub fn read_record(text: &str) {
 /// # Panics
 /// When a datagram opens that should not, or the other way round.
 pub fn open_sealed(bytes: &[u8]) {
-    let (mut ours, mut theirs) = channels();
+    let (mut ours, theirs) = channels();
     assert!(ours.open(&mut bytes.to_vec()).is_err(), "nobody has sealed it");
     let mut sealed = [bytes, &[0; TAG_BYTES]].concat();
-    if !theirs.seal(&mut sealed) {
+    if !lock(theirs.sealer()).seal(&mut sealed) {
         return;
     }
     let mut changed = sealed.clone();

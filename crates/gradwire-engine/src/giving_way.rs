@@ -15,7 +15,7 @@
 //!
 //! A thread that computes may keep the core for a time slice, while what has come waits: a thread that sleeps takes the core from it.
 
-use crate::config::GiveWay;
+use crate::config::Choice;
 use gradwire_core::Timestamp;
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const USED_MIN: Duration = Duration::from_micros(50);
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct GivingWay {
-    setting: GiveWay,
+    setting: Choice,
     is_on: bool,
     /// When something last came.
     busy_at: Timestamp,
@@ -39,14 +39,14 @@ pub(crate) struct GivingWay {
 }
 
 impl GivingWay {
-    pub(crate) fn new(setting: GiveWay) -> Self {
-        Self { setting, is_on: setting == GiveWay::On, ..Self::default() }
+    pub(crate) fn new(setting: Choice) -> Self {
+        Self { setting, is_on: setting == Choice::On, ..Self::default() }
     }
 
     /// A group, or an epoch of one, has so many ranks on this host, which has so many cores for this process. What it decides holds
     /// for as long as the thread lives: the ranks of one group are those of the next.
     pub(crate) fn on_ranks(&mut self, ranks_here: usize, cores: usize) {
-        self.is_on |= self.setting == GiveWay::Auto && ranks_here > cores;
+        self.is_on |= self.setting == Choice::Auto && ranks_here > cores;
     }
 
     /// Something has come.
@@ -75,14 +75,14 @@ mod tests {
     }
 
     fn after_something_at(micros: u64) -> GivingWay {
-        let mut way = GivingWay::new(GiveWay::On);
+        let mut way = GivingWay::new(Choice::On);
         way.on_busy(at(micros));
         way
     }
 
     #[test]
     fn it_is_given_once_after_something_has_come_and_never_before() {
-        assert!(!GivingWay::new(GiveWay::On).is_wanted(at(0), None));
+        assert!(!GivingWay::new(Choice::On).is_wanted(at(0), None));
         let mut way = after_something_at(5_000);
         assert!(way.is_wanted(at(5_000), None));
         way.on_back(Duration::from_micros(1));
@@ -104,15 +104,15 @@ mod tests {
     #[test]
     fn it_is_given_in_place_of_a_sleep_that_is_shorter_than_setting_a_timer() {
         let wait = |micros| Some(Duration::from_micros(micros));
-        let idle = GivingWay::new(GiveWay::On);
+        let idle = GivingWay::new(Choice::On);
         assert!(idle.is_wanted(at(5_000), wait(19)));
         assert!(!idle.is_wanted(at(5_000), wait(20)));
-        assert!(!GivingWay::new(GiveWay::Off).is_wanted(at(5_000), wait(19)));
+        assert!(!GivingWay::new(Choice::Off).is_wanted(at(5_000), wait(19)));
     }
 
     #[test]
     fn unasked_it_is_given_once_more_ranks_are_here_than_cores() {
-        let mut way = GivingWay::new(GiveWay::Auto);
+        let mut way = GivingWay::new(Choice::Auto);
         let mut is_wanted = |joined: Option<(usize, usize)>| {
             joined.into_iter().for_each(|(ranks_here, cores)| way.on_ranks(ranks_here, cores));
             way.on_busy(at(5_000));
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn it_is_never_given_where_it_must_not_be() {
-        let mut way = GivingWay::new(GiveWay::Off);
+        let mut way = GivingWay::new(Choice::Off);
         way.on_ranks(5, 4);
         way.on_busy(at(5_000));
         assert!(!way.is_wanted(at(5_000), None));

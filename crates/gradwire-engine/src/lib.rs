@@ -38,7 +38,7 @@ mod timeline;
 mod ways;
 
 pub use chaos::ChaosConfig;
-pub use config::{EngineConfig, GiveWay, Offload, OnPeerLoss};
+pub use config::{Choice, EngineConfig, Offload, OnPeerLoss};
 pub use engine::Engine;
 pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
 pub use gradwire_collectives as collectives;

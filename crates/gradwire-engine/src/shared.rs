@@ -170,9 +170,9 @@ impl Doorbell {
         })
     }
 
-    /// A command is there. Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one
+    /// A command is there, or what it sleeps for has come otherwise. Either the thread sees the flag before it sleeps, or we see that it sleeps: both are in one
     /// total order.
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         self.has_commands.store(true, Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
             self.wake.signal();

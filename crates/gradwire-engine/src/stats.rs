@@ -41,6 +41,8 @@ pub struct EngineStats {
     pub bytes_sent: u64,
     /// Send system calls.
     pub send_calls: u64,
+    /// Batches of datagrams that the thread for it handed to the kernel, where there is one (`send_thread`).
+    pub batches_apart: u64,
     /// Datagrams received.
     pub datagrams_received: u64,
     /// Bytes of them.

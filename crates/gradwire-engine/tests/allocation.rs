@@ -8,7 +8,7 @@ mod counting;
 use common::{all_reduce, cluster, config, Tensor, PATIENCE};
 use counting::allocations_of_all_threads_in;
 use gradwire_engine::collectives::{Policy, Request};
-use gradwire_engine::{EngineConfig, GroupHandle, Offload, OpHandle, Security};
+use gradwire_engine::{Choice, EngineConfig, GroupHandle, Offload, OpHandle, Security};
 
 const FEW: usize = 100_000;
 const MANY: usize = 8_000_000;
@@ -60,13 +60,15 @@ impl Ranks {
 #[test]
 fn allocations_do_not_grow_with_the_packets_on_real_sockets() {
     for offload in [Offload::Auto, Offload::Off] {
-        for (paths, policy, security) in [
-            (1, Policy::RELIABLE, Security::Off),
-            (4, Policy::RELIABLE, Security::Off),
-            (1, Policy::AUTO, Security::Off),
-            (2, Policy::RELIABLE, Security::On),
+        for (paths, policy, security, send_thread) in [
+            (1, Policy::RELIABLE, Security::Off, Choice::Off),
+            (4, Policy::RELIABLE, Security::Off, Choice::Off),
+            (1, Policy::AUTO, Security::Off, Choice::On),
+            (2, Policy::RELIABLE, Security::On, Choice::Off),
+            (2, Policy::RELIABLE, Security::On, Choice::On),
         ] {
-            let config = EngineConfig { offload, paths, security, mtu: Some(1_500), ..config() };
+            let mtu = Some(1_500);
+            let config = EngineConfig { offload, paths, security, send_thread, mtu, ..config() };
             let (_engines, groups) = cluster(2, &config);
             let tensors = (0..2).map(|_| Tensor(vec![1.0; MANY])).collect();
             let mut ranks = Ranks { groups, tensors, policy };

@@ -7,7 +7,7 @@ use common::{
 };
 use gradwire_engine::collectives::OpError;
 use gradwire_engine::{
-    Engine, EngineConfig, EngineError, GiveWay, GroupHandle, JoinError, Offload, PendingGroup, Security,
+    Choice, Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup, Security,
 };
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,7 +263,7 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
 
 #[test]
 fn an_idle_group_lets_the_processor_rest() {
-    for (busy_poll, give_way) in [(Duration::ZERO, GiveWay::On), (Duration::from_millis(1), GiveWay::Off)] {
+    for (busy_poll, give_way) in [(Duration::ZERO, Choice::On), (Duration::from_millis(1), Choice::Off)] {
         let (engines, _groups) = cluster(2, &EngineConfig { busy_poll, give_way, ..config() });
         let before = engines[0].stats().unwrap();
         // The subject is what happens in this time when nothing does: there is no event to wait for.
@@ -331,7 +331,7 @@ fn a_thread_looks_again_between_small_calls_if_it_may() {
 
 #[test]
 fn a_thread_lets_others_go_first_before_it_sleeps_where_it_is_told_to() {
-    for (give_way, gives) in [(GiveWay::Off, false), (GiveWay::On, true)] {
+    for (give_way, gives) in [(Choice::Off, false), (Choice::On, true)] {
         let (engines, groups) = cluster(2, &EngineConfig { give_way, ..config() });
         (0..100).for_each(|_| check_all_reduce(&groups, 100));
         for engine in &engines {
@@ -342,14 +342,46 @@ fn a_thread_lets_others_go_first_before_it_sleeps_where_it_is_told_to() {
 }
 
 #[test]
+fn a_second_thread_sends_where_it_is_told_to_and_changes_no_result() {
+    for (send_thread, security, paths) in [
+        (Choice::Off, Security::Off, 1),
+        (Choice::On, Security::Off, 1),
+        (Choice::On, Security::On, 1),
+        (Choice::On, Security::On, 3),
+    ] {
+        let mtu = Some(1_500);
+        let (engines, groups) = cluster(3, &EngineConfig { send_thread, security, paths, mtu, ..config() });
+        for elems in [10, 100_000, 2_000_000, 1] {
+            check_all_reduce(&groups, elems);
+        }
+        let apart = |engine: &Engine| engine.stats().unwrap().batches_apart > 0;
+        let expected = send_thread == Choice::On && engines[0].features().batched_calls;
+        assert!(engines.iter().all(|engine| apart(engine) == expected), "{send_thread:?}, {security:?}");
+        for engine in &engines {
+            let stats = engine.stats().unwrap();
+            assert_eq!((stats.seals_refused, stats.datagrams_not_authentic), (0, 0), "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn unasked_a_second_thread_sends_where_each_rank_has_two_cores() {
+    on_one_core(|| {
+        let (engines, groups) = cluster(2, &config());
+        check_all_reduce(&groups, 1_000_000);
+        assert_eq!(engines[0].stats().unwrap().batches_apart, 0);
+    });
+}
+
+#[test]
 fn unasked_a_thread_lets_others_go_first_where_ranks_share_cores() {
-    for (ranks, give_way) in [(1, GiveWay::Auto), (2, GiveWay::Auto), (2, GiveWay::Off)] {
+    for (ranks, give_way) in [(1, Choice::Auto), (2, Choice::Auto), (2, Choice::Off)] {
         on_one_core(|| {
             let (engines, groups) = cluster(ranks, &EngineConfig { give_way, ..config() });
             (0..100).for_each(|_| check_all_reduce(&groups, 100));
             for engine in &engines {
                 let stats = engine.stats().unwrap();
-                let expected = ranks > 1 && give_way == GiveWay::Auto;
+                let expected = ranks > 1 && give_way == Choice::Auto;
                 assert_eq!(stats.yields > 0, expected, "{ranks} ranks, {give_way:?}: {stats:?}");
             }
         });

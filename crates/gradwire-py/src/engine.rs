@@ -5,7 +5,7 @@ use crate::errors::{config_error, engine_error, invalid_request, join_error, op_
 use crate::op::{NativeOp, SIGNAL_INTERVAL};
 use gradwire_engine::core::recovery::ControllerKind;
 use gradwire_engine::{
-    ChaosConfig, Completions, DedicatedServers, Engine, EngineConfig, GiveWay, GroupHandle, JobSecret,
+    ChaosConfig, Choice, Completions, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret,
     JoinError, Offload, OnPeerLoss, PendingGroup, Security, ShareHistogram, Spray, TimeHistogram,
 };
 use pyo3::prelude::*;
@@ -272,7 +272,8 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         }
         "urgency" => config.urgency = value.extract()?,
         "busy_poll_us" => config.busy_poll = Duration::from_micros(value.extract()?),
-        "give_way" => config.give_way = give_way(value)?,
+        "give_way" => config.give_way = choice(value)?,
+        "send_thread" => config.send_thread = choice(value)?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,
@@ -303,11 +304,11 @@ fn on_peer_loss(value: &Bound<'_, PyAny>) -> PyResult<OnPeerLoss> {
     }
 }
 
-fn give_way(value: &Bound<'_, PyAny>) -> PyResult<GiveWay> {
+fn choice(value: &Bound<'_, PyAny>) -> PyResult<Choice> {
     let name: String = value.extract()?;
-    [GiveWay::Auto, GiveWay::On, GiveWay::Off]
+    [Choice::Auto, Choice::On, Choice::Off]
         .into_iter()
-        .find(|way| way.as_str() == name)
+        .find(|choice| choice.as_str() == name)
         .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("auto, on or off"))
 }
 

@@ -412,10 +412,9 @@ impl ActiveGroup {
     }
 
     /// Adds what members have to be told to the batch: over every connection to them, because nobody knows yet which of these the other end
-    /// still has. Returns how many datagrams could not be sealed.
-    pub(super) fn fill_notes(&mut self, sockets: &mut PathSockets, codes: &CodePoints) -> u64 {
-        let Some(succession) = &mut self.succession else { return 0 };
-        let mut refused = 0;
+    /// still has.
+    pub(super) fn fill_notes(&mut self, sockets: &mut PathSockets, codes: &CodePoints) {
+        let Some(succession) = &mut self.succession else { return };
         while sockets.has_room() {
             let Some((to, body)) = succession.notes.pop_front() else { break };
             let place = |members: &[Member]| members.iter().position(|member| *member == to);
@@ -423,29 +422,27 @@ impl ActiveGroup {
                 let peer = self.setup.config.peers.iter().find(|peer| peer.rank as usize == place)?;
                 Some((peer.connection.remote, place))
             });
-            let mut send = |peers: &mut [PeerAddress], (remote, place): (ConnectionId, usize)| {
+            let mut send = |peers: &[PeerAddress], (remote, place): (ConnectionId, usize)| {
                 let head = [&Header::control(Kind::Members, remote).encode()[..], &body].concat();
-                let mut sink = Sink { sockets: &mut *sockets, codes, peers, refused: 0 };
+                let mut sink = Sink { sockets: &mut *sockets, codes, peers };
                 if sink.has_room() {
                     sink.push(place as u32, Mark::CONTROL, &head, &[]);
                 }
-                refused += sink.refused;
             };
             if let Some(to) = present {
-                send(&mut self.peers, to);
+                send(&self.peers, to);
             }
-            for relay in &mut self.relays {
+            for relay in &self.relays {
                 let to = place(&relay.members).and_then(|place| Some((relay.remotes[place]?, place)));
                 if let Some(to) = to {
-                    send(&mut relay.peers, to);
+                    send(&relay.peers, to);
                 }
             }
-            let door = self.doors.get_mut(to.rank as usize).and_then(Option::as_mut);
+            let door = self.doors.get(to.rank as usize).and_then(Option::as_ref);
             if let Some(door) = door.filter(|door| door.member == to) {
-                send(std::slice::from_mut(&mut door.peer), (door.remote, 0));
+                send(std::slice::from_ref(&door.peer), (door.remote, 0));
             }
         }
-        refused
     }
 }
 

@@ -67,6 +67,7 @@ mod tests {
     use super::super::keys::tests::secret;
     use super::super::PublishedSecret;
     use super::*;
+    use crate::handle::lock;
     use crate::rendezvous::tests::records;
 
     fn decide(mode: Security, configured: Option<&JobSecret>, all: &[Record]) -> Result<Agreed, JoinError> {
@@ -116,13 +117,13 @@ mod tests {
     fn two_ranks_make_channels_that_understand_each_other() {
         let all = records(3);
         let agreed = decide(Security::On, Some(&secret(1)), &all).unwrap();
-        let (mut up, mut down) = (agreed.channel(&all[0], &all[2], 1), agreed.channel(&all[2], &all[0], 1));
+        let (up, mut down) = (agreed.channel(&all[0], &all[2], 1), agreed.channel(&all[2], &all[0], 1));
         let mut datagram = [0; 60];
-        assert!(up.as_mut().unwrap().seal(&mut datagram));
+        assert!(lock(up.as_ref().unwrap().sealer()).seal(&mut datagram));
         assert_eq!(down.as_mut().unwrap().open(&mut datagram).map(|opened| opened.len()), Ok(44));
-        let mut other = agreed.channel(&all[1], &all[2], 1).unwrap();
+        let other = agreed.channel(&all[1], &all[2], 1).unwrap();
         let mut datagram = [0; 60];
-        assert!(other.seal(&mut datagram));
+        assert!(lock(other.sealer()).seal(&mut datagram));
         assert!(down.unwrap().open(&mut datagram).is_err());
     }
 }

@@ -3,12 +3,15 @@
 use super::keys::{Cipher, Direction, PairSecret};
 use super::open::{Opener, Refusal};
 use super::seal::Sealer;
-use std::sync::Arc;
+use crate::handle::lock;
+use crate::socket::SharedSeal;
+use std::sync::{Arc, Mutex};
 
 /// Seals what goes to a peer and opens what comes from it.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    sealer: Sealer,
+    /// Of whichever thread sends: numbers go up in the order in which datagrams leave.
+    sealer: SharedSeal,
     opener: Opener,
 }
 
@@ -18,12 +21,12 @@ impl Channel {
         let secret = Arc::new(secret);
         let sealer = Sealer::new(&secret, cipher, Direction::from_to(rank, peer), paths);
         let opener = Opener::new(&secret, cipher, Direction::from_to(peer, rank), paths);
-        Self { sealer, opener }
+        Self { sealer: Arc::new(Mutex::new(sealer)), opener }
     }
 
-    /// See [`Sealer::seal`].
-    pub(crate) fn seal(&mut self, datagram: &mut [u8]) -> bool {
-        self.sealer.seal(datagram)
+    /// What seals.
+    pub(crate) fn sealer(&self) -> &SharedSeal {
+        &self.sealer
     }
 
     /// See [`Opener::open`].
@@ -36,7 +39,7 @@ impl Channel {
 
     /// Datagrams that were not authentic, that had come before, and that were not sealed.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
-        (self.opener.not_authentic(), self.opener.replayed(), self.sealer.refused())
+        (self.opener.not_authentic(), self.opener.replayed(), lock(&self.sealer).refused())
     }
 }
 
@@ -71,7 +74,7 @@ mod tests {
 
     fn sealed(channel: &mut Channel, plain: &[u8]) -> Option<Vec<u8>> {
         let mut datagram = [plain, &[0; TAG_BYTES]].concat();
-        channel.seal(&mut datagram).then_some(datagram)
+        lock(channel.sealer()).seal(&mut datagram).then_some(datagram)
     }
 
     fn data(channel: &mut Channel, number: u32) -> Vec<u8> {

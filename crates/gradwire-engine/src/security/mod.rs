@@ -1,7 +1,7 @@
 //! Authenticated encryption of everything that ranks tell each other (docs/security.md).
 //!
-//! It stands between the group's state machine and the sockets: a datagram is sealed while it is copied into the batch,
-//! and opened in the receive buffer before anything else looks at it. What does not open changes nothing but a counter.
+//! It stands between the group's state machine and the sockets: a datagram is sealed while it is copied into the batch, or by the
+//! thread that sends, and opened in the receive buffer before anything else looks at it. What does not open changes nothing but a counter.
 //! The layers below and above know only that 16 bytes of each datagram stay free.
 
 mod agree;

@@ -2,6 +2,7 @@
 
 use super::keys::{Cipher, Direction, Domain, KeyPlace, PacketKey, PairSecret};
 use super::numbers::{epoch, extend};
+use crate::socket::Seal;
 use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
 use std::sync::Arc;
 
@@ -43,19 +44,6 @@ impl Sealer {
         Self { secret: Arc::clone(secret), cipher, direction, spaces, refused: 0 }
     }
 
-    /// Seals `datagram`: header, body, and room for the tag. `false`: it must not be sent, because its path does not exist or
-    /// its number was used before; whatever made it so, no nonce is ever used twice.
-    pub(crate) fn seal(&mut self, datagram: &mut [u8]) -> bool {
-        let sealed = self.try_seal(datagram).is_some();
-        self.refused += u64::from(!sealed);
-        sealed
-    }
-
-    /// Datagrams that it refused.
-    pub(crate) fn refused(&self) -> u64 {
-        self.refused
-    }
-
     fn try_seal(&mut self, datagram: &mut [u8]) -> Option<()> {
         let body_bytes = datagram.len().checked_sub(HEADER_BYTES + TAG_BYTES)?;
         let (header, rest) = datagram.split_at_mut(HEADER_BYTES);
@@ -87,6 +75,20 @@ pub(super) fn domain_of(first: u8) -> Domain {
         Domain::Data
     } else {
         Domain::Control
+    }
+}
+
+impl Seal for Sealer {
+    /// Seals `datagram`: header, body, and room for the tag. `false`: it must not be sent, because its path does not exist or
+    /// its number was used before; whatever made it so, no nonce is ever used twice.
+    fn seal(&mut self, datagram: &mut [u8]) -> bool {
+        let sealed = self.try_seal(datagram).is_some();
+        self.refused += u64::from(!sealed);
+        sealed
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused
     }
 }
 

@@ -2,12 +2,18 @@
 //!
 //! The driver lets a group fill a [`Batch`], then hands the batch to the socket before it calls the group again. What
 //! the kernel does not take at once ([`Batch::keep_from`]) is copied aside, so that no pointer into a tensor outlives
-//! that moment.
+//! that moment. A batch for a thread beside the driver's ([`Batch::copying`]) copies payload as well: it is sent at any later time, and
+//! sealed by whoever sends it.
+
+#[cfg(test)]
+mod tests;
 
 use super::address::RawAddress;
+use crate::handle::lock;
 use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
 use gradwire_core::{TransmitRun, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 /// Most datagrams in a batch: a kernel call takes 1024 pieces, and a datagram has at most two.
 pub(crate) const DATAGRAMS_MAX: usize = 512;
@@ -19,6 +25,17 @@ pub(crate) const SEGMENTS_MAX: usize = MESSAGE_DATAGRAMS_MAX;
 const MESSAGES: usize = 4;
 /// Most bytes of a batch: its messages, what is small between them, and behind them a datagram of any size.
 const BATCH_BYTES: usize = (MESSAGES + 2) * DATAGRAM_BYTES_MAX;
+
+/// What seals datagrams to one peer, in the order in which they leave.
+pub(crate) trait Seal: Send + std::fmt::Debug {
+    /// Seals head and body in place; the last [`TAG_BYTES`] are room for the tag. `false`: it must not be sent.
+    fn seal(&mut self, datagram: &mut [u8]) -> bool;
+    /// Datagrams that it refused.
+    fn refused(&self) -> u64;
+}
+
+/// The same, for the thread that sends.
+pub(crate) type SharedSeal = Arc<Mutex<dyn Seal>>;
 
 /// One datagram of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +52,12 @@ pub(crate) struct Slot {
     head_bytes: u32,
     payload: *const u8,
     payload_bytes: u32,
+    /// Place of what is still to seal it, among those of the batch; [`NO_SEAL`]: nothing is.
+    seal: u16,
 }
+
+/// See [`Slot::seal`].
+const NO_SEAL: u16 = u16::MAX;
 
 impl Slot {
     /// UDP payload bytes.
@@ -57,12 +79,30 @@ pub(crate) struct Batch {
     data_bytes: usize,
     /// With so many of those it is full.
     bytes_max: usize,
+    /// Payload is copied too, and lies behind its head.
+    copies: bool,
+    /// Of the peers to whom unsealed datagrams wait.
+    seals: Vec<SharedSeal>,
+    /// Datagrams that could not be sealed, since that was last asked.
+    refused: u64,
 }
 
 impl Batch {
     /// An empty batch with all memory that it will ever need.
     pub(crate) fn new() -> Self {
+        Self::with(false)
+    }
+
+    /// The same, which copies payload and never holds a pointer into a tensor.
+    pub(crate) fn copying() -> Self {
+        Self::with(true)
+    }
+
+    fn with(copies: bool) -> Self {
         Self {
+            copies,
+            seals: Vec::new(),
+            refused: 0,
             slots: Vec::with_capacity(DATAGRAMS_MAX),
             heads: Vec::with_capacity(BATCH_BYTES),
             kept: Vec::with_capacity(BATCH_BYTES),
@@ -112,6 +152,16 @@ impl Batch {
         }
     }
 
+    /// Bytes of data in it.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.data_bytes
+    }
+
+    /// Whether it holds no pointer into a tensor, whatever was pushed.
+    pub(crate) fn copies(&self) -> bool {
+        self.copies
+    }
+
     /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
@@ -128,7 +178,7 @@ impl Batch {
     /// Without room ([`Batch::has_room`]).
     ///
     /// # Safety
-    /// The bytes of `payload` must stay valid until [`Batch::clear`] or [`Batch::keep_from`].
+    /// The bytes of `payload` must stay valid until [`Batch::clear`] or [`Batch::keep_from`], unless the batch copies.
     pub(crate) unsafe fn push(&mut self, (to, octet): (RawAddress, u8), head: &[u8], payload: &[u8]) {
         assert!(
             self.has_room() && head.len() + payload.len() <= DATAGRAM_BYTES_MAX,
@@ -136,9 +186,13 @@ impl Batch {
         );
         // Room was checked against BATCH_BYTES, so this never reallocates and 32 bits hold every position.
         let head_start = self.heads.len() as u32;
-        self.heads.extend_from_slice(head);
         let is_control = payload.is_empty();
         self.count(head.len() + payload.len(), is_control);
+        self.heads.extend_from_slice(head);
+        if self.copies {
+            self.heads.extend_from_slice(payload);
+            return self.push_whole((to, octet), head_start, (is_control, NO_SEAL));
+        }
         self.slots.push(Slot {
             to,
             octet,
@@ -148,6 +202,7 @@ impl Batch {
             head_bytes: head.len() as u32,
             payload: payload.as_ptr(),
             payload_bytes: payload.len() as u32,
+            seal: NO_SEAL,
         });
     }
 
@@ -167,6 +222,9 @@ impl Batch {
         let bytes = HEADER_BYTES + run.bytes;
         assert!(self.room_for(bytes, run.count) == run.count, "a full batch was pushed to");
         debug_assert_eq!(payload.len(), run.bytes * run.count);
+        if self.copies {
+            return self.copy_run((to, octet), run, payload);
+        }
         let slot = Slot {
             to,
             octet,
@@ -176,6 +234,7 @@ impl Batch {
             head_bytes: HEADER_BYTES as u32,
             payload: payload.as_ptr(),
             payload_bytes: run.bytes as u32,
+            seal: NO_SEAL,
         };
         for (place, part) in payload.chunks_exact(run.bytes).enumerate() {
             self.heads.extend_from_slice(&run.header_of(place).encode());
@@ -185,42 +244,125 @@ impl Batch {
         }
     }
 
-    /// Takes a datagram as a whole: head and payload are copied, and `seal` gets both with room for a tag behind them. `false`
-    /// from it: nothing is added.
+    /// Takes a datagram as a whole: head and payload are copied, and sealed with room for a tag behind them, at once or, in a batch that
+    /// copies, in [`Batch::seal`].
     ///
     /// # Panics
     /// Without room ([`Batch::has_room`]).
     pub(crate) fn push_sealed(
         &mut self,
-        (to, octet): (RawAddress, u8),
+        to: (RawAddress, u8),
         head: &[u8],
         payload: &[u8],
-        seal: &mut dyn FnMut(&mut [u8]) -> bool,
+        seal: &SharedSeal,
     ) {
         let bytes = head.len() + payload.len() + TAG_BYTES;
         assert!(self.has_room() && bytes <= DATAGRAM_BYTES_MAX, "a full batch was pushed to");
+        match self.seal_place(seal) {
+            Some(place) => self.add_unsealed(to, head, payload, place),
+            None => self.add_sealed(to, head, payload, &mut *lock(seal)),
+        }
+    }
+
+    /// As [`Batch::push_sealed`] for each packet of a run, with its part of `payload`.
+    ///
+    /// # Panics
+    /// Without room for all ([`Batch::room_for`]).
+    pub(crate) fn push_sealed_run(
+        &mut self,
+        to: (RawAddress, u8),
+        run: &TransmitRun,
+        payload: &[u8],
+        seal: &SharedSeal,
+    ) {
+        let bytes = HEADER_BYTES + run.bytes + TAG_BYTES;
+        assert!(self.room_for(bytes, run.count) == run.count, "a full batch was pushed to");
+        debug_assert_eq!(payload.len(), run.bytes * run.count);
+        let parts = payload.chunks_exact(run.bytes).enumerate();
+        let datagrams = parts.map(|(place, part)| (run.header_of(place).encode(), part));
+        match self.seal_place(seal) {
+            Some(place) => datagrams.for_each(|(head, part)| self.add_unsealed(to, &head, part, place)),
+            None => {
+                let mut seal = lock(seal);
+                datagrams.for_each(|(head, part)| self.add_sealed(to, &head, part, &mut *seal));
+            }
+        }
+    }
+
+    /// Where what seals stands in a batch that is sealed later; `None`: it is sealed at once.
+    fn seal_place(&mut self, seal: &SharedSeal) -> Option<u16> {
+        if !self.copies {
+            return None;
+        }
+        // There are few: a turn of one peer is a whole message.
+        let known = self.seals.iter().position(|known| Arc::ptr_eq(known, seal));
+        let place = known.unwrap_or_else(|| {
+            self.seals.push(Arc::clone(seal));
+            self.seals.len() - 1
+        });
+        // A batch has fewer datagrams than there are numbers.
+        Some(place as u16)
+    }
+
+    fn add_unsealed(&mut self, to: (RawAddress, u8), head: &[u8], payload: &[u8], seal: u16) {
+        let start = self.heads.len() as u32;
+        for part in [head, payload, &[0; TAG_BYTES]] {
+            self.heads.extend_from_slice(part);
+        }
+        let is_control = payload.is_empty();
+        self.count(head.len() + payload.len() + TAG_BYTES, is_control);
+        self.push_whole(to, start, (is_control, seal));
+    }
+
+    fn add_sealed(&mut self, to: (RawAddress, u8), head: &[u8], payload: &[u8], seal: &mut dyn Seal) {
         let start = self.heads.len();
-        self.heads.extend_from_slice(head);
-        self.heads.extend_from_slice(payload);
-        self.heads.extend_from_slice(&[0; TAG_BYTES]);
-        if !seal(&mut self.heads[start..]) {
+        for part in [head, payload, &[0; TAG_BYTES]] {
+            self.heads.extend_from_slice(part);
+        }
+        if !seal.seal(&mut self.heads[start..]) {
+            self.refused += 1;
             return self.heads.truncate(start);
         }
         let is_control = payload.is_empty();
-        self.count(bytes, is_control);
-        let payload = NonNull::dangling().as_ptr();
-        let (head_start, head_bytes) = (start as u32, bytes as u32);
-        let slot = Slot {
+        self.count(head.len() + payload.len() + TAG_BYTES, is_control);
+        self.push_whole(to, start as u32, (is_control, NO_SEAL));
+    }
+
+    fn copy_run(&mut self, to: (RawAddress, u8), run: &TransmitRun, payload: &[u8]) {
+        for (place, part) in payload.chunks_exact(run.bytes).enumerate() {
+            let start = self.heads.len() as u32;
+            self.heads.extend_from_slice(&run.header_of(place).encode());
+            self.heads.extend_from_slice(part);
+            self.count(HEADER_BYTES + part.len(), false);
+            self.push_whole(to, start, (false, NO_SEAL));
+        }
+    }
+
+    /// What lies behind `start` is a datagram.
+    fn push_whole(&mut self, (to, octet): (RawAddress, u8), start: u32, (is_control, seal): (bool, u16)) {
+        self.slots.push(Slot {
             to,
             octet,
             may_follow: false,
             is_control,
-            head_start,
-            head_bytes,
-            payload,
+            head_start: start,
+            head_bytes: self.heads.len() as u32 - start,
+            payload: NonNull::dangling().as_ptr(),
             payload_bytes: 0,
-        };
-        self.slots.push(slot);
+            seal,
+        });
+    }
+
+    /// Seals what is still to be sealed, which whoever sends does first. Returns how many datagrams could not be sealed since the last
+    /// time; they are out of the batch.
+    pub(crate) fn seal(&mut self) -> u64 {
+        if !self.seals.is_empty() {
+            let before = self.slots.len();
+            seal_slots((&mut self.slots, &mut self.heads), &self.seals);
+            self.refused += (before - self.slots.len()) as u64;
+            self.seals.clear();
+        }
+        std::mem::take(&mut self.refused)
     }
 
     /// Head and payload of a datagram of this batch.
@@ -238,6 +380,7 @@ impl Batch {
         self.slots.clear();
         self.heads.clear();
         self.kept.clear();
+        self.seals.clear();
         (self.bytes, self.datagram_bytes, self.data_bytes, self.bytes_max) = (0, 0, 0, bytes_max(1));
     }
 
@@ -272,145 +415,27 @@ impl Batch {
     }
 }
 
+/// Seals the datagrams that wait for it, in order, and takes out those that could not be.
+fn seal_slots((slots, heads): (&mut Vec<Slot>, &mut [u8]), seals: &[SharedSeal]) {
+    let mut held = None;
+    slots.retain_mut(|slot| {
+        let place = std::mem::replace(&mut slot.seal, NO_SEAL);
+        let Some(seal) = seals.get(usize::from(place)) else { return true };
+        let held = match &mut held {
+            Some((known, held)) if *known == place => held,
+            other => {
+                // The one before is given back first.
+                *other = None;
+                &mut other.insert((place, lock(seal))).1
+            }
+        };
+        let start = slot.head_start as usize;
+        held.seal(&mut heads[start..start + slot.head_bytes as usize])
+    });
+}
+
 /// What the messages of a batch hold of datagrams of so many bytes.
 const fn bytes_max(datagram_bytes: usize) -> usize {
     let segments = DATAGRAM_BYTES_MAX / datagram_bytes;
     MESSAGES * datagram_bytes * if segments < SEGMENTS_MAX { segments } else { SEGMENTS_MAX }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use gradwire_core::wire::PacketNumber;
-    use gradwire_core::{ConnectionId, Header, Kind, Mark};
-
-    fn whole(batch: &Batch, index: usize) -> Vec<u8> {
-        let (head, payload) = batch.parts(&batch.slots()[index]);
-        [head, payload].concat()
-    }
-
-    #[test]
-    fn what_the_kernel_did_not_take_survives_its_tensor() {
-        let mut batch = Batch::new();
-        let mut tensor = [7_u8; 100];
-        for i in 0..4_u8 {
-            // SAFETY: `tensor` outlives the first `keep_from`.
-            unsafe { batch.push((RawAddress::EMPTY, 0), &[i], &tensor[usize::from(i) * 10..][..10]) };
-        }
-        batch.keep_from(2);
-        tensor.fill(0);
-        assert_eq!(whole(&batch, 0), [&[2][..], &[7; 10]].concat());
-        batch.keep_from(1);
-        assert_eq!(whole(&batch, 0), [&[3][..], &[7; 10]].concat());
-        batch.keep_from(1);
-        assert!(batch.is_empty() && batch.has_room());
-    }
-
-    #[test]
-    fn a_sealed_datagram_lies_in_the_batch_and_a_refused_one_does_not() {
-        let mut batch = Batch::new();
-        let to = (RawAddress::EMPTY, 0);
-        let mut seal = |datagram: &mut [u8]| {
-            datagram[3..].fill(9);
-            true
-        };
-        batch.push_sealed(to, &[1, 2], &[3, 4], &mut seal);
-        batch.push_sealed(to, &[5], &[6], &mut |_| false);
-        batch.push_sealed(to, &[7, 8, 7], &[], &mut seal);
-        assert_eq!(batch.slots().len(), 2);
-        batch.keep_from(0);
-        assert_eq!(whole(&batch, 0), [&[1, 2, 3][..], &[9; 17]].concat());
-        assert_eq!(whole(&batch, 1), [&[7, 8, 7][..], &[9; 16]].concat());
-    }
-
-    #[test]
-    fn a_batch_ends_where_its_last_message_is_full() {
-        let payload = [0_u8; 32_616];
-        for (bytes, message) in [(1_408, 45), (32_616, 2), (100, 64), (8_896, 7)] {
-            let mut batch = Batch::new();
-            while batch.has_room() {
-                // SAFETY: `payload` outlives the batch's last use.
-                unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 24], &payload[..bytes]) };
-            }
-            assert_eq!(batch.slots().len(), MESSAGES * message, "{bytes} bytes");
-            batch.clear();
-            assert!(batch.has_room());
-        }
-    }
-
-    #[test]
-    fn a_run_lies_in_the_batch_as_its_packets_would_and_leaves_as_much_room() {
-        let payload: Vec<u8> = (0..60_000).map(|i| i as u8).collect();
-        let to = (RawAddress::EMPTY, 3);
-        for (bytes, before) in [(1_408, 1), (1_408, 30), (8_896, 3), (100, 200)] {
-            let mut header = Header::control(Kind::Data, ConnectionId::new(1).expect("fits"));
-            (header.packet_number, header.offset) = (PacketNumber(u32::MAX), 7);
-            let run = TransmitRun { header, mark: Mark::CONTROL, offset: 7, bytes, count: 6 };
-            let (mut at_once, mut one_by_one) = (Batch::new(), Batch::new());
-            for batch in [&mut at_once, &mut one_by_one] {
-                for _ in 0..before {
-                    // SAFETY: `payload` outlives the batches.
-                    unsafe { batch.push(to, &[0; HEADER_BYTES], &payload[..bytes]) };
-                }
-            }
-            let mut rounds = 0;
-            while at_once.room_for(HEADER_BYTES + bytes, run.count) == run.count {
-                // SAFETY: as above.
-                unsafe { at_once.push_run(to, &run, &payload[..6 * bytes]) };
-                for (place, part) in payload[..6 * bytes].chunks(bytes).enumerate() {
-                    // SAFETY: as above.
-                    unsafe { one_by_one.push(to, &run.header_of(place).encode(), part) };
-                }
-                rounds += 1;
-            }
-            assert!(rounds > 1, "{bytes} bytes");
-            let all = |batch: &Batch| (0..batch.slots().len()).map(|at| whole(batch, at)).collect::<Vec<_>>();
-            assert!(all(&at_once) == all(&one_by_one), "{bytes} bytes");
-            let left = at_once.room_for(HEADER_BYTES + bytes, usize::MAX);
-            let mut fit = 0;
-            while one_by_one.has_room() {
-                // SAFETY: as above.
-                unsafe { one_by_one.push(to, &[0; HEADER_BYTES], &payload[..bytes]) };
-                fit += 1;
-            }
-            assert_eq!(left, fit, "{bytes} bytes");
-        }
-    }
-
-    #[test]
-    fn small_datagrams_take_no_room_of_full_messages_and_memory_suffices_for_all() {
-        let payload = [0_u8; 1_384];
-        let mut batch = Batch::new();
-        let mut data = 0;
-        while batch.has_room() {
-            let is_small = batch.slots().len() % 46 == 0;
-            let payload = if is_small { &payload[..0] } else { &payload[..] };
-            data += usize::from(!is_small);
-            // SAFETY: `payload` outlives the batch's last use.
-            unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 24], payload) };
-        }
-        assert_eq!(data, MESSAGES * 46, "46 of 1408 bytes, whatever lies between");
-        let mut small = Batch::new();
-        small.push_sealed((RawAddress::EMPTY, 0), &[0; 24], &[0; 1_384], &mut |_| true);
-        while small.has_room() {
-            small.push_sealed((RawAddress::EMPTY, 0), &[0; 1_000], &[], &mut |_| true);
-        }
-        assert!(small.slots().len() > 300, "as much as the memory holds");
-        assert_eq!(small.heads.capacity(), BATCH_BYTES);
-    }
-
-    #[test]
-    fn a_batch_never_grows_beyond_its_memory() {
-        let mut batch = Batch::new();
-        let payload = vec![0_u8; 60_000];
-        let mut pushed = 0;
-        while batch.has_room() {
-            // SAFETY: `payload` outlives the batch's last use.
-            unsafe { batch.push((RawAddress::EMPTY, 0), &[0; 48], &payload) };
-            pushed += 1;
-        }
-        batch.keep_from(0);
-        assert!(pushed >= 3);
-        assert_eq!(batch.kept.capacity(), BATCH_BYTES);
-    }
 }

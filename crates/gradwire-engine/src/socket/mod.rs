@@ -10,11 +10,12 @@ mod linux;
 mod options;
 mod paths;
 mod plain;
+mod sending;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use address::RawAddress;
-pub(crate) use batch::{Batch, DATAGRAM_BYTES_MAX};
+pub(crate) use batch::{Batch, Seal, SharedSeal, DATAGRAM_BYTES_MAX};
 pub(crate) use options::{bind, BindOptions, Bound};
 pub(crate) use paths::{BoundPaths, BoundSocket, PathSockets};
 
@@ -66,12 +67,63 @@ pub(crate) enum SendOutcome {
     Blocked,
 }
 
+/// What sending has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SendCounts {
+    /// System calls.
+    pub(crate) calls: u64,
+    /// Datagrams that the kernel took.
+    pub(crate) datagrams: u64,
+    /// Bytes of them.
+    pub(crate) bytes: u64,
+    /// Datagrams that it refused: lost like on the way.
+    pub(crate) refused: u64,
+    /// Times that its buffer was full.
+    pub(crate) blocked: u64,
+    /// Batches that a thread for it has sent.
+    pub(crate) batches_apart: u64,
+    /// Datagrams that could not be sealed.
+    pub(crate) seals_refused: u64,
+}
+
+impl SendCounts {
+    pub(crate) fn add_to(&self, stats: &mut EngineStats) {
+        stats.send_calls += self.calls;
+        stats.datagrams_sent += self.datagrams;
+        stats.bytes_sent += self.bytes;
+        stats.send_refused += self.refused;
+        stats.send_blocked += self.blocked;
+        stats.batches_apart += self.batches_apart;
+        stats.seals_refused += self.seals_refused;
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.datagrams += other.datagrams;
+        self.bytes += other.bytes;
+        self.refused += other.refused;
+        self.blocked += other.blocked;
+        self.batches_apart += other.batches_apart;
+        self.seals_refused += other.seals_refused;
+    }
+}
+
+/// The sending end of a nonblocking UDP socket.
+pub(crate) trait Outlet: Send {
+    /// For polling.
+    fn fd(&self) -> RawFd;
+    /// Sends the batch; afterwards it holds no pointer into a tensor.
+    fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome;
+}
+
 /// A nonblocking UDP socket.
 pub(crate) trait DatagramSocket {
     /// For polling.
     fn fd(&self) -> RawFd;
-    /// Sends the batch; afterwards it holds no pointer into a tensor.
-    fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome;
+    /// See [`Outlet::send`].
+    fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome;
+    /// Another sending end, for a thread beside this one; `None`: this form has none.
+    fn another_outlet(&self) -> Option<Box<dyn Outlet>>;
     /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.
     fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool;
 }

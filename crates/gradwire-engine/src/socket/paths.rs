@@ -5,7 +5,11 @@
 //! alternate between paths still reach the kernel as one run for each path, and segmentation offload joins them. The
 //! price of P paths is P system calls for a burst instead of one, each with a P-th of the segments.
 
-use super::{bind, Batch, BindOptions, Bound, DatagramSocket, Message, RawAddress, SendOutcome};
+use super::sending::{SendingThread, WakeUp};
+use super::{
+    bind, Batch, BindOptions, Bound, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
+    SharedSeal,
+};
 use crate::{EngineError, EngineStats};
 use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
@@ -26,6 +30,10 @@ struct PathSocket {
 /// See the module's documentation. Path 0 is the published port.
 pub(crate) struct PathSockets {
     paths: Vec<PathSocket>,
+    /// Sends large batches, where it was started.
+    sending: Option<SendingThread>,
+    /// What was sent since it was last told.
+    counts: SendCounts,
     /// Calls of `receive`.
     turn: u32,
 }
@@ -59,7 +67,24 @@ impl PathSockets {
 
     /// On the network thread: batches point into tensors.
     pub(crate) fn new(first: BoundSocket, further: Vec<BoundSocket>) -> Self {
-        Self { paths: std::iter::once(first).chain(further).map(PathSocket::new).collect(), turn: 0 }
+        let paths = std::iter::once(first).chain(further).map(PathSocket::new).collect();
+        Self { paths, sending: None, counts: SendCounts::default(), turn: 0 }
+    }
+
+    /// From now on a thread of its own sends what is large, where the sockets are of that form and the system starts one; it calls
+    /// `prepare` first, and `wake_up` when this thread waits for it. Whether it does.
+    ///
+    /// # Panics
+    /// While datagrams wait.
+    pub(crate) fn send_apart(&mut self, wake_up: WakeUp, prepare: impl FnOnce() + Send + 'static) -> bool {
+        assert!(self.is_empty(), "datagrams wait in batches that do not copy");
+        let outlets = self.paths.iter().map(|path| path.socket.another_outlet());
+        let Some(outlets) = outlets.collect::<Option<Vec<Box<dyn Outlet>>>>() else { return false };
+        self.sending = SendingThread::start(outlets, wake_up, prepare);
+        if self.sending.is_some() {
+            self.paths.iter_mut().for_each(|path| path.batch = Batch::copying());
+        }
+        self.sending.is_some()
     }
 
     /// Whether a datagram of any size fits, whatever its path.
@@ -77,9 +102,22 @@ impl PathSockets {
         self.paths.iter().all(|path| path.batch.is_empty())
     }
 
-    /// Whether a kernel buffer is full: nothing may be added until [`PathSockets::send`] has succeeded.
-    pub(crate) fn is_blocked(&self) -> bool {
-        self.paths.iter().any(|path| path.blocked)
+    /// Whether a kernel buffer is full, or all batches are on their way: nothing may be added until [`PathSockets::send`] has succeeded.
+    pub(crate) fn is_blocked(&mut self) -> bool {
+        self.paths.iter().any(|path| path.blocked) || !self.has_spare()
+    }
+
+    /// Whether it is blocked still, for the thread that is about to sleep: from now on it will be woken when the sending thread has room
+    /// again; the kernel's buffer must be polled.
+    pub(crate) fn stays_blocked(&mut self) -> bool {
+        let paths = self.paths.len();
+        let awaits = self.sending.as_mut().is_some_and(|sending| sending.is_to_be_awaited(paths));
+        awaits || self.paths.iter().any(|path| path.blocked)
+    }
+
+    fn has_spare(&mut self) -> bool {
+        let paths = self.paths.len();
+        self.sending.as_mut().is_none_or(|sending| sending.has_spare(paths))
     }
 
     /// Takes a datagram for a path (one that does not exist is path 0), with its destination and traffic class octet.
@@ -88,11 +126,10 @@ impl PathSockets {
     /// Without room ([`PathSockets::has_room`]).
     ///
     /// # Safety
-    /// The bytes of `payload` must stay valid until [`PathSockets::send`].
+    /// The bytes of `payload` must stay valid until [`PathSockets::send`], which must succeed, since it is only called where nothing is blocked.
     pub(crate) unsafe fn push(&mut self, path: usize, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
-        let path = if path < self.paths.len() { path } else { 0 };
         // SAFETY: `send` hands the batch to the kernel or copies what is left of it.
-        unsafe { self.paths[path].batch.push(to, head, payload) };
+        unsafe { self.batch(path).push(to, head, payload) };
     }
 
     /// The same for each packet of a run; see [`Batch::push_run`].
@@ -109,12 +146,11 @@ impl PathSockets {
         run: &TransmitRun,
         payload: &[u8],
     ) {
-        let path = if path < self.paths.len() { path } else { 0 };
         // SAFETY: as in `push`.
-        unsafe { self.paths[path].batch.push_run(to, run, payload) };
+        unsafe { self.batch(path).push_run(to, run, payload) };
     }
 
-    /// The same for a datagram that is sealed while it is copied; see [`Batch::push_sealed`].
+    /// The same for a datagram that is sealed; see [`Batch::push_sealed`].
     ///
     /// # Panics
     /// Without room ([`PathSockets::has_room`]).
@@ -122,12 +158,29 @@ impl PathSockets {
         &mut self,
         path: usize,
         to: (RawAddress, u8),
-        head: &[u8],
-        payload: &[u8],
-        seal: &mut dyn FnMut(&mut [u8]) -> bool,
+        (head, payload): (&[u8], &[u8]),
+        seal: &SharedSeal,
     ) {
+        self.batch(path).push_sealed(to, head, payload, seal);
+    }
+
+    /// The same for each packet of a run; see [`Batch::push_sealed_run`].
+    ///
+    /// # Panics
+    /// Without room for all ([`PathSockets::room_for`]).
+    pub(crate) fn push_sealed_run(
+        &mut self,
+        path: usize,
+        to: (RawAddress, u8),
+        (run, payload): (&TransmitRun, &[u8]),
+        seal: &SharedSeal,
+    ) {
+        self.batch(path).push_sealed_run(to, run, payload, seal);
+    }
+
+    fn batch(&mut self, path: usize) -> &mut Batch {
         let path = if path < self.paths.len() { path } else { 0 };
-        self.paths[path].batch.push_sealed(to, head, payload, seal);
+        &mut self.paths[path].batch
     }
 
     /// Datagrams that wait for a path.
@@ -143,10 +196,34 @@ impl PathSockets {
     }
 
     /// Hands over everything; afterwards no batch holds a pointer into a tensor.
-    pub(crate) fn send(&mut self, stats: &mut EngineStats) {
-        for path in self.paths.iter_mut().filter(|path| !path.batch.is_empty()) {
-            path.blocked = path.socket.send(&mut path.batch, stats) == SendOutcome::Blocked;
+    pub(crate) fn send(&mut self) {
+        if !self.has_spare() {
+            return;
         }
+        for (place, path) in self.paths.iter_mut().enumerate().filter(|(_, path)| !path.batch.is_empty()) {
+            match &mut self.sending {
+                Some(sending) if sending.takes(&path.batch) => {
+                    sending.hand_over(place, &mut path.batch);
+                    path.blocked = false;
+                }
+                _ => {
+                    self.counts.seals_refused += path.batch.seal();
+                    let outcome = path.socket.send(&mut path.batch, &mut self.counts);
+                    path.blocked = outcome == SendOutcome::Blocked;
+                }
+            }
+        }
+    }
+
+    /// What was sent since the last call.
+    pub(crate) fn take_counts(&mut self) -> SendCounts {
+        // Takes back what has been sent by now.
+        self.has_spare();
+        let mut counts = std::mem::take(&mut self.counts);
+        if let Some(sending) = &mut self.sending {
+            counts.add(&sending.take_counts());
+        }
+        counts
     }
 
     /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.

@@ -1,6 +1,9 @@
 //! One system call for each datagram: works wherever UDP does. All datagrams have the traffic class of the socket.
 
-use super::{is_would_block, Batch, DatagramSocket, Message, RawAddress, SendOutcome, DATAGRAM_BYTES_MAX};
+use super::{
+    is_would_block, Batch, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
+    DATAGRAM_BYTES_MAX,
+};
 use crate::EngineStats;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, RawFd};
@@ -27,7 +30,7 @@ impl DatagramSocket for PlainSocket {
         self.socket.as_raw_fd()
     }
 
-    fn send(&mut self, batch: &mut Batch, stats: &mut EngineStats) -> SendOutcome {
+    fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome {
         for index in 0..batch.slots().len() {
             let slot = batch.slots()[index];
             let Some(to) = slot.to.to_socket_addr() else { continue };
@@ -35,23 +38,28 @@ impl DatagramSocket for PlainSocket {
             let bytes = slot.bytes();
             self.buffer[..head.len()].copy_from_slice(head);
             self.buffer[head.len()..bytes].copy_from_slice(payload);
-            stats.send_calls += 1;
+            counts.calls += 1;
             match self.socket.send_to(&self.buffer[..bytes], to) {
                 Ok(_) => {
-                    stats.datagrams_sent += 1;
-                    stats.bytes_sent += bytes as u64;
+                    counts.datagrams += 1;
+                    counts.bytes += bytes as u64;
                 }
                 Err(error) if is_would_block(error.raw_os_error().unwrap_or(0)) => {
-                    stats.send_blocked += 1;
+                    counts.blocked += 1;
                     batch.keep_from(index);
                     return SendOutcome::Blocked;
                 }
                 // Whatever it is, the datagram did not leave: a lost packet.
-                Err(_) => stats.send_refused += 1,
+                Err(_) => counts.refused += 1,
             }
         }
         batch.clear();
         SendOutcome::Sent
+    }
+
+    /// A call for each datagram is for where nothing else works: not for the fastest links.
+    fn another_outlet(&self) -> Option<Box<dyn Outlet>> {
+        None
     }
 
     fn receive(&mut self, stats: &mut EngineStats, handle: &mut dyn FnMut(Message<'_>)) -> bool {

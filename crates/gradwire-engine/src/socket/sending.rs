@@ -1,0 +1,320 @@
+//! A thread beside the network thread that hands batches to the kernel.
+//!
+//! Half of the network thread's time goes into system calls that send: the kernel copies what it is given and takes it through its
+//! layers, on some devices up to the receiver. Where cores are to spare, a thread of its own does that, while the network
+//! thread receives, adds, and fills the next batch. It sends what a full kernel message or more holds; less goes faster without a change of threads.
+//!
+//! ```text
+//!   NETWORK THREAD --batch, as a copy--> SENDING THREAD --> kernel
+//!          ^--------empty batch, counts-------'
+//! ```
+//!
+//! It seals too what is sealed. Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile. There are few, so that what the
+//! network thread decides is sent soon: with all of them on their way the socket counts as blocked. Datagrams leave in the order
+//! in which they were pushed.
+
+use super::{Batch, Outlet, SendCounts, SendOutcome};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{sync_channel, Receiver, SyncSender, TryRecvError};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Batches beside those that are being filled: one is sent, one waits.
+const SPARE: usize = 2;
+/// A batch with less data is sent at once, if no other is on its way: a message of the kernel, of which small datagrams make less than 64 KB.
+const HAND_OVER_BYTES: usize = 32 << 10;
+/// How long the thread looks for the next batch before it sleeps: to be woken takes as long as to send half a batch.
+const LOOKING: Duration = Duration::from_micros(50);
+/// How long it waits for room in the kernel's buffer before it looks whether it is to end.
+const BLOCKED_WAIT: Duration = Duration::from_millis(5);
+
+/// Wakes the network thread, if it sleeps.
+pub(crate) type WakeUp = Box<dyn Fn() + Send>;
+
+/// A batch on its way there or back.
+struct Job {
+    path: usize,
+    batch: Batch,
+    counts: SendCounts,
+}
+
+// SAFETY: a batch is not `Send` for its pointers into tensors; `hand_over` takes only batches that have none.
+unsafe impl Send for Job {}
+
+/// What both threads look at.
+#[derive(Default)]
+struct Signs {
+    /// The network thread is to be woken when a batch comes back.
+    is_awaited: AtomicBool,
+    /// The thread ends without sending what the kernel does not take.
+    is_closing: AtomicBool,
+}
+
+/// See the module's documentation: the network thread's end.
+pub(crate) struct SendingThread {
+    /// `None`: it is to end.
+    jobs: Option<SyncSender<Job>>,
+    done: Receiver<Job>,
+    spare: Vec<Batch>,
+    on_their_way: usize,
+    /// Of batches that came back.
+    counts: SendCounts,
+    signs: Arc<Signs>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SendingThread {
+    /// Starts it with an outlet for each path. `None`: the system starts no more threads.
+    pub(crate) fn start(
+        outlets: Vec<Box<dyn Outlet>>,
+        wake_up: WakeUp,
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> Option<Self> {
+        // One for each path may be handed over at once.
+        let batches = SPARE - 1 + outlets.len();
+        let (jobs, to_do) = sync_channel(batches);
+        let (finished, done) = sync_channel(batches);
+        let signs = Arc::new(Signs::default());
+        let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
+        let body = move || {
+            prepare();
+            worker.run();
+        };
+        let thread = std::thread::Builder::new().name("gradwire-send".to_owned()).spawn(body).ok()?;
+        Some(Self {
+            jobs: Some(jobs),
+            done,
+            spare: (0..batches).map(|_| Batch::copying()).collect(),
+            on_their_way: 0,
+            counts: SendCounts::default(),
+            signs,
+            thread: Some(thread),
+        })
+    }
+
+    /// Takes back what was sent; whether a batch of each of so many paths can be handed over.
+    pub(crate) fn has_spare(&mut self, paths: usize) -> bool {
+        loop {
+            match self.done.try_recv() {
+                Ok(job) => {
+                    self.spare.push(job.batch);
+                    self.counts.add(&job.counts);
+                    self.on_their_way -= 1;
+                }
+                Err(TryRecvError::Empty) => return self.spare.len() >= paths,
+                Err(TryRecvError::Disconnected) => panic!("the sending thread has ended"),
+            }
+        }
+    }
+
+    /// Whether it, and not the network thread, is to send a batch: it holds much, or others go before it.
+    pub(crate) fn takes(&self, batch: &Batch) -> bool {
+        batch.copies() && (self.on_their_way > 0 || batch.data_bytes() >= HAND_OVER_BYTES)
+    }
+
+    /// Takes a batch to send, in exchange for an empty one.
+    ///
+    /// # Panics
+    /// Without a spare batch, or if this one does not copy ([`SendingThread::takes`]).
+    pub(crate) fn hand_over(&mut self, path: usize, batch: &mut Batch) {
+        assert!(batch.copies(), "a batch with pointers into tensors was handed to another thread");
+        let empty = self.spare.pop().expect("a spare batch was asked for");
+        let job = Job { path, batch: std::mem::replace(batch, empty), counts: SendCounts::default() };
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
+        assert!(sent, "the sending thread has ended");
+        self.on_their_way += 1;
+    }
+
+    /// What it has sent since the last call.
+    pub(crate) fn take_counts(&mut self) -> SendCounts {
+        std::mem::take(&mut self.counts)
+    }
+
+    /// The network thread is about to sleep until a batch of each of so many paths can be handed over: `false` if that is so by now. Else
+    /// it will be woken.
+    pub(crate) fn is_to_be_awaited(&mut self, paths: usize) -> bool {
+        self.signs.is_awaited.store(true, Ordering::SeqCst);
+        let awaited = !self.has_spare(paths);
+        if !awaited {
+            self.signs.is_awaited.store(false, Ordering::SeqCst);
+        }
+        awaited
+    }
+}
+
+impl Drop for SendingThread {
+    /// What is on its way is sent, unless the kernel's buffer is full.
+    fn drop(&mut self) {
+        self.signs.is_closing.store(true, Ordering::Relaxed);
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // Its panic has had its message on standard error, and ends the network thread too.
+            _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own end.
+struct Worker {
+    outlets: Vec<Box<dyn Outlet>>,
+    to_do: Receiver<Job>,
+    finished: SyncSender<Job>,
+    wake_up: WakeUp,
+    signs: Arc<Signs>,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        while let Some(mut job) = self.next() {
+            job.counts.seals_refused = job.batch.seal();
+            self.send(&mut job);
+            job.counts.batches_apart = 1;
+            if self.finished.try_send(job).is_err() {
+                return;
+            }
+            if self.signs.is_awaited.swap(false, Ordering::SeqCst) {
+                (self.wake_up)();
+            }
+        }
+    }
+
+    /// `None`: there will be no more.
+    fn next(&self) -> Option<Job> {
+        let since = Instant::now();
+        while since.elapsed() < LOOKING {
+            match self.to_do.try_recv() {
+                Ok(job) => return Some(job),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            }
+        }
+        self.to_do.recv().ok()
+    }
+
+    fn send(&mut self, job: &mut Job) {
+        let outlet = &mut self.outlets[job.path];
+        while outlet.send(&mut job.batch, &mut job.counts) == SendOutcome::Blocked {
+            if self.signs.is_closing.load(Ordering::Relaxed) {
+                return job.batch.clear();
+            }
+            wait_writable(outlet.fd(), BLOCKED_WAIT);
+        }
+    }
+}
+
+fn wait_writable(fd: RawFd, timeout: Duration) {
+    let mut fd = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one live entry. An interruption or an error is as good as a timeout: sending is tried again.
+    unsafe { libc::poll(&raw mut fd, 1, timeout.as_millis() as libc::c_int) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RawAddress;
+    use super::*;
+    use std::sync::mpsc::{channel, Sender};
+
+    /// An outlet that says what it was given, and does with each batch what it is told: `false`, the kernel's buffer is full.
+    struct Told {
+        taken: Sender<Vec<usize>>,
+        orders: Receiver<bool>,
+    }
+
+    impl Outlet for Told {
+        fn fd(&self) -> RawFd {
+            // No file: waiting takes its time.
+            -1
+        }
+
+        fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome {
+            counts.calls += 1;
+            // Without orders the test is over.
+            match self.orders.recv() {
+                Ok(false) => SendOutcome::Blocked,
+                _ => {
+                    _ = self.taken.send(batch.slots().iter().map(|slot| slot.bytes()).collect());
+                    batch.clear();
+                    SendOutcome::Sent
+                }
+            }
+        }
+    }
+
+    struct Bench {
+        sending: SendingThread,
+        orders: Sender<bool>,
+        taken: Receiver<Vec<usize>>,
+        woken: Receiver<()>,
+    }
+
+    fn bench() -> Bench {
+        let ((orders, ordered), (took, taken), (wake, woken)) = (channel(), channel(), channel());
+        let outlet = Box::new(Told { taken: took, orders: ordered });
+        let wake_up = Box::new(move || _ = wake.send(()));
+        let sending = SendingThread::start(vec![outlet], wake_up, || ()).expect("a thread");
+        Bench { sending, orders, taken, woken }
+    }
+
+    /// A batch of one datagram of so many bytes.
+    fn batch(bytes: usize) -> Batch {
+        let mut batch = Batch::copying();
+        // SAFETY: it is copied.
+        unsafe { batch.push((RawAddress::EMPTY, 0), &[1; 24], &vec![7; bytes - 24]) };
+        batch
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn little_is_sent_at_once_unless_other_batches_go_before_it() {
+        let Bench { mut sending, orders, taken, .. } = bench();
+        let (mut large, mut little) = (batch(HAND_OVER_BYTES), batch(1_000));
+        assert!(sending.takes(&large) && !sending.takes(&little) && !sending.takes(&Batch::new()));
+        sending.hand_over(0, &mut large);
+        assert!(large.is_empty() && sending.takes(&little), "in the order in which they were pushed");
+        sending.hand_over(0, &mut little);
+        (0..2).for_each(|_| orders.send(true).unwrap());
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![HAND_OVER_BYTES]));
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![1_000]));
+    }
+
+    #[test]
+    fn with_all_batches_on_their_way_it_has_none_to_spare_and_wakes_whoever_waits() {
+        let Bench { mut sending, orders, woken, .. } = bench();
+        (0..SPARE).for_each(|_| sending.hand_over(0, &mut batch(40_000)));
+        assert!(!sending.has_spare(1) && sending.is_to_be_awaited(1));
+        orders.send(true).unwrap();
+        assert_eq!(woken.recv_timeout(PATIENCE), Ok(()));
+        assert!(sending.has_spare(1) && !sending.is_to_be_awaited(1));
+        orders.send(true).unwrap();
+        while sending.on_their_way > 0 {
+            sending.has_spare(1);
+            std::thread::yield_now();
+        }
+        assert!(woken.try_recv().is_err(), "nobody waited for the second");
+        let counts = SendCounts { calls: 2, batches_apart: 2, ..SendCounts::default() };
+        assert_eq!((sending.take_counts(), sending.take_counts()), (counts, SendCounts::default()));
+    }
+
+    #[test]
+    fn what_a_full_buffer_did_not_take_is_sent_again_and_ends_with_the_thread() {
+        let Bench { mut sending, orders, taken, .. } = bench();
+        sending.hand_over(0, &mut batch(40_000));
+        [false, false, true].iter().for_each(|order| orders.send(*order).unwrap());
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![40_000]));
+        sending.hand_over(0, &mut batch(50_000));
+        orders.send(false).unwrap();
+        let signs = Arc::clone(&sending.signs);
+        let still_full = std::thread::spawn(move || {
+            while !signs.is_closing.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            _ = orders.send(false);
+        });
+        drop(sending);
+        still_full.join().expect("sends an order");
+        assert!(taken.try_recv().is_err());
+    }
+}
