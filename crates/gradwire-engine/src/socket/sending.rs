@@ -2,12 +2,16 @@
 //!
 //! Half of the network thread's time goes into system calls that send: the kernel copies what it is given and takes it through its
 //! layers, on some devices up to the receiver. Where cores are to spare, a thread of its own does that, while the network
-//! thread receives, adds, and fills the next batch. It sends what a full kernel message or more holds; less goes faster without a change of threads.
+//! thread receives, adds, and fills the next batch.
 //!
 //! ```text
 //!   NETWORK THREAD --batch, as a copy--> SENDING THREAD --> kernel
 //!          ^--------empty batch, counts-------'
 //! ```
+//!
+//! To wake a thread takes as long as to send a batch. So it looks for the next one for a while before it sleeps, and while it sleeps the network
+//! thread sends by itself, and wakes it when a batch is full, since others will follow. Where links are slow enough for one thread, batches do not fill,
+//! and it sleeps. Of a thread that looks the network thread asks to send what a kernel message or more holds; less goes faster without it.
 //!
 //! It seals too what is sealed. Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile. There are few, so that what the
 //! network thread decides is sent soon: with all of them on their way the socket counts as blocked. Datagrams leave in the order
@@ -25,13 +29,17 @@ use std::time::{Duration, Instant};
 const SPARE: usize = 2;
 /// A batch with less data is sent at once, if no other is on its way: a message of the kernel, of which small datagrams make less than 64 KB.
 const HAND_OVER_BYTES: usize = 32 << 10;
-/// How long the thread looks for the next batch before it sleeps: to be woken takes as long as to send half a batch.
-const LOOKING: Duration = Duration::from_micros(50);
+/// How long the thread looks for the next batch before it sleeps: so long as it takes the network thread to send one, where it has just woken this one, and to
+/// fill another.
+const LOOKING: Duration = Duration::from_micros(150);
 /// How long it waits for room in the kernel's buffer before it looks whether it is to end.
 const BLOCKED_WAIT: Duration = Duration::from_millis(5);
 
 /// Wakes the network thread, if it sleeps.
 pub(crate) type WakeUp = Box<dyn Fn() + Send>;
+
+/// What the thread is asked: to send a batch, or to look, since some will come soon.
+type Order = Option<Job>;
 
 /// A batch on its way there or back.
 struct Job {
@@ -48,6 +56,10 @@ unsafe impl Send for Job {}
 struct Signs {
     /// The network thread is to be woken when a batch comes back.
     is_awaited: AtomicBool,
+    /// The thread sends, or looks for what to send.
+    is_awake: AtomicBool,
+    /// An order to look is on its way: one at a time, or there would be no room for batches.
+    is_told_to_look: AtomicBool,
     /// The thread ends without sending what the kernel does not take.
     is_closing: AtomicBool,
 }
@@ -55,7 +67,7 @@ struct Signs {
 /// See the module's documentation: the network thread's end.
 pub(crate) struct SendingThread {
     /// `None`: it is to end.
-    jobs: Option<SyncSender<Job>>,
+    orders: Option<SyncSender<Order>>,
     done: Receiver<Job>,
     spare: Vec<Batch>,
     on_their_way: usize,
@@ -74,7 +86,8 @@ impl SendingThread {
     ) -> Option<Self> {
         // One for each path may be handed over at once.
         let batches = SPARE - 1 + outlets.len();
-        let (jobs, to_do) = sync_channel(batches);
+        // And one order to look.
+        let (orders, to_do) = sync_channel(batches + 1);
         let (finished, done) = sync_channel(batches);
         let signs = Arc::new(Signs::default());
         let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
@@ -84,7 +97,7 @@ impl SendingThread {
         };
         let thread = std::thread::Builder::new().name("gradwire-send".to_owned()).spawn(body).ok()?;
         Some(Self {
-            jobs: Some(jobs),
+            orders: Some(orders),
             done,
             spare: (0..batches).map(|_| Batch::copying()).collect(),
             on_their_way: 0,
@@ -109,9 +122,22 @@ impl SendingThread {
         }
     }
 
-    /// Whether it, and not the network thread, is to send a batch: it holds much, or others go before it.
+    /// Whether it, and not the network thread, is to send a batch: it is awake and the batch holds much, or others go before it. A full
+    /// one wakes it.
     pub(crate) fn takes(&self, batch: &Batch) -> bool {
-        batch.copies() && (self.on_their_way > 0 || batch.data_bytes() >= HAND_OVER_BYTES)
+        if !batch.copies() {
+            return false;
+        }
+        if self.on_their_way > 0 {
+            return true;
+        }
+        if self.signs.is_awake.load(Ordering::Relaxed) {
+            return batch.data_bytes() >= HAND_OVER_BYTES;
+        }
+        if !batch.has_room() && !self.signs.is_told_to_look.swap(true, Ordering::Relaxed) {
+            self.order(None);
+        }
+        false
     }
 
     /// Takes a batch to send, in exchange for an empty one.
@@ -122,9 +148,12 @@ impl SendingThread {
         assert!(batch.copies(), "a batch with pointers into tensors was handed to another thread");
         let empty = self.spare.pop().expect("a spare batch was asked for");
         let job = Job { path, batch: std::mem::replace(batch, empty), counts: SendCounts::default() };
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
-        assert!(sent, "the sending thread has ended");
+        assert!(self.order(Some(job)), "the sending thread has ended");
         self.on_their_way += 1;
+    }
+
+    fn order(&self, order: Order) -> bool {
+        self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
     /// What it has sent since the last call.
@@ -148,7 +177,7 @@ impl Drop for SendingThread {
     /// What is on its way is sent, unless the kernel's buffer is full.
     fn drop(&mut self) {
         self.signs.is_closing.store(true, Ordering::Relaxed);
-        self.jobs = None;
+        self.orders = None;
         if let Some(thread) = self.thread.take() {
             // Its panic has had its message on standard error, and ends the network thread too.
             _ = thread.join();
@@ -159,7 +188,7 @@ impl Drop for SendingThread {
 /// The thread's own end.
 struct Worker {
     outlets: Vec<Box<dyn Outlet>>,
-    to_do: Receiver<Job>,
+    to_do: Receiver<Order>,
     finished: SyncSender<Job>,
     wake_up: WakeUp,
     signs: Arc<Signs>,
@@ -167,6 +196,7 @@ struct Worker {
 
 impl Worker {
     fn run(&mut self) {
+        self.signs.is_awake.store(true, Ordering::Relaxed);
         while let Some(mut job) = self.next() {
             job.counts.seals_refused = job.batch.seal();
             self.send(&mut job);
@@ -182,15 +212,31 @@ impl Worker {
 
     /// `None`: there will be no more.
     fn next(&self) -> Option<Job> {
+        loop {
+            let order = match self.look() {
+                Err(TryRecvError::Empty) => {
+                    self.signs.is_awake.store(false, Ordering::Relaxed);
+                    let order = self.to_do.recv().ok()?;
+                    self.signs.is_awake.store(true, Ordering::Relaxed);
+                    order
+                }
+                looked => looked.ok()?,
+            };
+            if order.is_some() {
+                return order;
+            }
+            self.signs.is_told_to_look.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn look(&self) -> Result<Order, TryRecvError> {
         let since = Instant::now();
-        while since.elapsed() < LOOKING {
+        loop {
             match self.to_do.try_recv() {
-                Ok(job) => return Some(job),
-                Err(TryRecvError::Disconnected) => return None,
-                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+                Err(TryRecvError::Empty) if since.elapsed() < LOOKING => std::hint::spin_loop(),
+                looked => return looked,
             }
         }
-        self.to_do.recv().ok()
     }
 
     fn send(&mut self, job: &mut Job) {
@@ -265,19 +311,74 @@ mod tests {
         batch
     }
 
+    fn until_awake(sending: &SendingThread, is_awake: bool) {
+        while sending.signs.is_awake.load(Ordering::Relaxed) != is_awake {
+            std::thread::yield_now();
+        }
+    }
+
+    fn full() -> Batch {
+        let mut full = Batch::copying();
+        while full.has_room() {
+            // SAFETY: it is copied.
+            unsafe { full.push((RawAddress::EMPTY, 0), &[1; 24], &[7; 1_408]) };
+        }
+        full
+    }
+
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
     fn little_is_sent_at_once_unless_other_batches_go_before_it() {
         let Bench { mut sending, orders, taken, .. } = bench();
         let (mut large, mut little) = (batch(HAND_OVER_BYTES), batch(1_000));
-        assert!(sending.takes(&large) && !sending.takes(&little) && !sending.takes(&Batch::new()));
+        sending.signs.is_awake.store(true, Ordering::Relaxed);
+        assert!(!sending.takes(&little) && !sending.takes(&Batch::new()));
         sending.hand_over(0, &mut large);
         assert!(large.is_empty() && sending.takes(&little), "in the order in which they were pushed");
         sending.hand_over(0, &mut little);
         (0..2).for_each(|_| orders.send(true).unwrap());
         assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![HAND_OVER_BYTES]));
         assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![1_000]));
+    }
+
+    #[test]
+    fn a_full_batch_wakes_it_for_the_next_one_and_is_not_waited_for() {
+        let Bench { mut sending, orders, taken, .. } = bench();
+        // What it does last before it sleeps.
+        sending.hand_over(0, &mut batch(1_000));
+        orders.send(true).unwrap();
+        taken.recv_timeout(PATIENCE).unwrap();
+        until_awake(&sending, false);
+        while sending.on_their_way > 0 {
+            sending.has_spare(1);
+        }
+        let large = batch(HAND_OVER_BYTES);
+        assert!(!sending.takes(&large), "nothing says that others follow");
+        let full = full();
+        // It may have woken and fallen asleep before anybody looks.
+        while !sending.takes(&full) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn however_often_it_is_woken_there_is_room_for_its_batches() {
+        let Bench { mut sending, orders, taken, .. } = bench();
+        sending.hand_over(0, &mut batch(1_000));
+        until_awake(&sending, true);
+        // As if it slept, and did not get a core although it is woken. It sends, and changes nothing meanwhile.
+        sending.on_their_way = 0;
+        let full = full();
+        for _ in 0..10 {
+            sending.signs.is_awake.store(false, Ordering::Relaxed);
+            assert!(!sending.takes(&full));
+        }
+        sending.on_their_way = 1;
+        sending.hand_over(0, &mut batch(2_000));
+        (0..2).for_each(|_| orders.send(true).unwrap());
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![1_000]));
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![2_000]));
     }
 
     #[test]
