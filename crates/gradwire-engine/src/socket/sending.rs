@@ -9,9 +9,9 @@
 //!          ^--------empty batch, counts-------'
 //! ```
 //!
-//! To wake a thread takes as long as to send a batch. So it looks for the next one for a while before it sleeps, and while it sleeps the network
-//! thread sends by itself, and wakes it when a batch is full, since others will follow. Where links are slow enough for one thread, batches do not fill,
-//! and it sleeps. Of a thread that looks the network thread asks to send what a kernel message or more holds; less goes faster without it.
+//! To wake a thread takes as long as to send a batch. So it looks for the next one for a while before it sleeps, and while it sleeps only a batch
+//! of several kernel messages wakes it: where links are slow enough for one thread, so much does not leave at once, and the network thread sends by itself. Of a
+//! thread that looks it asks to send what one message or more holds; less goes faster without.
 //!
 //! It seals too what is sealed. Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile. There are few, so that what the
 //! network thread decides is sent soon: with all of them on their way the socket counts as blocked. Datagrams leave in the order
@@ -29,17 +29,15 @@ use std::time::{Duration, Instant};
 const SPARE: usize = 2;
 /// A batch with less data is sent at once, if no other is on its way: a message of the kernel, of which small datagrams make less than 64 KB.
 const HAND_OVER_BYTES: usize = 32 << 10;
-/// How long the thread looks for the next batch before it sleeps: so long as it takes the network thread to send one, where it has just woken this one, and to
-/// fill another.
-const LOOKING: Duration = Duration::from_micros(150);
+/// A batch with so much data wakes the thread: two messages of the kernel.
+const WAKE_BYTES: usize = 96 << 10;
+/// How long the thread looks for the next batch before it sleeps: about as long as it takes to wake it.
+const LOOKING: Duration = Duration::from_micros(50);
 /// How long it waits for room in the kernel's buffer before it looks whether it is to end.
 const BLOCKED_WAIT: Duration = Duration::from_millis(5);
 
 /// Wakes the network thread, if it sleeps.
 pub(crate) type WakeUp = Box<dyn Fn() + Send>;
-
-/// What the thread is asked: to send a batch, or to look, since some will come soon.
-type Order = Option<Job>;
 
 /// A batch on its way there or back.
 struct Job {
@@ -58,8 +56,6 @@ struct Signs {
     is_awaited: AtomicBool,
     /// The thread sends, or looks for what to send.
     is_awake: AtomicBool,
-    /// An order to look is on its way: one at a time, or there would be no room for batches.
-    is_told_to_look: AtomicBool,
     /// The thread ends without sending what the kernel does not take.
     is_closing: AtomicBool,
 }
@@ -67,7 +63,7 @@ struct Signs {
 /// See the module's documentation: the network thread's end.
 pub(crate) struct SendingThread {
     /// `None`: it is to end.
-    orders: Option<SyncSender<Order>>,
+    jobs: Option<SyncSender<Job>>,
     done: Receiver<Job>,
     spare: Vec<Batch>,
     on_their_way: usize,
@@ -86,8 +82,7 @@ impl SendingThread {
     ) -> Option<Self> {
         // One for each path may be handed over at once.
         let batches = SPARE - 1 + outlets.len();
-        // And one order to look.
-        let (orders, to_do) = sync_channel(batches + 1);
+        let (jobs, to_do) = sync_channel(batches);
         let (finished, done) = sync_channel(batches);
         let signs = Arc::new(Signs::default());
         let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
@@ -97,7 +92,7 @@ impl SendingThread {
         };
         let thread = std::thread::Builder::new().name("gradwire-send".to_owned()).spawn(body).ok()?;
         Some(Self {
-            orders: Some(orders),
+            jobs: Some(jobs),
             done,
             spare: (0..batches).map(|_| Batch::copying()).collect(),
             on_their_way: 0,
@@ -122,22 +117,11 @@ impl SendingThread {
         }
     }
 
-    /// Whether it, and not the network thread, is to send a batch: it is awake and the batch holds much, or others go before it. A full
-    /// one wakes it.
+    /// Whether it, and not the network thread, is to send a batch: others go before it, or it holds so much.
     pub(crate) fn takes(&self, batch: &Batch) -> bool {
-        if !batch.copies() {
-            return false;
-        }
-        if self.on_their_way > 0 {
-            return true;
-        }
-        if self.signs.is_awake.load(Ordering::Relaxed) {
-            return batch.data_bytes() >= HAND_OVER_BYTES;
-        }
-        if !batch.has_room() && !self.signs.is_told_to_look.swap(true, Ordering::Relaxed) {
-            self.order(None);
-        }
-        false
+        let is_awake = self.signs.is_awake.load(Ordering::Relaxed);
+        let bytes = if is_awake { HAND_OVER_BYTES } else { WAKE_BYTES };
+        batch.copies() && (self.on_their_way > 0 || batch.data_bytes() >= bytes)
     }
 
     /// Takes a batch to send, in exchange for an empty one.
@@ -148,12 +132,9 @@ impl SendingThread {
         assert!(batch.copies(), "a batch with pointers into tensors was handed to another thread");
         let empty = self.spare.pop().expect("a spare batch was asked for");
         let job = Job { path, batch: std::mem::replace(batch, empty), counts: SendCounts::default() };
-        assert!(self.order(Some(job)), "the sending thread has ended");
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.try_send(job).is_ok());
+        assert!(sent, "the sending thread has ended");
         self.on_their_way += 1;
-    }
-
-    fn order(&self, order: Order) -> bool {
-        self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
     /// What it has sent since the last call.
@@ -177,7 +158,7 @@ impl Drop for SendingThread {
     /// What is on its way is sent, unless the kernel's buffer is full.
     fn drop(&mut self) {
         self.signs.is_closing.store(true, Ordering::Relaxed);
-        self.orders = None;
+        self.jobs = None;
         if let Some(thread) = self.thread.take() {
             // Its panic has had its message on standard error, and ends the network thread too.
             _ = thread.join();
@@ -188,7 +169,7 @@ impl Drop for SendingThread {
 /// The thread's own end.
 struct Worker {
     outlets: Vec<Box<dyn Outlet>>,
-    to_do: Receiver<Order>,
+    to_do: Receiver<Job>,
     finished: SyncSender<Job>,
     wake_up: WakeUp,
     signs: Arc<Signs>,
@@ -212,24 +193,18 @@ impl Worker {
 
     /// `None`: there will be no more.
     fn next(&self) -> Option<Job> {
-        loop {
-            let order = match self.look() {
-                Err(TryRecvError::Empty) => {
-                    self.signs.is_awake.store(false, Ordering::Relaxed);
-                    let order = self.to_do.recv().ok()?;
-                    self.signs.is_awake.store(true, Ordering::Relaxed);
-                    order
-                }
-                looked => looked.ok()?,
-            };
-            if order.is_some() {
-                return order;
+        match self.look() {
+            Err(TryRecvError::Empty) => {
+                self.signs.is_awake.store(false, Ordering::Relaxed);
+                let job = self.to_do.recv();
+                self.signs.is_awake.store(true, Ordering::Relaxed);
+                job.ok()
             }
-            self.signs.is_told_to_look.store(false, Ordering::Relaxed);
+            looked => looked.ok(),
         }
     }
 
-    fn look(&self) -> Result<Order, TryRecvError> {
+    fn look(&self) -> Result<Job, TryRecvError> {
         let since = Instant::now();
         loop {
             match self.to_do.try_recv() {
@@ -311,28 +286,12 @@ mod tests {
         batch
     }
 
-    fn until_awake(sending: &SendingThread, is_awake: bool) {
-        while sending.signs.is_awake.load(Ordering::Relaxed) != is_awake {
-            std::thread::yield_now();
-        }
-    }
-
-    fn full() -> Batch {
-        let mut full = Batch::copying();
-        while full.has_room() {
-            // SAFETY: it is copied.
-            unsafe { full.push((RawAddress::EMPTY, 0), &[1; 24], &[7; 1_408]) };
-        }
-        full
-    }
-
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
     fn little_is_sent_at_once_unless_other_batches_go_before_it() {
         let Bench { mut sending, orders, taken, .. } = bench();
         let (mut large, mut little) = (batch(HAND_OVER_BYTES), batch(1_000));
-        sending.signs.is_awake.store(true, Ordering::Relaxed);
         assert!(!sending.takes(&little) && !sending.takes(&Batch::new()));
         sending.hand_over(0, &mut large);
         assert!(large.is_empty() && sending.takes(&little), "in the order in which they were pushed");
@@ -343,42 +302,25 @@ mod tests {
     }
 
     #[test]
-    fn a_full_batch_wakes_it_for_the_next_one_and_is_not_waited_for() {
+    fn while_it_sleeps_only_several_messages_are_worth_waking_it() {
         let Bench { mut sending, orders, taken, .. } = bench();
-        // What it does last before it sleeps.
+        let mut several = Batch::copying();
+        while several.data_bytes() < WAKE_BYTES {
+            // SAFETY: it is copied.
+            unsafe { several.push((RawAddress::EMPTY, 0), &[1; 24], &[7; 1_408]) };
+        }
+        // It is what it does last before it sleeps.
         sending.hand_over(0, &mut batch(1_000));
         orders.send(true).unwrap();
         taken.recv_timeout(PATIENCE).unwrap();
-        until_awake(&sending, false);
-        while sending.on_their_way > 0 {
+        while sending.on_their_way > 0 || sending.signs.is_awake.load(Ordering::Relaxed) {
             sending.has_spare(1);
-        }
-        let large = batch(HAND_OVER_BYTES);
-        assert!(!sending.takes(&large), "nothing says that others follow");
-        let full = full();
-        // It may have woken and fallen asleep before anybody looks.
-        while !sending.takes(&full) {
             std::thread::yield_now();
         }
-    }
-
-    #[test]
-    fn however_often_it_is_woken_there_is_room_for_its_batches() {
-        let Bench { mut sending, orders, taken, .. } = bench();
-        sending.hand_over(0, &mut batch(1_000));
-        until_awake(&sending, true);
-        // As if it slept, and did not get a core although it is woken. It sends, and changes nothing meanwhile.
-        sending.on_their_way = 0;
-        let full = full();
-        for _ in 0..10 {
-            sending.signs.is_awake.store(false, Ordering::Relaxed);
-            assert!(!sending.takes(&full));
-        }
-        sending.on_their_way = 1;
-        sending.hand_over(0, &mut batch(2_000));
-        (0..2).for_each(|_| orders.send(true).unwrap());
-        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![1_000]));
-        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![2_000]));
+        let large = batch(HAND_OVER_BYTES);
+        assert!(!sending.takes(&large) && sending.takes(&several));
+        sending.signs.is_awake.store(true, Ordering::Relaxed);
+        assert!(sending.takes(&large));
     }
 
     #[test]
