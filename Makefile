@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-simulation bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-own-cores bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -151,6 +151,10 @@ bench-observability: build ## What it costs a training step that it can be seen
 
 bench-kernel: build ## What the kernel alone takes to carry a GB, by the way it is handed over: a minute
 	$(PY) bench/collective/kernel_cost.py --json bench-out/kernel-cost.json $(ARGS)
+
+bench-own-cores: build ## All-reduces of two ranks whose threads have slow cores of their own, with one and with two threads each: a minute
+	GRADWIRE_SEND_THREAD=off $(PY) bench/collective/own_cores.py -- $(VENV)/bin/gradwire bench --network bridge --ranks 2 --size 100 --preset exact --tcp cubic --samples 10 $(ARGS)
+	GRADWIRE_SEND_THREAD=on $(PY) bench/collective/own_cores.py -- $(VENV)/bin/gradwire bench --network bridge --ranks 2 --size 100 --preset exact --tcp cubic --samples 10 $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

@@ -1,5 +1,7 @@
 """The benchmarks that no other file runs, in their quick modes: none of them rots. They show no performance."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,23 @@ def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path)
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "gradwire-auto/rotated" in ran.stdout
+
+
+def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
+    controller = Path("/sys/fs/cgroup/cpu")
+    if not os.access(controller / "tasks", os.W_OK):
+        pytest.skip("no cpu controller of version 1")
+    busy = "import threading, time\nend = time.monotonic() + 2\nf = lambda: [0 for _ in iter(lambda: time.monotonic() < end, False)]\n"
+    busy += "t = threading.Thread(target=f); t.start(); f(); t.join()"
+    script = FOLDER / "collective" / "own_cores.py"
+    found = tmp_path / "threads.json"
+    command = [sys.executable, script, "--share", "25", "--json", found, "--", sys.executable, "-c", busy]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    threads = json.loads(found.read_text())
+    assert len(threads) == 2, threads
+    assert all(thread["throttled"] > 0 for thread in threads), threads
+    assert not list(controller.glob("gradwire-own-cores-*"))
 
 
 @pytest.mark.parametrize("options", [[], ["--fixed-owner"]])

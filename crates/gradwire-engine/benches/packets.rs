@@ -12,7 +12,7 @@ mod common;
 
 use common::{all_reduce, cluster, config, Tensor};
 use gradwire_engine::collectives::{Collective, Request, View};
-use gradwire_engine::{Engine, EngineConfig, EngineStats, GroupHandle, Offload};
+use gradwire_engine::{Choice, Engine, EngineConfig, EngineStats, GroupHandle, Offload};
 use std::time::{Duration, Instant};
 
 /// Elements of one transfer: 16 MiB, more than a cache holds.
@@ -107,7 +107,15 @@ fn main() {
 
 /// Sends for about `time` and prints a row for each end.
 fn measure(case: &Case, time: Duration) {
-    let config = EngineConfig { offload: case.offload, mtu: Some(case.mtu), paths: case.paths, ..config() };
+    // What a packet costs one thread that does all of it.
+    let send_thread = Choice::Off;
+    let config = EngineConfig {
+        offload: case.offload,
+        mtu: Some(case.mtu),
+        paths: case.paths,
+        send_thread,
+        ..config()
+    };
     let known = network_threads();
     let (engines, groups) = cluster(2, &config);
     // In the order of their start: the kernel numbers threads upwards.

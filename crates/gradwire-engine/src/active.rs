@@ -216,6 +216,11 @@ impl ActiveGroup {
         self.setup.ranks_here
     }
 
+    /// Whether it has other ranks, and knows which: while it joins a group that goes on it does not.
+    pub(crate) fn is_among_others(&self) -> bool {
+        !self.setup.config.peers.is_empty() && !self.is_joining()
+    }
+
     /// Whether they share its cores, whatever this thread does about it.
     pub(crate) fn set_shares_cores(&mut self, shares_cores: bool) {
         self.group.set_shares_cores(shares_cores);
@@ -275,9 +280,9 @@ impl ActiveGroup {
         self.group.poll_transmit(now, &mut sink);
     }
 
-    /// Everything was drained.
-    pub(crate) fn settle(&mut self, now: Timestamp) {
-        self.dirty = false;
+    /// Its events were taken, and all that it has to send, or `is_drained` is `false`.
+    pub(crate) fn settle(&mut self, now: Timestamp, is_drained: bool) {
+        self.dirty = !is_drained;
         let due = self.group.poll_timeout().map(|timeout| timeout.at);
         self.wake_at = self.search_at.iter().copied().flatten().chain(due).min();
         if let Leaving::Goodbye(waiting) = &mut self.leaving {

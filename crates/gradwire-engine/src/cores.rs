@@ -20,6 +20,12 @@ impl Cores {
         Self { of_process, of_host }
     }
 
+    /// A host with so many, all of this process.
+    #[cfg(test)]
+    pub(crate) const fn of(cores: usize) -> Self {
+        Self { of_process: cores, of_host: cores }
+    }
+
     /// Whether each of so many ranks on this host may use two cores. Of ranks that are bound to cores of their own it counts those.
     pub(crate) fn are_two_for_each_of(&self, ranks_here: usize) -> bool {
         self.of_process.min(self.of_host / ranks_here.max(1)) >= 2

@@ -1,8 +1,9 @@
 //! The network thread: drives every group of the process with datagrams, time and commands.
 //!
 //! One turn: take commands, take what has arrived, do what is due, let each group that was touched send, and sleep when
-//! there was nothing. Nothing in a turn allocates, locks or blocks for a packet; only commands and completions, which come
-//! once for each collective, do.
+//! there was nothing. Nothing in a turn allocates or blocks for a packet; only commands and completions, which come once for
+//! each collective, do. What is sealed takes a lock that nobody else holds, or where a thread sends beside this one
+//! ([`crate::socket`]), that thread alone.
 
 use crate::active::{ActiveGroup, InFlight};
 use crate::busy_poll::BusyPoll;
@@ -13,10 +14,11 @@ use crate::flood::{FloodWatch, Traffic};
 use crate::giving_way::GivingWay;
 use crate::inlet::Inlet;
 use crate::routes::Routes;
+use crate::sending_apart::SendingApart;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
-use crate::{news, Choice, EngineStats, OpHandle};
+use crate::{news, EngineStats, OpHandle};
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -53,8 +55,9 @@ pub(crate) struct Driver {
     stats: EngineStats,
     busy_poll: BusyPoll,
     giving_way: GivingWay,
-    /// Whether a thread for sending is still to be started.
-    sending_apart: Choice,
+    sending_apart: SendingApart,
+    /// Place of the group that is drained first.
+    first_to_drain: usize,
     /// How many cores the process may use.
     cores: Cores,
     flood: FloodWatch,
@@ -82,7 +85,8 @@ impl Driver {
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
-            sending_apart: shared.local.config.send_thread,
+            first_to_drain: 0,
+            sending_apart: SendingApart::new(shared.local.config.send_thread),
             cores: Cores::read(),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
@@ -286,57 +290,66 @@ impl Driver {
             let ranks_here = group.ranks_here();
             self.giving_way.on_ranks(ranks_here, self.cores.of_process);
             group.set_shares_cores(self.cores.are_shared_by(ranks_here));
+            let sends = group.is_among_others();
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;
             }
-            self.send_apart(ranks_here);
+            if sends {
+                self.send_apart(ranks_here);
+            }
         }
     }
 
-    /// Starts the sending thread where it is asked for, or where as many ranks as are on this host have two cores each. What begins
-    /// it holds for as long as this thread lives: the ranks of one group are those of the next.
+    /// Starts the thread that sends, where one is wanted and the system has one to give.
     fn send_apart(&mut self, ranks_here: usize) {
-        let wanted = match self.sending_apart {
-            Choice::Auto => self.cores.are_two_for_each_of(ranks_here),
-            Choice::On => true,
-            Choice::Off => false,
-        };
-        if !wanted || !self.sockets.is_empty() {
-            return;
+        // What the kernel did not take waits in a batch that does not copy.
+        if self.sockets.is_empty() && self.sending_apart.begins(ranks_here, &self.cores) {
+            let shared = Arc::clone(&self.shared);
+            self.sockets.send_apart(Box::new(move || shared.doorbell().ring()));
         }
-        // Once, whether it succeeds or not.
-        self.sending_apart = Choice::Off;
-        let shared = Arc::clone(&self.shared);
-        let urgency = shared.local.config.urgency;
-        self.sockets.send_apart(Box::new(move || shared.doorbell().ring()), move || prepare_thread(urgency));
     }
 
-    /// Takes events and datagrams of every group that was touched.
+    /// Takes events and datagrams of every group that was touched. Who could not send all stays touched, and behind the one that blocked the sockets the
+    /// next one goes first the next time.
     fn drain(&mut self) {
         if self.sockets.is_blocked() {
             self.sockets.send();
         }
-        for group in self.groups.iter_mut().flatten().filter(|group| group.is_dirty()) {
-            group.poll_events(self.now);
-            while !self.sockets.is_blocked() {
-                group.fill(self.now, &mut self.sockets, &self.codes);
-                if self.sockets.is_empty() {
-                    break;
-                }
-                let full = !self.sockets.has_room();
-                self.sockets.send();
-                if !full {
-                    break;
+        let (count, first) = (self.groups.len(), self.first_to_drain);
+        for place in (first..count).chain(0..first.min(count)) {
+            if self.groups[place].as_ref().is_some_and(ActiveGroup::is_dirty) {
+                let was_blocked = self.sockets.is_blocked();
+                if !self.drain_group(place) && !was_blocked {
+                    self.first_to_drain = (place + 1) % count;
                 }
             }
-            group.poll_events(self.now);
-            group.settle(self.now);
         }
+    }
+
+    /// Whether it could send all that it has.
+    fn drain_group(&mut self, place: usize) -> bool {
+        let Some(group) = &mut self.groups[place] else { return true };
+        group.poll_events(self.now);
+        let mut has_filled = false;
+        while !has_filled && !self.sockets.is_blocked() {
+            group.fill(self.now, &mut self.sockets, &self.codes);
+            has_filled = self.sockets.has_room();
+            if !self.sockets.is_empty() {
+                self.sockets.send();
+            }
+        }
+        group.poll_events(self.now);
+        group.settle(self.now, has_filled);
+        has_filled
     }
 
     /// Sleeps until something arrives, is due, or is commanded; or looks again, at once or when others have gone first, where that pays.
     fn sleep(&mut self) {
+        if !self.sockets.is_blocked() && self.groups.iter().flatten().any(ActiveGroup::is_dirty) {
+            // Blocked a moment ago.
+            return;
+        }
         let now = since(self.origin);
         let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
         let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };

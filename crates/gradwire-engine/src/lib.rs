@@ -29,6 +29,7 @@ mod news;
 mod rendezvous;
 mod routes;
 mod security;
+mod sending_apart;
 mod shared;
 mod socket;
 mod stats;

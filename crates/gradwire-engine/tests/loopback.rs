@@ -372,15 +372,6 @@ fn a_second_thread_sends_where_it_is_told_to_and_changes_no_result() {
 }
 
 #[test]
-fn unasked_a_second_thread_sends_where_each_rank_has_two_cores() {
-    on_one_core(|| {
-        let (engines, groups) = cluster(2, &config());
-        check_all_reduce(&groups, 1_000_000);
-        assert_eq!(engines[0].stats().unwrap().batches_apart, 0);
-    });
-}
-
-#[test]
 fn unasked_a_thread_lets_others_go_first_where_ranks_share_cores() {
     for (ranks, give_way) in [(1, Choice::Auto), (2, Choice::Auto), (2, Choice::Off)] {
         on_one_core(|| {

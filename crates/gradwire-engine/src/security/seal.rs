@@ -4,6 +4,7 @@ use super::keys::{Cipher, Direction, Domain, KeyPlace, PacketKey, PairSecret};
 use super::numbers::{epoch, extend};
 use crate::socket::Seal;
 use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Where the header holds its path and its number.
@@ -20,7 +21,7 @@ pub(crate) struct Sealer {
     direction: Direction,
     /// By path and domain.
     spaces: Vec<[Space; 2]>,
-    refused: u64,
+    refused: Arc<AtomicU64>,
 }
 
 /// Numbers of one path and domain.
@@ -41,7 +42,12 @@ impl Sealer {
         };
         let both = |path| [space(path, Domain::Data), space(path, Domain::Control)];
         let spaces = (0..paths).map(both).collect();
-        Self { secret: Arc::clone(secret), cipher, direction, spaces, refused: 0 }
+        Self { secret: Arc::clone(secret), cipher, direction, spaces, refused: Arc::default() }
+    }
+
+    /// Counts datagrams that it refuses.
+    pub(super) fn refused(&self) -> &Arc<AtomicU64> {
+        &self.refused
     }
 
     fn try_seal(&mut self, datagram: &mut [u8]) -> Option<()> {
@@ -83,12 +89,8 @@ impl Seal for Sealer {
     /// its number was used before; whatever made it so, no nonce is ever used twice.
     fn seal(&mut self, datagram: &mut [u8]) -> bool {
         let sealed = self.try_seal(datagram).is_some();
-        self.refused += u64::from(!sealed);
+        self.refused.fetch_add(u64::from(!sealed), Ordering::Relaxed);
         sealed
-    }
-
-    fn refused(&self) -> u64 {
-        self.refused
     }
 }
 

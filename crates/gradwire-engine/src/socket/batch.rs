@@ -2,8 +2,10 @@
 //!
 //! The driver lets a group fill a [`Batch`], then hands the batch to the socket before it calls the group again. What
 //! the kernel does not take at once ([`Batch::keep_from`]) is copied aside, so that no pointer into a tensor outlives
-//! that moment. A batch for a thread beside the driver's ([`Batch::copying`]) copies payload as well: it is sent at any later time, and
-//! sealed by whoever sends it.
+//! that moment.
+//!
+//! A batch for a thread beside the driver's ([`Batch::copying`]) copies payload as well, from the start: it is sent at any
+//! later time, and sealed by whoever sends it.
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,6 @@ const BATCH_BYTES: usize = (MESSAGES + 2) * DATAGRAM_BYTES_MAX;
 pub(crate) trait Seal: Send + std::fmt::Debug {
     /// Seals head and body in place; the last [`TAG_BYTES`] are room for the tag. `false`: it must not be sent.
     fn seal(&mut self, datagram: &mut [u8]) -> bool;
-    /// Datagrams that it refused.
-    fn refused(&self) -> u64;
 }
 
 /// The same, for the thread that sends.
@@ -88,7 +88,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// An empty batch with all memory that it will ever need.
+    /// An empty batch with all memory that its datagrams will ever need.
     pub(crate) fn new() -> Self {
         Self::with(false)
     }

@@ -92,7 +92,7 @@ impl LinuxSocket {
     }
 }
 
-impl DatagramSocket for LinuxSocket {
+impl Outlet for LinuxSocket {
     fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -100,7 +100,9 @@ impl DatagramSocket for LinuxSocket {
     fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome {
         self.outlet.send(batch, counts)
     }
+}
 
+impl DatagramSocket for LinuxSocket {
     fn another_outlet(&self) -> Option<Box<dyn Outlet>> {
         Some(Box::new(self.outlet.another()))
     }

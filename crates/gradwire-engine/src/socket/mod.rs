@@ -117,11 +117,7 @@ pub(crate) trait Outlet: Send {
 }
 
 /// A nonblocking UDP socket.
-pub(crate) trait DatagramSocket {
-    /// For polling.
-    fn fd(&self) -> RawFd;
-    /// See [`Outlet::send`].
-    fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome;
+pub(crate) trait DatagramSocket: Outlet {
     /// Another sending end, for a thread beside this one; `None`: this form has none.
     fn another_outlet(&self) -> Option<Box<dyn Outlet>>;
     /// Hands out what has arrived, a bounded amount. `true`: more may be waiting.

@@ -31,7 +31,7 @@ pub(crate) struct BindOptions {
 /// A bound socket and what the kernel granted.
 pub(crate) struct Bound {
     /// The socket.
-    pub(crate) socket: Box<dyn DatagramSocket + Send>,
+    pub(crate) socket: Box<dyn DatagramSocket>,
     /// Its port.
     pub(crate) port: u16,
     /// Granted receive buffer.

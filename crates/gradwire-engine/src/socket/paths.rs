@@ -39,7 +39,7 @@ pub(crate) struct PathSockets {
 }
 
 /// A socket as it moves to the network thread.
-pub(crate) type BoundSocket = Box<dyn DatagramSocket + Send>;
+pub(crate) type BoundSocket = Box<dyn DatagramSocket>;
 
 /// The sockets of all paths.
 pub(crate) struct BoundPaths {
@@ -72,15 +72,15 @@ impl PathSockets {
     }
 
     /// From now on a thread of its own sends what is large, where the sockets are of that form and the system starts one; it calls
-    /// `prepare` first, and `wake_up` when this thread waits for it. Whether it does.
+    /// `wake_up` when this thread waits for it. Whether it does.
     ///
     /// # Panics
     /// While datagrams wait.
-    pub(crate) fn send_apart(&mut self, wake_up: WakeUp, prepare: impl FnOnce() + Send + 'static) -> bool {
+    pub(crate) fn send_apart(&mut self, wake_up: WakeUp) -> bool {
         assert!(self.is_empty(), "datagrams wait in batches that do not copy");
         let outlets = self.paths.iter().map(|path| path.socket.another_outlet());
         let Some(outlets) = outlets.collect::<Option<Vec<Box<dyn Outlet>>>>() else { return false };
-        self.sending = SendingThread::start(outlets, wake_up, prepare);
+        self.sending = SendingThread::start(outlets, wake_up);
         if self.sending.is_some() {
             self.paths.iter_mut().for_each(|path| path.batch = Batch::copying());
         }
@@ -246,8 +246,10 @@ impl PathSockets {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
         let mut fds = [none; PATHS_MAX as usize + 1];
         fds[0] = libc::pollfd { fd: wake, events: libc::POLLIN, revents: 0 };
+        // What is blocked for want of batches as well cannot be sent yet, however writable.
+        let has_spare = self.has_spare();
         for (slot, path) in fds[1..].iter_mut().zip(&self.paths) {
-            let events = if path.blocked { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+            let events = if path.blocked && has_spare { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
             *slot = libc::pollfd { fd: path.socket.fd(), events, revents: 0 };
         }
         let timeout = timeout.map(|timeout| libc::timespec {

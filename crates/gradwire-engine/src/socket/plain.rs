@@ -25,7 +25,7 @@ impl PlainSocket {
     }
 }
 
-impl DatagramSocket for PlainSocket {
+impl Outlet for PlainSocket {
     fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -56,7 +56,9 @@ impl DatagramSocket for PlainSocket {
         batch.clear();
         SendOutcome::Sent
     }
+}
 
+impl DatagramSocket for PlainSocket {
     /// A call for each datagram is for where nothing else works: not for the fastest links.
     fn another_outlet(&self) -> Option<Box<dyn Outlet>> {
         None

@@ -1,21 +1,21 @@
 //! A thread beside the network thread that hands batches to the kernel.
 //!
-//! Half of the network thread's time goes into system calls that send: the kernel copies what it is given and takes it through its
-//! layers, on some devices up to the receiver. Where cores are to spare, a thread of its own does that, while the network
-//! thread receives, adds, and fills the next batch.
+//! Half of the network thread's time goes into system calls that send: the kernel copies what it is given and takes it
+//! through its layers, on some devices up to the receiver. Where cores are to spare, a thread of its own does that, and
+//! seals what is sealed, while the network thread receives, adds, and fills the next batch.
 //!
 //! ```text
 //!   NETWORK THREAD --batch, as a copy--> SENDING THREAD --> kernel
 //!          ^--------empty batch, counts-------'
 //! ```
 //!
-//! To wake a thread takes as long as to send a batch. So it looks for the next one for a while before it sleeps, and while it sleeps only a batch
-//! of several kernel messages wakes it: where links are slow enough for one thread, so much does not leave at once, and the network thread sends by itself. Of a
-//! thread that looks it asks to send what one message or more holds; less goes faster without.
+//! To wake a thread takes as long as to send a batch. So it looks for the next one for a while before it sleeps, and while
+//! it sleeps only a batch of several kernel messages wakes it: where links are slow enough for one thread, so much does not
+//! leave at once, and the network thread sends by itself. Beside a thread that looks it sends only what holds no data.
 //!
-//! It seals too what is sealed. Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile. There are few, so that what the
-//! network thread decides is sent soon: with all of them on their way the socket counts as blocked. Datagrams leave in the order
-//! in which they were pushed.
+//! Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile.
+//! There are few, so that what the network thread decides is sent soon: with two on their way the socket counts as blocked.
+//! The kernel gets datagrams in the order in which they were pushed.
 
 use super::{Batch, Outlet, SendCounts, SendOutcome};
 use std::os::fd::RawFd;
@@ -27,9 +27,7 @@ use std::time::{Duration, Instant};
 
 /// Batches beside those that are being filled: one is sent, one waits.
 const SPARE: usize = 2;
-/// A batch with less data is sent at once, if no other is on its way: a message of the kernel, of which small datagrams make less than 64 KB.
-const HAND_OVER_BYTES: usize = 32 << 10;
-/// A batch with so much data wakes the thread: two messages of the kernel.
+/// A batch with so much data wakes the thread: two messages of the kernel, of which small datagrams make less than 64 KB each.
 const WAKE_BYTES: usize = 96 << 10;
 /// How long the thread looks for the next batch before it sleeps: about as long as it takes to wake it.
 const LOOKING: Duration = Duration::from_micros(50);
@@ -75,22 +73,17 @@ pub(crate) struct SendingThread {
 
 impl SendingThread {
     /// Starts it with an outlet for each path. `None`: the system starts no more threads.
-    pub(crate) fn start(
-        outlets: Vec<Box<dyn Outlet>>,
-        wake_up: WakeUp,
-        prepare: impl FnOnce() + Send + 'static,
-    ) -> Option<Self> {
+    ///
+    /// It has signals, urgency and timers of the thread that starts it.
+    pub(crate) fn start(outlets: Vec<Box<dyn Outlet>>, wake_up: WakeUp) -> Option<Self> {
         // One for each path may be handed over at once.
         let batches = SPARE - 1 + outlets.len();
         let (jobs, to_do) = sync_channel(batches);
         let (finished, done) = sync_channel(batches);
         let signs = Arc::new(Signs::default());
         let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
-        let body = move || {
-            prepare();
-            worker.run();
-        };
-        let thread = std::thread::Builder::new().name("gradwire-send".to_owned()).spawn(body).ok()?;
+        let builder = std::thread::Builder::new().name("gradwire-send".to_owned());
+        let thread = builder.spawn(move || worker.run()).ok()?;
         Some(Self {
             jobs: Some(jobs),
             done,
@@ -117,10 +110,11 @@ impl SendingThread {
         }
     }
 
-    /// Whether it, and not the network thread, is to send a batch: others go before it, or it holds so much.
+    /// Whether it, and not the network thread, is to send a batch: others go before it, or it holds data enough.
     pub(crate) fn takes(&self, batch: &Batch) -> bool {
         let is_awake = self.signs.is_awake.load(Ordering::Relaxed);
-        let bytes = if is_awake { HAND_OVER_BYTES } else { WAKE_BYTES };
+        // Data that another core sends may overtake what a device with several queues still has of this one.
+        let bytes = if is_awake { 1 } else { WAKE_BYTES };
         batch.copies() && (self.on_their_way > 0 || batch.data_bytes() >= bytes)
     }
 
@@ -274,11 +268,11 @@ mod tests {
         let ((orders, ordered), (took, taken), (wake, woken)) = (channel(), channel(), channel());
         let outlet = Box::new(Told { taken: took, orders: ordered });
         let wake_up = Box::new(move || _ = wake.send(()));
-        let sending = SendingThread::start(vec![outlet], wake_up, || ()).expect("a thread");
+        let sending = SendingThread::start(vec![outlet], wake_up).expect("a thread");
         Bench { sending, orders, taken, woken }
     }
 
-    /// A batch of one datagram of so many bytes.
+    /// A batch of one datagram of so many bytes, at least 24, of which the rest is data.
     fn batch(bytes: usize) -> Batch {
         let mut batch = Batch::copying();
         // SAFETY: it is copied.
@@ -289,16 +283,16 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
-    fn little_is_sent_at_once_unless_other_batches_go_before_it() {
+    fn control_is_sent_at_once_unless_batches_go_before_it() {
         let Bench { mut sending, orders, taken, .. } = bench();
-        let (mut large, mut little) = (batch(HAND_OVER_BYTES), batch(1_000));
-        assert!(!sending.takes(&little) && !sending.takes(&Batch::new()));
-        sending.hand_over(0, &mut large);
-        assert!(large.is_empty() && sending.takes(&little), "in the order in which they were pushed");
-        sending.hand_over(0, &mut little);
+        let (mut data, mut control) = (batch(1_000), batch(24));
+        assert!(!sending.takes(&control) && !sending.takes(&Batch::new()));
+        sending.hand_over(0, &mut data);
+        assert!(data.is_empty() && sending.takes(&control), "in the order in which they were pushed");
+        sending.hand_over(0, &mut control);
         (0..2).for_each(|_| orders.send(true).unwrap());
-        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![HAND_OVER_BYTES]));
         assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![1_000]));
+        assert_eq!(taken.recv_timeout(PATIENCE), Ok(vec![24]));
     }
 
     #[test]
@@ -317,10 +311,10 @@ mod tests {
             sending.has_spare(1);
             std::thread::yield_now();
         }
-        let large = batch(HAND_OVER_BYTES);
+        let (large, control) = (batch(60_000), batch(24));
         assert!(!sending.takes(&large) && sending.takes(&several));
         sending.signs.is_awake.store(true, Ordering::Relaxed);
-        assert!(sending.takes(&large));
+        assert!(sending.takes(&large) && !sending.takes(&control));
     }
 
     #[test]
