@@ -182,7 +182,7 @@ class Config:
         choices=("auto", "on", "off"))
     send_thread: str = _setting("auto", str, "Whether a second thread hands large batches of packets to the kernel while the network "
         "thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host has two "
-        "cores for each rank that is on it. Without `offload` there is none.",
+        "cores for each rank that is on it, and this process may use two. Without `offload` there is none.",
         choices=("auto", "on", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "

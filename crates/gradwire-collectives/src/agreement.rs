@@ -174,7 +174,7 @@ impl Agreement {
     pub(crate) fn begin(&mut self, sequence: u64, connections: impl Iterator<Item = ConnectionStats>) {
         self.pending = Some(sequence);
         let mut word = Word::of(connections, &mut self.meter);
-        // A single sample may be that of acknowledgements that came all at once, twice or three times the link's rate.
+        // A single one may be that of a moment in which others waited for a core.
         self.sent_rates.push(word.rate);
         word.rate = median(&mut self.sent_rates).unwrap_or(0);
         self.sent_rates.clear();
@@ -270,7 +270,7 @@ impl Word {
             if !stats.rtt_min.is_zero() {
                 rtts.push(u32::try_from(stats.rtt_min.as_micros()).unwrap_or(u32::MAX).max(1));
             }
-            rate = rate.max(stats.bandwidth);
+            rate = rate.max(sent_rate(&stats));
             numbered += stats.packets_numbered;
             arrived += stats.packets_arrived;
         }
@@ -307,6 +307,15 @@ impl Word {
             shares_cores: u32_at(12) & Self::SHARES_CORES != 0,
             rate: u64::from_le_bytes(rate),
         }
+    }
+}
+
+/// What a connection is sent on, bytes per second: the best sample of a slow link may be several times its rate. What never sent for as long as
+/// it takes to tell is compared with nobody of whom more is known.
+pub(crate) fn sent_rate(stats: &ConnectionStats) -> u64 {
+    match stats.sustained_rate {
+        0 => stats.bandwidth,
+        sustained => sustained,
     }
 }
 
@@ -506,6 +515,16 @@ mod tests {
         agreement.words.view().as_mut_slice().copy_from_slice(&words);
         assert!(agreement.settle(sequence));
         agreement.reach(sequence + PLAN.lag)?.links.map(|links| links.eighths().to_vec())
+    }
+
+    #[test]
+    fn the_best_of_many_moments_is_said_of_a_link_only_where_nothing_else_is_known() {
+        let moment = stats(1_000, 0, 200, 25_000_000);
+        let longer = ConnectionStats { sustained_rate: 6_000_000, ..moment };
+        let said =
+            |stats: &[ConnectionStats]| Word::of(stats.iter().copied(), &mut LossMeter::default()).rate;
+        assert_eq!((said(&[moment]), said(&[longer])), (25_000_000, 6_000_000));
+        assert_eq!(sent_rate(&longer), 6_000_000);
     }
 
     // test of: auto/slow-links

@@ -433,6 +433,7 @@ mod tests {
         rtt_smoothed: Duration::from_millis(1),
         rtt_min: Duration::from_millis(1),
         bandwidth: 12_500_000,
+        sustained_rate: 0,
         reception_rate: 0,
         cwnd: 0,
         tags: NO_TAGS,

@@ -2,7 +2,8 @@
 
 use crate::arrivals::Arrivals;
 use crate::recovery::{
-    AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, SentPacket, WayBack,
+    AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, SentPacket,
+    SustainedRate, WayBack,
 };
 use crate::time::ROUND_TRIP_MAX_US;
 use crate::{ConnectionConfig, RoundTrips, Timestamp};
@@ -34,6 +35,8 @@ pub(crate) struct Path {
     /// None with several paths: with it a path that has healed was seen not to get its share back, and why is not known.
     way_back: Option<WayBack>,
     pub(crate) controller: Controller,
+    /// What it has carried for a while.
+    pub(crate) sustained: SustainedRate,
     pub(crate) arrivals: Arrivals,
     pacer: Pacer,
     chunk_bytes: u64,
@@ -59,6 +62,7 @@ impl Path {
             round_trips: RoundTrips::default(),
             way_back: (config.paths == 1).then(WayBack::default),
             controller: Controller::new(config.controller, &config.controller_settings()),
+            sustained: SustainedRate::default(),
             arrivals: Arrivals::new(id, config),
             pacer: if config.paths == 1 { pacer.in_whole_bursts(chunk_bytes) } else { pacer },
             chunk_bytes,
@@ -269,6 +273,7 @@ impl Path {
             app_limited: outcome.app_limited,
             round_ended: outcome.round_ended,
         };
+        self.sustained.on_ack(now, sample.acked_bytes, sample.in_flight);
         self.controller.on_ack(&sample);
     }
 }

@@ -542,6 +542,7 @@ impl Paths {
             stats.rtt_min = best.path.rtt.min();
         }
         stats.bandwidth = self.trusted().map(|member| member.path.controller.bandwidth()).sum();
+        stats.sustained_rate = self.trusted().map(|member| member.path.sustained.get()).sum();
         stats.cwnd = self.trusted().map(|member| member.path.controller.cwnd()).sum();
         let tallies = || self.members.iter().map(|member| member.path.arrivals.tally());
         stats.packets_numbered = tallies().map(|tally| tally.numbered).sum();

@@ -1,4 +1,4 @@
-//! One UDP port and one network thread for each process.
+//! One UDP port and one network thread for each process, with a thread beside it that sends where cores abound.
 
 use crate::driver::Driver;
 use crate::rendezvous::{Local, Place};

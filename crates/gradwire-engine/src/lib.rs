@@ -1,6 +1,6 @@
 //! Sockets, time and the network thread: the only crate of gradwire that touches the operating system.
 //!
-//! An [`Engine`] is one process's UDP port and one thread. The thread drives every process group of the process
+//! An [`Engine`] is one process's UDP port and one thread, with one beside it that sends where cores abound. The thread drives every process group of the process
 //! ([`gradwire_collectives::Group`]) with the datagrams that arrive and with the clock, and hands what they want
 //! to send to the kernel in batches. It decides nothing about the protocol and never takes Python's lock.
 //!

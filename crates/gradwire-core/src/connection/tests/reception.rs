@@ -1,7 +1,7 @@
 //! At what rate data comes, as its receiver knows it.
 
 use super::{never, pattern, Pair, AUTO};
-use crate::Reliability;
+use crate::{Contract, Reliability};
 use core::time::Duration;
 
 #[test]
@@ -26,4 +26,18 @@ fn how_fast_data_comes_is_known_where_it_comes_and_not_from_what_was_buffered() 
     // 200 KB in no less than a tenth of a millisecond and no more than the second that the test allows.
     assert!((200_000..2_000_000_000).contains(&receiver), "{receiver} bytes per second");
     assert_eq!(rate(true, 50_000), [0, 0]);
+}
+
+#[test]
+fn what_a_connection_carried_for_a_while_is_the_rate_of_its_link() {
+    let mut pair = Pair::connected(never);
+    pair.packet_time = Duration::from_micros(200);
+    let bytes = 700 * 1408;
+    pair.receive(1, 1, bytes, Contract::EXACT);
+    pair.send(0, 1, pattern(bytes), Reliability::Exact);
+    pair.run_until(Duration::from_secs(5), |pair| pair.receipt(1, 1).is_some());
+    let [sent, nothing] = pair.ends.map(|end| end.connection.stats().sustained_rate);
+    // The link is one for both directions, and each packet has an acknowledgement: 1408 bytes in 400 us.
+    assert!((3_400_000..3_700_000).contains(&sent), "{sent}");
+    assert_eq!(nothing, 0);
 }
