@@ -57,8 +57,9 @@ class Groups:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for group in [*self._root.glob("*/"), self._root]:
-            group.rmdir()
+        groups = [entry for entry in self._root.iterdir() if entry.is_dir()]
+        for group in [*groups, self._root]:
+            remove(group)
 
     def look(self, process: int) -> None:
         """Gives each new thread of the process and of its descendants a group; what each has used so far."""
@@ -66,13 +67,13 @@ class Groups:
             for thread in children_of(Path(f"/proc/{pid}/task")):
                 try:
                     self._look_at(pid, thread)
-                except OSError:
+                except (FileNotFoundError, ProcessLookupError):
                     continue  # it has ended meanwhile
 
     def _look_at(self, pid: int, thread: int) -> None:
         group = self._root / str(thread)
         if thread not in self.seen:
-            group.mkdir()
+            group.mkdir(exist_ok=True)
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(self._quota_us))
             (group / "tasks").write_text(str(thread))
@@ -81,6 +82,16 @@ class Groups:
         throttled = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())["nr_throttled"]
         name = (task / "comm").read_text().strip()
         self.seen[thread] = Seen(name, (int(fields[11]) + int(fields[12])) / TICKS_IN_S, int(throttled))
+
+
+def remove(group: Path) -> None:
+    """Removes a control group whose threads have ended, or are about to."""
+    for _ in range(100):
+        try:
+            return group.rmdir()
+        except OSError:
+            time.sleep(0.05)
+    group.rmdir()
 
 
 def children_of(folder: Path) -> list[int]:

@@ -180,7 +180,7 @@ class Config:
         "threads for each message, about a fifth of their processor time in large calls. `auto`: where a group has more ranks on this "
         "host than this process may use cores.",
         choices=("auto", "on", "off"))
-    send_thread: str = _setting("auto", str, "Whether a second thread hands large batches of packets to the kernel while the network "
+    send_thread: str = _setting("auto", str, "Whether a second thread hands packets of data to the kernel, where many leave, while the network "
         "thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host has two "
         "cores for each rank that is on it, and this process may use two. Without `offload` there is none.",
         choices=("auto", "on", "off"))

@@ -55,7 +55,7 @@ def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path)
 
 def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
     controller = Path("/sys/fs/cgroup/cpu")
-    if not os.access(controller / "tasks", os.W_OK):
+    if not os.access(controller / "tasks", os.W_OK) or not (controller / "cpu.cfs_quota_us").exists():
         pytest.skip("no cpu controller of version 1")
     busy = "import threading, time\nend = time.monotonic() + 2\nf = lambda: [0 for _ in iter(lambda: time.monotonic() < end, False)]\n"
     busy += "t = threading.Thread(target=f); t.start(); f(); t.join()"

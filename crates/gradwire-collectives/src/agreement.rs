@@ -173,16 +173,20 @@ impl Agreement {
     /// The exchange at `sequence` starts: writes this rank's word.
     pub(crate) fn begin(&mut self, sequence: u64, connections: impl Iterator<Item = ConnectionStats>) {
         self.pending = Some(sequence);
-        let mut word = Word::of(connections, &mut self.meter);
-        // A single one may be that of a moment in which others waited for a core.
-        self.sent_rates.push(word.rate);
-        word.rate = median(&mut self.sent_rates).unwrap_or(0);
+        let (mut word, sustained) = Word::of(connections, &mut self.meter);
+        self.sent_rates.push(sustained);
+        self.sent_rates.retain(|rate| *rate > 0);
+        // A single one may be that of a time in which others waited for a core.
+        let sent = median(&mut self.sent_rates).unwrap_or(0);
         self.sent_rates.clear();
         self.received_rate = match std::mem::take(&mut self.fastest) {
             0 => self.received_rate,
             measured => measured,
         };
-        word.rate = word.rate.max(self.received_rate);
+        let steady = sent.max(self.received_rate);
+        word.is_steady = steady > 0;
+        // Of who has carried little there is the best sample of a round trip, of a slow link several times its rate.
+        word.rate = if word.is_steady { steady } else { word.rate };
         word.shares_cores = self.shares_cores;
         let row = self.rank as usize * Word::BYTES;
         self.words.view().part(&(row..row + Word::BYTES)).as_mut_slice().copy_from_slice(&word.encode());
@@ -208,9 +212,14 @@ impl Agreement {
         let number = (sequence - self.plan.first) / self.plan.every;
         let links = self.current.as_ref().and_then(|known| known.links.as_ref());
         let links = links.filter(|_| number % REMEMBERED_EXCHANGES != 0);
-        let rate = |(rank, word): (usize, &Word)| match self.rates.get(rank) {
-            Some(known) if links.is_some_and(|links| links.is_whole(rank)) => word.rate.max(*known),
-            _ => word.rate,
+        // Two kinds of rates cannot be compared.
+        let some_are_steady = words.iter().any(|word| word.is_steady);
+        let rate = |(rank, word): (usize, &Word)| {
+            let said = if some_are_steady && !word.is_steady { 0 } else { word.rate };
+            match self.rates.get(rank) {
+                Some(known) if links.is_some_and(|links| links.is_whole(rank)) => said.max(*known),
+                _ => said,
+            }
         };
         words.iter().enumerate().map(rate).collect()
     }
@@ -248,7 +257,7 @@ impl Agreement {
 /// | --- | --- |
 /// | 0..4 | round trip, microseconds |
 /// | 4..8 | packets lost, and 8..12 values left out, per million |
-/// | 12..16 | flags: bit 0, more ranks than cores are on its host; others are zero, and not looked at |
+/// | 12..16 | flags: bit 0, more ranks than cores are on its host; bit 1, the rate is not that of a moment; others are zero, and not looked at |
 /// | 16..24 | rate, bytes per second |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Word {
@@ -256,28 +265,31 @@ struct Word {
     lost_ppm: u32,
     left_out_ppm: u32,
     shares_cores: bool,
+    is_steady: bool,
     rate: u64,
 }
 
 impl Word {
     const BYTES: usize = 24;
     const SHARES_CORES: u32 = 1;
+    const IS_STEADY: u32 = 2;
 
-    /// What was measured; of the host it says nothing.
-    fn of(connections: impl Iterator<Item = ConnectionStats>, meter: &mut LossMeter) -> Self {
-        let (mut rtts, mut rate, mut numbered, mut arrived) = (Vec::new(), 0, 0, 0);
+    /// What was measured, the rate that of a moment; of the host it says nothing. And what the fastest connection carried for a while.
+    fn of(connections: impl Iterator<Item = ConnectionStats>, meter: &mut LossMeter) -> (Self, u64) {
+        let (mut rtts, mut rate, mut sustained, mut numbered, mut arrived) = (Vec::new(), 0, 0, 0, 0);
         for stats in connections {
             if !stats.rtt_min.is_zero() {
                 rtts.push(u32::try_from(stats.rtt_min.as_micros()).unwrap_or(u32::MAX).max(1));
             }
-            rate = rate.max(sent_rate(&stats));
+            rate = rate.max(stats.bandwidth);
+            sustained = sustained.max(stats.sustained_rate);
             numbered += stats.packets_numbered;
             arrived += stats.packets_arrived;
         }
         meter.update(numbered, arrived);
         let rtt_us = median(&mut rtts).unwrap_or(0);
         let LossMeter { lost_ppm, left_out_ppm, .. } = *meter;
-        Self { rtt_us, lost_ppm, left_out_ppm, shares_cores: false, rate }
+        (Self { rtt_us, lost_ppm, left_out_ppm, shares_cores: false, is_steady: false, rate }, sustained)
     }
 
     fn encode(self) -> [u8; Self::BYTES] {
@@ -285,7 +297,8 @@ impl Word {
         out[0..4].copy_from_slice(&self.rtt_us.to_le_bytes());
         out[4..8].copy_from_slice(&self.lost_ppm.to_le_bytes());
         out[8..12].copy_from_slice(&self.left_out_ppm.to_le_bytes());
-        let flags = if self.shares_cores { Self::SHARES_CORES } else { 0 };
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let flags = flag(self.shares_cores, Self::SHARES_CORES) | flag(self.is_steady, Self::IS_STEADY);
         out[12..16].copy_from_slice(&flags.to_le_bytes());
         out[16..24].copy_from_slice(&self.rate.to_le_bytes());
         out
@@ -305,17 +318,9 @@ impl Word {
             lost_ppm: u32_at(4).min(PPM as u32),
             left_out_ppm: u32_at(8).min(PPM as u32),
             shares_cores: u32_at(12) & Self::SHARES_CORES != 0,
+            is_steady: u32_at(12) & Self::IS_STEADY != 0,
             rate: u64::from_le_bytes(rate),
         }
-    }
-}
-
-/// What a connection is sent on, bytes per second: the best sample of a slow link may be several times its rate. What never sent for as long as
-/// it takes to tell is compared with nobody of whom more is known.
-pub(crate) fn sent_rate(stats: &ConnectionStats) -> u64 {
-    match stats.sustained_rate {
-        0 => stats.bandwidth,
-        sustained => sustained,
     }
 }
 
@@ -411,7 +416,7 @@ mod tests {
     const PLAN: ExchangePlan = ExchangePlan { first: 3, every: 5, lag: 2 };
 
     fn word(rtt_us: u32, lost_ppm: u32, rate: u64) -> Word {
-        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, shares_cores: false, rate }
+        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, shares_cores: false, is_steady: false, rate }
     }
 
     fn stats(sent: u64, lost: u64, rtt_us: u64, bandwidth: u64) -> ConnectionStats {
@@ -426,13 +431,13 @@ mod tests {
 
     #[test]
     fn words_survive_the_wire_and_any_bytes_are_one() {
-        for shares_cores in [false, true] {
-            let word = Word { shares_cores, ..word(250, 1000, 125_000_000) };
+        for (shares_cores, is_steady) in [(false, false), (true, false), (false, true), (true, true)] {
+            let word = Word { shares_cores, is_steady, ..word(250, 1000, 125_000_000) };
             assert_eq!(Word::decode(&word.encode()), word);
         }
         assert_eq!(Word::decode(&[255; Word::BYTES]).lost_ppm, 1_000_000);
         let mut unknown = [0; Word::BYTES];
-        unknown[12..16].copy_from_slice(&[254, 255, 255, 255]);
+        unknown[12..16].copy_from_slice(&[252, 255, 255, 255]);
         assert_eq!(Word::decode(&unknown), Word::decode(&[0; Word::BYTES]), "flags of a later version");
     }
 
@@ -501,7 +506,8 @@ mod tests {
         for (sequence, rate) in (0..3).zip([100, 350, 104]) {
             agreement.on_ended(sequence, [1; 2], &[StageEnd::NOTHING; 2], || rate);
         }
-        agreement.begin(3, [stats(1000, 0, 100, 98)].into_iter());
+        let last = ConnectionStats { sustained_rate: 98, ..stats(1000, 0, 100, 500) };
+        agreement.begin(3, [last].into_iter());
         assert_eq!(Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate, 100);
         let plan = ExchangePlan { first: 8, every: 64, lag: 32 };
         let sampled: Vec<u64> = (0..140).filter(|place| plan.is_within(2, *place)).collect();
@@ -518,13 +524,28 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_many_moments_is_said_of_a_link_only_where_nothing_else_is_known() {
+    fn the_rate_of_a_moment_is_said_only_where_nothing_else_is_known() {
         let moment = stats(1_000, 0, 200, 25_000_000);
         let longer = ConnectionStats { sustained_rate: 6_000_000, ..moment };
-        let said =
-            |stats: &[ConnectionStats]| Word::of(stats.iter().copied(), &mut LossMeter::default()).rate;
-        assert_eq!((said(&[moment]), said(&[longer])), (25_000_000, 6_000_000));
-        assert_eq!(sent_rate(&longer), 6_000_000);
+        let said = |connections: &[ConnectionStats]| {
+            let mut agreement = Agreement::new(PLAN, 0, 3);
+            agreement.begin(PLAN.first, connections.iter().copied());
+            let word = Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]);
+            (word.rate, word.is_steady)
+        };
+        assert_eq!(said(&[moment]), (25_000_000, false));
+        assert_eq!(said(&[longer]), (6_000_000, true));
+        assert_eq!(said(&[moment, longer]), (6_000_000, true), "another connection of the same link");
+    }
+
+    #[test]
+    fn rates_of_moments_are_not_compared_with_others() {
+        let agreement = Agreement::new(PLAN, 0, 3);
+        let steady = |rate: u64| Word { is_steady: true, ..word(200, 0, rate) };
+        let moment = |rate: u64| word(200, 0, rate);
+        let rates = |words: &[Word]| agreement.rates_of(PLAN.first, words);
+        assert_eq!(rates(&[moment(1), moment(2), moment(3)]), [1, 2, 3]);
+        assert_eq!(rates(&[steady(1), moment(2), steady(3)]), [1, 0, 3]);
     }
 
     // test of: auto/slow-links
@@ -544,7 +565,8 @@ mod tests {
     #[test]
     fn few_packets_change_no_share_and_count_later() {
         let mut meter = LossMeter::default();
-        let mut lost_ppm = |sent, lost| Word::of([stats(sent, lost, 1, 1)].into_iter(), &mut meter).lost_ppm;
+        let mut lost_ppm =
+            |sent, lost| Word::of([stats(sent, lost, 1, 1)].into_iter(), &mut meter).0.lost_ppm;
         assert_eq!(lost_ppm(100, 50), 0, "a share of 100 packets is no share");
         assert_eq!(lost_ppm(1_000, 100), 100_000);
         assert_eq!(lost_ppm(1_010, 110), 100_000);
@@ -562,6 +584,9 @@ mod tests {
             ..receipt(Timestamp::ZERO, Duration::from_millis(1))
         };
         agreement.on_tolerant(&receipt);
-        assert_eq!(Word::of([stats(1_000, 0, 1, 1)].into_iter(), &mut agreement.meter).left_out_ppm, 100_000);
+        assert_eq!(
+            Word::of([stats(1_000, 0, 1, 1)].into_iter(), &mut agreement.meter).0.left_out_ppm,
+            100_000
+        );
     }
 }

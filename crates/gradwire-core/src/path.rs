@@ -77,6 +77,7 @@ impl Path {
     /// Looks for the path's rate from the beginning: what was known of it is out of date.
     pub(crate) fn restart(&mut self, config: &ConnectionConfig) {
         self.controller = self.controller.restarted(config.controller, &config.controller_settings());
+        self.sustained = SustainedRate::default();
     }
 
     fn is_window_full(&self) -> bool {
@@ -146,6 +147,7 @@ impl Path {
             self.controller.on_idle_restart(now);
         }
         self.last_sent_at = now;
+        self.sustained.on_sent(now, self.ledger.in_flight());
         let bytes = u64::from(packet.bytes);
         self.ledger.on_sent(packet, self.app_limited);
         self.pacer.on_sent(bytes, self.controller.burst());
@@ -259,7 +261,7 @@ impl Path {
         self.inform_controller(now, None, outcome);
     }
 
-    /// Tells the rate controller what an acknowledgement or timer changed.
+    /// Tells the rate controller, and what compares links, what an acknowledgement or timer changed.
     fn inform_controller(&mut self, now: Timestamp, trip: Option<Trip>, outcome: &AckOutcome) {
         let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         let sample = AckSample {

@@ -542,7 +542,9 @@ impl Paths {
             stats.rtt_min = best.path.rtt.min();
         }
         stats.bandwidth = self.trusted().map(|member| member.path.controller.bandwidth()).sum();
-        stats.sustained_rate = self.trusted().map(|member| member.path.sustained.get()).sum();
+        // Of all, or the paths that have carried little so far would seem to be missing.
+        let sustained = || self.trusted().map(|member| member.path.sustained.get());
+        stats.sustained_rate = if sustained().all(|rate| rate > 0) { sustained().sum() } else { 0 };
         stats.cwnd = self.trusted().map(|member| member.path.controller.cwnd()).sum();
         let tallies = || self.members.iter().map(|member| member.path.arrivals.tally());
         stats.packets_numbered = tallies().map(|tally| tally.numbered).sum();

@@ -36,8 +36,7 @@ pub struct ConnectionStats {
     pub rtt_min: Duration,
     /// Estimated bottleneck bandwidth, bytes per second.
     pub bandwidth: u64,
-    /// Best rate of the last eight times of 40 ms, or of as much as was sent without a pause, in which the peer acknowledged more than a few packets,
-    /// bytes per second; zero before the first.
+    /// Best rate of the last eight times of 40 ms in which something was in flight, bytes per second; zero before the first, of any path.
     pub sustained_rate: u64,
     /// Best rate at which the last eight first passes of more than a few packets came from the peer, bytes per second; zero
     /// before the first.

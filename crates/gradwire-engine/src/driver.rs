@@ -320,7 +320,8 @@ impl Driver {
         for place in (first..count).chain(0..first.min(count)) {
             if self.groups[place].as_ref().is_some_and(ActiveGroup::is_dirty) {
                 let was_blocked = self.sockets.is_blocked();
-                if !self.drain_group(place) && !was_blocked {
+                let is_drained = self.drain_group(place);
+                if !was_blocked && (!is_drained || self.sockets.is_blocked()) {
                     self.first_to_drain = (place + 1) % count;
                 }
             }
@@ -346,7 +347,9 @@ impl Driver {
 
     /// Sleeps until something arrives, is due, or is commanded; or looks again, at once or when others have gone first, where that pays.
     fn sleep(&mut self) {
-        if !self.sockets.is_blocked() && self.groups.iter().flatten().any(ActiveGroup::is_dirty) {
+        // Asked once: a batch may come back at any moment.
+        let is_blocked = self.sockets.is_blocked();
+        if !is_blocked && self.groups.iter().flatten().any(ActiveGroup::is_dirty) {
             // Blocked a moment ago.
             return;
         }
@@ -356,7 +359,7 @@ impl Driver {
         let held = self.chaos.as_ref().and_then(|chaos| chaos.due());
         let due = [due, stop, held].into_iter().flatten().min();
         let mut wait = due.map(|at| at.since(now));
-        if self.sockets.is_blocked() {
+        if is_blocked {
             if !self.sockets.stays_blocked() {
                 return;
             }

@@ -1,7 +1,6 @@
 //! Starting collectives, carrying events to them, ending them.
 
 use super::{Group, GroupEvent, Key, Purpose, Queued};
-use crate::agreement::sent_rate;
 use crate::op::{Name, Op};
 use crate::ops::Ops;
 use crate::peer::{Peer, PointToPoint};
@@ -172,7 +171,7 @@ impl Group {
             self.adaptive.on_ended(&op.policy, op.bytes(), op.warms_up, op.stages());
             let peers = &self.peers;
             let sent_rate =
-                || peers.iter().map(|peer| sent_rate(&peer.connection().stats())).max().unwrap_or(0);
+                || peers.iter().map(|peer| peer.connection().stats().sustained_rate).max().unwrap_or(0);
             self.agreement.on_ended(op.sequence(), op.senders_of_stages(), op.stages(), sent_rate);
             let (op, report) = (op.id, op.report(now));
             self.events.push_back(match self.serving {

@@ -89,7 +89,9 @@ impl Seal for Sealer {
     /// its number was used before; whatever made it so, no nonce is ever used twice.
     fn seal(&mut self, datagram: &mut [u8]) -> bool {
         let sealed = self.try_seal(datagram).is_some();
-        self.refused.fetch_add(u64::from(!sealed), Ordering::Relaxed);
+        if !sealed {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
         sealed
     }
 }

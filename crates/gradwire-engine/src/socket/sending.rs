@@ -113,7 +113,7 @@ impl SendingThread {
     /// Whether it, and not the network thread, is to send a batch: others go before it, or it holds data enough.
     pub(crate) fn takes(&self, batch: &Batch) -> bool {
         let is_awake = self.signs.is_awake.load(Ordering::Relaxed);
-        // Data that another core sends may overtake what a device with several queues still has of this one.
+        // Data of two cores may overtake each other in a device with several queues.
         let bytes = if is_awake { 1 } else { WAKE_BYTES };
         batch.copies() && (self.on_their_way > 0 || batch.data_bytes() >= bytes)
     }
