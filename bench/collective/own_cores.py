@@ -18,6 +18,7 @@ Exit code: that of the command; 2 it could not run (a wrong option, no controlle
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -87,10 +88,10 @@ class Groups:
 def remove(group: Path) -> None:
     """Removes a control group whose threads have ended, or are about to."""
     for _ in range(100):
-        try:
-            return group.rmdir()
-        except OSError:
-            time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)
     group.rmdir()
 
 

@@ -180,9 +180,9 @@ class Config:
         "threads for each message, about a fifth of their processor time in large calls. `auto`: where a group has more ranks on this "
         "host than this process may use cores.",
         choices=("auto", "on", "off"))
-    send_thread: str = _setting("auto", str, "Whether a second thread hands packets of data to the kernel, where many leave, while the network "
-        "thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host has two "
-        "cores for each rank that is on it, and this process may use two. Without `offload` there is none.",
+    send_thread: str = _setting("auto", str, "Whether a second thread hands data to the kernel, where much of it leaves, while the "
+        "network thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host "
+        "has two cores for each rank that is on it, and this process may use two. Without `offload` there is none.",
         choices=("auto", "on", "off"))
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
