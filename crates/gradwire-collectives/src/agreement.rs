@@ -183,10 +183,10 @@ impl Agreement {
             0 => self.received_rate,
             measured => measured,
         };
-        let steady = sent.max(self.received_rate);
-        word.is_steady = steady > 0;
-        // Of who has carried little there is the best sample of a round trip, of a slow link several times its rate.
-        word.rate = if word.is_steady { steady } else { word.rate };
+        word.is_steady = sent > 0;
+        // Of who has carried little there is the best sample of a round trip, of a slow link several times its rate. What it received may have
+        // waited for repairs.
+        word.rate = if word.is_steady { sent } else { word.rate }.max(self.received_rate);
         word.shares_cores = self.shares_cores;
         let row = self.rank as usize * Word::BYTES;
         self.words.view().part(&(row..row + Word::BYTES)).as_mut_slice().copy_from_slice(&word.encode());
