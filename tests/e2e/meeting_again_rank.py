@@ -68,6 +68,7 @@ def a_source_that_cannot_pack(whole: gradwire.Communicator) -> None:
 
 def wait_for_the_next_life(whole: gradwire.Communicator) -> None:
     if RANK == VICTIM:
+        sys.stdout.flush()  # a killed process says nothing more
         os.kill(os.getpid(), signal.SIGKILL)
     while not whole.sync(np.zeros(3)):
         pass
