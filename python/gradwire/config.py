@@ -135,9 +135,9 @@ class Config:
     ack_every: int = _setting(10, int, "Data packets for each acknowledgement (MLT section 4.2.3). Those that left at one moment, up to "
         "nine times as many, wait for one that left later: where rates are high an acknowledgement costs as much as 64 KB do.",
         unit="packets", low=1, high=256, everywhere=True)
-    ack_delay_us: int = _setting(250, int, "Longest that an acknowledgement is held back. Where packets of a peer are further apart than "
-        "this, each is acknowledged by a packet of its own: with four ranks on links of 50 Mbit/s 2000 saves a third of the processor "
-        "time. On other networks more was not measured; the sender's rate control and repairs may learn of what came later by as much.",
+    ack_delay_us: int = _setting(250, int, "Longest that an acknowledgement is held back where packets come fast. Where those of a peer "
+        "are further apart it waits for three of them, at most eight times this and 2 ms. More saves processor time on slow links; the "
+        "sender's rate control and repairs may learn of what came later by as much.",
         unit="microseconds", low=0, high=50_000, everywhere=True)
     controller: str = _setting("auto", str, "Rate controller of every connection. `auto`: the preset's, which is `timely` "
         "for `mlt`, `receiving_rate` for `dlcp` and `bottleneck` for the others.", choices=CONTROLLERS, everywhere=True)

@@ -3,7 +3,9 @@
 //! claim: mlt/one-ack-for-ten (section 4.2.3). An acknowledgement also goes out at once when a gap opens, because
 //! that is when the sender can use it most. What left at one moment, dozens of packets where rates are high, waits for what leaves next:
 //! on its way through a kernel an acknowledgement costs as much as a message of 64 KB does. A sender that waits for one asks for it.
+//! Where packets come slowly it waits for a few of them ([`Hold`]).
 
+use crate::hold::Hold;
 use crate::{ConnectionConfig, Timestamp};
 use core::time::Duration;
 use gradwire_wire::{AckPath, Flags, Header, PacketNumber, PathId, ACK_WORDS_MAX};
@@ -56,7 +58,7 @@ pub(crate) struct Arrivals {
     /// another path means something. Follows longer ones at once and shorter ones slowly. When it was last seen.
     delay_us: Option<(u32, Timestamp)>,
     every: u32,
-    delay_max: Duration,
+    hold: Hold,
     tally: Tally,
 }
 
@@ -97,7 +99,7 @@ impl Arrivals {
             at_once: false,
             delay_us: None,
             every: config.ack_every.max(1),
-            delay_max: config.ack_delay_max,
+            hold: Hold::new(config),
             tally: Tally::default(),
         }
     }
@@ -246,7 +248,7 @@ impl Arrivals {
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
         self.is_enough()
             || self.at_once
-            || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.delay_max)
+            || self.oldest_unacked_at.is_some_and(|oldest| now >= oldest + self.hold.longest())
     }
 
     /// Whether so many packets have come that they are worth an acknowledgement, which of what left at one moment are more.
@@ -257,7 +259,7 @@ impl Arrivals {
 
     /// When one will be due though nothing arrives.
     pub(crate) fn due_at(&self) -> Option<Timestamp> {
-        self.oldest_unacked_at.map(|oldest| oldest + self.delay_max)
+        self.oldest_unacked_at.map(|oldest| oldest + self.hold.longest())
     }
 
     /// What arrived, in at least `words_min` words of bitmap; `None` when nothing ever did.
@@ -272,6 +274,7 @@ impl Arrivals {
     /// The acknowledgement: `(echo_us, delay_us, bitmap)`; `None` when nothing ever arrived.
     pub(crate) fn acknowledge(&mut self, now: Timestamp) -> Option<(u32, u32, AckPath)> {
         let path = self.describe(WORDS_MIN, ACK_WORDS_MAX)?;
+        self.hold.on_acknowledged(self.unacked, self.oldest_unacked_at, self.newest_at);
         self.unacked = 0;
         self.at_once = false;
         self.oldest_unacked_at = None;
@@ -369,13 +372,30 @@ mod tests {
             arrivals.record(Timestamp::ZERO, PacketNumber(number), number);
             assert!(!arrivals.is_due(Timestamp::ZERO));
         }
-        assert!(arrivals.is_due(Timestamp::ZERO + arrivals.delay_max));
+        assert!(arrivals.is_due(Timestamp::ZERO + arrivals.hold.longest()));
         arrivals.record(Timestamp::ZERO, PacketNumber(9), 9);
         assert!(arrivals.is_due(Timestamp::ZERO));
         arrivals.acknowledge(Timestamp::ZERO);
         assert!(!arrivals.is_due(Timestamp::ZERO));
         arrivals.record(Timestamp::ZERO, PacketNumber(12), 12);
         assert!(arrivals.is_due(Timestamp::ZERO), "10 and 11 are missing");
+    }
+
+    #[test]
+    fn where_packets_come_slowly_an_acknowledgement_is_about_a_few_of_them() {
+        let mut arrivals = arrivals();
+        let gap = arrivals.hold.longest() / 2 * 3;
+        let mut acknowledged = 0;
+        for number in 0..300 {
+            let now = Timestamp::ZERO + gap * number;
+            if arrivals.due_at().is_some_and(|at| at <= now) {
+                assert!(arrivals.is_due(now));
+                arrivals.acknowledge(now);
+                acknowledged += 1;
+            }
+            arrivals.record(now, PacketNumber(number), number);
+        }
+        assert!((70..110).contains(&acknowledged), "{acknowledged}");
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub struct ConnectionConfig {
     pub eager_bytes: u64,
     /// Data packets for each acknowledgement (MLT section 4.2.3: ten); nine times as many that left at one moment.
     pub ack_every: u32,
-    /// Longest that an acknowledgement is held back.
+    /// Longest that an acknowledgement is held back where packets come fast; where they are further apart it waits for three of them, at most
+    /// eight times as long and 2 ms.
     pub ack_delay_max: Duration,
     /// The rate controller.
     pub controller: ControllerKind,

@@ -23,6 +23,7 @@ mod error;
 mod event;
 #[doc(hidden)]
 pub mod fuzzing;
+mod hold;
 mod mark;
 mod message;
 mod path;

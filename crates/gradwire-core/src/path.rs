@@ -17,10 +17,11 @@ const REPEATED_MIN: Duration = Duration::from_millis(1);
 /// Acknowledgements that a window is worth at least.
 const ACKS_PER_WINDOW: u64 = 4;
 
-/// A round trip, and how long the acknowledgement waited on its way back.
+/// A round trip, and how long the acknowledgement waited for more packets at the receiver and behind others on its way back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trip {
     rtt: Duration,
+    held: Duration,
     waited: Duration,
 }
 
@@ -184,16 +185,21 @@ impl Path {
         Some(rtt)
     }
 
-    /// The round trip that an acknowledgement completes, which its sender stamped with `sent_at_us`; `None` as above.
+    /// The round trip that an acknowledgement completes, which its sender stamped with `sent_at_us` and which names a newest packet and since
+    /// when that is there; `None` as above.
     pub(crate) fn sample_trip(
         &mut self,
         now: Timestamp,
         (echo_us, delay_us): (u32, u32),
         sent_at_us: u32,
+        (newest_us, held_us): (u32, u32),
     ) -> Option<Trip> {
+        // As what it waits on its way back, of an only path's.
+        let is_possible = held_us <= now.as_wire_us().wrapping_sub(newest_us) && self.way_back.is_some();
+        let held = Duration::from_micros(if is_possible { u64::from(held_us) } else { 0 });
         let rtt = self.sample_rtt(now, echo_us, delay_us)?;
         let waited = self.way_back.as_mut().map_or(Duration::ZERO, |way| way.waited(now, sent_at_us, rtt));
-        Some(Trip { rtt, waited })
+        Some(Trip { rtt, held, waited })
     }
 
     /// Applies an acknowledgement; `outcome` lists what it changed. `false`: it acknowledges what was never sent.
@@ -204,8 +210,9 @@ impl Path {
         trip: Option<Trip>,
         outcome: &mut AckOutcome,
     ) -> bool {
-        let waited = trip.map_or(Duration::ZERO, |trip| trip.waited);
-        if !self.ledger.on_ack(now, waited, ack, self.rtt.loss_delay(), outcome) {
+        let held = |trip: Trip| if self.controller.measures_arrivals() { trip.held } else { Duration::ZERO };
+        let since_arrival = trip.map_or(Duration::ZERO, |trip| held(trip) + trip.waited);
+        if !self.ledger.on_ack(now, since_arrival, ack, self.rtt.loss_delay(), outcome) {
             return false;
         }
         if !outcome.acked.is_empty() {

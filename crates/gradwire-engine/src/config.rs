@@ -64,7 +64,7 @@ pub struct EngineConfig {
     pub eager_bytes: u64,
     /// Data packets for each acknowledgement; nine times as many that left at one moment. Equal on all ranks.
     pub ack_every: u32,
-    /// Longest that an acknowledgement is held back. Equal on all ranks.
+    /// Longest that an acknowledgement is held back where packets come fast. Equal on all ranks.
     pub ack_delay_max: Duration,
     /// Rate controller of every connection. Equal on all ranks, or flows that meet would not share fairly.
     pub controller: ControllerKind,

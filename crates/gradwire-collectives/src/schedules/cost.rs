@@ -128,7 +128,7 @@ impl Job {
         let transpose = Self { incast: self.world_size.max(2) - 1, ..*self }.transpose(network.shares_cores);
         let links = network.links.as_ref();
         Plan {
-            messages: weighted::PORTIONS_OF_EACH as f64 * transpose.messages,
+            messages: weighted::portions_of_each(self.world_size, self.bytes, links) * transpose.messages,
             at_typical_rate: links.map(|links| weighted::bytes_in_time(self.world_size, self.bytes, links)),
             ..transpose
         }

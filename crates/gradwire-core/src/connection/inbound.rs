@@ -318,8 +318,9 @@ impl Connection {
         } else {
             (ack.echo_us, ack.delay_us)
         };
-        let trip =
-            self.paths.get_mut(header.path).and_then(|path| path.sample_trip(now, echo, header.sent_at_us));
+        let newest = (ack.echo_us, ack.delay_us);
+        let path = self.paths.get_mut(header.path);
+        let trip = path.and_then(|path| path.sample_trip(now, echo, header.sent_at_us, newest));
         let mut plausible = true;
         for _ in 0..ack.paths {
             let path = AckPath::decode(reader)?;

@@ -37,9 +37,9 @@ pub(super) struct Pair {
     pub(super) now: Timestamp,
     delay: Duration,
     pub(super) ends: [End; 2],
-    /// What the link takes for each datagram, both directions together, and when it has taken all.
+    /// What the link takes for each datagram, and when it has taken all in the direction from each end.
     packet_time: Duration,
-    free_at: Timestamp,
+    free_at: [Timestamp; 2],
     /// In flight: arrival, receiver, datagram.
     wire: VecDeque<(Timestamp, usize, Vec<u8>)>,
     pub(super) lose: Lose,
@@ -72,7 +72,7 @@ impl Pair {
             now: Timestamp::ZERO,
             delay: DELAY,
             packet_time: Duration::ZERO,
-            free_at: Timestamp::ZERO,
+            free_at: [Timestamp::ZERO; 2],
             ends,
             wire: VecDeque::new(),
             lose,
@@ -171,12 +171,12 @@ impl Pair {
     fn put_on_wire(&mut self, from: usize, transmit: &Transmit, scratch: &[u8]) {
         let datagram = assemble(transmit, scratch, &self.ends[from].outgoing);
         assert!(datagram.len() + TAG_BYTES <= 1472, "no room for a tag: {:?}", transmit.header);
-        let dice = self.random();
         runs::note(transmit);
         self.sent += 1;
-        if !(self.lose)(&transmit.header, dice) {
-            self.free_at = self.free_at.max(self.now) + self.packet_time;
-            self.wire.push_back((self.free_at + self.delay, 1 - from, datagram));
+        if !(self.lose)(&transmit.header, self.random()) {
+            self.free_at[from] = self.free_at[from].max(self.now) + self.packet_time;
+            let at = self.free_at[from] + self.delay;
+            self.wire.insert(self.wire.partition_point(|on_it| on_it.0 <= at), (at, 1 - from, datagram));
         }
     }
 

@@ -126,6 +126,13 @@ impl Controller {
         !self.incast.is_known()
     }
 
+    /// Whether delivery rates leave out what an acknowledgement waited at the receiver for more packets. The product of rate and round trip
+    /// (LTP III-D) is measured where packets arrive; the other controllers were made for what acknowledgements bring.
+    #[must_use]
+    pub fn measures_arrivals(&self) -> bool {
+        matches!(self.law, Law::Bottleneck(_))
+    }
+
     /// The receiver says whether strangers flood it.
     pub fn set_flooded(&mut self, is_flooded: bool) {
         self.flooded.set(is_flooded);

@@ -123,7 +123,7 @@ impl Ledger {
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
     /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent.
     ///
-    /// `waited`: how long the acknowledgement waited on its way back; delivery rates are those at the receiver.
+    /// `waited`: how long the acknowledgement waited at the receiver and on its way back; delivery rates are those at the receiver.
     ///
     /// Returns `false` and changes nothing when `ack.largest` was never sent (forged or corrupt).
     pub fn on_ack(

@@ -8,7 +8,9 @@ use super::{
     AckOutcome, AckSample, Controller, ControllerKind, ControllerSettings, Ledger, Pacer, RateController,
     RttEstimator, SentPacket,
 };
-use crate::Timestamp;
+use crate::config::tests::config;
+use crate::hold::Hold;
+use crate::{ConnectionConfig, Timestamp};
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
@@ -105,6 +107,8 @@ struct Flow {
     received: Vec<bool>,
     unacked: u32,
     unacked_sent_us: u64,
+    first_unacked_at: Timestamp,
+    hold: Hold,
     newest: Option<(u64, Timestamp)>,
     counters: Counters,
 }
@@ -141,6 +145,8 @@ impl World {
             received: Vec::new(),
             unacked: 0,
             unacked_sent_us: 0,
+            first_unacked_at: now,
+            hold: Hold::new(&ConnectionConfig { ack_delay_max: ACK_DELAY, controller: kind, ..config() }),
             newest: None,
             counters: Counters::default(),
         };
@@ -174,6 +180,9 @@ impl World {
     /// Makes a flow one of another transport.
     pub(super) fn set_rival(&mut self, flow: usize) {
         self.flows[flow].controller = Controller::rival(&settings(1));
+        // Its receiver is a kernel's.
+        self.flows[flow].hold =
+            Hold::new(&ConnectionConfig { ack_delay_max: ACK_DELAY, paths: 2, ..config() });
     }
 
     /// All flows are told how many share the receiver.
@@ -248,6 +257,7 @@ impl World {
         receiver.newest = Some((sent_at, now));
         if receiver.unacked == 0 {
             receiver.unacked_sent_us = sent_at / 1_000;
+            receiver.first_unacked_at = now;
         }
         receiver.unacked += 1;
         let is_one_burst = sent_at / 1_000 == receiver.unacked_sent_us;
@@ -255,7 +265,8 @@ impl World {
         if receiver.unacked >= enough || ack_now {
             self.acknowledge(flow, 0);
         } else if receiver.unacked == 1 {
-            self.at(now + ACK_DELAY, Event::AckDue { flow });
+            let due_at = now + receiver.hold.longest();
+            self.at(due_at, Event::AckDue { flow });
         }
     }
 
@@ -268,6 +279,7 @@ impl World {
             self.at(self.now + self.link.rtt / 2, Event::NothingArrived { flow, probed_at });
             return;
         };
+        receiver.hold.on_acknowledged(receiver.unacked, Some(receiver.first_unacked_at), arrived);
         receiver.unacked = 0;
         let largest = receiver.received.len() - 1;
         let mut words = Box::new([0_u64; ACK_WORDS_MAX]);
@@ -403,7 +415,9 @@ impl Flow {
     fn on_ack(&mut self, now: Timestamp, ack: &AckPath, echo: u64, held: u64) {
         let rtt = now.since(Timestamp::from_nanos(echo + held));
         self.rtt.on_sample(now, rtt);
-        assert!(self.ledger.on_ack(now, Duration::ZERO, ack, self.rtt.loss_delay(), &mut self.outcome));
+        let held = if self.controller.measures_arrivals() { held } else { 0 };
+        let held = Duration::from_nanos(held);
+        assert!(self.ledger.on_ack(now, held, ack, self.rtt.loss_delay(), &mut self.outcome));
         self.report(now, Some(rtt));
     }
 
