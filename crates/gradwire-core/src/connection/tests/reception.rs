@@ -1,4 +1,4 @@
-//! At what rate data comes, as its receiver knows it.
+//! At what rate data comes, as its receiver knows it, and what it says of what has yet to come.
 
 use super::{never, pattern, Pair, AUTO};
 use crate::{Contract, Reliability};
@@ -40,4 +40,18 @@ fn what_a_connection_carried_for_a_while_is_the_rate_of_its_link() {
     // 1408 bytes in 200 us; a window of 200 of them begins and ends with an acknowledgement of a few.
     assert!((6_900_000..7_150_000).contains(&sent), "{sent}");
     assert_eq!(nothing, 0);
+}
+
+#[test]
+fn small_transfers_that_wait_for_their_turn_on_a_slow_link_are_announced_once() {
+    let mut pair = Pair::connected(never);
+    pair.packet_time = Duration::from_micros(400);
+    let (transfers, bytes) = (40, 15 * 1408);
+    (1..=transfers).for_each(|transfer| pair.receive(1, transfer, bytes, Contract::EXACT));
+    (1..=transfers).for_each(|transfer| pair.send(0, transfer, pattern(bytes), Reliability::Exact));
+    pair.run_until(Duration::from_secs(5), |pair| (1..=transfers).all(|id| pair.receipt(1, id).is_some()));
+    let [sender, receiver] = pair.ends.map(|end| end.connection.stats());
+    // An announcement and an end for each, and an acknowledgement for two or three packets.
+    let said = receiver.control_sent;
+    assert!(said < u64::from(transfers) * 2 + sender.packets_sent / 2, "{said}, {}", sender.packets_sent);
 }
