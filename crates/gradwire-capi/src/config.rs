@@ -34,7 +34,7 @@ pub struct GradwireConfig {
     pub initial_rate: u64,
     /// Bytes that the receiver's socket holds, of all peers.
     pub socket_bytes: u64,
-    /// Longest that an acknowledgement is held back.
+    /// Longest that an acknowledgement is held back where packets come fast; where they come slowly up to eight times as long and 2 ms.
     pub ack_delay_ns: u64,
     /// Silence after which a peer is lost.
     pub peer_timeout_ns: u64,

@@ -10,6 +10,7 @@ mod exposed;
 mod failure;
 mod point_to_point;
 mod serving;
+mod told_incast;
 mod transmit;
 mod waiting;
 
@@ -31,6 +32,7 @@ use gradwire_core::{
 use serving::Serving;
 use std::collections::VecDeque;
 use std::time::Duration;
+use told_incast::ToldIncast;
 
 /// A peer, as the group needs to know it.
 #[derive(Clone, Debug)]
@@ -124,8 +126,8 @@ pub struct Group {
     /// Number of the next call over dedicated servers, and of the oldest one that is not over.
     next_served: u64,
     oldest_served: u64,
-    /// What the connections were last told about how many share a receiver.
-    told_incast: u32,
+    /// What the connections were told about how many share a receiver.
+    told_incast: ToldIncast,
     chunk_bytes: usize,
     /// Of every random choice that all ranks make alike: they compare it when they connect.
     seed: u64,
@@ -224,7 +226,7 @@ impl Group {
             serving: None,
             next_served: 0,
             oldest_served: 0,
-            told_incast: 0,
+            told_incast: ToldIncast::default(),
             chunk_bytes: chunk_bytes_for(datagram_bytes).max(1),
             seed: peers.first().map_or(0, |peer| peer.connection.fingerprint),
             unconnected: peers.len(),

@@ -257,6 +257,11 @@ impl Arrivals {
         self.unacked >= if is_one_burst { self.every.saturating_mul(BURST_TIMES) } else { self.every }
     }
 
+    /// How long acknowledgements are held back.
+    pub(crate) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
     /// When one will be due though nothing arrives.
     pub(crate) fn due_at(&self) -> Option<Timestamp> {
         self.oldest_unacked_at.map(|oldest| oldest + self.hold.longest())

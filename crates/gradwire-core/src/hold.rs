@@ -5,8 +5,8 @@
 //! than that, and each would have an acknowledgement of its own, which takes a tenth of a packet's room on the way back, where the other
 //! direction's data need it, and a wake-up at both ends. There an acknowledgement waits for as long as a few packets take.
 //!
-//! Nobody waits for it: a sender whose window is full asks, and so does one that thinks that something is missing; who has everything says so at
-//! once. Where a path is one of several, what its acknowledgements leave out is compared with the others', after a time in which they
+//! Hardly anybody waits for it: a sender asks four times in each window, and where it thinks that something is missing; who has everything says
+//! so at once. A window that shrinks to less than a quarter waits. Where a path is one of several, what its acknowledgements leave out is compared with the others', after a time in which they
 //! must be there, so it is never longer than configured. Nor is it for DLCP's controller, which follows what acknowledgements name in each
 //! period: eight flows over 40 ms, strangers to each other, shared by Jain's index 0.85 where each acknowledgement was about three packets, and 0.92
 //! where it was about one.
@@ -40,6 +40,11 @@ impl Hold {
         self.longest
     }
 
+    /// The same of packets so far from each other.
+    pub(crate) fn of(&self, gap: Duration) -> Duration {
+        (gap * WORTH_PACKETS).clamp(self.shortest, self.most)
+    }
+
     /// So many packets are acknowledged now, of which the first and the newest came then.
     pub(crate) fn on_acknowledged(
         &mut self,
@@ -54,7 +59,7 @@ impl Hold {
         // What is longer is a pause of the sender's.
         if gap <= self.most {
             self.gap = (self.gap * (SMOOTHED_OVER - 1) + gap) / SMOOTHED_OVER;
-            self.longest = (self.gap * WORTH_PACKETS).clamp(self.shortest, self.most);
+            self.longest = self.of(self.gap);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::recovery::{
 use crate::time::ROUND_TRIP_MAX_US;
 use crate::{ConnectionConfig, RoundTrips, Timestamp};
 use core::time::Duration;
-use gradwire_wire::{AckPath, PacketNumber, PathId};
+use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId};
 
 /// Round-trip time assumed before the first sample.
 const RTT_INITIAL: Duration = Duration::from_millis(20);
@@ -220,6 +220,13 @@ impl Path {
         }
         self.inform_controller(now, trip, outcome);
         true
+    }
+
+    /// A transfer is over. What its packets are acknowledged by the peer may hold back, as this rank would where they come as far apart.
+    pub(crate) fn forget(&mut self, transfer: TransferId) {
+        let rate = self.controller.pacing_rate().max(1);
+        let held = self.arrivals.hold().of(Duration::from_nanos(self.chunk_bytes * 1_000_000_000 / rate));
+        self.ledger.forget(transfer, held);
     }
 
     /// When [`Path::on_loss_timeout`] is due.

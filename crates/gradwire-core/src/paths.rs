@@ -483,7 +483,7 @@ impl Paths {
 
     /// A transfer is over.
     pub(crate) fn forget(&mut self, transfer: TransferId) {
-        self.members.iter_mut().for_each(|member| member.path.ledger.forget(transfer));
+        self.members.iter_mut().for_each(|member| member.path.forget(transfer));
     }
 
     /// How long to wait for an answer over the trusted path that takes longest, and the least round trip of all. The

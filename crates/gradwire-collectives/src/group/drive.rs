@@ -1,5 +1,6 @@
 //! Starting collectives, carrying events to them, ending them.
 
+use super::told_incast::{is_fast, senders_of};
 use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::op::{Name, Op};
 use crate::ops::Ops;
@@ -133,13 +134,13 @@ impl Group {
             && !self.agreement.must_wait(queued.sequence)
     }
 
-    /// Tells the connections how many ranks send to one receiver: the most of all operations so far. Rings alternate with
-    /// what everybody sends to everybody, and shares of a queue that change with every bucket waste the link.
+    /// Tells the connections how many ranks send to one receiver.
     // claim: auto/schedule-aware-incast
     fn tell_incast(&mut self) {
-        let senders = self.ops.iter().map(|op| op.senders).max().unwrap_or_default();
-        if senders > self.told_incast {
-            self.told_incast = senders;
+        let is_fast = is_fast(self.agreement.current());
+        let of = |op: &Op| senders_of(op, self.chunk_bytes, is_fast);
+        let senders = self.ops.iter().map(of).max().unwrap_or_default();
+        if let Some(senders) = self.told_incast.on_begun(senders, is_fast) {
             for slot in 0..self.peers.len() {
                 self.peers.connection_mut(slot).set_incast(senders);
             }

@@ -53,7 +53,7 @@ fn connections_are_told_the_most_senders_at_one_receiver_that_any_collective_has
         let mut group = group(incast);
         let mut told = |collective| {
             submit(&mut group, collective, &mut memory);
-            group.told_incast
+            group.told_incast.told()
         };
         assert_eq!(told(all_reduce(Algorithm::Ring)), 1);
         assert_eq!(told(all_reduce(Algorithm::Transpose)), transpose);

@@ -154,26 +154,27 @@ impl Connection {
             }
             let (transfer, backoff) = (half.request.transfer, half.status_backoff);
             let flows = half.grant_seen && !half.is_first_pass_over();
-            let has_its_turn_to_come = self.has_its_turn_to_come(now, index);
-            if !flows && !has_its_turn_to_come {
+            let says_so = !flows && !self.has_its_turn_to_come(now, index);
+            if says_so {
                 self.queue_status(transfer, 0, 0);
             }
             let pause = paused(self.probe_timeout(), self.doublings(backoff));
             let half = &mut self.receives[index];
             half.status_at = Some(now + pause);
-            half.status_backoff = if flows { 0 } else { backoff + u32::from(!has_its_turn_to_come) };
+            half.announced_at = if says_so { now } else { half.announced_at };
+            half.status_backoff = if flows { 0 } else { backoff + u32::from(says_so) };
         }
     }
 
-    /// Whether a small transfer, which was announced once, has only to wait until its sender gets to it: while data of others come that is
-    /// not blocked. Each of dozens would be announced about five times before a slow link has carried those before it. Over several paths each
-    /// word also tells how the path is that it takes.
+    /// Whether a small transfer, which was announced not long ago, has only to wait until its sender gets to it: while data of others come
+    /// that is hardly blocked. Each of dozens would be announced about five times before a slow link has carried those before it. Over several
+    /// paths each word also tells how the path is that it takes.
     fn has_its_turn_to_come(&self, now: Timestamp, index: usize) -> bool {
         let half = &self.receives[index];
+        let is_announced = half.status_backoff > 0 && now.since(half.announced_at) < PAUSE_MAX;
         let needs_no_grant = half.request.bytes <= self.config.eager_bytes / 2;
         let comes = now.since(self.peer_sent_at) < self.probe_timeout();
-        let is_turn_to_come = needs_no_grant && comes && !half.is_first_pass_over();
-        self.paths.len() == 1 && half.status_backoff > 0 && is_turn_to_come
+        self.paths.len() == 1 && is_announced && needs_no_grant && comes && !half.is_first_pass_over()
     }
 }
 

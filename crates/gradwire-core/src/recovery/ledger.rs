@@ -173,13 +173,14 @@ impl Ledger {
     }
 
     /// Forgets the packets of a transfer that is over (they leave the flight without counting as lost).
-    pub fn forget(&mut self, transfer: TransferId) {
+    /// `held`: how long acknowledgements of them may be held back.
+    pub fn forget(&mut self, transfer: TransferId, held: Duration) {
         let mut number = self.oldest;
         while let Some(entry) = self.ring.entry_mut(number) {
             if entry.state == State::InFlight && entry.packet.transfer == transfer {
                 entry.state = State::Forgotten;
                 self.in_flight -= u64::from(entry.packet.bytes);
-                self.forgotten_until = entry.packet.sent_at + self.loss_delay;
+                self.forgotten_until = entry.packet.sent_at + self.loss_delay + held;
             }
             number = number.next();
         }

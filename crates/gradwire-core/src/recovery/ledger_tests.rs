@@ -117,10 +117,26 @@ fn forgotten_packets_leave_the_flight_without_being_lost() {
     send(&mut ledger, 3, 0);
     let other = packet(&ledger, 2, BYTES, at(3));
     ledger.on_sent(other, false);
-    ledger.forget(TransferId(1));
+    ledger.forget(TransferId(1), Duration::ZERO);
     assert_eq!((ledger.in_flight(), ledger.oldest_sent_at()), (1_000, Some(at(3))));
     ledger.on_ack(at(100), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
     assert_eq!((numbers(&outcome.acked), outcome.lost.len(), ledger.in_flight()), (Vec::from([3]), 0, 0));
+}
+
+#[test]
+fn while_acknowledgements_of_what_is_over_may_be_held_back_the_clock_of_a_rate_goes_on() {
+    let rate = |held: u64| {
+        let (mut ledger, mut outcome) = (Ledger::new(), AckOutcome::default());
+        send(&mut ledger, 3, 0);
+        ledger.forget(TransferId(1), Duration::from_micros(held));
+        let next = packet(&ledger, 2, BYTES, at(1_000));
+        ledger.on_sent(next, false);
+        ledger.on_ack(at(1_500), Duration::ZERO, &ack(&[0, 1, 2, 3]), DELAY, &mut outcome);
+        outcome.delivery_rate.unwrap_or(0)
+    };
+    // All in 1.5 ms; taken for half a millisecond of the last one where the others' had to be there before.
+    assert!(rate(2_000) <= 4_000 * 1_000_000 / 1_500, "{}", rate(2_000));
+    assert!(rate(500) > rate(2_000));
 }
 
 #[test]
@@ -328,7 +344,7 @@ proptest! {
                     expected = Some((Vec::new(), model.detect(now, DELAY)));
                 }
                 Op::Forget { transfer } => {
-                    ledger.forget(TransferId(transfer));
+                    ledger.forget(TransferId(transfer), Duration::ZERO);
                     for (packet, fate) in &mut model.packets {
                         if packet.transfer.0 == transfer && *fate == Fate::InFlight {
                             *fate = Fate::Forgotten;

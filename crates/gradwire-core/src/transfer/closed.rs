@@ -7,8 +7,9 @@ use alloc::collections::VecDeque;
 use gradwire_wire::{StatusBody, TransferId, TransferState};
 
 /// Transfers remembered. A peer cannot lag further behind: a collective ends on a rank only when its sends have
-/// concluded, at most 64 collectives are in flight, and none has more than 14 transfers on one connection for eight ranks.
-const REMEMBERED: usize = 1024;
+/// concluded, and at most 64 collectives are in flight. Of eight ranks none has more than 14 transfers on one connection, but a weighted
+/// transpose, with up to 80: of such large ones 25 are in flight at most, the buckets of a step.
+const REMEMBERED: usize = 2048;
 
 /// Collectives after which one is forgotten. Their numbers come round again after 65536, and the next one with the same
 /// number must not be taken for the old one, however little a connection is used; far more than are in flight.
@@ -51,6 +52,8 @@ impl Closed {
 #[derive(Debug, Default)]
 pub(crate) struct ClosedTransfers {
     latest: VecDeque<Closed>,
+    /// The last one, in the order of ids, of collectives: data of later ones come early, and need not be looked for.
+    last: Option<TransferId>,
     /// First id not known to be over, for collectives and for point-to-point transfers.
     retired_below: [Option<TransferId>; 2],
     /// Collective at which the old ones were forgotten last.
@@ -62,15 +65,30 @@ impl ClosedTransfers {
         if self.latest.len() == REMEMBERED {
             self.latest.pop_front();
         }
+        let transfer = closed.transfer;
+        if !transfer.is_point_to_point() && self.last.is_none_or(|last| last.is_before(transfer)) {
+            self.last = Some(transfer);
+        }
         self.latest.push_back(closed);
+    }
+
+    /// Whether no collective that is over comes after `transfer`, nor is that one of them.
+    fn is_ahead(&self, transfer: TransferId) -> bool {
+        self.last.is_some_and(|last| last.is_before(transfer))
     }
 
     /// Newest first: late packets belong to recent transfers.
     pub(crate) fn find(&self, transfer: TransferId) -> Option<&Closed> {
+        if self.is_ahead(transfer) {
+            return None;
+        }
         self.latest.iter().rev().find(|closed| closed.transfer == transfer)
     }
 
     pub(crate) fn find_mut(&mut self, transfer: TransferId) -> Option<&mut Closed> {
+        if self.is_ahead(transfer) {
+            return None;
+        }
         self.latest.iter_mut().rev().find(|closed| closed.transfer == transfer)
     }
 
@@ -107,17 +125,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_over_is_found_in_any_order_and_what_is_ahead_is_not() {
+        let mut closed = ClosedTransfers::default();
+        let id = TransferId::collective;
+        for (op, index) in [(65_535, 0), (1, 2), (0, 1), (1, 0)] {
+            closed.push(over(id(op, index)));
+        }
+        assert!([(65_535, 0), (1, 2), (0, 1), (1, 0)]
+            .iter()
+            .all(|(op, at)| closed.find(id(*op, *at)).is_some()));
+        assert!([(1, 1), (1, 3), (2, 0), (900, 0)]
+            .iter()
+            .all(|(op, at)| closed.find(id(*op, *at)).is_none()));
+        let message = TransferId(TransferId::POINT_TO_POINT | 5);
+        closed.push(over(message));
+        assert!(closed.find_mut(message).is_some());
+    }
+
+    fn over(transfer: TransferId) -> Closed {
+        Closed { transfer, chunks: 1, missing: None, stage_us: 0, answered_at: Timestamp::ZERO, repeated: 0 }
+    }
+
+    #[test]
     fn a_number_that_comes_round_again_is_not_taken_for_the_old_one() {
         let mut closed = ClosedTransfers::default();
         let transfer = TransferId::collective(3, 0);
-        let over = |transfer| Closed {
-            transfer,
-            chunks: 1,
-            missing: None,
-            stage_us: 0,
-            answered_at: Timestamp::ZERO,
-            repeated: 0,
-        };
         closed.push(over(transfer));
         for op in 1..=100 {
             closed.retire(TransferId::collective(op, 0));

@@ -32,6 +32,8 @@ pub(crate) struct ReceiveHalf {
     /// When the grant or the request for missing chunks is repeated.
     pub(crate) status_at: Option<Timestamp>,
     pub(crate) status_backoff: u32,
+    /// When a status was last sent because it was time for one.
+    pub(crate) announced_at: Timestamp,
     /// When the contract must be looked at again though nothing arrives.
     pub(crate) contract_at: Option<Timestamp>,
 }
@@ -57,6 +59,7 @@ impl ReceiveHalf {
             mismatch_reported: false,
             status_at: None,
             status_backoff: 0,
+            announced_at: Timestamp::ZERO,
             contract_at: None,
         }
     }

@@ -267,7 +267,7 @@ impl World {
     fn idle_max(&self, from: usize, to: usize) -> Duration {
         let both = [self.unsteady(from, to), self.unsteady(to, from)];
         both.map(|one| one.late_max * 2 + one.in_hosts).iter().sum::<Duration>()
-            + self.scenario.host.ack_delay_max * 2
+            + ACK_DELAY_MAX.max(self.scenario.host.ack_delay_max) * 2
     }
 }
 
@@ -285,6 +285,9 @@ const CONTRIBUTION: u32 = 0;
 const RESULT: u32 = 1;
 /// What a group gives the NIC for one peer before the next has its turn.
 const BURST_DATAGRAMS: u64 = gradwire_core::MESSAGE_DATAGRAMS_MAX as u64;
+
+/// Where packets come slowly a host holds an acknowledgement back for so long.
+const ACK_DELAY_MAX: Duration = Duration::from_millis(2);
 
 /// The path that a datagram takes, from its header.
 fn path_of(datagram: &[u8]) -> usize {

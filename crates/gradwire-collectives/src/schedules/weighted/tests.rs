@@ -42,9 +42,9 @@ fn a_rank_with_half_the_rate_reduces_nothing_and_one_with_three_quarters_some() 
 fn the_time_by_the_model_is_that_of_the_link_that_is_busy_for_longest() {
     let bytes = 12 << 20;
     let times = |rates: &[u64]| bytes_in_time(4, bytes, &links(rates)) / bytes as f64;
-    // Twice the bucket and a quarter of a 48th of it at half the rate; 1.6 times and a quarter of a 64th at three quarters.
-    assert!((times(&[100, 100, 100, 50]) - (2.0 + 2.0 / 192.0)).abs() < 0.01);
-    assert!((times(&[75, 100, 100, 100]) - (1.6 + 4.0 / 3.0 / 256.0)).abs() < 0.02);
+    // Twice the bucket and a quarter of a 96th of it at half the rate; 1.6 times and a quarter of a 128th at three quarters.
+    assert!((times(&[100, 100, 100, 50]) - (2.0 + 2.0 / 384.0)).abs() < 0.002);
+    assert!((times(&[75, 100, 100, 100]) - (1.6 + 4.0 / 3.0 / 512.0)).abs() < 0.02);
 }
 
 #[test]
