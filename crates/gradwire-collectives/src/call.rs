@@ -68,6 +68,14 @@ impl Call {
         self
     }
 
+    /// Whether no rank is sent more than the bucket at a time: not what comes together at one rank, nor what each sends as it likes.
+    pub(crate) fn is_spread(&self) -> bool {
+        let schedule = self.algorithm & !ROTATED;
+        let at_servers = self.kind == Kind::AllReduce && schedule == Algorithm::ParameterServer as u8;
+        let kinds = [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter, Kind::Barrier, Kind::Exchange];
+        kinds.contains(&self.kind) && !at_servers
+    }
+
     /// The call that `request` is, with the schedule that was chosen for it.
     pub(crate) fn of(request: &Request, algorithm: Algorithm) -> Self {
         let (kind, root, bytes) = Self::kind_of(request);
@@ -436,6 +444,23 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_comes_together_at_one_rank_or_server_is_not_spread() {
+        let all_reduce = Collective::AllReduce { algorithm: Algorithm::Auto };
+        let of = |collective, algorithm| {
+            let request = Request::exact(collective, Dtype::F32, Duration::from_secs(1));
+            Call::of(&request, algorithm)
+        };
+        assert!(of(all_reduce.clone(), Algorithm::Ring).is_spread());
+        assert!(of(all_reduce.clone(), Algorithm::Transpose).rotated().is_spread());
+        assert!(of(Collective::Barrier, Algorithm::Auto).is_spread() && Call::EXCHANGE.is_spread());
+        assert!(!of(all_reduce.clone(), Algorithm::ParameterServer).is_spread());
+        assert!(!of(all_reduce, Algorithm::ParameterServer).rotated().is_spread());
+        for at_one in [Collective::Reduce { root: 0 }, Collective::Gather { root: 0 }] {
+            assert!(!of(at_one, Algorithm::Auto).is_spread());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Starting collectives, carrying events to them, ending them.
 
-use super::told_incast::{is_fast, senders_of};
+use super::told_incast::{is_fast, senders};
 use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::op::{Name, Op};
 use crate::ops::Ops;
@@ -138,8 +138,7 @@ impl Group {
     // claim: auto/schedule-aware-incast
     fn tell_incast(&mut self) {
         let is_fast = is_fast(self.agreement.current());
-        let of = |op: &Op| senders_of(op, self.chunk_bytes, is_fast);
-        let senders = self.ops.iter().map(of).max().unwrap_or_default();
+        let senders = senders(self.ops.iter(), self.chunk_bytes, is_fast);
         if let Some(senders) = self.told_incast.on_begun(senders, is_fast) {
             for slot in 0..self.peers.len() {
                 self.peers.connection_mut(slot).set_incast(senders);
@@ -149,7 +148,9 @@ impl Group {
 
     /// Posts the first transfers of an operation.
     pub(super) fn begin(&mut self, now: Timestamp, key: Key) {
-        self.tell_incast();
+        if self.ops.at(key).is_some_and(|op| op.is_collective()) {
+            self.tell_incast();
+        }
         let mut posts = std::mem::take(&mut self.posts);
         if let Some(op) = self.ops.at(key) {
             op.start(&mut self.pool, &mut posts);

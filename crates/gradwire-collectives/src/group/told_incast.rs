@@ -4,7 +4,8 @@
 //! holds. On slow links for good: whoever is not told of the others takes the queue (steps of `gradwire demo` at 100 Mbit/s took a quarter
 //! longer otherwise). On fast ones it is the processor that calls wait for, and a bound that one call of long ago has left behind keeps rings,
 //! whose links have one flow each, from messages and windows of their own: after [`PERIOD`] operations without such a call, or twice as many,
-//! it is forgotten there, and what fits into a small buffer as a whole is no incast: barriers and the sums of a few numbers come with every step.
+//! it is forgotten there, and what fits into a small buffer with all that runs beside it is no incast: barriers and the sums of a few numbers come
+//! with every step.
 
 use crate::agreement::AgreedNetwork;
 use crate::op::Op;
@@ -47,21 +48,25 @@ pub(super) fn is_fast(known: Option<&AgreedNetwork>) -> bool {
     known.is_some_and(|known| known.rate > SLOW_RATE_MAX)
 }
 
-/// How many ranks send to one receiver while an operation runs; `packet_bytes` of payload are in a packet.
-pub(super) fn senders_of(op: &Op, packet_bytes: usize, is_fast: bool) -> u32 {
-    if is_fast {
-        among(op.senders, op.bytes() / packet_bytes)
-    } else {
-        op.senders
-    }
+/// How many ranks send to one receiver while these run; `packet_bytes` of payload are in a packet.
+pub(super) fn senders<'a>(ops: impl Iterator<Item = &'a Op>, packet_bytes: usize, is_fast: bool) -> u32 {
+    let bucket = |op: &Op| op.call.is_spread().then(|| op.bytes() / packet_bytes);
+    most(ops.map(|op| (op.senders, bucket(op).filter(|_| is_fast))))
 }
 
-/// No receiver gets more than all bytes, and from each sender one packet that is not full.
-fn among(senders: u32, full_packets: usize) -> u32 {
-    if full_packets + senders as usize <= BUFFER_PACKETS {
-        1
+/// Of so many senders each, with the full packets of the bucket, which are the most that comes to a receiver; `None`: not known, or it does
+/// not matter. From each sender there is one packet besides that is not full.
+fn most(ops: impl Iterator<Item = (u32, Option<usize>)>) -> u32 {
+    let (mut most, mut packets) = (0, Some(0));
+    for (senders, full) in ops {
+        most = most.max(senders);
+        let more = if senders > 1 { full.map(|full| full + senders as usize) } else { Some(0) };
+        packets = packets.zip(more).map(|(packets, more)| packets + more);
+    }
+    if packets.is_some_and(|packets| packets <= BUFFER_PACKETS) {
+        most.min(1)
     } else {
-        senders
+        most
     }
 }
 
@@ -100,10 +105,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_small_buffer_holds_is_no_incast() {
-        let told = [(7, 0), (7, 33), (7, 34), (40, 0), (41, 0), (1, 1_000)]
-            .map(|(senders, full)| among(senders, full));
-        assert_eq!(told, [1, 1, 7, 1, 41, 1]);
+    fn what_a_small_buffer_holds_is_no_incast_unless_it_comes_together_at_one_rank() {
+        let told = |ops: &[(u32, Option<usize>)]| most(ops.iter().copied());
+        let alone = [(7, 0), (7, 33), (7, 34), (40, 0), (41, 0), (1, 1_000)];
+        assert_eq!(alone.map(|(senders, full)| told(&[(senders, Some(full))])), [1, 1, 7, 1, 41, 1]);
+        assert_eq!(told(&[]), 0);
+        assert_eq!(told(&[(7, None)]), 7, "a gather, of which a sender knows its own part alone");
+        assert_eq!(
+            [2, 3].map(|calls| told(
+                &[(7, Some(10)), (1, Some(500)), (7, Some(10)), (7, Some(10))][..calls + 1]
+            )),
+            [1, 7]
+        );
     }
 
     #[test]

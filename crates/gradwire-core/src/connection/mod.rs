@@ -42,7 +42,7 @@ use silence::Silence;
 pub use trials::Attempt;
 use trials::Trials;
 
-/// Grants remembered that came before their send was posted: those of a few calls, of which one has up to 40 on one connection.
+/// Grants remembered that came before their send was posted: those of a few calls, of which one has up to 60 on one connection.
 const PREGRANTS_MAX: usize = 256;
 
 /// All state that two ranks of a process group share. See the crate's documentation for the drain contract.

@@ -6,10 +6,10 @@ use crate::Timestamp;
 use alloc::collections::VecDeque;
 use gradwire_wire::{StatusBody, TransferId, TransferState};
 
-/// Transfers remembered. A peer cannot lag further behind: a collective ends on a rank only when its sends have
-/// concluded, and at most 64 collectives are in flight. Of eight ranks none has more than 14 transfers on one connection, but a weighted
-/// transpose, with up to 80: of such large ones 25 are in flight at most, the buckets of a step.
-const REMEMBERED: usize = 2048;
+/// Transfers remembered at least. More are while the oldest may still be asked about: a collective ends on a rank only when its sends have
+/// concluded, at most 64 collectives are in flight, and of a weighted transpose some 100 transfers are on one connection.
+const REMEMBERED: usize = 1024;
+const REMEMBERED_AT_MOST: usize = 8 * REMEMBERED;
 
 /// Collectives after which one is forgotten. Their numbers come round again after 65536, and the next one with the same
 /// number must not be taken for the old one, however little a connection is used; far more than are in flight.
@@ -62,7 +62,7 @@ pub(crate) struct ClosedTransfers {
 
 impl ClosedTransfers {
     pub(crate) fn push(&mut self, closed: Closed) {
-        if self.latest.len() == REMEMBERED {
+        while self.latest.len() >= REMEMBERED && self.may_forget_oldest() {
             self.latest.pop_front();
         }
         let transfer = closed.transfer;
@@ -70,6 +70,11 @@ impl ClosedTransfers {
             self.last = Some(transfer);
         }
         self.latest.push_back(closed);
+    }
+
+    fn may_forget_oldest(&self) -> bool {
+        let oldest = self.latest.front().map(|closed| closed.transfer);
+        self.latest.len() >= REMEMBERED_AT_MOST || oldest.is_some_and(|oldest| self.is_retired(oldest))
     }
 
     /// Whether no collective that is over comes after `transfer`, nor is that one of them.
@@ -140,6 +145,19 @@ mod tests {
         let message = TransferId(TransferId::POINT_TO_POINT | 5);
         closed.push(over(message));
         assert!(closed.find_mut(message).is_some());
+    }
+
+    #[test]
+    fn what_may_still_be_asked_about_is_remembered_and_no_more() {
+        let mut closed = ClosedTransfers::default();
+        (0..1_500).for_each(|op| closed.push(over(TransferId::collective(op, 0))));
+        assert!(closed.find(TransferId::collective(0, 0)).is_some(), "it has not been retired");
+        closed.retire(TransferId::collective(1_000, 0));
+        closed.push(over(TransferId::collective(1_500, 0)));
+        assert_eq!(closed.latest.len(), REMEMBERED);
+        assert!(closed.find(TransferId::collective(1_000, 0)).is_some());
+        (1_501..20_000).for_each(|op| closed.push(over(TransferId::collective(op, 0))));
+        assert_eq!(closed.latest.len(), REMEMBERED_AT_MOST);
     }
 
     fn over(transfer: TransferId) -> Closed {

@@ -266,8 +266,14 @@ impl World {
     /// By how much the hosts of both may delay a question, its answer and what follows from it.
     fn idle_max(&self, from: usize, to: usize) -> Duration {
         let both = [self.unsteady(from, to), self.unsteady(to, from)];
-        both.map(|one| one.late_max * 2 + one.in_hosts).iter().sum::<Duration>()
-            + ACK_DELAY_MAX.max(self.scenario.host.ack_delay_max) * 2
+        both.map(|one| one.late_max * 2 + one.in_hosts).iter().sum::<Duration>() + self.ack_delay_max() * 2
+    }
+
+    /// Where packets come slowly a host with one path may hold an acknowledgement back for longer.
+    fn ack_delay_max(&self) -> Duration {
+        let host = &self.scenario.host;
+        let slowly = if host.paths == 1 { ACK_DELAY_MAX } else { Duration::ZERO };
+        host.ack_delay_max.max(slowly)
     }
 }
 
@@ -286,7 +292,6 @@ const RESULT: u32 = 1;
 /// What a group gives the NIC for one peer before the next has its turn.
 const BURST_DATAGRAMS: u64 = gradwire_core::MESSAGE_DATAGRAMS_MAX as u64;
 
-/// Where packets come slowly a host holds an acknowledgement back for so long.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(2);
 
 /// The path that a datagram takes, from its header.
