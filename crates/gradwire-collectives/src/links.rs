@@ -67,7 +67,7 @@ const SLOW_SIXTEENTHS: u64 = 13;
 /// A link in between stays what it was, and the schedule with it.
 const WHOLE_AGAIN_SIXTEENTHS: u64 = 15;
 /// 2.5 Gbit/s. Where links are faster, what a rank measures is how its threads are let run, which differs twofold between equal ranks.
-const RATE_MAX: u64 = 312_500_000;
+pub(crate) const RATE_MAX: u64 = 312_500_000;
 
 #[cfg(test)]
 mod tests {

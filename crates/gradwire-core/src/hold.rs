@@ -122,6 +122,16 @@ mod tests {
     }
 
     #[test]
+    fn single_packets_that_are_far_from_each_other_are_none_of_a_slow_link() {
+        let mut hold = hold(1);
+        for number in 0..20 {
+            let at = Timestamp::ZERO + Duration::from_millis(50) * number;
+            hold.on_acknowledged(1, Some(at), at);
+        }
+        assert_eq!(hold.longest(), SHORTEST);
+    }
+
+    #[test]
     fn one_of_several_paths_and_who_counts_by_acknowledgements_hold_back_nothing_for_longer() {
         let counts = ConnectionConfig {
             ack_delay_max: SHORTEST,

@@ -3,11 +3,12 @@
 //! Shares of a queue that change with every bucket waste the link, so where rings alternate with what everybody sends to everybody, the most
 //! holds. On slow links for good: whoever is not told of the others takes the queue (steps of `gradwire demo` at 100 Mbit/s took a quarter
 //! longer otherwise). On fast ones it is the processor that calls wait for, and a bound that one call of long ago has left behind keeps rings,
-//! whose links have one flow each, from messages and windows of their own: after [`PERIOD`] operations without such a call, or twice as many,
+//! whose links have one flow each, from messages and windows of their own: after [`PERIOD`] collectives without such a call, or twice as many,
 //! it is forgotten there, and what fits into a small buffer with all that runs beside it is no incast: barriers and the sums of a few numbers come
 //! with every step.
 
 use crate::agreement::AgreedNetwork;
+use crate::links::RATE_MAX;
 use crate::op::Op;
 
 // claim: auto/schedule-aware-incast
@@ -18,7 +19,7 @@ pub(super) struct ToldIncast {
     /// Most in the present period, and in the one before.
     latest: u32,
     before: u32,
-    /// Operations that began in the present period.
+    /// Collectives that began in the present period.
     begun: u32,
 }
 
@@ -29,7 +30,7 @@ impl ToldIncast {
         self.told
     }
 
-    /// An operation begins; `senders` is the most of all that run now. What is to be told, if that is something else than before.
+    /// A collective begins; `senders` is the most of all that run now. What is to be told, if that is something else than before.
     pub(super) fn on_begun(&mut self, senders: u32, is_fast: bool) -> Option<u32> {
         if self.begun == PERIOD {
             (self.before, self.latest, self.begun) = (self.latest, 0, 0);
@@ -43,9 +44,9 @@ impl ToldIncast {
     }
 }
 
-/// Whether links are so fast that calls wait for processors.
+/// Whether links are too fast to be compared: calls wait for processors.
 pub(super) fn is_fast(known: Option<&AgreedNetwork>) -> bool {
-    known.is_some_and(|known| known.rate > SLOW_RATE_MAX)
+    known.is_some_and(|known| known.rate > RATE_MAX)
 }
 
 /// How many ranks send to one receiver while these run; `packet_bytes` of payload are in a packet.
@@ -70,8 +71,6 @@ fn most(ops: impl Iterator<Item = (u32, Option<usize>)>) -> u32 {
     }
 }
 
-/// 2.5 Gbit/s, as where links are compared ([`crate::links`]).
-const SLOW_RATE_MAX: u64 = 312_500_000;
 /// As many collectives as are between two exchanges of what ranks measure.
 const PERIOD: u32 = 64;
 /// Of a switch port, as the shares of senders count on it (`core/recovery/share.rs`).
