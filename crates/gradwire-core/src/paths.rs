@@ -227,8 +227,7 @@ impl Paths {
         let member = &mut self.members[index];
         if packet.chunk == COPY {
             self.since_copy = 0;
-            let pause = member.path.rtt.smoothed() / COPIES_PER_RTT;
-            member.copy_at = now + pause;
+            member.copy_at = now + member.path.rtt.smoothed() / COPIES_PER_RTT;
             member.stats.copies_sent += 1;
             return;
         }
@@ -456,15 +455,16 @@ impl Paths {
     /// How long an answer takes on a path at most; of one without a sample as on the slowest path. A queue that grows
     /// is seen first on the path that answers first, and may be this one's too.
     fn patience(&self, index: usize) -> Duration {
-        let path = &self.members[index].path;
-        if path.rtt.has_sample() {
-            let sampled = self.members.iter().filter(|member| member.path.rtt.has_sample());
-            let latest = sampled.map(|member| member.path.rtt.latest()).max().unwrap_or_default();
-            let grown = latest.saturating_sub(path.rtt.smoothed());
-            path.rtt.probe_timeout(self.each.ack_delay_max) + grown
-        } else {
-            self.probe_timeout().0
+        let Member { path, health, .. } = &self.members[index];
+        if !path.rtt.has_sample() {
+            return self.probe_timeout().0;
         }
+        let sampled = self.members.iter().filter(|member| member.path.rtt.has_sample());
+        let latest = sampled.map(|member| member.path.rtt.latest()).max().unwrap_or_default();
+        let grown = latest.saturating_sub(path.rtt.smoothed());
+        let is_copy = || path.ledger.oldest().is_some_and(|packet| packet.chunk == COPY);
+        let times = if !health.is_trusted() && is_copy() { COPY_PATIENCE } else { 1 };
+        (path.rtt.probe_timeout(self.each.ack_delay_max) + grown) * times
     }
 
     /// Declares by time what is lost on path `index`; `false` when nothing is due there.
@@ -495,9 +495,6 @@ impl Paths {
     /// The same of any other timeout of a path.
     pub(crate) fn longest(&self, timeout: impl Fn(&RttEstimator) -> Duration) -> (Duration, Duration) {
         let of = |path: &Path| (timeout(&path.rtt), path.rtt.min());
-        if self.members.len() == 1 {
-            return of(&self.members[0].path);
-        }
         let sampled = || self.trusted().filter(|member| member.path.rtt.has_sample());
         let timeout = sampled().map(|member| of(&member.path).0).max();
         let least = sampled().map(|member| of(&member.path).1).min();
@@ -588,6 +585,9 @@ const BRIEF_WORDS_MAX: usize = 4;
 const LOSS_RTTS: u64 = 16;
 /// Copies for each round trip of a path that is not trusted: sixteen take four round trips.
 const COPIES_PER_RTT: u32 = 4;
+/// How much longer a copy is waited for than what somebody waits for: one that is taken for lost too soon, because its
+/// acknowledgement stands in a queue, makes a path that has healed prove itself from the beginning.
+const COPY_PATIENCE: u32 = 4;
 /// Copies cost at most one packet in so many.
 const PACKETS_PER_COPY: u32 = 16;
 /// Packets over which is seen which paths the peer uses.

@@ -391,6 +391,34 @@ fn cases() -> impl Iterator<Item = (Spray, u32, u64, (u64, u32))> {
     })
 }
 
+/// Bad-path seed 1795764863008 of the simulator, made small: each copy that was late counted as lost, so that the path had
+/// to prove itself from the beginning.
+// test of: mlt/gray-path
+#[test]
+fn a_path_that_has_healed_comes_back_though_its_copies_wait_in_queues() {
+    let mut network = Network::new(Spray::Adaptive);
+    network.flow(MS(100));
+    network.buffer = Duration::from_secs(1);
+    network.paths[0].loss_percent = 5;
+    network.flow(MS(100));
+    let at_first = network.ends[0].path_stats()[0];
+    assert!(!at_first.trusted);
+    network.paths[0].loss_percent = 0;
+    network.flow(MS(5));
+    let healed = network.ends[0].path_stats()[0];
+    let mut rounds = 0;
+    while !network.ends[0].path_stats()[0].trusted {
+        // What goes over it waits in a queue for a while.
+        network.path_free_at[0][0] = network.now + MS(5);
+        network.flow(MS(6));
+        rounds += 1;
+        assert!(rounds < 100, "{:?}", network.ends[0].path_stats()[0]);
+    }
+    let stats = network.ends[0].path_stats()[0];
+    assert!(stats.copies_sent - at_first.copies_sent >= 16, "{stats:?}");
+    assert_eq!(stats.packets_lost, healed.packets_lost, "{stats:?}");
+}
+
 #[test]
 fn all_paths_together_start_like_one() {
     for paths in [1, 4] {

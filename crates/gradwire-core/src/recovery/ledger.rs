@@ -208,10 +208,16 @@ impl Ledger {
         self.in_flight
     }
 
+    /// The oldest packet in flight.
+    #[must_use]
+    pub fn oldest(&self) -> Option<&SentPacket> {
+        self.ring.entry(self.oldest).map(|entry| &entry.packet)
+    }
+
     /// When the oldest packet in flight was sent.
     #[must_use]
     pub fn oldest_sent_at(&self) -> Option<Timestamp> {
-        self.ring.entry(self.oldest).map(|entry| entry.packet.sent_at)
+        self.oldest().map(|packet| packet.sent_at)
     }
 
     /// Starts an unused ledger at another number.
