@@ -15,6 +15,9 @@ use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+/// Calls for what has arrived before anything is sent, while each is full. What came together is answered together, in fuller messages and fewer
+/// acknowledgements; with more of them the first of what came are out of the caches again when they are sent on, and their senders wait.
+const CALLS_AT_ONCE: usize = 2;
 /// A busy thread looks into the sockets of the further paths once in so many turns.
 const OTHERS_EVERY: u32 = 64;
 
@@ -232,7 +235,8 @@ impl PathSockets {
         // the port it saw; it is looked for when the kernel says so, and now and then.
         self.turn = self.turn.wrapping_add(1);
         let look = self.turn % OTHERS_EVERY == 0;
-        let mut more = self.paths[0].socket.receive(stats, handle);
+        let main = &mut self.paths[0].socket;
+        let mut more = (0..CALLS_AT_ONCE).all(|_| main.receive(stats, handle));
         for path in self.paths[1..].iter_mut().filter(|path| look || path.readable) {
             path.readable = path.socket.receive(stats, handle);
             more |= path.readable;
