@@ -14,7 +14,7 @@ use crate::spray::{PathSet, Sprayer, PATHS_MAX};
 use crate::{ConnectionConfig, ConnectionStats, PathStats, Timestamp};
 use alloc::vec::Vec;
 use core::time::Duration;
-use gradwire_wire::{AckPath, PathId, TransferId};
+use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId};
 
 /// Chunk number of a packet that is a copy: its fate concerns the path and no transfer.
 pub(crate) const COPY: u32 = u32::MAX;
@@ -24,6 +24,8 @@ pub(crate) const COPY: u32 = u32::MAX;
 struct Member {
     path: Path,
     health: Health,
+    /// From this number on there are copies only.
+    data_before: PacketNumber,
     /// When the next copy may go out, while the path is not trusted.
     copy_at: Timestamp,
     /// Data packets lately, of all paths' [`SHARE_MEMORY`].
@@ -77,6 +79,7 @@ impl Paths {
             path: Path::new(PathId(id), &each, now),
             health: Health::new(),
             copy_at: now,
+            data_before: PacketNumber(0),
             recent: 0,
             heard: 0,
             stats: PathStats { path: id, ..PathStats::default() },
@@ -232,6 +235,7 @@ impl Paths {
             return;
         }
         self.since_copy = self.since_copy.saturating_add(1);
+        member.data_before = packet.number.next();
         member.recent += 1;
         if self.members.iter().map(|member| member.recent).sum::<u32>() >= SHARE_MEMORY {
             self.members.iter_mut().for_each(|member| member.recent /= 2);
@@ -344,8 +348,7 @@ impl Paths {
         let others = self.others(index);
         let member = &mut self.members[index];
         member.health.on_packets(acked - copies_acked, lost - copies_lost);
-        let any = copies_acked + copies_lost > 0;
-        if any && member.health.on_copies(copies_acked, copies_lost, others) {
+        if copies_acked + copies_lost > 0 && member.health.on_copies(copies_acked, copies_lost, others) {
             member.path.restart(&self.each);
         }
         self.grow_start(outcome.acked.iter().map(|packet| u64::from(packet.bytes)).sum());
@@ -452,19 +455,19 @@ impl Paths {
         }
     }
 
-    /// How long an answer takes on a path at most; of one without a sample as on the slowest path. A queue that grows
-    /// is seen first on the path that answers first, and may be this one's too.
+    /// How long an answer takes on a path at most; of one without a sample as on the slowest path. A queue that grows is seen first on the path
+    /// that answers first, and may be this one's too. Where nothing but copies is under way it is waited for longer: nobody needs them.
     fn patience(&self, index: usize) -> Duration {
-        let Member { path, health, .. } = &self.members[index];
+        let Member { path, health, data_before, .. } = &self.members[index];
         if !path.rtt.has_sample() {
             return self.probe_timeout().0;
         }
         let sampled = self.members.iter().filter(|member| member.path.rtt.has_sample());
         let latest = sampled.map(|member| member.path.rtt.latest()).max().unwrap_or_default();
         let grown = latest.saturating_sub(path.rtt.smoothed());
-        let is_copy = || path.ledger.oldest().is_some_and(|packet| packet.chunk == COPY);
-        let times = if !health.is_trusted() && is_copy() { COPY_PATIENCE } else { 1 };
-        (path.rtt.probe_timeout(self.each.ack_delay_max) + grown) * times
+        let are_copies = || path.ledger.oldest().is_some_and(|packet| packet.number.since(*data_before) >= 0);
+        let times = if !health.is_trusted() && are_copies() { COPY_PATIENCE } else { 1 };
+        path.rtt.probe_timeout(self.each.ack_delay_max) * times + grown
     }
 
     /// Declares by time what is lost on path `index`; `false` when nothing is due there.
@@ -512,9 +515,6 @@ impl Paths {
 
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.
     fn skew(&self, now: Timestamp) -> Duration {
-        if self.members.len() == 1 {
-            return Duration::ZERO;
-        }
         let mut delays = self.members.iter().filter_map(|member| member.path.arrivals.delay(now));
         let Some(first) = delays.next() else { return Duration::ZERO };
         // Clocks differ by any amount, modulo 2^32: only differences mean something.
@@ -585,8 +585,7 @@ const BRIEF_WORDS_MAX: usize = 4;
 const LOSS_RTTS: u64 = 16;
 /// Copies for each round trip of a path that is not trusted: sixteen take four round trips.
 const COPIES_PER_RTT: u32 = 4;
-/// How much longer a copy is waited for than what somebody waits for: one that is taken for lost too soon, because its
-/// acknowledgement stands in a queue, makes a path that has healed prove itself from the beginning.
+/// How much longer: a copy taken for lost while it stands in a queue makes a path that has healed prove itself from the beginning.
 const COPY_PATIENCE: u32 = 4;
 /// Copies cost at most one packet in so many.
 const PACKETS_PER_COPY: u32 = 16;

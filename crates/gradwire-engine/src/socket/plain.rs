@@ -8,7 +8,7 @@ use crate::EngineStats;
 use std::net::UdpSocket;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Datagrams taken before the driver looks at timers and acknowledgements again.
+/// Datagrams taken at a time.
 const RECEIVE_MAX: usize = 64;
 
 /// See the module's documentation.

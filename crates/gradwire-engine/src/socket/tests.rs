@@ -315,29 +315,40 @@ fn what_is_sent_apart_arrives_as_it_was_pushed_and_in_order() {
     assert_eq!((counts.datagrams, counts.bytes, counts.refused, counts.seals_refused), expected);
 }
 
-#[test]
-fn what_has_come_is_taken_a_bounded_amount_at_a_time_and_in_order() {
-    let address = IpAddr::from(Ipv4Addr::LOCALHOST);
-    let mut sender = bound(address, Offload::Off).0;
-    let options = BindOptions { address, port: 0, sources: Vec::new(), dscp: 0, offload: Offload::Auto };
-    let BoundPaths { first, further, .. } = PathSockets::bind(&options, 1).unwrap();
-    let to = (RawAddress::new(SocketAddr::new(address, first.port)), 0);
-    let mut sockets = PathSockets::new(first.socket, further);
-    let mut batch = Batch::new();
-    // SAFETY: there is no payload.
-    (0..40).for_each(|number| unsafe { batch.push(to, &[number; 24], &[]) });
-    assert_eq!(sender.send(&mut batch, &mut SendCounts::default()), SendOutcome::Sent);
-    let (mut arrived, mut amounts) = (Vec::new(), Vec::new());
-    let mut more = true;
-    while more {
-        let before = arrived.len();
-        more = sockets.receive(&mut EngineStats::default(), &mut |mut message| {
-            arrived.extend(message.datagrams().map(|datagram| datagram.bytes[0]));
-        });
-        amounts.push(arrived.len() - before);
+/// Brings nothing; says as often as it is told that more may be waiting.
+struct Full {
+    turns: usize,
+}
+
+impl Outlet for Full {
+    fn fd(&self) -> RawFd {
+        -1
     }
-    assert_eq!(arrived, (0..40).collect::<Vec<u8>>());
-    let (last, full) = amounts.split_last().expect("at least one");
-    assert!(full.iter().all(|amount| *amount == full[0] && amount > last), "{amounts:?}");
-    assert!(!full.is_empty() && full[0] < 40, "{amounts:?}");
+
+    fn send(&mut self, batch: &mut Batch, _: &mut SendCounts) -> SendOutcome {
+        batch.clear();
+        SendOutcome::Sent
+    }
+}
+
+impl DatagramSocket for Full {
+    fn another_outlet(&self) -> Option<Box<dyn Outlet>> {
+        None
+    }
+
+    fn receive(&mut self, stats: &mut EngineStats, _: &mut dyn FnMut(Message<'_>)) -> bool {
+        stats.receive_calls += 1;
+        self.turns = self.turns.saturating_sub(1);
+        self.turns > 0
+    }
+}
+
+#[test]
+fn while_calls_are_full_two_of_them_come_before_anything_is_sent() {
+    for (turns, calls, more) in [(1, 1, false), (2, 2, false), (3, 2, true), (9, 2, true)] {
+        let mut sockets = PathSockets::new(Box::new(Full { turns }), Vec::new());
+        let mut stats = EngineStats::default();
+        let says = sockets.receive(&mut stats, &mut |_| {});
+        assert_eq!((stats.receive_calls, says), (calls, more), "{turns}");
+    }
 }
