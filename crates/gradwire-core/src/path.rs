@@ -286,6 +286,7 @@ impl Path {
             lost_bytes: bytes(&outcome.lost),
             in_flight: self.ledger.in_flight(),
             delivery_rate: outcome.delivery_rate,
+            rate_bytes: outcome.rate_bytes,
             app_limited: outcome.app_limited,
             round_ended: outcome.round_ended,
         };

@@ -162,7 +162,7 @@ impl BottleneckController {
 
     fn learn(&mut self, sample: &AckSample) {
         if let Some(rtt) = sample.rtt {
-            self.learn_rtt(sample.now, rtt);
+            self.learn_rtt(sample.now, rtt, sample.waited);
             if matches!(self.mode, Mode::Dip { reached: Some(_), .. }) {
                 self.others.on_look(rtt);
             }
@@ -183,16 +183,27 @@ impl BottleneckController {
         if let Some(rate) = sample.delivery_rate {
             self.round.rate_max = self.round.rate_max.max(rate);
             // What an idle application delivers is a lower bound of what the path can do.
-            if !sample.app_limited || rate > self.bandwidth.max() {
+            let raises = rate > self.bandwidth.max();
+            if (raises || !sample.app_limited) && !(raises && self.is_of_dip(sample)) {
                 self.bandwidth.insert(rate);
             }
         }
     }
 
-    fn learn_rtt(&mut self, now: Timestamp, rtt: Duration) {
+    /// Whether a rate was measured over the few packets that a dip lets go. They pass a token bucket, or a turn of a shared medium, at once,
+    /// and would tell of many times the rate of the link.
+    fn is_of_dip(&self, sample: &AckSample) -> bool {
+        let dips = self.held_down > 0 || matches!(self.mode, Mode::Dip { .. });
+        dips && self.bandwidth.max() > 0 && sample.rate_bytes < TELLING_PACKETS * self.packet_bytes
+    }
+
+    fn learn_rtt(&mut self, now: Timestamp, rtt: Duration, waited: Duration) {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
-        self.looks.on_rtt(now, rtt, before, self.previous_rtt);
+        // The window is spread over both ways: what waits longer than usual on the way back is missing on the way out, and is no look of another.
+        let moved = waited.saturating_sub(self.way_back.get());
+        let round = self.previous_rtt.map(|round| round.saturating_sub(moved));
+        self.looks.on_rtt(now, rtt, before, round);
     }
 
     fn end_round(&mut self, now: Timestamp) {
@@ -471,10 +482,15 @@ impl BottleneckController {
         self.product(self.bandwidth.max())
     }
 
-    /// What is in flight at `rate` where this flow queues nothing. A thread that was not run looks like a wait as well: no
+    /// What is in flight at `rate` where this flow queues nothing. Acknowledgements wait behind the data of the other direction, whose window is made of
+    /// waits in turn: at more than what is delivered both would grow without end, so the newest rate counts for that part. A thread that was not run looks like a wait as well: no
     /// more for that than the receiver's socket holds.
     fn product(&self, rate: u64) -> u64 {
-        let waiting = bytes_in(rate, self.way_back.get()).min(self.standing_bytes);
+        let newest = match self.decided.get() {
+            0 => rate,
+            newest => rate.min(newest),
+        };
+        let waiting = bytes_in(newest, self.way_back.get()).min(self.standing_bytes);
         bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
     }
 
@@ -565,6 +581,8 @@ pub(super) const FAR: Duration = Duration::from_millis(20);
 const FAR_START_PACKETS: u64 = 64;
 /// What a flow keeps in the queue beside its second product, and what counts as its kind's in a look out of step with theirs.
 const KEPT_PACKETS: u64 = 4;
+/// A dip's rates of fewer packets tell nothing of the link.
+const TELLING_PACKETS: u64 = 8;
 /// The phase that looks for more.
 const PROBE_PHASE: usize = 0;
 /// The phase after the probe.

@@ -115,6 +115,7 @@ fn steps() -> impl Strategy<Value = (u64, Step)> {
                     lost_bytes,
                     in_flight,
                     delivery_rate,
+                    rate_bytes: acked_bytes,
                     app_limited,
                     round_ended,
                 })

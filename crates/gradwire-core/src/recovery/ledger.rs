@@ -45,6 +45,8 @@ pub struct AckOutcome {
     pub lost: Vec<SentPacket>,
     /// Delivery rate over the newest acknowledged packet's lifetime, bytes per second.
     pub delivery_rate: Option<u64>,
+    /// Bytes that it was measured over.
+    pub rate_bytes: u64,
     /// Whether that sample was limited by the application.
     pub app_limited: bool,
     /// Whether a round trip has ended: a packet sent after the last round's end was acknowledged.
@@ -56,6 +58,7 @@ impl AckOutcome {
         self.acked.clear();
         self.lost.clear();
         self.delivery_rate = None;
+        self.rate_bytes = 0;
         self.app_limited = false;
         self.round_ended = false;
     }
@@ -293,7 +296,8 @@ impl Ledger {
         let Some(entry) = self.ring.entry(newest) else { return };
         let send_elapsed = entry.packet.sent_at.since(entry.first_sent_at);
         let ack_elapsed = self.delivered_at.since(entry.delivered_at);
-        outcome.delivery_rate = rate_of(self.delivered - entry.delivered, send_elapsed.max(ack_elapsed));
+        outcome.rate_bytes = self.delivered - entry.delivered;
+        outcome.delivery_rate = rate_of(outcome.rate_bytes, send_elapsed.max(ack_elapsed));
         outcome.app_limited = entry.app_limited;
         self.first_sent_at = self.first_sent_at.max(entry.packet.sent_at);
         if newest.since(self.round_start) >= 0 {

@@ -402,6 +402,7 @@ proptest! {
                 lost_bytes: u64::from(lost),
                 in_flight: u64::from(acked),
                 delivery_rate,
+                rate_bytes: u64::from(acked),
                 app_limited,
                 round_ended,
             });
@@ -421,6 +422,7 @@ fn sample(now: Timestamp, outcome: &AckOutcome, in_flight: u64) -> AckSample {
         lost_bytes: bytes(&outcome.lost),
         in_flight,
         delivery_rate: outcome.delivery_rate,
+        rate_bytes: outcome.rate_bytes,
         app_limited: outcome.app_limited,
         round_ended: outcome.round_ended,
     }

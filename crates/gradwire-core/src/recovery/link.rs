@@ -447,6 +447,7 @@ impl Flow {
             lost_bytes: bytes(&self.outcome.lost),
             in_flight: self.ledger.in_flight(),
             delivery_rate: self.outcome.delivery_rate,
+            rate_bytes: self.outcome.rate_bytes,
             app_limited: self.outcome.app_limited,
             round_ended: self.outcome.round_ended,
         });

@@ -24,6 +24,8 @@ pub struct AckSample {
     pub in_flight: u64,
     /// Delivery rate over the newest acknowledged packet's lifetime, bytes per second.
     pub delivery_rate: Option<u64>,
+    /// Bytes that it was measured over.
+    pub rate_bytes: u64,
     /// Whether that sample was limited by the application (a lower bound only).
     pub app_limited: bool,
     /// Whether a round trip has ended with this acknowledgement.
