@@ -30,6 +30,7 @@
 
 use super::backoff::Backoff;
 use super::filters::{bytes_in, rate_of, time_of, AckAggregation, MaxFilter, WindowedMin};
+use super::full_pipe::FullPipe;
 use super::headroom::{Headroom, LossCount};
 use super::kin::KinWindow;
 use super::looks::Looks;
@@ -98,29 +99,6 @@ struct Round {
     rate_max: u64,
     rtt_min: Option<Duration>,
     app_limited: bool,
-}
-
-/// Notices that sending faster no longer delivers faster.
-#[derive(Clone, Copy, Debug, Default)]
-struct FullPipe {
-    best: u64,
-    flat_rounds: u32,
-    lossy_rounds: u32,
-}
-
-impl FullPipe {
-    /// Takes the bandwidth after one round; true when the pipe is full.
-    fn on_round(&mut self, bandwidth: u64, round: &Round, queued: bool) -> bool {
-        self.lossy_rounds =
-            if round.losses.exceeds(STARTUP_LOSS_PERCENT) { self.lossy_rounds + 1 } else { 0 };
-        if bandwidth >= self.best.saturating_add(self.best / 4) {
-            self.best = bandwidth;
-            self.flat_rounds = 0;
-        } else if !round.app_limited {
-            self.flat_rounds += 1;
-        }
-        self.flat_rounds >= 3 || queued && self.flat_rounds >= 1 || self.lossy_rounds >= 2
-    }
 }
 
 impl BottleneckController {
@@ -228,7 +206,9 @@ impl BottleneckController {
             self.looks.look_by(now);
         }
         match &mut self.mode {
-            Mode::Startup if self.full_pipe.on_round(self.bandwidth.max(), &round, queued) => {
+            Mode::Startup
+                if self.full_pipe.on_round(self.bandwidth.max(), round.losses, round.app_limited, queued) =>
+            {
                 self.mode = Mode::Drain { rounds: 0 };
                 // What was judged against an estimate that still grew seemed to run ahead.
                 if self.share.is_known() {
@@ -593,8 +573,6 @@ const DIP_ROUNDS: u32 = 3;
 const DIP_MAX: Duration = Duration::from_millis(10);
 /// A drain ends after so many round trips even when acknowledgements are too lumpy to see an empty queue.
 const DRAIN_ROUNDS_MAX: u32 = 4;
-/// Random loss is a few percent at most; overshooting by 2.77 into a full buffer loses 64 %.
-const STARTUP_LOSS_PERCENT: u64 = 20;
 /// More than probing at 1.25 can outgrow (20 %), with some room for bursts of random loss.
 const OVERFLOW_LOSS_PERCENT: u64 = 30;
 /// So far above the least one a round trip may be by a scheduler's jitter: half of what a window lets stand.

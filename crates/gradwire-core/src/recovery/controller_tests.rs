@@ -1,7 +1,9 @@
 //! What holds for every controller, whatever it is told, and what an incast costs at its start.
 
 use super::link::{Link, World, PACKET};
-use super::{AckSample, Controller, ControllerKind, ControllerSettings, RateController};
+use super::{
+    AckSample, BottleneckController, Controller, ControllerKind, ControllerSettings, RateController,
+};
 use crate::Timestamp;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -150,4 +152,66 @@ proptest! {
             prop_assert!(controller.pacing_rate() > 0);
         }
     }
+}
+
+/// A flow of `bottleneck` alone, which has sent at 10 MB/s over a path of a millisecond behind a queue of another until it looks for the empty path.
+fn looking() -> (BottleneckController, Timestamp) {
+    let settings = ControllerSettings {
+        initial_rate: 10_000_000,
+        incast: 1,
+        paths: 1,
+        turn: super::Turn::Any,
+        packet_bytes: PACKET,
+        standing_bytes: 1 << 20,
+    };
+    let mut flow = BottleneckController::new(&settings);
+    let mut now = Timestamp::from_nanos(1_000_000);
+    flow.on_ack(&acked(now, Duration::from_millis(1), 10_000_000));
+    while flow.cwnd() > 2 * PACKET {
+        now = now + Duration::from_millis(2);
+        flow.on_ack(&acked(now, Duration::from_millis(2), 10_000_000));
+        assert!(now < Timestamp::from_nanos(1_000_000_000), "it never looks: {flow:?}");
+    }
+    (flow, now)
+}
+
+/// The end of a round trip of twenty packets.
+fn acked(now: Timestamp, rtt: Duration, rate: u64) -> AckSample {
+    let bytes = 20 * PACKET;
+    AckSample {
+        now,
+        rtt: Some(rtt),
+        acked_bytes: bytes,
+        rate_bytes: bytes,
+        in_flight: bytes,
+        delivery_rate: Some(rate),
+        round_ended: true,
+        ..AckSample::default()
+    }
+}
+
+#[test]
+fn what_two_packets_of_a_look_show_is_not_the_rate_of_the_link_and_what_twenty_show_is() {
+    for (packets, rate) in [(2, 10_000_000), (20, 80_000_000)] {
+        let (mut flow, now) = looking();
+        let bytes = packets * PACKET;
+        let sample = acked(now + Duration::from_millis(1), Duration::from_millis(1), 80_000_000);
+        flow.on_ack(&AckSample { acked_bytes: bytes, rate_bytes: bytes, ..sample });
+        assert_eq!(flow.bandwidth(), rate, "{packets} packets");
+    }
+}
+
+#[test]
+fn what_waits_on_the_way_back_counts_at_the_newest_rate_and_not_at_the_largest() {
+    let (mut flow, mut now) = looking();
+    let mut trip = |rate, waited| {
+        now = now + Duration::from_millis(20);
+        flow.on_ack(&AckSample { waited, ..acked(now, Duration::from_millis(1), rate) });
+        flow.cwnd()
+    };
+    let burst = trip(80_000_000, Duration::ZERO);
+    let window = (0..7).map(|_| trip(10_000_000, Duration::from_millis(50))).max().unwrap_or(0);
+    // 50 ms are 500 KB at 10 MB/s; two products and a quarter more are in flight at most.
+    let most = burst + 1_300_000;
+    assert!(window <= most, "{window} bytes, at most {most}");
 }

@@ -11,6 +11,7 @@ mod controller_tests;
 mod empty_path;
 mod filters;
 mod flooded;
+mod full_pipe;
 mod headroom;
 mod incast;
 mod kin;

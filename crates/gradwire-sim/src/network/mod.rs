@@ -91,10 +91,8 @@ impl Network {
         (from, to): (usize, usize),
         bytes: usize,
     ) -> Flight {
-        let rate = self.options.link(from).up_rate;
-        let busy_until = &mut self.up_busy_until[from];
-        *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
-        let left_at = *busy_until;
+        let LinkOptions { up_rate: rate, bucket_bytes, .. } = self.options.link(from);
+        let left_at = cross_link(&mut self.up_busy_until[from], now, bytes, (rate, bucket_bytes));
         let lane = self.lanes.between(from, to, path);
         let mut impairments = self.options.impairments_between(from, to);
         let mut delay = self.options.delay_between(from, to);
@@ -120,7 +118,7 @@ impl Network {
     /// A datagram reaches a port. Returns when it has crossed the link behind it, or `None` when the port's buffer
     /// had no room. Behind a trunk comes the port of the receiver, behind that the receiver.
     pub fn enqueue(&mut self, now: Timestamp, port: Port, bytes: usize) -> Option<Timestamp> {
-        let (rate, buffer_bytes, delay) = self.link_behind(port);
+        let (rate, buffer_bytes, bucket_bytes, delay) = self.link_behind(port);
         let busy_until = match port {
             Port::Trunk(direction) => &mut self.trunk_busy_until[direction],
             Port::Host(rank) => &mut self.down_busy_until[rank],
@@ -130,19 +128,19 @@ impl Network {
             self.stats.overflowed += 1;
             return None;
         }
-        *busy_until = (*busy_until).max(now) + serialisation(bytes, rate);
+        let crossed_at = cross_link(busy_until, now, bytes, (rate, bucket_bytes));
         self.stats.delivered += u64::from(matches!(port, Port::Host(_)));
-        Some(*busy_until + delay)
+        Some(crossed_at + delay)
     }
 
-    /// Rate, buffer and delay of a port's link. The delay of a rank's own link is part of the way to its switch.
-    fn link_behind(&self, port: Port) -> (u64, u64, Duration) {
+    /// Rate, buffer, bucket and delay of a port's link. The delay of a rank's own link is part of the way to its switch.
+    fn link_behind(&self, port: Port) -> (u64, u64, u64, Duration) {
         match (port, self.options.trunk) {
-            (Port::Trunk(_), Some(trunk)) => (trunk.rate, trunk.buffer_bytes, trunk.delay),
-            (Port::Trunk(_), None) => (u64::MAX, u64::MAX, Duration::ZERO),
+            (Port::Trunk(_), Some(trunk)) => (trunk.rate, trunk.buffer_bytes, 0, trunk.delay),
+            (Port::Trunk(_), None) => (u64::MAX, u64::MAX, 0, Duration::ZERO),
             (Port::Host(rank), _) => {
                 let link = self.options.link(rank);
-                (link.down_rate, link.buffer_bytes, Duration::ZERO)
+                (link.down_rate, link.buffer_bytes, link.bucket_bytes, Duration::ZERO)
             }
         }
     }
@@ -198,6 +196,19 @@ impl Network {
 #[must_use]
 const fn wire_bytes(bytes: usize) -> u64 {
     bytes as u64 + 42
+}
+
+/// A datagram goes over a link that is busy until then, of so many bytes per second and with such a bucket. Returns when its last bit has left.
+/// With a bucket the link is ahead of itself by no more than that: `busy_until` then lies in the past.
+fn cross_link(
+    busy_until: &mut Timestamp,
+    now: Timestamp,
+    bytes: usize,
+    (rate, bucket_bytes): (u64, u64),
+) -> Timestamp {
+    let full_at = now.as_nanos().saturating_sub(duration_of(bucket_bytes, rate).as_nanos() as u64);
+    *busy_until = (*busy_until).max(Timestamp::from_nanos(full_at)) + serialisation(bytes, rate);
+    (*busy_until).max(now)
 }
 
 fn serialisation(bytes: usize, rate: u64) -> Duration {

@@ -14,6 +14,8 @@ pub struct LinkOptions {
     pub delay: Duration,
     /// What the switch's port holds for this receiver; a datagram that finds it full is dropped.
     pub buffer_bytes: u64,
+    /// What either direction lets go at once after it was idle, as a shaper's token bucket does; 0: the link is a wire.
+    pub bucket_bytes: u64,
 }
 
 /// Two racks, each a switch of its own, joined by one link that is narrower than what it joins.
@@ -96,7 +98,13 @@ impl NetworkOptions {
     /// Equal links, nothing goes wrong. `rate` in bytes per second.
     #[must_use]
     pub fn uniform(rate: u64, buffer_bytes: u64, rtt: Duration) -> Self {
-        let link = LinkOptions { up_rate: rate, down_rate: rate, delay: Duration::ZERO, buffer_bytes };
+        let link = LinkOptions {
+            up_rate: rate,
+            down_rate: rate,
+            delay: Duration::ZERO,
+            buffer_bytes,
+            bucket_bytes: 0,
+        };
         Self {
             links: vec![link],
             delay: rtt / 2,

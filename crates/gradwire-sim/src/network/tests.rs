@@ -136,6 +136,23 @@ fn up_and_down_links_have_rates_of_their_own_and_a_far_host_a_delay() {
 }
 
 #[test]
+fn a_bucket_lets_some_datagrams_go_at_once_after_an_idle_time_and_the_rate_holds_behind_them() {
+    let mut network = network(|options| {
+        let near = options.link(0);
+        options.links = vec![LinkOptions { bucket_bytes: 4 * 1500, ..near }];
+    });
+    let mut sent_at = |at: u64| {
+        let delay = Duration::from_micros(500).as_nanos() as u64;
+        let arrives_at = network.transmit(Timestamp::from_nanos(at), 0, 1, MTU_PAYLOAD).arrives_at;
+        arrives_at.expect("nothing is lost").as_nanos() - delay
+    };
+    for idle_until in [100_000_000, 200_000_000] {
+        let waits = [0; 6].map(|_| sent_at(idle_until) - idle_until);
+        assert_eq!(waits, [0, 0, 0, 0, 120_000, 240_000]);
+    }
+}
+
+#[test]
 fn only_what_goes_to_the_other_rack_waits_for_the_trunk() {
     let trunk =
         Trunk { first_rack: 2, rate: 1_250_000, delay: Duration::from_millis(1), buffer_bytes: 10 * 1500 };

@@ -88,6 +88,7 @@ fn draw_topology(rng: &mut Rng, world_size: usize, odd_one: usize, network: &mut
                     down_rate: rng.log_uniform(usual.down_rate / 4, usual.down_rate),
                     delay: rng.duration(network.delay),
                     buffer_bytes: rng.log_uniform(usual.buffer_bytes / 2, usual.buffer_bytes),
+                    ..usual
                 })
                 .collect();
         }
