@@ -192,6 +192,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "urgency": config.urgency,
         "busy_poll_us": config.busy_poll_us,
         "give_way": config.give_way,
+        "own_core": config.own_core,
         "send_thread": config.send_thread,
         "paths": config.paths,
         "incast": config.incast,

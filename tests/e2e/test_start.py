@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -219,6 +220,43 @@ def test_a_second_thread_sends_where_the_configuration_says_so(send_thread: str,
         for engine in engines:
             engine.stop()
     assert _await_threads_named("gradwire-send", before) == before, "it ends with the engine"
+
+
+def _cores_of_network_threads() -> list[frozenset[int]]:
+    cores = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if (task / "comm").read_text().strip() == "gradwire-net":
+                cores.append(frozenset(os.sched_getaffinity(int(task.name))))
+    return cores
+
+
+@pytest.mark.parametrize(("own_core", "stays"), [("on", True), ("off", False)])
+def test_the_network_thread_stays_on_a_core_where_the_configuration_says_so(own_core: str, stays: bool) -> None:
+    from gradwire import Config, _runtime
+
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < 2:
+        pytest.skip("this process may use one core")
+    before = _cores_of_network_threads()
+    engines = [_runtime._start_engine(Config(port=0, own_core=own_core)) for _ in range(2)]
+    try:
+        joining = [engine.new_group(rank, 2, "test") for rank, engine in enumerate(engines)]
+        records = [group.record() for group in joining]
+        with ThreadPoolExecutor(2) as threads:
+            groups = list(threads.map(lambda group: group.join(records, 60.0), joining))
+        expected = [frozenset({core}) for core in allowed[:2]] if stays else [frozenset(allowed)] * 2
+        deadline = time.monotonic() + 30  # a thread sees the group a moment after it was joined
+        while (
+            Counter(found := _cores_of_network_threads()) != Counter([*before, *expected])
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
+        assert Counter(found) == Counter([*before, *expected])
+        del groups
+    finally:
+        for engine in engines:
+            engine.stop()
 
 
 def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

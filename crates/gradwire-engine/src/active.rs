@@ -7,6 +7,7 @@ mod incoming;
 
 use crate::code_points::CodePoints;
 use crate::group::GroupSetup;
+use crate::here::Here;
 use crate::routes::{Route, Routes};
 use crate::security::Channel;
 use crate::shared::Unanswered;
@@ -211,9 +212,9 @@ impl ActiveGroup {
         self.dirty
     }
 
-    /// How many of its ranks are on this host, in the present epoch.
-    pub(crate) fn ranks_here(&self) -> usize {
-        self.setup.ranks_here
+    /// Those of its ranks that are on this host, in the present epoch.
+    pub(crate) fn here(&self) -> Here {
+        self.setup.here
     }
 
     /// Whether it has other ranks, and knows which: while it joins a group that goes on it does not.

@@ -96,6 +96,9 @@ pub struct EngineConfig {
     /// Whether the network thread lets other threads of its core go first, and looks for packets again, before it sleeps; such a thread
     /// looks instead of sleeping for less than 20 us. Unasked where a group has more ranks on this host than this process may use cores.
     pub give_way: Choice,
+    /// Whether the network thread stays on one core, the n-th of those that it may use for the n-th rank on this host. Unasked where the
+    /// ranks of a group on this host are as many as its cores, all of which this process may use.
+    pub own_core: Choice,
     /// Whether a second thread hands what is large to the kernel, while the network thread receives. Unasked where this host has two cores
     /// for each rank of a group that is on it. Takes the kernel's offloads.
     pub send_thread: Choice,
@@ -143,6 +146,7 @@ impl Default for EngineConfig {
             urgency: 0,
             busy_poll: Duration::ZERO,
             give_way: Choice::Auto,
+            own_core: Choice::Auto,
             send_thread: Choice::Auto,
             paths: 1,
             spray: Spray::Adaptive,

@@ -26,6 +26,17 @@ impl Cores {
         Self { of_process: cores, of_host: cores }
     }
 
+    /// A part of a host, as bound or limited processes have it.
+    #[cfg(test)]
+    pub(crate) const fn of_part(of_process: usize, of_host: usize) -> Self {
+        Self { of_process, of_host }
+    }
+
+    /// Whether this process may use all cores of the host, and so many are there.
+    pub(crate) const fn are_all_and(&self, ranks_here: usize) -> bool {
+        self.of_process == self.of_host && self.of_host == ranks_here
+    }
+
     /// Whether each of so many ranks on this host may use two cores. Of ranks that are bound to cores of their own it counts those.
     pub(crate) fn are_two_for_each_of(&self, ranks_here: usize) -> bool {
         self.of_process.min(self.of_host / ranks_here.max(1)) >= 2

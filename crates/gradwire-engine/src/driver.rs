@@ -13,6 +13,7 @@ use crate::cores::Cores;
 use crate::flood::{FloodWatch, Traffic};
 use crate::giving_way::GivingWay;
 use crate::inlet::Inlet;
+use crate::own_core::OwnCore;
 use crate::routes::Routes;
 use crate::sending_apart::SendingApart;
 use crate::shared::{Command, GroupKey, Shared};
@@ -58,6 +59,7 @@ pub(crate) struct Driver {
     sending_apart: SendingApart,
     /// Place of the group that is drained first.
     first_to_drain: usize,
+    own_core: OwnCore,
     /// How many cores the process may use.
     cores: Cores,
     flood: FloodWatch,
@@ -87,6 +89,7 @@ impl Driver {
             giving_way: GivingWay::new(shared.local.config.give_way),
             first_to_drain: 0,
             sending_apart: SendingApart::new(shared.local.config.send_thread),
+            own_core: OwnCore::new(shared.local.config.own_core, shared.local.config.send_thread),
             cores: Cores::read(),
             flood: FloodWatch::default(),
             refused: Traffic::default(),
@@ -287,16 +290,17 @@ impl Driver {
             let Some(group) = &mut self.groups[place] else { continue };
             group.handle_timeout(self.now);
             group.succeed(self.now, (&mut self.routes, place as u32));
-            let ranks_here = group.ranks_here();
-            self.giving_way.on_ranks(ranks_here, self.cores.of_process);
-            group.set_shares_cores(self.cores.are_shared_by(ranks_here));
+            let here = group.here();
+            self.giving_way.on_ranks(here.ranks, self.cores.of_process);
+            group.set_shares_cores(self.cores.are_shared_by(here.ranks));
             let sends = group.is_among_others();
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;
             }
             if sends {
-                self.send_apart(ranks_here);
+                self.own_core.on_ranks(here, &self.cores);
+                self.send_apart(here.ranks);
             }
         }
     }

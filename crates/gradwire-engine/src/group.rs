@@ -1,9 +1,10 @@
 //! One rank of one process group, as its caller sees it: before and after its peers are known.
 
 use crate::handle::lock;
+use crate::here::Here;
 use crate::interfaces::Source;
 use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
-use crate::rendezvous::{ranks_here, read_one, Record, Roster};
+use crate::rendezvous::{read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, Channel, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::{Before, NOT_TAKEN_IN};
@@ -49,8 +50,8 @@ pub(crate) struct GroupSetup {
     pub(crate) sources: Vec<Source>,
     /// Given back when the group is gone.
     pub(crate) ids: ReservedIds,
-    /// How many of its ranks are on this host.
-    pub(crate) ranks_here: usize,
+    /// Those of its ranks that are on this host.
+    pub(crate) here: Here,
     /// What the group is formed again with when a rank is lost; `None`: it ends then.
     pub(crate) lineage: Option<Box<Lineage>>,
     /// The group runs, and this rank joins it: whom to ask.
@@ -263,7 +264,7 @@ impl PendingGroup {
             paths: grid.paths,
             sources: self.shared.local.sources.clone(),
             // The epoch that takes it in counts them: of the records some are of ranks that have gone.
-            ranks_here: 1,
+            here: Here::ALONE,
             ids: ReservedIds { shared: Arc::clone(&self.shared), by_rank: vec![None] },
             lineage: Some(lineage),
             contacts: Some(contacts),
@@ -311,7 +312,7 @@ impl PendingGroup {
             source_ports: self.record.source_ports.clone(),
             paths: roster.paths,
             sources: self.shared.local.sources.clone(),
-            ranks_here: ranks_here(&self.record, &roster.records),
+            here: Here::of(rank as usize, roster.records.iter().map(|record| record.boot_id.as_str())),
             ids: self.ids,
             lineage,
             contacts: None,

@@ -2,6 +2,7 @@
 //! joins is spoken to.
 
 use crate::group::{GroupSetup, ReservedIds, SPRAY_RUN};
+use crate::here::Here;
 use crate::rendezvous::{read_one, Record};
 use crate::security::{open_records, seal_record, Agreed, Channel, JobSecret, Security};
 use crate::shared::{GroupKey, Shared};
@@ -194,10 +195,7 @@ impl Lineage {
             source_ports: ours.source_ports,
             paths: grid.paths,
             sources: self.shared.local.sources.clone(),
-            ranks_here: members
-                .iter()
-                .filter(|rank| self.records[**rank as usize].boot_id == ours.boot_id)
-                .count(),
+            here: Here::of(place, members.iter().map(|rank| self.records[*rank as usize].boot_id.as_str())),
             ids,
             lineage: None,
             contacts: None,

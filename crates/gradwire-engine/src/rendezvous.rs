@@ -393,11 +393,6 @@ pub(crate) fn are_local(records: &[Record]) -> bool {
     records.iter().all(|r| r.is_local_to(&records[0]) && r.loopback)
 }
 
-/// How many of them are on the host of `ours`, itself included, in whichever network namespaces.
-pub(crate) fn ranks_here(ours: &Record, records: &[Record]) -> usize {
-    records.iter().filter(|record| record.boot_id == ours.boot_id).count()
-}
-
 fn common_paths(records: &[Record]) -> u8 {
     let paths = records.iter().map(|record| record.source_ports.len()).min().unwrap_or(1);
     u8::try_from(paths).unwrap_or(PATHS_MAX).clamp(1, PATHS_MAX)
@@ -517,14 +512,6 @@ pub(crate) mod tests {
         assert_eq!(reach(&all), ips(&["10.0.0.2"]));
         all[1].addresses.pop();
         assert_eq!(reach(&all), ips(&["172.18.0.1"]), "the error should name something");
-    }
-
-    #[test]
-    fn the_ranks_of_a_host_are_counted_in_whichever_network_namespaces() {
-        let mut all = records(4);
-        all[1].network_namespace += 1;
-        all[3].boot_id = "another host".to_owned();
-        assert_eq!((ranks_here(&all[0], &all), ranks_here(&all[3], &all)), (3, 1));
     }
 
     #[test]

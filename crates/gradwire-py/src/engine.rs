@@ -273,6 +273,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "urgency" => config.urgency = value.extract()?,
         "busy_poll_us" => config.busy_poll = Duration::from_micros(value.extract()?),
         "give_way" => config.give_way = choice(value)?,
+        "own_core" => config.own_core = choice(value)?,
         "send_thread" => config.send_thread = choice(value)?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
