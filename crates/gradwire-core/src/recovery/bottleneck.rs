@@ -169,10 +169,11 @@ impl BottleneckController {
     }
 
     /// Whether a rate was measured over the few packets that a dip lets go. They pass a token bucket, or a turn of a shared medium, at once,
-    /// and would tell of many times the rate of the link.
+    /// and would tell of many times the rate of the link. Among known others no window is made of it.
     fn is_of_dip(&self, sample: &AckSample) -> bool {
         let dips = self.held_down > 0 || matches!(self.mode, Mode::Dip { .. });
-        dips && self.bandwidth.max() > 0 && sample.rate_bytes < TELLING_PACKETS * self.packet_bytes
+        let few = sample.rate_bytes < TELLING_PACKETS * self.packet_bytes;
+        dips && few && self.bandwidth.max() > 0 && !self.share.is_known()
     }
 
     fn learn_rtt(&mut self, now: Timestamp, rtt: Duration, waited: Duration) {
