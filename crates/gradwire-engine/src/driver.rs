@@ -299,8 +299,9 @@ impl Driver {
                 self.groups[place] = None;
             }
             if sends {
-                self.own_core.on_ranks(here, &self.cores);
+                // In this order: a thread begins on the cores of the one that starts it.
                 self.send_apart(here.ranks);
+                self.own_core.on_ranks(here, &self.cores);
             }
         }
     }

@@ -5,7 +5,8 @@
 //! is idle. So the thread of the n-th rank on the host stays on the n-th core. Threads that compute are not bound, and go where there is room.
 //!
 //! Only where the process may use all cores of the host: of ranks that are bound, or limited to a part of it, nobody knows from here which
-//! cores the others have. Where ranks are more than cores it brought nothing, and where they are fewer the system finds idle ones.
+//! cores the others have. Where ranks are more than cores it brings little, and where they are fewer the system finds idle ones. A group of a few
+//! of the ranks says nothing of the others, so the largest number of ranks on this host that any group has had decides.
 
 use crate::config::Choice;
 use crate::cores::Cores;
@@ -15,51 +16,73 @@ use crate::here::Here;
 #[derive(Debug)]
 pub(crate) struct OwnCore {
     setting: Choice,
-    is_settled: bool,
+    ranks: usize,
+    /// Which cores the thread might use before it was bound, while it is.
+    before: Option<Affinity>,
 }
 
 impl OwnCore {
-    /// `sends_apart`: whether a second thread was asked for, which would be on the same core.
+    /// `sends_apart`: whether a second thread was asked for, which needs a core as well.
     pub(crate) fn new(setting: Choice, sends_apart: Choice) -> Self {
         let shares = setting == Choice::Auto && sends_apart == Choice::On;
-        Self { setting: if shares { Choice::Off } else { setting }, is_settled: false }
+        Self { setting: if shares { Choice::Off } else { setting }, ranks: 0, before: None }
     }
 
-    /// A group of several ranks, or an epoch of one, has these of them on this host. Binds the calling thread if that is wanted, once: the
-    /// ranks of one group are those of the next.
+    /// A group of several ranks, or an epoch of one, has these of them on this host. Binds the calling thread where that is wanted, and
+    /// frees it where it is not wanted any longer. Nothing depends on success.
     pub(crate) fn on_ranks(&mut self, here: Here, cores: &Cores) {
-        if !self.is_settled && self.is_wanted(here, cores) {
-            self.is_settled = true;
-            bind_to_nth(here.place);
+        if here.ranks <= self.ranks {
+            return;
+        }
+        self.ranks = here.ranks;
+        let before = self.before.take();
+        if self.is_wanted(cores) {
+            self.before = before.or_else(Affinity::of_thread);
+            self.before.iter().for_each(|before| before.bind_to_nth(here.place));
+        } else if let Some(before) = before {
+            before.restore();
         }
     }
 
-    fn is_wanted(&self, here: Here, cores: &Cores) -> bool {
+    fn is_wanted(&self, cores: &Cores) -> bool {
         match self.setting {
-            Choice::Auto => here.ranks > 1 && cores.are_all_and(here.ranks),
+            Choice::Auto => self.ranks > 1 && cores.are_all_and(self.ranks),
             Choice::On => true,
             Choice::Off => false,
         }
     }
 }
 
-/// Binds the calling thread to the n-th of the cores that it may use, counted round. Nothing depends on success.
+/// Cores that a thread may use.
+#[derive(Clone, Debug)]
+struct Affinity(Vec<usize>);
+
 #[cfg(target_os = "linux")]
-fn bind_to_nth(place: usize) {
-    let mut set = empty_set();
-    // SAFETY: the set is plain bits, and the kernel writes at most its size.
-    if unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) } != 0 {
-        return;
+impl Affinity {
+    /// Of the calling thread.
+    fn of_thread() -> Option<Self> {
+        let mut set = empty_set();
+        // SAFETY: the set is plain bits, and the kernel writes at most its size.
+        let failed = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) } != 0;
+        // SAFETY: all numbers are inside of the set.
+        let has = |core: &usize| unsafe { libc::CPU_ISSET(*core, &set) };
+        (!failed).then(|| Self((0..libc::CPU_SETSIZE as usize).filter(has).collect()))
     }
-    // SAFETY: all numbers are inside of the set.
-    let allowed = |core: &usize| unsafe { libc::CPU_ISSET(*core, &set) };
-    let allowed: Vec<usize> = (0..libc::CPU_SETSIZE as usize).filter(allowed).collect();
-    let Some(core) = place.checked_rem(allowed.len()).map(|place| allowed[place]) else { return };
-    let mut own = empty_set();
-    // SAFETY: the number is inside of the set, which the kernel reads; it changes the calling thread only.
-    unsafe {
-        libc::CPU_SET(core, &mut own);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const own);
+
+    /// The calling thread may use the n-th of them, counted round.
+    fn bind_to_nth(&self, place: usize) {
+        let core = place.checked_rem(self.0.len()).and_then(|place| self.0.get(place));
+        core.into_iter().for_each(|core| Self(vec![*core]).restore());
+    }
+
+    /// The calling thread may use all of them.
+    fn restore(&self) {
+        let mut set = empty_set();
+        // SAFETY: the numbers come from such a set, which the kernel reads; it changes the calling thread only.
+        unsafe {
+            self.0.iter().for_each(|core| libc::CPU_SET(*core, &mut set));
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+        }
     }
 }
 
@@ -70,44 +93,60 @@ fn empty_set() -> libc::cpu_set_t {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn bind_to_nth(_place: usize) {}
+impl Affinity {
+    fn of_thread() -> Option<Self> {
+        None
+    }
+
+    fn bind_to_nth(&self, _place: usize) {}
+
+    fn restore(&self) {}
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn here(ranks: usize) -> Here {
-        Here { ranks, place: 0 }
+    fn wants((setting, apart): (Choice, Choice), ranks: usize, cores: Cores) -> bool {
+        OwnCore { ranks, ..OwnCore::new(setting, apart) }.is_wanted(&cores)
     }
 
     #[test]
     fn unasked_it_is_bound_where_as_many_ranks_as_cores_are_on_a_host_that_is_all_its_own() {
-        let own = OwnCore::new(Choice::Auto, Choice::Auto);
-        let wants = |ranks, cores| own.is_wanted(here(ranks), &cores);
-        assert!(wants(2, Cores::of(2)) && wants(16, Cores::of(16)));
-        assert!(!wants(1, Cores::of(1)), "nobody to gather with");
-        assert!(!wants(2, Cores::of(4)) && !wants(4, Cores::of(2)));
-        assert!(!wants(2, Cores::of_part(2, 64)), "which cores the others have is not known");
+        let auto = (Choice::Auto, Choice::Auto);
+        assert!(wants(auto, 2, Cores::of(2)) && wants(auto, 16, Cores::of(16)));
+        assert!(!wants(auto, 1, Cores::of(1)), "nobody to gather with");
+        assert!(!wants(auto, 2, Cores::of(4)) && !wants(auto, 4, Cores::of(2)));
+        assert!(!wants(auto, 2, Cores::of_part(2, 64)), "which cores the others have is not known");
     }
 
     #[test]
     fn a_thread_that_sends_and_the_setting_decide_first() {
-        let wants = |setting, apart| OwnCore::new(setting, apart).is_wanted(here(2), &Cores::of(2));
-        assert!(wants(Choice::Auto, Choice::Off) && !wants(Choice::Auto, Choice::On));
-        assert!(wants(Choice::On, Choice::On) && !wants(Choice::Off, Choice::Off));
+        let on_two = |settings| wants(settings, 2, Cores::of(2));
+        assert!(on_two((Choice::Auto, Choice::Off)) && !on_two((Choice::Auto, Choice::On)));
+        assert!(on_two((Choice::On, Choice::On)) && !on_two((Choice::Off, Choice::Off)));
+    }
+
+    /// What the thread may use after groups of so many ranks on a host of two cores, in each of which its place is 1.
+    #[cfg(target_os = "linux")]
+    fn cores_after(groups: &'static [usize]) -> Vec<usize> {
+        let work = || {
+            let mut own = OwnCore::new(Choice::Auto, Choice::Auto);
+            groups.iter().for_each(|ranks| own.on_ranks(Here { ranks: *ranks, place: 1 }, &Cores::of(2)));
+            Affinity::of_thread().expect("a thread has cores").0
+        };
+        std::thread::spawn(work).join().unwrap()
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_calling_thread_is_bound_once_and_to_one_core() {
-        let cores_of_thread = || std::thread::available_parallelism().unwrap().get();
-        let bound = std::thread::spawn(move || {
-            let mut own = OwnCore::new(Choice::On, Choice::Auto);
-            own.on_ranks(Here { ranks: 3, place: 5 }, &Cores::of(2));
-            let first = cores_of_thread();
-            bind_to_nth(7);
-            (first, cores_of_thread(), own.is_settled)
-        });
-        assert_eq!(bound.join().unwrap(), (1, 1, true));
+    fn the_thread_stays_on_its_core_until_a_larger_group_shows_that_there_are_more_ranks() {
+        let all = cores_after(&[]);
+        let own = vec![all[1 % all.len()]];
+        assert_eq!(cores_after(&[1]), all);
+        assert_eq!(cores_after(&[1, 2]), own);
+        assert_eq!(cores_after(&[2, 1, 2]), own);
+        assert_eq!(cores_after(&[2, 4]), all);
+        assert_eq!(cores_after(&[4, 2]), all, "a few of the ranks say nothing of the others");
     }
 }

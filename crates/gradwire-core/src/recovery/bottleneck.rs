@@ -169,9 +169,9 @@ impl BottleneckController {
     }
 
     /// Whether a rate was measured over the few packets that a dip lets go. They pass a token bucket, or a turn of a shared medium, at once,
-    /// and would tell of many times the rate of the link. Among known others no window is made of it.
+    /// and would tell of many times the rate of the link. Among known others, where looks are rare, the window is made of the newest rate.
     fn is_of_dip(&self, sample: &AckSample) -> bool {
-        let dips = self.held_down > 0 || matches!(self.mode, Mode::Dip { .. });
+        let dips = self.held_down > 1 || matches!(self.mode, Mode::Dip { .. });
         let few = sample.rate_bytes < TELLING_PACKETS * self.packet_bytes;
         dips && few && self.bandwidth.max() > 0 && !self.share.is_known()
     }
@@ -241,7 +241,7 @@ impl BottleneckController {
         let overflows = queued && round.losses.exceeds(OVERFLOW_LOSS_PERCENT);
         self.overflow_rounds = if overflows { self.overflow_rounds + 1 } else { 0 };
         if self.overflow_rounds >= 2 && round.rate_max > 0 {
-            self.bandwidth.reset(round.rate_max);
+            self.bandwidth.reset(round.rate_max.min(self.bandwidth.max()));
             self.overflow_rounds = 0;
         }
     }
