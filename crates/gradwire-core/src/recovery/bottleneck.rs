@@ -50,6 +50,8 @@ pub struct BottleneckController {
     standing_bytes: u64,
     share: Share,
     decided: DecidedRate,
+    /// The same of what round trips delivered on average.
+    average: DecidedRate,
     mode: Mode,
     bandwidth: MaxFilter,
     rtt: WindowedMin,
@@ -101,6 +103,13 @@ struct Round {
     app_limited: bool,
 }
 
+impl Round {
+    /// What it delivered, over its time.
+    fn average(&self, now: Timestamp) -> u64 {
+        rate_of(self.losses.acked, now.since(self.since)).unwrap_or(u64::MAX)
+    }
+}
+
 impl BottleneckController {
     /// Starts at the initial rate with an initial window of ten packets divided by the incast.
     #[must_use]
@@ -118,6 +127,7 @@ impl BottleneckController {
             standing_bytes: settings.standing_bytes,
             share,
             decided: DecidedRate::default(),
+            average: DecidedRate::default(),
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
@@ -193,7 +203,12 @@ impl BottleneckController {
         self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
         let is_idle = round.app_limited && round.rate_max < self.decided.get();
         if round.rate_max > 0 && !is_idle && (self.held_down == 0 || self.share.is_known()) {
-            self.decided.on_round(self.rate_in(&round, now), round.losses);
+            let average = round.rate_max.min(round.average(now));
+            self.average.on_round(average, round.losses);
+            // Among known others the average is the newest rate: the largest sample is that of a burst, and what all of them add to their
+            // windows because of it overflows a buffer that is smaller than the path.
+            let newest = if self.share.is_known() { average } else { round.rate_max };
+            self.decided.on_round(newest, round.losses);
         }
         self.cut_on_overflow(&round, queued);
         let overflows = self.headroom.on_round(round.losses);
@@ -221,17 +236,6 @@ impl BottleneckController {
         }
         self.bandwidth.next_round();
         self.aggregation.next_round();
-    }
-
-    /// The rate that a round trip showed. Among known others its average: the largest sample is that of a burst, and what
-    /// all of them add to their windows because of it overflows a buffer that is smaller than the path.
-    fn rate_in(&self, round: &Round, now: Timestamp) -> u64 {
-        let average = rate_of(round.losses.acked, now.since(round.since)).unwrap_or(u64::MAX);
-        if self.share.is_known() {
-            round.rate_max.min(average)
-        } else {
-            round.rate_max
-        }
     }
 
     /// Loss of this size together with a long queue means that the bottleneck overflows because the estimate is
@@ -467,12 +471,18 @@ impl BottleneckController {
     /// waits in turn: at more than what is delivered both would grow without end, so the newest rate counts for that part. A thread that was not run looks like a wait as well: no
     /// more for that than the receiver's socket holds.
     fn product(&self, rate: u64) -> u64 {
-        let newest = match self.decided.get() {
+        let waiting = bytes_in(self.delivered(rate), self.way_back.get()).min(self.standing_bytes);
+        bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
+    }
+
+    /// What goes on arriving while acknowledgements wait, `rate` at most: the newest rate, unless round trips deliver much less on average. Then that
+    /// was a burst's, which a token bucket let go.
+    fn delivered(&self, rate: u64) -> u64 {
+        let (decided, average) = (self.decided.get(), self.average.get());
+        match if decided > average.saturating_add(average / 2) { average } else { decided } {
             0 => rate,
             newest => rate.min(newest),
-        };
-        let waiting = bytes_in(newest, self.way_back.get()).min(self.standing_bytes);
-        bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
+        }
     }
 
     /// From a packet to its acknowledgement where this flow queues nothing: what the way back takes in addition is not its
