@@ -182,7 +182,8 @@ class Config:
         choices=("auto", "on", "off"))
     own_core: str = _setting("auto", str, "Whether the network thread stays on one core: the n-th of those that it may use for the n-th "
         "rank on this host. Threads that wake each other by packets gather on one core otherwise. `auto`: where the ranks of a group on "
-        "this host are as many as its cores, all of which this process may use, unless `send_thread` is on.",
+        "this host are as many as its cores, all of which this process may use, unless `send_thread` is on. The "
+        "largest group on the host decides.",
         choices=("auto", "on", "off"))
     send_thread: str = _setting("auto", str, "Whether a second thread hands data to the kernel, where much of it leaves, while the "
         "network thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host "

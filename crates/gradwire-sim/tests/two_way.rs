@@ -64,7 +64,7 @@ fn data_that_goes_the_other_way_hardly_slows_a_flow_down() {
 }
 
 /// A shaper lets a few packets go at once after an idle time. What a dip delivers then was taken for eight times the rate of the link, and each
-/// direction's window was made of the other's waits at that rate: 3 MB in flight where 20 KB do, and calls took 1.3 of the ideal time, rings behind larger buckets 1.5.
+/// direction's window was made of the other's waits at that rate, or in a ring at what a round trip had at best: 3 MB in flight where 20 KB do, and calls took 1.3 of the ideal time, rings behind larger buckets 1.5.
 // test of: ltp/bdp-control
 #[test]
 fn ranks_behind_shapers_do_not_feed_each_others_windows() {
