@@ -54,7 +54,7 @@ impl OwnCore {
 }
 
 /// Cores that a thread may use.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Affinity(Vec<usize>);
 
 #[cfg(target_os = "linux")]

@@ -467,9 +467,9 @@ impl BottleneckController {
         self.product(self.bandwidth.max())
     }
 
-    /// What is in flight at `rate` where this flow queues nothing. Acknowledgements wait behind the data of the other direction, whose window is made of
-    /// waits in turn: at more than what is delivered both would grow without end, so the newest rate counts for that part. A thread that was not run looks like a wait as well: no
-    /// more for that than the receiver's socket holds.
+    /// What is in flight at `rate` where this flow queues nothing. Acknowledgements wait behind the data of the other direction, whose window
+    /// is made of waits in turn: at more than what is delivered both would grow without end. A thread that was not run looks like a wait as
+    /// well: no more for that than the receiver's socket holds.
     fn product(&self, rate: u64) -> u64 {
         let waiting = bytes_in(self.delivered(rate), self.way_back.get()).min(self.standing_bytes);
         bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
