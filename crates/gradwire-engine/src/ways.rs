@@ -125,7 +125,7 @@ fn candidates(path: usize, first: SocketAddr, addresses: &[IpAddr], sources: &[S
 /// time.
 const QUESTIONS: u32 = 4;
 /// Between the first two of them; twice as long each time, so that an answer may take 300 ms at least.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// After all ways have been tried in vain: a few small packets in that time cost nothing, and a cut cable may be mended.
 const REST: Duration = Duration::from_secs(5);
 

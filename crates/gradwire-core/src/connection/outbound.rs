@@ -124,9 +124,13 @@ impl Connection {
                 header.path = path;
                 HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
             }
-            Due::Ping => _ = out.put(self.liveness.position()),
+            Due::Ping => {
+                self.trials.on_pinged(header.path, header.sent_at_us);
+                out.put(self.liveness.position());
+            }
             Due::PathPing(path) => {
                 header.path = path;
+                self.trials.on_pinged(path, header.sent_at_us);
                 out.put(self.liveness.position());
             }
             Due::Trial(path) => {

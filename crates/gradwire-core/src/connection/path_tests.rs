@@ -511,6 +511,18 @@ fn another_way_is_proven_by_the_answer_to_its_own_question_alone() {
 }
 
 #[test]
+fn a_ping_of_the_same_instant_by_the_way_in_use_proves_no_other_way() {
+    let mut network = Network::unconnected(PATHS, (Spray::Adaptive, 1), 7);
+    network.trials_lost = true;
+    // The first round trips of all paths are asked for as soon as the peer answers, others at each heartbeat.
+    while network.now < Timestamp::ZERO + Duration::from_secs(30) {
+        (1..4).for_each(|path| network.ends[0].try_path(PathId(path), Attempt::Again));
+        network.step(network.now + MS(100));
+        assert!((1..4).all(|path| !network.ends[0].has_trial_answer(PathId(path))), "{:?}", network.now);
+    }
+}
+
+#[test]
 fn every_path_that_is_asked_at_once_answers() {
     let mut network = Network::new(Spray::Adaptive);
     (0..4).for_each(|path| network.ends[0].try_path(PathId(path), Attempt::First));

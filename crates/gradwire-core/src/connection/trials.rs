@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The caller knows ways, this layer knows answers: only the echo of a stamp that went by the other way counts, so
-//! that an answer to what went by the way in use proves nothing. The reply itself may come by any way.
+//! that an answer to what went by the way in use proves nothing. A question that leaves at the same instant as another
+//! ping of its path shares the stamp with it, and is not counted. The reply itself may come by any way.
 
 use super::Connection;
 use crate::PATHS_MAX;
@@ -28,6 +29,8 @@ pub(super) struct Trials([Trial; PATHS_MAX as usize]);
 struct Trial {
     /// Stamps of the latest questions.
     stamps: [Option<u32>; STAMPS],
+    /// Of the latest ping by the way in use.
+    in_use: Option<u32>,
     is_answered: bool,
 }
 
@@ -36,7 +39,15 @@ impl Trials {
     pub(super) fn on_asked(&mut self, path: PathId, stamp: u32) {
         if let Some(trial) = self.0.get_mut(usize::from(path.0)) {
             trial.stamps.rotate_right(1);
-            trial.stamps[0] = Some(stamp);
+            trial.stamps[0] = Some(stamp).filter(|_| trial.in_use != Some(stamp));
+        }
+    }
+
+    /// A ping leaves by the way in use.
+    pub(super) fn on_pinged(&mut self, path: PathId, stamp: u32) {
+        if let Some(trial) = self.0.get_mut(usize::from(path.0)) {
+            trial.in_use = Some(stamp);
+            trial.stamps.iter_mut().filter(|asked| **asked == Some(stamp)).for_each(|asked| *asked = None);
         }
     }
 
@@ -57,7 +68,8 @@ impl Connection {
             return;
         }
         if attempt == Attempt::First {
-            self.trials.0[usize::from(path.0)] = Trial::default();
+            let trial = &mut self.trials.0[usize::from(path.0)];
+            *trial = Trial { in_use: trial.in_use, ..Trial::default() };
         }
         self.liveness.ask(path);
     }
@@ -86,6 +98,21 @@ mod tests {
         (71..74).for_each(|stamp| trials.on_asked(PathId(2), stamp));
         trials.on_answer(PathId(2), 70);
         assert!(trials.0[2].is_answered, "the first question's answer is late");
+    }
+
+    #[test]
+    fn a_ping_by_the_way_in_use_takes_its_stamp_from_the_question_whichever_leaves_first() {
+        let mut trials = Trials::default();
+        trials.on_asked(PathId(2), 70);
+        trials.on_pinged(PathId(2), 70);
+        trials.on_pinged(PathId(2), 71);
+        trials.on_asked(PathId(2), 71);
+        (70..72).for_each(|stamp| trials.on_answer(PathId(2), stamp));
+        assert!(!trials.0[2].is_answered);
+        trials.on_pinged(PathId(1), 72);
+        trials.on_asked(PathId(2), 72);
+        trials.on_answer(PathId(2), 72);
+        assert!(trials.0[2].is_answered, "the ping was another path's");
     }
 
     #[test]

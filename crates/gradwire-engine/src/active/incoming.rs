@@ -5,6 +5,7 @@ use super::ActiveGroup;
 use crate::code_points::CodePoints;
 use crate::security::Refusal;
 use crate::socket::RawAddress;
+use crate::ways;
 use gradwire_core::{Datagrams, Header, ReceivedMark, Timestamp};
 use std::net::SocketAddr;
 
@@ -88,7 +89,8 @@ impl ActiveGroup {
         let address = &mut self.peers[peer as usize];
         if address.is_heard_at(from, header, is_connected) {
             address.lock(from, header.path, &self.setup.sources, self.setup.paths);
-            self.search_at[peer as usize] = Some(now);
+            // First pings by the way in use are on their way, and a question at the same instant would not count.
+            self.search_at[peer as usize] = Some(now + ways::PAUSE);
         }
     }
 }
