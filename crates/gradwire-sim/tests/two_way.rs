@@ -64,7 +64,9 @@ fn data_that_goes_the_other_way_hardly_slows_a_flow_down() {
 }
 
 /// A shaper lets a few packets go at once after an idle time. What a dip delivers then was taken for eight times the rate of the link, and each
-/// direction's window was made of the other's waits at that rate, or in a ring at what a round trip had at best: 3 MB in flight where 20 KB do, and calls took 1.3 of the ideal time, rings behind larger buckets 1.5.
+/// direction's window was made of the other's waits at that rate, or in a ring at what a round trip had at best: 3 MB in flight where 20 KB do, and
+/// calls took 1.3 of the ideal time, rings behind buckets of 16 packets 1.5. Behind larger ones not only dips let bursts go: until these were told
+/// from what lasts, rings took 1.43.
 // test of: ltp/bdp-control
 #[test]
 fn ranks_behind_shapers_do_not_feed_each_others_windows() {
@@ -72,7 +74,8 @@ fn ranks_behind_shapers_do_not_feed_each_others_windows() {
         let shapers = [
             (Algorithm::Transpose, 2, 4, 1.1),
             (Algorithm::Transpose, 2, 64, 1.1),
-            (Algorithm::Ring, 4, 16, 1.2),
+            (Algorithm::Ring, 4, 16, 1.15),
+            (Algorithm::Ring, 4, 64, 1.15),
         ];
         for (algorithm, ranks, packets, most) in shapers {
             let mut network = NetworkOptions::uniform(RATE, 256 * 1514, Duration::from_micros(us));

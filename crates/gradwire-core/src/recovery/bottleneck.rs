@@ -28,13 +28,15 @@
 //!   dip keeps half of the model: what either costs is counted in round trips.
 //! - A flow that finds nearly a third of its packets lost while the queue is full believes the newest rate at once.
 
+use super::average::AverageRate;
 use super::backoff::Backoff;
 use super::filters::{bytes_in, rate_of, time_of, AckAggregation, MaxFilter, WindowedMin};
 use super::full_pipe::FullPipe;
-use super::headroom::{Headroom, LossCount};
+use super::headroom::Headroom;
 use super::kin::KinWindow;
 use super::looks::Looks;
 use super::others::OthersQueue;
+use super::round::Round;
 use super::share::{DecidedRate, Share};
 use super::way_back::SmoothedWait;
 use super::{AckSample, ControllerSettings, RateController};
@@ -50,8 +52,7 @@ pub struct BottleneckController {
     standing_bytes: u64,
     share: Share,
     decided: DecidedRate,
-    /// The same of what round trips delivered on average.
-    average: DecidedRate,
+    average: AverageRate,
     mode: Mode,
     bandwidth: MaxFilter,
     rtt: WindowedMin,
@@ -92,24 +93,6 @@ enum Mode {
     },
 }
 
-/// What the present round trip has shown.
-#[derive(Clone, Copy, Debug, Default)]
-struct Round {
-    /// When it began.
-    since: Timestamp,
-    losses: LossCount,
-    rate_max: u64,
-    rtt_min: Option<Duration>,
-    app_limited: bool,
-}
-
-impl Round {
-    /// What it delivered, over its time.
-    fn average(&self, now: Timestamp) -> u64 {
-        rate_of(self.losses.acked, now.since(self.since)).unwrap_or(u64::MAX)
-    }
-}
-
 impl BottleneckController {
     /// Starts at the initial rate with an initial window of ten packets divided by the incast.
     #[must_use]
@@ -127,7 +110,7 @@ impl BottleneckController {
             standing_bytes: settings.standing_bytes,
             share,
             decided: DecidedRate::default(),
-            average: DecidedRate::default(),
+            average: AverageRate::default(),
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
@@ -203,10 +186,12 @@ impl BottleneckController {
         self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
         let is_idle = round.app_limited && round.rate_max < self.decided.get();
         if round.rate_max > 0 && !is_idle && (self.held_down == 0 || self.share.is_known()) {
+            if !round.app_limited {
+                self.average.on_round(round.losses, now.since(round.since), self.round_trip());
+            }
+            // Among known others the round's average is the newest rate: the largest sample is that of a burst, and what all of them add to
+            // their windows because of it overflows a buffer that is smaller than the path.
             let average = round.rate_max.min(round.average(now));
-            self.average.on_round(average, round.losses);
-            // Among known others the average is the newest rate: the largest sample is that of a burst, and what all of them add to their
-            // windows because of it overflows a buffer that is smaller than the path.
             let newest = if self.share.is_known() { average } else { round.rate_max };
             self.decided.on_round(newest, round.losses);
         }
@@ -418,7 +403,8 @@ impl BottleneckController {
 
     /// One bandwidth-delay product and what lumps need, and above that what the headroom leaves of the rest: another
     /// product, and the same few packets for every flow. Those make flows equal: what grows with a flow's rate only keeps
-    /// the shares as they are.
+    /// the shares as they are. Of a burst, which a token bucket let go, what waits on the way back counts once: twice at its rate was what made
+    /// the ranks of a ring wait for each other's queues.
     fn window(&self, cwnd_gain: u64) -> u64 {
         let bdp = self.bdp();
         let lumps = self.lumps();
@@ -428,7 +414,9 @@ impl BottleneckController {
             KEPT_PACKETS * self.packet_bytes
         };
         let standing = standing.min(self.standing_bytes);
-        let above = gain(bdp, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
+        let rate = self.bandwidth.max();
+        let doubled = if self.average.is_burst(rate) { self.path_bytes(rate) } else { bdp };
+        let above = gain(doubled, cwnd_gain - UNIT).saturating_add(standing.saturating_sub(lumps));
         let headroom = self.headroom_per_mille();
         let product = if self.others.stands() { bdp } else { gain(bdp, (UNIT + headroom) / 2) };
         product.saturating_add(lumps).saturating_add(gain(above, headroom))
@@ -436,7 +424,7 @@ impl BottleneckController {
 
     /// Among known others: what the flow's rate makes in the empty path, and its share of the queue.
     fn shared_window(&self, rate: u64) -> u64 {
-        let path = bytes_in(rate, self.rtt.min().unwrap_or_default());
+        let path = self.path_bytes(rate);
         let share = gain(self.share.queue_bytes_in_turn(path), self.headroom.per_mille());
         path.saturating_add(share.max(self.lumps())).max(2 * self.packet_bytes)
     }
@@ -472,16 +460,20 @@ impl BottleneckController {
     /// well: no more for that than the receiver's socket holds.
     fn product(&self, rate: u64) -> u64 {
         let waiting = bytes_in(self.delivered(rate), self.way_back.get()).min(self.standing_bytes);
-        bytes_in(rate, self.rtt.min().unwrap_or_default()).saturating_add(waiting)
+        self.path_bytes(rate).saturating_add(waiting)
     }
 
-    /// What goes on arriving while acknowledgements wait, `rate` at most: the newest rate, unless round trips deliver much less on average. Then that
-    /// was a burst's, which a token bucket let go.
+    /// What the empty path holds at `rate`.
+    fn path_bytes(&self, rate: u64) -> u64 {
+        bytes_in(rate, self.rtt.min().unwrap_or_default())
+    }
+
+    /// What goes on arriving while acknowledgements wait, `rate` at most: the newest rate, or the average where that was a burst's.
     fn delivered(&self, rate: u64) -> u64 {
-        let (decided, average) = (self.decided.get(), self.average.get());
-        match if decided > average.saturating_add(average / 2) { average } else { decided } {
+        let newest = self.decided.get();
+        match if self.average.is_burst(newest) { self.average.get() } else { newest } {
             0 => rate,
-            newest => rate.min(newest),
+            delivered => rate.min(delivered),
         }
     }
 

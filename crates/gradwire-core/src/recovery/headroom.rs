@@ -15,7 +15,15 @@ impl LossCount {
     pub(super) fn exceeds(&self, percent: u64) -> bool {
         self.lost * 100 > (self.lost + self.acked) * percent
     }
+
+    /// Bytes that the path carried or would have carried but for random loss.
+    pub(super) fn carried(&self) -> u64 {
+        self.acked.saturating_add(self.lost.min(self.acked / MADE_UP_OF))
+    }
 }
+
+/// Loss up to a sixth is made up for; more is not random.
+const MADE_UP_OF: u64 = 6;
 
 /// Shrinks when an overflowing buffer shows, and grows back over sixteen clean windows.
 #[derive(Clone, Copy, Debug)]

@@ -3,6 +3,7 @@
 //! Called by [`crate::Connection`] for each packet sent and each acknowledgement; all of it is driven by the
 //! caller's clock and owns no buffers that grow with time.
 
+mod average;
 mod backoff;
 mod bottleneck;
 mod controller;
@@ -33,6 +34,7 @@ mod rate;
 mod receiving_rate;
 #[cfg(test)]
 mod rival;
+mod round;
 mod rtt;
 mod share;
 mod sustained;

@@ -81,9 +81,8 @@ pub(super) struct DecidedRate(u64);
 impl DecidedRate {
     /// Takes a round trip: its largest delivery rate and its losses.
     pub(super) fn on_round(&mut self, delivered: u64, losses: LossCount) {
-        let all = u128::from(delivered) * u128::from(losses.acked + losses.lost);
-        let decided = u64::try_from(all / u128::from(losses.acked.max(1))).unwrap_or(u64::MAX);
-        let decided = decided.min(delivered.saturating_add(delivered / MADE_UP_OF));
+        let carried = u128::from(delivered) * u128::from(losses.carried());
+        let decided = u64::try_from(carried / u128::from(losses.acked.max(1))).unwrap_or(u64::MAX);
         self.0 = if self.0 == 0 { decided } else { self.0 / 2 + decided / 2 };
     }
 
@@ -110,8 +109,6 @@ const TURNS_FROM: u64 = QUEUE_PACKETS / QUEUE_SHARE_MIN + 1;
 const TURN_PACKETS: u64 = 1;
 /// Enough for the four queues that a flow of an all-to-all crosses: both hosts', and those of the way back.
 const QUEUE_SHARE_MAX: u64 = 12;
-/// Loss up to a sixth is made up for; more is not random.
-const MADE_UP_OF: u64 = 6;
 
 #[cfg(test)]
 mod tests {
@@ -157,7 +154,7 @@ mod tests {
     #[test]
     fn an_overflow_is_made_up_for_by_a_sixth_only() {
         let mut rate = DecidedRate::default();
-        rate.on_round(600, LossCount { acked: 500, lost: 500 });
+        rate.on_round(600, LossCount { acked: 600, lost: 600 });
         assert_eq!(rate.get(), 700);
     }
 }
