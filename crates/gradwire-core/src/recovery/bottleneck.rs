@@ -58,6 +58,8 @@ pub struct BottleneckController {
     rtt: WindowedMin,
     /// Least round-trip time of the last round.
     previous_rtt: Option<Duration>,
+    /// The same with what acknowledgements waited.
+    previous_whole: Duration,
     looks: Looks,
     kin: KinWindow,
     /// Round trips whose rate a dip still holds down.
@@ -115,6 +117,7 @@ impl BottleneckController {
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
             previous_rtt: None,
+            previous_whole: Duration::ZERO,
             looks,
             kin: KinWindow::new(packet_bytes),
             held_down: 0,
@@ -137,7 +140,7 @@ impl BottleneckController {
             if matches!(self.mode, Mode::Dip { reached: Some(_), .. }) {
                 self.others.on_look(rtt);
             }
-            self.round.rtt_min = Some(self.round.rtt_min.map_or(rtt, |least| least.min(rtt)));
+            self.round.on_rtt(rtt, sample.waited);
         }
         self.round.losses.acked += sample.acked_bytes;
         self.round.losses.lost += sample.lost_bytes;
@@ -172,16 +175,17 @@ impl BottleneckController {
     fn learn_rtt(&mut self, now: Timestamp, rtt: Duration, waited: Duration) {
         let before = self.rtt.min();
         self.rtt.insert(now, rtt);
-        // The window is spread over both ways: what waits longer than usual on the way back is missing on the way out, and is no look of another.
-        let moved = waited.saturating_sub(self.way_back.get());
-        let round = self.previous_rtt.map(|round| round.saturating_sub(moved));
+        // The window is spread over both ways: what waits on the way back is missing on the way out. Only what the whole round trip has become
+        // shorter by can be the look of another.
+        let shorter = self.previous_whole.saturating_sub(rtt + waited);
+        let round = self.previous_rtt.map(|round| round.min(rtt + shorter));
         self.looks.on_rtt(now, rtt, before, round);
     }
 
     fn end_round(&mut self, now: Timestamp) {
         let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
-        self.previous_rtt = round.rtt_min;
+        (self.previous_rtt, self.previous_whole) = (round.rtt_min, round.whole_min);
         let dips = matches!(self.mode, Mode::Dip { .. });
         self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
         let is_idle = round.app_limited && round.rate_max < self.decided.get();
