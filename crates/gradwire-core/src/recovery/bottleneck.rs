@@ -56,10 +56,7 @@ pub struct BottleneckController {
     mode: Mode,
     bandwidth: MaxFilter,
     rtt: WindowedMin,
-    /// Least round-trip time of the last round.
-    previous_rtt: Option<Duration>,
-    /// The same with what acknowledgements waited.
-    previous_whole: Duration,
+    previous: Round,
     looks: Looks,
     kin: KinWindow,
     /// Round trips whose rate a dip still holds down.
@@ -116,8 +113,7 @@ impl BottleneckController {
             mode: Mode::Startup,
             bandwidth: MaxFilter::default(),
             rtt: WindowedMin::default(),
-            previous_rtt: None,
-            previous_whole: Duration::ZERO,
+            previous: Round::default(),
             looks,
             kin: KinWindow::new(packet_bytes),
             held_down: 0,
@@ -136,11 +132,11 @@ impl BottleneckController {
 
     fn learn(&mut self, sample: &AckSample) {
         if let Some(rtt) = sample.rtt {
-            self.learn_rtt(sample.now, rtt, sample.waited);
+            self.learn_rtt(sample, rtt);
             if matches!(self.mode, Mode::Dip { reached: Some(_), .. }) {
                 self.others.on_look(rtt);
             }
-            self.round.on_rtt(rtt, sample.waited);
+            self.round.on_rtt(rtt, sample.waited, self.flight(sample));
         }
         self.round.losses.acked += sample.acked_bytes;
         self.round.losses.lost += sample.lost_bytes;
@@ -172,26 +168,35 @@ impl BottleneckController {
         dips && few && self.bandwidth.max() > 0 && !self.share.is_known()
     }
 
-    fn learn_rtt(&mut self, now: Timestamp, rtt: Duration, waited: Duration) {
+    fn learn_rtt(&mut self, sample: &AckSample, rtt: Duration) {
         let before = self.rtt.min();
-        self.rtt.insert(now, rtt);
+        self.rtt.insert(sample.now, rtt);
         // The window is spread over both ways: what waits on the way back is missing on the way out. Only what the whole round trip has become
-        // shorter by can be the look of another.
-        let shorter = self.previous_whole.saturating_sub(rtt + waited);
-        let round = self.previous_rtt.map(|round| round.min(rtt + shorter));
-        self.looks.on_rtt(now, rtt, before, round);
+        // shorter by, and more than with the flow's own window, can be the look of another.
+        let shorter = self.previous.shorter_by(rtt + sample.waited, self.flight(sample));
+        let round = self.previous.rtt_min.map(|round| round.min(rtt + shorter));
+        self.looks.on_rtt(sample.now, rtt, before, round);
+    }
+
+    /// What was in flight when the newest acknowledged packet left: it was delivered meanwhile. Zero: not known.
+    fn flight(&self, sample: &AckSample) -> u64 {
+        if self.share.has_other_paths() {
+            0
+        } else {
+            sample.rate_bytes
+        }
     }
 
     fn end_round(&mut self, now: Timestamp) {
-        let round = core::mem::replace(&mut self.round, Round { since: now, ..Round::default() });
+        let round = core::mem::replace(&mut self.round, Round::begin(now));
         let queued = round.rtt_min.is_some_and(|rtt| self.shows_queue(rtt));
-        (self.previous_rtt, self.previous_whole) = (round.rtt_min, round.whole_min);
+        self.previous = round;
         let dips = matches!(self.mode, Mode::Dip { .. });
         self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
         let is_idle = round.app_limited && round.rate_max < self.decided.get();
         if round.rate_max > 0 && !is_idle && (self.held_down == 0 || self.share.is_known()) {
             if !round.app_limited {
-                self.average.on_round(round.losses, now.since(round.since), self.round_trip());
+                self.average.on_round(round.losses, round.time(now), self.round_trip());
             }
             // Among known others the round's average is the newest rate: the largest sample is that of a burst, and what all of them add to
             // their windows because of it overflows a buffer that is smaller than the path.
@@ -258,7 +263,7 @@ impl BottleneckController {
             }
             Mode::ProbeBandwidth { .. } if self.looks.is_due(now) => {
                 self.looks.begin();
-                self.others.begin_look(self.previous_rtt.unwrap_or_default());
+                self.others.begin_look(self.previous.rtt_min.unwrap_or_default());
                 self.mode = Mode::Dip { since: now, reached: None };
             }
             Mode::ProbeBandwidth { phase, since, before } => {
@@ -318,13 +323,13 @@ impl BottleneckController {
     /// are met.
     fn dip_hold(&self) -> Duration {
         let rtt = self.rtt.min().unwrap_or_default();
-        self.previous_rtt.unwrap_or(rtt).min(DIP_MAX).max(rtt) + self.way_back.get()
+        self.previous.rtt_min.unwrap_or(rtt).min(DIP_MAX).max(rtt) + self.way_back.get()
     }
 
     /// When a dip ends though it has not seen the path.
     fn dip_limit(&self) -> Duration {
         let rtt = self.rtt.min().unwrap_or_default();
-        (DIP_MAX + self.dip_hold()).max(self.previous_rtt.unwrap_or(rtt).max(rtt) * DRAIN_ROUNDS_MAX)
+        (DIP_MAX + self.dip_hold()).max(self.previous.rtt_min.unwrap_or(rtt).max(rtt) * DRAIN_ROUNDS_MAX)
     }
 
     /// Where a whole round trip showed no queue there is room: a probe that found some is followed by another
@@ -393,7 +398,7 @@ impl BottleneckController {
 
     /// Whether the last round trip showed no queue.
     fn is_free(&self) -> bool {
-        self.previous_rtt.is_some_and(|rtt| !self.shows_queue(rtt))
+        self.previous.rtt_min.is_some_and(|rtt| !self.shows_queue(rtt))
     }
 
     /// The window where a short path has a queue and nobody else keeps it is what makes flows of this kind equal. Over a long path the
@@ -521,7 +526,7 @@ impl RateController for BottleneckController {
         // The queue was empty a moment ago, so the samples that come now are good ones.
         self.rtt.refresh(now, REFRESH_MIN);
         // The idle time is no part of a round trip.
-        self.round = Round { since: now, ..Round::default() };
+        self.round = Round::begin(now);
         self.looks.on_idle_restart(now);
         if matches!(self.mode, Mode::ProbeBandwidth { .. } | Mode::Dip { .. }) {
             self.cruise(now);

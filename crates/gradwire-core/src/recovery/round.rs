@@ -9,25 +9,80 @@ use core::time::Duration;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Round {
     /// When it began.
-    pub(super) since: Timestamp,
+    since: Timestamp,
     pub(super) losses: LossCount,
     pub(super) rate_max: u64,
     pub(super) rtt_min: Option<Duration>,
-    /// The least with what the acknowledgement waited.
-    pub(super) whole_min: Duration,
+    /// The least with what the acknowledgement waited, and what was in flight then; zero: not known.
+    whole_min: Duration,
+    flight: u64,
     pub(super) app_limited: bool,
 }
 
 impl Round {
-    /// Takes a round-trip time, and what the acknowledgement waited on top of it.
-    pub(super) fn on_rtt(&mut self, rtt: Duration, waited: Duration) {
+    /// One that begins now.
+    pub(super) fn begin(now: Timestamp) -> Self {
+        Self { since: now, ..Self::default() }
+    }
+
+    /// Takes a round-trip time, what the acknowledgement waited on top of it, and what was in flight.
+    pub(super) fn on_rtt(&mut self, rtt: Duration, waited: Duration, flight: u64) {
         let whole = rtt + waited;
-        self.whole_min = if self.rtt_min.is_some() { self.whole_min.min(whole) } else { whole };
+        if self.rtt_min.is_none() || whole < self.whole_min {
+            (self.whole_min, self.flight) = (whole, flight);
+        }
         self.rtt_min = Some(self.rtt_min.map_or(rtt, |least| least.min(rtt)));
+    }
+
+    /// By how much a later round trip, with what its acknowledgement waited, is shorter than a smaller flight makes it.
+    pub(super) fn shorter_by(&self, whole: Duration, flight: u64) -> Duration {
+        let left = flight.min(self.flight).saturating_mul(UNIT).checked_div(self.flight).unwrap_or(UNIT);
+        (self.whole_min * left as u32 / UNIT as u32).saturating_sub(whole)
+    }
+
+    /// How long it has lasted.
+    pub(super) fn time(&self, now: Timestamp) -> Duration {
+        now.since(self.since)
     }
 
     /// What it delivered, over its time.
     pub(super) fn average(&self, now: Timestamp) -> u64 {
-        rate_of(self.losses.acked, now.since(self.since)).unwrap_or(u64::MAX)
+        rate_of(self.losses.acked, self.time(now)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Shares of a flight are in thousandths.
+const UNIT: u64 = 1_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: fn(u64) -> Duration = Duration::from_micros;
+
+    #[test]
+    fn a_round_trip_is_shorter_by_what_the_flight_does_not_explain() {
+        let mut round = Round::default();
+        round.on_rtt(US(3_000), US(1_000), 50_000);
+        round.on_rtt(US(3_500), US(800), 51_000);
+        assert_eq!(round.rtt_min, Some(US(3_000)));
+        assert_eq!(round.shorter_by(US(1_000), 50_000), US(3_000), "another holds back");
+        assert_eq!(round.shorter_by(US(1_000), 60_000), US(3_000), "though this flow does not");
+        assert_eq!(round.shorter_by(US(1_000), 12_500), US(0), "the flow's own window");
+        assert_eq!(
+            round.shorter_by(US(4_000), 50_000),
+            US(0),
+            "more waits on the way back, and less on the way out"
+        );
+        assert_eq!(round.shorter_by(US(1_000), 0), US(0));
+    }
+
+    #[test]
+    fn where_no_flight_is_known_all_of_it_counts() {
+        let mut round = Round::default();
+        round.on_rtt(US(3_000), US(0), 0);
+        assert_eq!(round.shorter_by(US(1_000), 0), US(2_000));
+        assert_eq!(round.shorter_by(US(1_000), 9_000), US(2_000));
+        assert_eq!(Round::default().shorter_by(US(1_000), 9_000), US(0), "no round trip before");
     }
 }

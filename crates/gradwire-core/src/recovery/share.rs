@@ -16,6 +16,7 @@ pub(super) struct Share {
     packet_bytes: u64,
     flows: u64,
     known: bool,
+    has_other_paths: bool,
     turn: Turn,
 }
 
@@ -26,6 +27,7 @@ impl Share {
             packet_bytes: packet_bytes.max(1),
             flows: u64::from(flows.max(1)),
             known: flows > paths.max(1),
+            has_other_paths: paths > 1,
             turn,
         }
     }
@@ -38,6 +40,11 @@ impl Share {
     /// Whether the collective has told that others share the receiver.
     pub(super) fn is_known(&self) -> bool {
         self.known
+    }
+
+    /// Whether more paths lead to the peer: what one of them carries then changes with the others.
+    pub(super) fn has_other_paths(&self) -> bool {
+        self.has_other_paths
     }
 
     /// The first window: ten packets, as TCP takes them (RFC 6928), divided by the senders; at least two.

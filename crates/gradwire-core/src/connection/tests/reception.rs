@@ -46,7 +46,7 @@ fn what_a_connection_carried_for_a_while_is_the_rate_of_its_link() {
 fn small_transfers_that_wait_for_their_turn_on_a_slow_link_are_announced_once() {
     let mut pair = Pair::connected(never);
     pair.packet_time = Duration::from_micros(400);
-    let (transfers, bytes) = (40, 15 * 1408);
+    let (transfers, bytes) = (30, 15 * 1408);
     (1..=transfers).for_each(|transfer| pair.receive(1, transfer, bytes, Contract::EXACT));
     (1..=transfers).for_each(|transfer| pair.send(0, transfer, pattern(bytes), Reliability::Exact));
     pair.run_until(Duration::from_secs(5), |pair| (1..=transfers).all(|id| pair.receipt(1, id).is_some()));
