@@ -191,15 +191,16 @@ def test_a_kill_leaves_the_sockets_name_only_and_another_can_be_made(lab, kind):
 
 @pytest.mark.parametrize(
     ("command", "defaults"),
-    [("up", {"rate": "100", "delay": "0", "loss": "0", "burst": "1", "buffer": "256"}), ("set", {})],
+    [("up", {"rate": "100", "delay": "0", "loss": "0", "burst": "1", "buffer": "256", "bucket": "four"}), ("set", {})],
 )
 def test_only_building_has_defaults_for_ports(command, defaults):
     """`set` leaves what is not given as it is."""
     text = " ".join(CliRunner().invoke(main, ["lab", command, "--help"]).output.split())
     options = {
-        name: text.split(f"--{name} ")[1].split(" --")[0] for name in ("rate", "delay", "loss", "burst", "buffer")
+        name: text.split(f"--{name} ")[1].split(" --")[0]
+        for name in ("rate", "delay", "loss", "burst", "buffer", "bucket")
     }
-    found = {name: re.search(r"\[default: (\w+)\]", told) for name, told in options.items()}
+    found = {name: re.search(r"\[default: (\w+)[\w ]*\]", told) for name, told in options.items()}
     assert {name: match[1] for name, match in found.items() if match} == defaults
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.lab import LabError, switches
+from gradwire.lab.iproute import BUCKET_BYTES
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
 from gradwire.lab.uml_switch import PROGRAM
@@ -209,12 +210,48 @@ def test_an_impossible_layout_is_refused(wrong):
         Layout(**wrong)
 
 
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[2:]])
+def test_a_bucket_lets_packets_through_at_once_that_a_full_buffer_would_lose(tmp_path, kind):
+    """Sixty packets come to a port of 1 Mbit/s that holds eight."""
+
+    def main():
+        found = []
+        for bucket in (BUCKET_BYTES, 128 * 1024):
+            port = Port(rate_mbit=1, buffer_bytes=12_000, bucket_bytes=bucket)
+            with Network(Layout(hosts=2, port=port, switch=kind, host_rate_mbit=1000)) as network:
+                found.append(sum(Probe(network).arrived(60, payload=1400)))
+        return found
+
+    few, all_of_them = in_sandbox(tmp_path, main)
+    assert few < 30
+    assert all_of_them == 60
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"loss": 1.5}, {"loss": float("nan")}, {"burst": 0.5}, {"rate_mbit": 0}, {"buffer_bytes": 9}]
+    "wrong",
+    [
+        {"loss": 1.5},
+        {"loss": float("nan")},
+        {"burst": 0.5},
+        {"rate_mbit": 0},
+        {"buffer_bytes": 9},
+        {"bucket_bytes": 1514},
+    ],
 )
 def test_an_impossible_port_is_refused(wrong):
     with pytest.raises(LabError):
         Port(**wrong)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_the_small_program_says_that_it_has_no_bucket(tmp_path):
+    def main():
+        try:
+            Network(Layout(hosts=1, port=Port(bucket_bytes=1 << 16), switch="soft")).close()
+        except LabError as error:
+            return str(error)
+
+    assert "no token bucket: use --switch uml" in in_sandbox(tmp_path, main)
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path):

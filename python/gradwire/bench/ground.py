@@ -189,7 +189,9 @@ def layout_of(hosts: int, plan: NetworkPlan) -> Layout:
     kind = "auto" if plan.kind == "lab" else plan.kind
     if kind == "auto" and plan.rails > 1 and choose("auto") == "uml":
         kind = "soft"
-    port = Port(rate_mbit=plan.rate_mbit, buffer_bytes=plan.buffer_bytes)
+    port = Port(
+        rate_mbit=plan.rate_mbit, buffer_bytes=plan.buffer_bytes, bucket_bytes=plan.bucket_bytes or iproute.BUCKET_BYTES
+    )
     return Layout(hosts, plan.rails, port, plan.mtu_bytes, kind)
 
 

@@ -115,6 +115,7 @@ class NetworkPlan:
         kind: one of `NETWORKS`.
         rate_mbit, buffer_bytes, mtu_bytes: of each link.
         rails: links of each host.
+        bucket_bytes: what a link lets go at once after it was idle; None: four packets.
     """
 
     kind: str = "lab"
@@ -122,6 +123,7 @@ class NetworkPlan:
     buffer_bytes: int = 256 * 1024
     mtu_bytes: int = 1500
     rails: int = 1
+    bucket_bytes: int | None = None
 
     @property
     def is_shaped(self) -> bool:

@@ -61,6 +61,7 @@ def write_html(results: dict[str, Any], file: Path) -> None:
     text = f"{network['switch']}, {results['settings']['hosts']} hosts"
     if network["rate_mbit"]:
         text += f", {network['rails']} x {network['rate_mbit']:g} Mbit/s each, buffers of {network['buffer_bytes'] / 1024:g} KB"
+        text += f", buckets of {network['bucket_bytes'] / 1024:g} KB" if network.get("bucket_bytes") else ""
     parts = [targets_html(results["targets"])]
     parts += pictures(figures.charts(rows), file)
     parts.append("<h2>How many times as much as gradwire the peer takes</h2>" if comparisons(rows) else "")

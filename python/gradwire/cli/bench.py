@@ -65,6 +65,8 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.option("--rails", default=1, type=click.IntRange(1, 8), help="Links of each host.", show_default="1; gray: 4")
 @click.option("--rate", default=100.0, type=click.FloatRange(1, 100_000), help="Mbit/s of each link.")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that a switch holds for each port.")
+@click.option("--bucket", type=click.IntRange(6, 65_536), show_default="four packets",
+              help="KB that a link lets go at once after it was idle, as clouds' shapers do.")
 @click.option("--mtu", default=1500, type=click.IntRange(576, 9000), help="Bytes; not of loopback.")
 @click.option("--samples", default=100, type=click.IntRange(1), help="Of each cell: p95 needs 20, p99 100, p99.9 1000.")
 @click.option("--block", default=10, type=click.IntRange(1), show_default="10; slow-host: all",
@@ -176,7 +178,8 @@ def network_of(chosen: dict[str, Any]) -> NetworkPlan:
     """The network that the options ask for."""
     is_gray = chosen["scenario"] == "gray" and chosen["rails"] == 1
     rails = plan.GRAY_RAILS if is_gray else chosen["rails"]
-    return NetworkPlan(chosen["network"], chosen["rate"], chosen["buffer"] * 1024, chosen["mtu"], rails)
+    bucket = None if chosen["bucket"] is None else chosen["bucket"] * 1024
+    return NetworkPlan(chosen["network"], chosen["rate"], chosen["buffer"] * 1024, chosen["mtu"], rails, bucket)
 
 
 def variants_of(chosen: dict[str, Any]) -> list[Variant]:

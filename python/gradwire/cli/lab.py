@@ -61,6 +61,7 @@ def _port_options(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Cal
             ("--loss", click.FloatRange(0, 1), "Share of packets lost at a port.", "0"),
             ("--burst", click.FloatRange(1, 10_000), "Mean packets lost in a row.", "1"),
             ("--buffer", click.FloatRange(min=7), "KB that a port holds before it drops.", "256"),
+            ("--bucket", click.FloatRange(min=6), "KB that leave at once after a port was idle.", "four packets"),
         ):
             told = f"{text}  [default: {default}]" if shows_defaults else text
             function = click.option(name, type=kind, help=told)(function)
@@ -70,11 +71,18 @@ def _port_options(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Cal
 
 
 def _changes(
-    rate: float | None, delay: float | None, loss: float | None, burst: float | None, buffer: float | None
+    *,
+    rate: float | None,
+    delay: float | None,
+    loss: float | None,
+    burst: float | None,
+    buffer: float | None,
+    bucket: float | None,
 ) -> dict[str, Any]:
     """Those that were given, as fields of `Port`."""
-    size = None if buffer is None else int(buffer * 1024)
+    size, at_once = (None if kb is None else int(kb * 1024) for kb in (buffer, bucket))
     given = {"rate_mbit": rate, "delay_ms": delay, "loss": loss, "burst": burst, "buffer_bytes": size}
+    given["bucket_bytes"] = at_once
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -227,7 +235,7 @@ def set_(name: str, /, hosts: tuple[int, ...], rails: tuple[int, ...], **port: f
     """
     changes = _changes(**port)
     if not changes:
-        raise click.UsageError("nothing to change: give --rate, --delay, --loss, --burst or --buffer")
+        raise click.UsageError("nothing to change: give --rate, --delay, --loss, --burst, --buffer or --bucket")
     _ask(name, do="set", hosts=hosts, rails=rails, changes=changes)
 
 

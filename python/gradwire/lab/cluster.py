@@ -30,7 +30,6 @@ from gradwire.lab.netem import Emulation, NetemLoss
 
 DEVICE = "eth0"  # the interface's name within each host
 MTU_BYTES = 1500
-_BURST_BYTES = 6_056  # four full frames: what leaves back to back; smaller would cost a timer interrupt for each packet
 _HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
 
 
@@ -186,7 +185,7 @@ class Cluster:
 
     def _shape(self, device: str, limit_bytes: int) -> None:
         mbit = self.link.host_rate_mbit if device == DEVICE and self.link.host_rate_mbit else self.link.rate_mbit
-        rate = f"rate {mbit}mbit burst {_BURST_BYTES} limit {limit_bytes}"
+        rate = f"rate {mbit}mbit burst {iproute.BUCKET_BYTES} limit {limit_bytes}"
         iproute.tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
         if device != DEVICE and (self.link.delay_ms or isinstance(self._filter, NetemLoss)):
             iproute.tc(self._emulation().command("add", device))

@@ -15,6 +15,7 @@ from typing import Any
 from gradwire.lab.errors import LabError, ToolMissing
 
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # users often lack the last two
+BUCKET_BYTES = 6_056  # of tbf: four full frames leave back to back; with less each packet would cost a timer interrupt
 _FORWARDING_S = 10.0
 _POLL_S = 0.01
 

@@ -258,8 +258,9 @@ class Network:
 
     def _host_queue(self, verb: str, rail: int, rate_mbit: float) -> str:
         mtu = self.layout.mtu_bytes
+        bucket = max(self.layout.port.bucket_bytes, 4 * (mtu + 14))
         return (
-            f"qdisc {verb} dev eth{rail} root handle 1: tbf rate {rate_mbit}mbit burst {4 * (mtu + 14)}"
+            f"qdisc {verb} dev eth{rail} root handle 1: tbf rate {rate_mbit}mbit burst {bucket}"
             f" limit {_HOST_QUEUE_PACKETS * mtu}"
         )
 

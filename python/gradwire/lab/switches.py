@@ -24,7 +24,6 @@ from gradwire.lab.soft_switch import SoftSwitch
 from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
 
 KINDS = ("netem", "uml", "nft", "soft")
-_BURST_BYTES = 6_056  # four full frames leave back to back; smaller would cost a timer interrupt for each packet
 _FRAME_BYTES = 1514
 
 
@@ -38,6 +37,7 @@ class Port:
         loss: share of the packets that is lost, 0 to 1.
         burst: mean number of packets lost one after the other.
         buffer_bytes: what it holds before it drops.
+        bucket_bytes: what leaves at once after the port was idle. Shapers of clouds let much more go.
         is_cut: nothing passes in either direction, and nobody is told.
     """
 
@@ -47,6 +47,7 @@ class Port:
     burst: float = 1.0
     buffer_bytes: int = 256 * 1024
     is_cut: bool = False
+    bucket_bytes: int = iproute.BUCKET_BYTES
 
     def __post_init__(self) -> None:
         if self.rate_mbit <= 0 or self.buffer_bytes < 4 * _FRAME_BYTES or self.delay_ms < 0 or self.burst < 1:
@@ -55,6 +56,8 @@ class Port:
             )
         if not 0 <= self.loss <= 1:
             raise LabError(f"loss is a share between 0 and 1, not {self.loss}")
+        if self.bucket_bytes < iproute.BUCKET_BYTES:
+            raise LabError(f"a bucket holds {iproute.BUCKET_BYTES} bytes, four full frames, at least: {self}")
 
     @property
     def under_way_bytes(self) -> float:
@@ -111,7 +114,8 @@ class BridgeSwitch(Switch):
             raise LabError("losses in bursts need netem, which this kernel lacks: use --switch uml or soft")
         limit = int(settings.buffer_bytes + settings.under_way_bytes)
         iproute.tc(
-            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {_BURST_BYTES} limit {limit}"
+            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {settings.bucket_bytes}"
+            f" limit {limit}"
         )
         if self._losses is None:
             words = f"delay {settings.delay_ms}ms {netem.loss_words(settings.loss, settings.burst)}"
@@ -186,7 +190,13 @@ class UmlRail(Switch):
         """See `Switch`."""
         loss = 1.0 if settings.is_cut else settings.loss
         self._switch.shape(
-            port, settings.rate_mbit, settings.delay_ms, loss, settings.buffer_bytes, burst=settings.burst
+            port,
+            settings.rate_mbit,
+            settings.delay_ms,
+            loss,
+            settings.buffer_bytes,
+            burst=settings.burst,
+            bucket_bytes=settings.bucket_bytes,
         )
         device = f"vec{port}"
         self._switch.run(f"tc qdisc del dev {device} ingress 2>/dev/null || true")
@@ -218,6 +228,8 @@ class SoftRail(Switch):
 
     def set(self, port: int, settings: Port) -> None:
         """See `Switch`."""
+        if settings.bucket_bytes > iproute.BUCKET_BYTES:
+            raise LabError("the small program has no token bucket: use --switch uml, nft or netem")
         link = Link(settings.rate_mbit, settings.buffer_bytes, settings.delay_ms)
         loss, again = settings.loss, settings.loss
         if settings.burst > 1 and 0 < loss < 1:

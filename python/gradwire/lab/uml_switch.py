@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gradwire.lab.errors import LabError, ToolMissing
+from gradwire.lab.iproute import BUCKET_BYTES
 from gradwire.lab.netem import loss_words
 
 PROGRAM = "linux.uml"
@@ -69,7 +70,15 @@ class UmlSwitch:
         return output
 
     def shape(
-        self, port: int, rate_mbit: float, delay_ms: float, loss: float, buffer_bytes: int, *, burst: float = 1.0
+        self,
+        port: int,
+        rate_mbit: float,
+        delay_ms: float,
+        loss: float,
+        buffer_bytes: int,
+        *,
+        burst: float = 1.0,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         """Sets what a port does to the packets that leave through it.
 
@@ -80,13 +89,14 @@ class UmlSwitch:
             loss: probability, 0 to 1, with which a packet is lost.
             buffer_bytes: bytes that it holds before it drops, beyond what the delay keeps under way.
             burst: mean number of packets that are lost one after the other; 1: each by itself.
+            bucket_bytes: what leaves at once after the port was idle.
         """
         under_way = rate_mbit * 1e3 * delay_ms / 8
         packets = int((buffer_bytes + under_way) / 1514) + 1
         device = f"vec{port}"
         limit = int(2 * (buffer_bytes + under_way))  # the inner queue is what drops
         self.run(
-            f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit {limit}",
+            f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst {bucket_bytes} limit {limit}",
             f"tc qdisc replace dev {device} parent 1: handle 2: netem limit {packets}"
             f" delay {delay_ms}ms {loss_words(loss, burst)}",
         )
@@ -104,7 +114,7 @@ class UmlSwitch:
         """
         device = f"vec{port}"
         self.run(
-            f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst 6056 limit {2 * buffer_bytes}",
+            f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst {BUCKET_BYTES} limit {2 * buffer_bytes}",
             f"tc qdisc replace dev {device} parent 1: handle 3: red limit {buffer_bytes} min {threshold_bytes}"
             f" max {threshold_bytes + 1500} avpkt 1500 burst {threshold_bytes // 1500 + 1} probability 1"
             f" bandwidth {rate_mbit}mbit ecn",
