@@ -251,7 +251,7 @@ def test_the_small_program_says_that_it_has_no_bucket(tmp_path):
         except LabError as error:
             return str(error)
 
-    assert "no token bucket: use --switch uml" in in_sandbox(tmp_path, main)
+    assert "no token bucket: its kind must be uml" in in_sandbox(tmp_path, main)
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path):

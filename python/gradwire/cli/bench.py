@@ -179,6 +179,8 @@ def network_of(chosen: dict[str, Any]) -> NetworkPlan:
     is_gray = chosen["scenario"] == "gray" and chosen["rails"] == 1
     rails = plan.GRAY_RAILS if is_gray else chosen["rails"]
     bucket = None if chosen["bucket"] is None else chosen["bucket"] * 1024
+    if bucket and chosen["network"] in ("loopback", "bridge"):
+        raise ValueError(f"--bucket is of shaped links, which --network {chosen['network']} has not")
     return NetworkPlan(chosen["network"], chosen["rate"], chosen["buffer"] * 1024, chosen["mtu"], rails, bucket)
 
 

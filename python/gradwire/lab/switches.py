@@ -37,7 +37,7 @@ class Port:
         loss: share of the packets that is lost, 0 to 1.
         burst: mean number of packets lost one after the other.
         buffer_bytes: what it holds before it drops.
-        bucket_bytes: what leaves at once after the port was idle. Shapers of clouds let much more go.
+        bucket_bytes: what leaves at once after the port was idle, and four full frames at least. Shapers of clouds let much more go.
         is_cut: nothing passes in either direction, and nobody is told.
     """
 
@@ -100,6 +100,7 @@ class BridgeSwitch(Switch):
     def __init__(self, name: str, macs: dict[str, str], losses: PortLosses | None, mtu_bytes: int) -> None:
         """Adds the bridge, its ports, and for each port the link address behind it: frames never go to other ports too."""
         self._name, self._ports, self._losses = name, list(macs), losses
+        self._bucket_min = 4 * (mtu_bytes + 14)
         self._cut: set[str] = set()
         iproute.add_bridge(name, mtu_bytes, "mcast_snooping 0")
         iproute.ip(*(f"link set {port} master {name}" for port in macs))
@@ -113,9 +114,9 @@ class BridgeSwitch(Switch):
         if self._losses is not None and settings.burst > 1:
             raise LabError("losses in bursts need netem, which this kernel lacks: use --switch uml or soft")
         limit = int(settings.buffer_bytes + settings.under_way_bytes)
+        bucket = max(settings.bucket_bytes, self._bucket_min)
         iproute.tc(
-            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {settings.bucket_bytes}"
-            f" limit {limit}"
+            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {bucket} limit {limit}"
         )
         if self._losses is None:
             words = f"delay {settings.delay_ms}ms {netem.loss_words(settings.loss, settings.burst)}"
@@ -174,6 +175,7 @@ class UmlRail(Switch):
     def __init__(self, ports: list[str], mtu_bytes: int) -> None:
         """Boots it."""
         self._switch = UmlSwitch(ports, mtu_bytes)
+        self._bucket_min = 4 * (mtu_bytes + 14)
         self._switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def join(self, port: int, mac: str, host_mac: str, addresses: list[str], mtu_bytes: int) -> None:
@@ -196,7 +198,7 @@ class UmlRail(Switch):
             loss,
             settings.buffer_bytes,
             burst=settings.burst,
-            bucket_bytes=settings.bucket_bytes,
+            bucket_bytes=max(settings.bucket_bytes, self._bucket_min),
         )
         device = f"vec{port}"
         self._switch.run(f"tc qdisc del dev {device} ingress 2>/dev/null || true")
@@ -229,7 +231,7 @@ class SoftRail(Switch):
     def set(self, port: int, settings: Port) -> None:
         """See `Switch`."""
         if settings.bucket_bytes > iproute.BUCKET_BYTES:
-            raise LabError("the small program has no token bucket: use --switch uml, nft or netem")
+            raise LabError("the small program has no token bucket: its kind must be uml, nft or netem")
         link = Link(settings.rate_mbit, settings.buffer_bytes, settings.delay_ms)
         loss, again = settings.loss, settings.loss
         if settings.burst > 1 and 0 < loss < 1:

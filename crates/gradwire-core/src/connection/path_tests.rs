@@ -520,6 +520,10 @@ fn a_ping_of_the_same_instant_by_the_way_in_use_proves_no_other_way() {
         network.step(network.now + MS(100));
         assert!((1..4).all(|path| !network.ends[0].has_trial_answer(PathId(path))), "{:?}", network.now);
     }
+    network.trials_lost = false;
+    (1..4).for_each(|path| network.ends[0].try_path(PathId(path), Attempt::Again));
+    network.run(MS(2));
+    assert!((1..4).all(|path| network.ends[0].has_trial_answer(PathId(path))));
 }
 
 #[test]

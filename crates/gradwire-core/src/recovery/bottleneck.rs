@@ -180,13 +180,11 @@ impl BottleneckController {
         self.looks.on_rtt(sample.now, rtt, before, round);
     }
 
-    /// What was in flight when the newest acknowledged packet left: it was delivered meanwhile. Zero: not known.
-    fn flight(&self, sample: &AckSample) -> u64 {
-        if self.share.has_other_paths() {
-            0
-        } else {
-            sample.rate_bytes
-        }
+    /// What was in flight when the newest acknowledged packet left: it was delivered meanwhile. `None`: it says nothing about the queue, because the
+    /// flow's part changes with its other paths, or with what known others do.
+    fn flight(&self, sample: &AckSample) -> Option<u64> {
+        let is_alone = !self.share.has_other_paths() && !self.share.is_known();
+        is_alone.then_some(sample.rate_bytes)
     }
 
     fn end_round(&mut self, now: Timestamp) {
@@ -197,7 +195,7 @@ impl BottleneckController {
         self.held_down = if dips { DIP_ROUNDS } else { self.held_down.saturating_sub(1) };
         let is_idle = round.app_limited && round.rate_max < self.decided.get();
         if round.rate_max > 0 && !is_idle && (self.held_down == 0 || self.share.is_known()) {
-            if !round.app_limited {
+            if !round.app_limited && round.losses.acked > 0 {
                 self.average.on_round(round.losses, round.time(now), self.round_trip());
             }
             // Among known others the round's average is the newest rate: the largest sample is that of a burst, and what all of them add to
@@ -253,7 +251,7 @@ impl BottleneckController {
 
     fn advance(&mut self, now: Timestamp, in_flight: u64) {
         let rtt = self.round_trip();
-        let drained = in_flight <= self.drained_window();
+        let drained = in_flight <= self.bdp().saturating_add(self.floor());
         match self.mode {
             Mode::Startup => {}
             Mode::Drain { rounds } => {
@@ -272,7 +270,9 @@ impl BottleneckController {
                 let elapsed = now.since(since);
                 let over = match phase {
                     // The queue that others keep does not drain.
-                    DRAIN_PHASE if !self.others.stands() => drained || elapsed >= rtt * DRAIN_ROUNDS_MAX,
+                    DRAIN_PHASE if !self.others.stands() => {
+                        in_flight <= self.drained_window() || elapsed >= rtt * DRAIN_ROUNDS_MAX
+                    }
                     _ => elapsed >= rtt,
                 };
                 if over {

@@ -23,7 +23,7 @@ impl LossCount {
 }
 
 /// Loss up to a sixth is made up for; more is not random.
-const MADE_UP_OF: u64 = 6;
+pub(super) const MADE_UP_OF: u64 = 6;
 
 /// Shrinks when an overflowing buffer shows, and grows back over sixteen clean windows.
 #[derive(Clone, Copy, Debug)]

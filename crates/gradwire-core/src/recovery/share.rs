@@ -6,7 +6,7 @@
 //! most of the window, so the flows are equal from the first packet on, without any probing. Of many senders one half is given more than
 //! the other ([`Turn`]).
 
-use super::headroom::LossCount;
+use super::headroom::{LossCount, MADE_UP_OF};
 use super::Turn;
 
 /// One sender's part of what all senders of an incast may have in flight.
@@ -88,8 +88,9 @@ pub(super) struct DecidedRate(u64);
 impl DecidedRate {
     /// Takes a round trip: its largest delivery rate and its losses.
     pub(super) fn on_round(&mut self, delivered: u64, losses: LossCount) {
-        let carried = u128::from(delivered) * u128::from(losses.carried());
-        let decided = u64::try_from(carried / u128::from(losses.acked.max(1))).unwrap_or(u64::MAX);
+        let all = u128::from(delivered) * u128::from(losses.acked + losses.lost);
+        let decided = u64::try_from(all / u128::from(losses.acked.max(1))).unwrap_or(u64::MAX);
+        let decided = decided.min(delivered.saturating_add(delivered / MADE_UP_OF));
         self.0 = if self.0 == 0 { decided } else { self.0 / 2 + decided / 2 };
     }
 
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn an_overflow_is_made_up_for_by_a_sixth_only() {
         let mut rate = DecidedRate::default();
-        rate.on_round(600, LossCount { acked: 600, lost: 600 });
+        rate.on_round(600, LossCount { acked: 500, lost: 500 });
         assert_eq!(rate.get(), 700);
     }
 }

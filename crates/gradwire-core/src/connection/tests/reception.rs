@@ -46,6 +46,7 @@ fn what_a_connection_carried_for_a_while_is_the_rate_of_its_link() {
 fn small_transfers_that_wait_for_their_turn_on_a_slow_link_are_announced_once() {
     let mut pair = Pair::connected(never);
     pair.packet_time = Duration::from_micros(400);
+    // Carried within 180 ms: of those that wait for longer than 100 ms many are announced again.
     let (transfers, bytes) = (30, 15 * 1408);
     (1..=transfers).for_each(|transfer| pair.receive(1, transfer, bytes, Contract::EXACT));
     (1..=transfers).for_each(|transfer| pair.send(0, transfer, pattern(bytes), Reliability::Exact));

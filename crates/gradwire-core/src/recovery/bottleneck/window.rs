@@ -72,8 +72,12 @@ impl BottleneckController {
     /// is made of waits in turn: at more than what is delivered both would grow without end. A thread that was not run looks like a wait as
     /// well: no more for that than the receiver's socket holds.
     fn product(&self, rate: u64) -> u64 {
-        let waiting = bytes_in(self.delivered(rate), self.way_back.get()).min(self.standing_bytes);
-        self.path_bytes(rate).saturating_add(waiting)
+        self.path_bytes(rate).saturating_add(self.waiting(rate))
+    }
+
+    /// What is in flight while acknowledgements wait on their way back.
+    fn waiting(&self, rate: u64) -> u64 {
+        bytes_in(self.delivered(rate), self.way_back.get()).min(self.standing_bytes)
     }
 
     /// What the empty path holds at `rate`.
@@ -102,12 +106,12 @@ impl BottleneckController {
         (2 * self.packet_bytes).max(self.share.initial_cwnd().min(4 * self.packet_bytes))
     }
 
-    /// What is in flight where no queue is left. What acknowledgements that wait on the way back hold together is none: where the path was free, draining
-    /// went on for four round trips otherwise, in each cycle of a probe and a drain.
+    /// What is in flight where a probe's queue is gone. What acknowledgements hold together that wait for data of the other direction is none: where the
+    /// path was free, draining went on for four round trips otherwise, in each cycle.
     pub(super) fn drained_window(&self) -> u64 {
-        let waits = self.is_free() && !self.way_back.get().is_zero();
-        let told = self.share.is_known() || self.share.has_other_paths();
-        self.bdp().saturating_add(if waits && !told { self.lumps() } else { self.floor() })
+        let waiting =
+            if self.is_free() && !self.share.is_known() { self.waiting(self.bandwidth.max()) } else { 0 };
+        self.bdp().saturating_add(self.lumps().min(waiting).max(self.floor()))
     }
 }
 
