@@ -124,7 +124,7 @@ fn candidates(path: usize, first: SocketAddr, addresses: &[IpAddr], sources: &[S
 /// Questions by one way: of a way that loses 30 %, both directions counted, one in fifteen is left out until the next
 /// time.
 const QUESTIONS: u32 = 4;
-/// Between the first two of them; twice as long each time, so that an answer may take 300 ms at least.
+/// Before the first of them, and between the first two; twice as long each time, so that an answer may take 300 ms at least.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 /// After all ways have been tried in vain: a few small packets in that time cost nothing, and a cut cable may be mended.
 const REST: Duration = Duration::from_secs(5);
