@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import click
 
@@ -89,6 +90,11 @@ def command(
     sys.exit(EXIT_SUFFERS if report.suffers else 0)
 
 
+def _cores(processor: dict[str, Any]) -> str:
+    limit = processor["limit"]
+    return f"{processor['cores']} cores" + (f" limited to the time of {limit['cores']:g}" if limit else "")
+
+
 def _lines(report: Report) -> list[str]:
     lines = []
     for rank, host in enumerate(report.hosts):
@@ -96,8 +102,8 @@ def _lines(report: Report) -> list[str]:
         offloads = ", ".join(name.upper() for name in ("gso", "gro") if features.get(name)) or "no offload"
         clock = {True: "synchronised", False: "not synchronised", None: "unknown"}[host["clock"].get("synchronised")]
         lines.append(
-            f"rank {rank}: {host['host']}, Linux {host['kernel']}, UDP port {host['port']}, {offloads},"
-            f" {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
+            f"rank {rank}: {host['host']}, Linux {host['kernel']}, {_cores(host['processor'])}, UDP port {host['port']},"
+            f" {offloads}, {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
         )
     if report.pairs:
         lines += ["", "from   to  address             RTT ms: least  median   IP bytes      lost  reordered  paths"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.config import Config
-from gradwire.doctor import host, pairs
+from gradwire.doctor import card, counters, host, pairs
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import HEADER_BYTES, Prober
@@ -75,7 +75,7 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     token = secrets.randbits(32)
     everyone = everybody(place, "host", {**facts.described(), "token": token})
     tell(f"{world_size} ranks are here")
-    findings = host.judge(facts, rank)
+    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
     found: list[pairs.PairFacts] = []
     heard: list[int] = []
     prober = _bind(facts, rank, everyone[0]["token"])
@@ -103,6 +103,7 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
         if prober is not None:
             prober.close()
     all_heard = everybody(place, "heard", heard)
+    findings += counters.judge(facts.counters, counters.read(), facts.used, rank)
     for pair in found:
         other = everyone[pair.peer]
         findings += pairs.judge_reach(

@@ -1,4 +1,4 @@
-"""One host: what the engine gets from its kernel, which interfaces it chose and why, and what the clock is worth.
+"""One host: what the engine gets from its kernel, which interfaces it chose and why, and what cards, processor and clock are worth.
 
 The engine itself is started for a moment with the job's configuration, so that what is reported is what training will have.
 """
@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.config import PORT_BASE, Config
+from gradwire.doctor import card, counters, processor
+from gradwire.doctor.card import Card
+from gradwire.doctor.counters import Counters
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
+from gradwire.doctor.processor import Processor
 from gradwire.errors import GradwireError
 
 RECEIVE_WANTED, SEND_WANTED = (
@@ -42,6 +46,13 @@ class Interface:
     speed_mbit: int | None
     used: bool
     reason: str
+    half_duplex: bool = False
+    wireless: bool = False
+
+    @property
+    def size_and_speed(self) -> str:
+        """For people."""
+        return f"MTU {self.mtu}" + (f", {self.speed_mbit} Mbit/s" if self.speed_mbit else "")
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,8 @@ class HostFacts:
         features: what the engine got; None: it did not start, and `error` says why.
         limits: sysctl values that bound it.
         clock: source, and whether it is synchronised (None: unknown).
+        processor: the time that this process gets.
+        counters: what the host has dropped so far.
     """
 
     host: str
@@ -62,6 +75,13 @@ class HostFacts:
     interfaces: list[Interface] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
     clock: dict[str, Any] = field(default_factory=dict)
+    processor: Processor = field(default_factory=lambda: Processor(cores=1))
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def used(self) -> list[str]:
+        """Names of the interfaces that gradwire uses."""
+        return [interface.name for interface in self.interfaces if interface.used]
 
     def described(self) -> dict[str, Any]:
         """As JSON."""
@@ -81,6 +101,8 @@ def examine(config: Config) -> HostFacts:
         interfaces=_interfaces(config, chosen),
         limits=_limits(),
         clock=_clock(),
+        processor=processor.examine(),
+        counters=counters.read(),
     )
 
 
@@ -90,11 +112,16 @@ def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
         fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT" if "port" in facts.error else ""
         return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank)]
     findings = [*_judge_buffers(facts, rank), *_judge_features(facts, rank), *_judge_clock(facts, rank)]
+    for interface in facts.interfaces:
+        if interface.used:
+            findings += card.judge(interface.name, _card_of(interface), rank)
+    findings += counters.judge_now(facts.counters, facts.used, rank)
+    findings += processor.judge(facts.processor, rank)
     findings += [
         Finding(
             NOTE,
             "interface",
-            f"{i.name} {i.address} (MTU {i.mtu}): {'used' if i.used else 'not used'}, {i.reason}",
+            f"{i.name} {i.address} ({i.size_and_speed}): {'used' if i.used else 'not used'}, {i.reason}",
             "",
             rank,
         )
@@ -215,11 +242,14 @@ def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
                 address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
             except OSError:
                 address = ""
-            used = address in chosen
-            found.append(
-                Interface(name, address, mtu, _speed(name), used, _reason(config, name, address, flags, used=used))
-            )
+            used, seen = address in chosen, card.examine(control, name)
+            reason = _reason(config, name, address, flags, used=used)
+            found.append(Interface(name, address, mtu, seen.speed_mbit, used, reason, seen.half_duplex, seen.wireless))
     return found
+
+
+def _card_of(interface: Interface) -> Card:
+    return Card(interface.speed_mbit, interface.half_duplex, interface.wireless)
 
 
 def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:
@@ -244,13 +274,6 @@ def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) 
 
 def _ask(control: socket.socket, request: int, name: str) -> bytes:
     return fcntl.ioctl(control, request, struct.pack("40s", name.encode()))
-
-
-def _speed(name: str) -> int | None:
-    with suppress(OSError, ValueError):
-        speed = int(Path(f"/sys/class/net/{name}/speed").read_text())
-        return speed if speed > 0 else None
-    return None
 
 
 def _limits() -> dict[str, int]:

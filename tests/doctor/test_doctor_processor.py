@@ -1,0 +1,153 @@
+"""What the doctor says of the processor time that a job gets: from files as the kernel writes them, and in a control group with a limit."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gradwire.doctor import processor
+from gradwire.doctor.processor import Limit, Processor, limit_of
+
+ENOUGH = Processor(cores=8)
+BUSY_IN_A_GROUP = """
+import os, pathlib, sys, time
+group = pathlib.Path(sys.argv[1])
+(group / "cgroup.procs").write_text(str(os.getpid()))
+end = time.monotonic() + 60
+def periods():
+    words = (group / "cpu.stat").read_text().split()
+    return int(dict(zip(words[::2], words[1::2]))["nr_periods"])
+while periods() < 150 and time.monotonic() < end:
+    sum(range(10_000))
+os.execv(sys.executable, [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", "--json"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (ENOUGH, []),
+        (Processor(8, limit=Limit(8.0, 0.1, 900, 500)), []),
+        (Processor(8, limit=Limit(7.5, 0.1, 900, 8)), ["warning"]),
+        (Processor(8, limit=Limit(7.5, 0.1, 900, 9)), ["problem"]),
+        (Processor(8, limit=Limit(7.5, 0.1, 99, 99)), ["warning"]),
+        (Processor(8, limit=Limit(7.5, 0.1, 0, 0)), ["warning"]),
+        (Processor(8, ranks=8), []),
+        (Processor(8, ranks=9), ["warning"]),
+        (Processor(8, stolen_share=0.049), []),
+        (Processor(8, stolen_share=0.05), ["warning"]),
+    ],
+)
+def test_what_takes_processor_time_away_is_judged(facts, expected):
+    found = processor.judge(facts, 3)
+    assert [finding.level for finding in found] == expected
+    assert all(finding.fix and finding.rank == 3 and finding.check == "processor" for finding in found)
+
+
+def test_a_limit_is_told_with_its_numbers():
+    (found,) = processor.judge(Processor(8, limit=Limit(2.0, 0.1, 1000, 250)), 0)
+    assert "2 of 8 cores" in found.text
+    assert "up to 100 ms" in found.text
+    assert "250 of 1000 periods (25%)" in found.text
+
+
+def files(folder, texts):
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return limit_of(folder / "own", folder / "groups")
+
+
+STAT = "usage_usec 5\nnr_periods 40\nnr_throttled 3\nthrottled_usec 9\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ({}, None),
+        ({"own": "0::/\n"}, None),
+        ({"own": "0::/job\n", "groups/job/cpu.max": "max 100000\n"}, None),
+        ({"own": "0::/job\n", "groups/job/cpu.max": "nonsense"}, None),
+        ({"own": "0::/\n", "groups/cpu.max": "150000 100000\n", "groups/cpu.stat": STAT}, Limit(1.5, 0.1, 40, 3)),
+        (
+            {
+                "own": "0::/pod/job\n",
+                "groups/pod/cpu.max": "50000 20000\n",
+                "groups/pod/cpu.stat": STAT,
+                "groups/pod/job/cpu.max": "max 100000\n",
+                "groups/cpu.max": "400000 100000\n",
+            },
+            Limit(2.5, 0.02, 40, 3),
+        ),
+        (
+            {
+                "own": "4:memory:/m\n3:cpu,cpuacct:/pod\n0::/\n",
+                "groups/cpu,cpuacct/pod/cpu.cfs_quota_us": "300000\n",
+                "groups/cpu,cpuacct/pod/cpu.cfs_period_us": "100000\n",
+                "groups/cpu,cpuacct/pod/cpu.stat": "nr_periods 7\nnr_throttled 1\nthrottled_time 12\n",
+                "groups/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+                "groups/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            Limit(3.0, 0.1, 7, 1),
+        ),
+        # In a container the path is one outside of it, and its own group is the outermost that is there.
+        (
+            {
+                "own": "1:cpu:/docker/0123\n",
+                "groups/cpu/cpu.cfs_quota_us": "50000\n",
+                "groups/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            Limit(0.5, 0.1, 0, 0),
+        ),
+    ],
+)
+def test_the_tightest_limit_around_a_process_is_found_in_both_versions(tmp_path, texts, expected):
+    assert files(tmp_path, texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [("cpu  10 0 20 50 0 0 0 20 7 0\ncpu0 1 1\n", 0.2), ("cpu  1 2 3\n", 0.0), ("", 0.0)],
+)
+def test_stolen_time_is_the_eighth_of_the_kernels_times(tmp_path, text, share):
+    (tmp_path / "stat").write_text(text)
+    assert processor._stolen_share(tmp_path / "stat") == share
+
+
+@pytest.fixture
+def half_a_core():
+    """A control group with half a core in periods of 10 ms, in whichever version this machine has."""
+    for controllers, settings in (
+        (Path("/sys/fs/cgroup/cpu"), {"cpu.cfs_period_us": "10000", "cpu.cfs_quota_us": "5000"}),
+        (Path("/sys/fs/cgroup"), {"cpu.max": "5000 10000"}),
+    ):
+        group = controllers / f"gradwire-doctor-{os.getpid()}"
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                for name, value in settings.items():
+                    (group / name).write_text(value)
+                yield group
+            finally:
+                group.rmdir()
+            return
+    pytest.skip("no control group can be made here")
+
+
+def test_a_container_that_was_stopped_for_its_limit_is_a_problem(half_a_core):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "LOCAL"))}
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY_IN_A_GROUP, str(half_a_core)],
+        env={**environment, "GRADWIRE_PORT": "0"}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    report = json.loads(done.stdout)
+    assert done.returncode == 1, done.stderr
+    limit = report["hosts"][0]["processor"]["limit"]
+    assert (limit["cores"], limit["period_s"]) == (0.5, 0.01)
+    assert limit["stopped"] > limit["periods"] / 2
+    (found,) = [finding for finding in report["findings"] if finding["check"] == "processor"]
+    assert found["level"] == "problem"
