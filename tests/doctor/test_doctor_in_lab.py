@@ -119,6 +119,18 @@ def test_what_a_host_drops_itself_is_told_with_where(tmp_path):
     assert "found the buffer of their socket full during the check / sysctl -w net.core.rmem_max" in text
 
 
+def test_a_port_that_has_fallen_back_to_a_lower_rate_is_told(tmp_path):
+    def slow_down(network):
+        network.set([1], [], rate_mbit=10.0)
+
+    report = diagnose(tmp_path, fault=slow_down)
+    assert report["statuses"] == [0, 0]
+    assert told(report, "problem", "warning") == {("rate", 0, 1)}
+    rates = {(pair["rank"], pair["peer"]): pair["rate_mbit"] for pair in report["pairs"]}
+    assert 9 < rates[0, 1] < 13  # four packets of a burst leave at once
+    assert 90 < rates[1, 0] < 130
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_the_round_trip_is_that_of_the_links(tmp_path):
     report = diagnose(tmp_path, switch="soft", port=Port(delay_ms=3.0))

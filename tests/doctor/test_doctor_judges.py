@@ -174,8 +174,57 @@ def test_only_problems_make_training_suffer_and_they_come_first():
 def test_reordered_and_copied_packets_are_counted_apart_from_lost_ones():
     counting = _Counting()
     for number in (0, 1, 3, 2, 3, 6, 5):
-        counting.add(number)
-    assert counting.counts() == (6, 2, 1)
+        counting.add(number, 0, 1)
+    assert counting.counts()[:3] == (6, 2, 1)
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("batches", "spacing_ns"),
+    [
+        ([], 0),
+        ([[5 * MS]], 0),
+        ([[0, MS]], MS),
+        ([[0, 3 * MS, 6 * MS, 9 * MS], [9 * MS]], 3 * MS),
+        # The fastest batch counts: in another one the sender may have been stopped.
+        ([[0, 9 * MS, 20 * MS], [100 * MS, 101 * MS, 104 * MS], [300 * MS, 304 * MS]], 2 * MS),
+        # Packets that the kernel got together say nothing.
+        ([[7 * MS] * 48], 0),
+        ([[2 * MS, 5 * MS, 0]], 5 * MS // 2),
+    ],
+)
+def test_the_rate_of_a_way_is_that_of_its_fastest_batch(batches, spacing_ns):
+    counting = _Counting()
+    arrivals = [(batch, came_ns) for batch, times in enumerate(batches) for came_ns in times]
+    for number, (batch, came_ns) in enumerate(arrivals):
+        counting.add(number, batch, 10**18 + came_ns)
+    counting.add(len(arrivals), -1, 10**18 + 10**9)  # a straggler of a batch that is over
+    assert counting.counts()[3] == spacing_ns
+    assert counting.counts()[3] == spacing_ns, "asked again"
+
+
+def rated(rank, peer, rate_mbit, **changes):
+    return dataclasses.replace(PAIR, rank=rank, peer=peer, rate_mbit=rate_mbit, **changes).described()
+
+
+@pytest.mark.parametrize(
+    ("ways", "slow"),
+    [
+        ([], []),
+        ([rated(0, 1, 40.0), rated(1, 0, 50.0)], []),
+        ([rated(0, 1, 40.0), rated(1, 0, 81.0)], [1]),
+        # 600 Mbit/s is what can just be told of packets of 1500 bytes.
+        ([rated(0, 1, 299.0), rated(0, 2, 301.0), rated(1, 0, None)], [1]),
+        ([rated(0, 1, 40.0), rated(1, 0, None, address="")], []),
+        ([rated(0, 1, 40.0), rated(1, 0, None, burst_lost=1.0)], []),
+        ([rated(1, 0, 10.0), rated(0, 1, 100.0)], []),
+    ],
+)
+def test_ways_that_are_much_slower_than_the_fastest_are_told_by_who_measured_them(ways, slow):
+    found = pairs.judge_rates(ways, 0)
+    assert [(finding.level, finding.check, finding.peer) for finding in found] == [("warning", "rate", n) for n in slow]
 
 
 def test_a_hop_that_did_not_answer_makes_no_path_of_its_own():
@@ -204,7 +253,7 @@ def test_packets_of_another_run_are_ignored():
         other.token = 1
         assert one.ask(("127.0.0.1", other.port), octet=0x28) is not None
         assert other.heard == {0}
-        assert one.count(("127.0.0.1", other.port), 1, 50, size_bytes=200, batch=10, pause_s=0) == Count(50, 0, 0)
+        assert one.count(("127.0.0.1", other.port), 1, 50, size_bytes=200, batch=10, pause_s=0).arrived == 50
 
 
 def doctor(*arguments, **variables):

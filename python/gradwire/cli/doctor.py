@@ -106,7 +106,10 @@ def _lines(report: Report) -> list[str]:
             f" {offloads}, {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
         )
     if report.pairs:
-        lines += ["", "from   to  address             RTT ms: least  median   IP bytes      lost  reordered  paths"]
+        lines += [
+            "",
+            "from   to  address             RTT ms: least  median   IP bytes      lost  reordered  paths  Mbit/s",
+        ]
     for pair in report.pairs:
         if not pair["address"]:
             lines.append(f"{pair['rank']:>4} {pair['peer']:>4}  no answer")
@@ -115,6 +118,7 @@ def _lines(report: Report) -> list[str]:
         lines.append(
             f"{pair['rank']:>4} {pair['peer']:>4}  {pair['address']:<18} {least:>14.3f} {median:>7.3f} {pair['ip_bytes']:>10}"
             f" {pair['lost'] / max(1, pair['sent']):>9.3%} {pair['reordered']:>10} {pair['paths']:>6}"
+            f" {'fast' if pair['rate_mbit'] is None else round(pair['rate_mbit']):>7}"
         )
     lines.append("")
     for finding in report.findings:

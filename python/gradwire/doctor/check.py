@@ -111,13 +111,14 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
             peer_addresses=other["features"]["addresses"], port=other["port"], own_port=facts.port,
         )  # fmt: skip
         findings += pairs.judge(pair, config, options.loss_max)
-    mine = {"pairs": [pair.described() for pair in found], "findings": [finding.described() for finding in findings]}
-    gathered = everybody(place, "findings", mine)
+    measured = [pair for each in everybody(place, "pairs", [pair.described() for pair in found]) for pair in each]
+    findings += pairs.judge_rates(measured, rank)
+    gathered = everybody(place, "findings", [finding.described() for finding in findings])
     _part(place)
     return Report(
         hosts=everyone,
-        pairs=[pair for each in gathered for pair in each["pairs"]],
-        findings=ordered([Finding(**finding) for each in gathered for finding in each["findings"]]),
+        pairs=measured,
+        findings=ordered([Finding(**finding) for each in gathered for finding in each]),
     )
 
 

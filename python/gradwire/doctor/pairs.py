@@ -21,6 +21,8 @@ _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a se
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS = 4
 _BURST_LOST_LEAST = 0.1  # less may be chance
+_TELLING_NS = 20_000  # packets that came closer say no rate: cards collect several before the kernel hears of any
+_SLOW = 0.5  # of the fastest way
 _OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
 _LONG_RTT_SECONDS = 0.05
 LOSS_TEST, BURST_TEST = 1, 2
@@ -44,6 +46,8 @@ class PairFacts:
         rtt_ms: least and median round trip.
         ip_bytes: largest IP packet that arrives, up to the one that gradwire would send (`ip_bytes_wanted`).
         sent: packets of the loss test; `lost` and `reordered` are of these. All are lost where the peer never says a count.
+        rate_mbit: at which the fastest burst came, in IP packets; None: faster than can be told. A shaper that lets as much go at once is
+            not seen.
         burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
         marks: for each octet sent the one that arrived; None: nothing arrived with it.
         paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
@@ -60,6 +64,7 @@ class PairFacts:
     sent: int = 0
     lost: int = 0
     reordered: int = 0
+    rate_mbit: float | None = None
     burst_lost: float = 0.0
     marks: tuple[tuple[int, int | None], ...] = ()
     paths: int = 0
@@ -105,12 +110,32 @@ def measure(
         sent=packets,
         lost=packets - arrived,
         reordered=0 if loss is None else loss.reordered,
+        rate_mbit=_rate_mbit(largest, 0 if burst is None else burst.spacing_ns),
         burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
         paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
         rails=rails,
         offset_s=statistics.median(answer.offset_s for answer in answers) if answers else 0.0,
     )
+
+
+def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
+    """Which of this rank's ways to others are much slower than the fastest way of all.
+
+    Args:
+        pairs: of all ranks, as described.
+        rank: this one.
+    """
+    fastest = max((rate for rate in map(_least_rate, pairs) if rate is not None), default=0.0)
+    findings = []
+    for pair in pairs:
+        rate = pair["rate_mbit"]
+        if pair["rank"] != rank or rate is None or rate >= _SLOW * fastest:
+            continue
+        text = f"packets come at {rate:.0f} Mbit/s, on the fastest way at {fastest:.0f} or more: the slowest link is what all wait for"
+        fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
+        findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
+    return findings
 
 
 def octets_of(config: Config) -> list[int]:
@@ -254,6 +279,18 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
             )
         )
     return findings
+
+
+def _rate_mbit(ip_bytes: int, spacing_ns: int) -> float | None:
+    return 8e3 * ip_bytes / spacing_ns if spacing_ns >= _TELLING_NS else None
+
+
+def _least_rate(pair: Mapping[str, Any]) -> float | None:
+    """At least what a way carries; None: nothing was measured."""
+    if not pair["address"] or pair["burst_lost"] >= 1:
+        return None
+    rate = pair["rate_mbit"]
+    return float(rate) if rate is not None else _rate_mbit(pair["ip_bytes"], _TELLING_NS)
 
 
 def _first_answering(prober: Prober, peer: Peer) -> tuple[str, int] | None:

@@ -15,17 +15,23 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-_HEADER = struct.Struct("<4sBBHIIqq")  # magic, kind, octet, rank, token, sequence, sender's time, answerer's time (ns)
+_HEADER = struct.Struct(
+    "<4sBBHIIqq"
+)  # magic, kind, octet or batch, rank, token, sequence, sender's time, answerer's time (ns)
 _MAGIC = b"gwdr"
 _ECHO, _COUNT, _ASK, _ANSWER = range(4)
-_COUNTS = struct.Struct("<III")
+_COUNTS = struct.Struct("<IIII")
+_TIMESPEC = struct.Struct("@qq")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
 HEADER_BYTES = 28  # IPv4 and UDP
 LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
 _FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
+_TIMESTAMPS = 35  # SO_TIMESTAMPNS, and the kind of what comes with each packet: when the kernel got it
+_SEGMENT, _SEGMENTS_BYTES = 103, 60_000  # UDP_SEGMENT: packets of one call, a little below what IP can say
 _SEND_TRIES = 4  # of a packet that looks for a router: two answers may come between two tries, hardly more
 _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
+_MOST_NS = (1 << 32) - 1
 _WAIT_SECONDS = 0.2  # for an answer, where a test does not say
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
@@ -47,21 +53,30 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A packet to send: what for, how large as an IP packet, with which traffic class octet."""
+    """A packet to send: what for, how large as an IP packet, with which octet; of a count for which test, and how many at once."""
 
     kind: int
     size_bytes: int = LEAST_BYTES
     octet: int = 0
     test: int = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a peer counted of a test: different packets, those that came after a later one, and copies."""
+    """What a peer counted of a test.
+
+    Attributes:
+        arrived: different packets.
+        reordered: those that came after a later one.
+        duplicated: copies.
+        spacing_ns: between packets that left at once, in the batch that came fastest; 0: no two came of one batch.
+    """
 
     arrived: int
     reordered: int
     duplicated: int
+    spacing_ns: int = 0
 
 
 class Prober:
@@ -77,6 +92,8 @@ class Prober:
         self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
         # Never in parts, and not bounded by what the kernel has learned about the way.
         self.socket.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _MTU_PROBE)
+        with suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
         # Only receiving has a time limit; sending waits for the device.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, _LOOK_UP_MICROSECONDS))
         self.socket.bind((address, port))
@@ -104,11 +121,10 @@ class Prober:
 
         The question may overtake the last of them, so where some are missing it is asked again until no more come.
         """
-        for number in range(packets):
-            # The device pushes back where the kernel's queue is full; what it refuses has not been sent and is tried again.
-            self._send(_Probe(_COUNT, size_bytes, test=test), to, number)
-            if batch and number % batch == batch - 1:
-                time.sleep(pause_s)
+        probe = _Probe(_COUNT, size_bytes, test=test, batch=batch)
+        for first in range(0, packets, batch):
+            self._send_at_once(probe, to, range(first, min(first + batch, packets)))
+            time.sleep(pause_s)
         known: Count | None = None
         for _ in range(10):
             found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
@@ -143,11 +159,27 @@ class Prober:
             self._changed.wait_for(lambda: number in self._answers, wait_s)
             return self._answers.pop(number, None)
 
-    def _send(self, probe: _Probe, to: tuple[str, int], number: int) -> bool:
+    def _send_at_once(self, probe: _Probe, to: tuple[str, int], numbers: range) -> None:
+        """In as few calls as the kernel allows: between two calls another program may run."""
+        size = probe.size_bytes - HEADER_BYTES
+        most = max(1, _SEGMENTS_BYTES // size)
+        segment = [(socket.IPPROTO_UDP, _SEGMENT, struct.pack("H", size))]
+        for first in range(0, len(numbers), most):
+            some = numbers[first : first + most]
+            try:
+                self.socket.sendmsg([self._content(probe, number) for number in some], segment, 0, to)
+            except OSError:  # no such offload here, or a device that cannot take them all
+                for number in some:
+                    self._send(probe, to, number)
+
+    def _content(self, probe: _Probe, number: int) -> bytes:
         header = _HEADER.pack(
-            _MAGIC, probe.kind, probe.octet, self.rank, self.token, number, time.time_ns(), probe.test
+            _MAGIC, probe.kind, probe.octet or probe.batch, self.rank, self.token, number, time.time_ns(), probe.test
         )
-        content = header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
+        return header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
+
+    def _send(self, probe: _Probe, to: tuple[str, int], number: int) -> bool:
+        content = self._content(probe, number)
         ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", probe.octet))] if probe.octet else []
         try:
             self.socket.sendmsg([content], ancillary, 0, to)
@@ -161,21 +193,21 @@ class Prober:
                 data, ancillary, _, sender = self.socket.recvmsg(10_000, 128)
             except OSError:  # nothing came for a while, or an error of an earlier packet is told
                 continue
-            octets = [
-                value[0] for level, kind, value in ancillary if (level, kind) == (socket.IPPROTO_IP, socket.IP_TOS)
-            ]
+            told = {(level, kind): value for level, kind, value in ancillary}
+            octet = told.get((socket.IPPROTO_IP, socket.IP_TOS), b"\0")[0]
             with suppress(struct.error, OSError):
-                self._handle(data, octets[0] if octets else 0, sender)
+                came_ns = _nanoseconds(told.get((socket.SOL_SOCKET, _TIMESTAMPS)))
+                self._handle(data, octet, sender, came_ns)
 
-    def _handle(self, data: bytes, octet: int, sender: tuple[str, int]) -> None:
+    def _handle(self, data: bytes, octet: int, sender: tuple[str, int], came_ns: int) -> None:
         magic, kind, said, rank, token, number, sent, value = _HEADER.unpack_from(data)
         if magic != _MAGIC or token != self.token:
             return
         self.heard.add(rank)
         if kind == _COUNT:
-            self._counted[rank, value].add(number)
+            self._counted[rank, value].add(number, number // max(1, said), came_ns)
         elif kind in (_ECHO, _ASK):
-            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0)
+            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0, 0)
             header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
             self.socket.sendto(header + _COUNTS.pack(*counts), sender)
         elif kind == _ANSWER and len(data) >= _HEADER.size + _COUNTS.size:
@@ -192,17 +224,57 @@ class _Counting:
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self._highest, self._reordered, self._duplicated = -1, 0, 0
+        self._batch = _Batch()
+        self._spacing_ns = 0
 
-    def add(self, number: int) -> None:
+    def add(self, number: int, batch: int, came_ns: int) -> None:
         if number in self._seen:
             self._duplicated += 1
             return
         self._seen.add(number)
         self._reordered += number < self._highest
         self._highest = max(self._highest, number)
+        if batch > self._batch.number:
+            self._close_batch()
+            self._batch = _Batch(batch, came_ns, came_ns)
+        if batch == self._batch.number:
+            self._batch.add(came_ns)
 
-    def counts(self) -> tuple[int, int, int]:
-        return len(self._seen), self._reordered, self._duplicated
+    def counts(self) -> tuple[int, int, int, int]:
+        self._close_batch()
+        return len(self._seen), self._reordered, self._duplicated, self._spacing_ns
+
+    def _close_batch(self) -> None:
+        spacing_ns = self._batch.spacing_ns
+        if spacing_ns:
+            self._spacing_ns = min(spacing_ns, self._spacing_ns or spacing_ns)
+
+
+@dataclass
+class _Batch:
+    """Packets that left at once."""
+
+    number: int = -1
+    first_ns: int = 0
+    last_ns: int = 0
+    packets: int = 0
+
+    def add(self, came_ns: int) -> None:
+        self.first_ns, self.last_ns = min(self.first_ns, came_ns), max(self.last_ns, came_ns)
+        self.packets += 1
+
+    @property
+    def spacing_ns(self) -> int:
+        """On average; 0: of fewer than two packets there is none, and of some that came together it says nothing."""
+        return min(_MOST_NS, (self.last_ns - self.first_ns) // (self.packets - 1)) if self.packets > 1 else 0
+
+
+def _nanoseconds(timespec: bytes | None) -> int:
+    """When the kernel says that a packet came; now, where it does not."""
+    if timespec is None:
+        return time.time_ns()
+    seconds, nanoseconds = _TIMESPEC.unpack(timespec)
+    return int(seconds * 1_000_000_000 + nanoseconds)
 
 
 def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float) -> list[dict[int, str]]:
