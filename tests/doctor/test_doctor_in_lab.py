@@ -92,7 +92,8 @@ def test_a_healthy_network_passes(tmp_path):
     assert all(host["features"]["gso"] and host["features"]["gro"] for host in hosts)
     (used,) = [i for i in hosts[1]["interfaces"] if i["used"]]
     assert (used["name"], used["address"], used["mtu"]) == ("eth0", "10.77.0.2", 1500)
-    assert (used["speed_mbit"], used["half_duplex"]) == (10_000, False)
+    assert used["card"]["speed_mbit"] is None, "a veth has no wire"
+    assert all(host["counters_after"]["cards"]["eth0"]["received"] > 2000 for host in hosts)
     assert all(host["processor"]["cores"] == len(os.sched_getaffinity(0)) for host in hosts)
 
 
@@ -127,8 +128,8 @@ def test_a_port_that_has_fallen_back_to_a_lower_rate_is_told(tmp_path):
     assert report["statuses"] == [0, 0]
     assert told(report, "problem", "warning") == {("rate", 0, 1)}
     rates = {(pair["rank"], pair["peer"]): pair["rate_mbit"] for pair in report["pairs"]}
-    assert 9 < rates[0, 1] < 13  # four packets of a burst leave at once
-    assert 90 < rates[1, 0] < 130
+    assert 8 < rates[0, 1] < 13  # four packets of a burst leave at once
+    assert 80 < rates[1, 0] < 130
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -164,6 +165,18 @@ def test_a_count_that_never_comes_is_the_loss_of_everything(counts, lost, burst_
     assert levels(pairs.judge(facts, Config(), loss_max=0.005)) == expected
 
 
+@pytest.mark.parametrize(
+    ("spacing_ns", "rate_mbit"), [(None, None), (120_000, 100.0), (20_000, 600.0), (1, 600.0), (0, 600.0)]
+)
+def test_the_rate_is_told_up_to_what_cards_let_tell(spacing_ns, rate_mbit):
+    counts = {pairs.LOSS_TEST: Count(1000, 0, 0), pairs.BURST_TEST: Count(192, 0, 0, spacing_ns)}
+    facts = pairs.measure(
+        Mute(counts), pairs.Peer(1, ["10.0.0.2"], 47400), Config(), ip_bytes=1500, sources=(), packets=1000
+    )
+    assert facts.rate_mbit == rate_mbit
+    assert pairs.rate_most(1500) == 600.0
+
+
 def test_only_problems_make_training_suffer_and_they_come_first():
     problem, warning, note = (Finding(level, "x", "y") for level in ("problem", "warning", "note"))
     assert suffers([note, problem])
@@ -179,52 +192,92 @@ def test_reordered_and_copied_packets_are_counted_apart_from_lost_ones():
 
 
 MS = 1_000_000
+TOGETHER = [5 * MS] * 40
+
+
+def evenly(spacing_ns, packets=40):
+    return [spacing_ns * place for place in range(packets)]
 
 
 @pytest.mark.parametrize(
-    ("batches", "spacing_ns"),
+    ("calls", "spacing_ns"),
     [
-        ([], 0),
-        ([[5 * MS]], 0),
-        ([[0, MS]], MS),
-        ([[0, 3 * MS, 6 * MS, 9 * MS], [9 * MS]], 3 * MS),
-        # The fastest batch counts: in another one the sender may have been stopped.
-        ([[0, 9 * MS, 20 * MS], [100 * MS, 101 * MS, 104 * MS], [300 * MS, 304 * MS]], 2 * MS),
-        # Packets that the kernel got together say nothing.
-        ([[7 * MS] * 48], 0),
-        ([[2 * MS, 5 * MS, 0]], 5 * MS // 2),
+        ([], None),
+        ([evenly(MS, 5)], None),
+        ([evenly(MS)], MS),
+        ([evenly(MS), evenly(9 * MS), evenly(3 * MS)], 3 * MS),
+        ([evenly(MS), evenly(2 * MS)], MS),
+        # What a card collected came at once; one such call, of a receiver that stood still, is not the median.
+        ([TOGETHER], 0),
+        ([evenly(MS), TOGETHER, evenly(MS)], MS),
+        ([list(reversed(evenly(MS)))], 0),
+        ([evenly(1 << 33)], (1 << 32) - 2),
     ],
 )
-def test_the_rate_of_a_way_is_that_of_its_fastest_batch(batches, spacing_ns):
+def test_the_rate_of_a_way_is_that_of_packets_that_left_in_one_call(calls, spacing_ns):
+    counting, number = _Counting(), 0
+    for call, times in enumerate(calls):
+        for came_ns in times:
+            counting.add(number, call + 1, 10**18 + came_ns)
+            number += 1
+    for came_ns in evenly(7 * MS):
+        counting.add(number, 0, came_ns)
+        number += 1
+    for _ in evenly(7 * MS):
+        counting.add(number, 200, None)
+        number += 1
+    unknown = (1 << 32) - 1
+    assert counting.counts()[3] == (unknown if spacing_ns is None else spacing_ns)
+    assert counting.counts()[3] == (unknown if spacing_ns is None else spacing_ns), "asked again"
+
+
+def test_packets_that_were_lost_took_their_time():
     counting = _Counting()
-    arrivals = [(batch, came_ns) for batch, times in enumerate(batches) for came_ns in times]
-    for number, (batch, came_ns) in enumerate(arrivals):
-        counting.add(number, batch, 10**18 + came_ns)
-    counting.add(len(arrivals), -1, 10**18 + 10**9)  # a straggler of a batch that is over
-    assert counting.counts()[3] == spacing_ns
-    assert counting.counts()[3] == spacing_ns, "asked again"
+    for place in (0, 9, 38):
+        counting.add(place, 1, place * MS)
+    assert counting.counts()[3] == MS
 
 
-def rated(rank, peer, rate_mbit, **changes):
-    return dataclasses.replace(PAIR, rank=rank, peer=peer, rate_mbit=rate_mbit, **changes).described()
+def rated(rank, peer, rate_mbit):
+    return dataclasses.replace(PAIR, rank=rank, peer=peer, rate_mbit=rate_mbit).described()
 
 
 @pytest.mark.parametrize(
     ("ways", "slow"),
     [
         ([], []),
-        ([rated(0, 1, 40.0), rated(1, 0, 50.0)], []),
+        ([rated(0, 1, None), rated(1, 0, None)], []),
+        ([rated(0, 1, 40.0), rated(1, 0, 80.0)], []),
         ([rated(0, 1, 40.0), rated(1, 0, 81.0)], [1]),
-        # 600 Mbit/s is what can just be told of packets of 1500 bytes.
-        ([rated(0, 1, 299.0), rated(0, 2, 301.0), rated(1, 0, None)], [1]),
-        ([rated(0, 1, 40.0), rated(1, 0, None, address="")], []),
-        ([rated(0, 1, 40.0), rated(1, 0, None, burst_lost=1.0)], []),
+        ([rated(0, 1, 40.0), rated(1, 0, None)], []),
         ([rated(1, 0, 10.0), rated(0, 1, 100.0)], []),
+        # One way that seemed faster than all others makes none of them slow.
+        ([rated(0, 1, 95.0), rated(0, 2, 94.0), rated(1, 0, 600.0)], []),
     ],
 )
-def test_ways_that_are_much_slower_than_the_fastest_are_told_by_who_measured_them(ways, slow):
+def test_ways_that_are_much_slower_than_most_are_told_by_who_measured_them(ways, slow):
     found = pairs.judge_rates(ways, 0)
     assert [(finding.level, finding.check, finding.peer) for finding in found] == [("warning", "rate", n) for n in slow]
+
+
+SO_NO_CHECK = 11  # without checksums the kernel refuses to cut packets apart
+
+
+@pytest.mark.parametrize(("refused", "size_bytes"), [(False, 1500), (False, 9000), (True, 1500)])
+def test_packets_of_one_call_are_counted_one_by_one_also_where_the_kernel_refuses_it(refused, size_bytes):
+    with Prober(0, 0, token=1, address="127.0.0.1") as one, Prober(0, 1, token=1, address="127.0.0.1") as other:
+        if refused:
+            one.socket.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
+        settings = {"size_bytes": size_bytes, "batch": 48, "pause_s": 0.0}
+        found = one.count(("127.0.0.1", other.port), 1, 100, **settings, joined=True)
+        plain = one.count(("127.0.0.1", other.port), 2, 100, **settings)
+    assert (
+        (found.arrived, found.reordered, found.duplicated)
+        == (plain.arrived, plain.reordered, plain.duplicated)
+        == (100, 0, 0)
+    )
+    assert plain.spacing_ns is None
+    assert (found.spacing_ns is None) == refused
 
 
 def test_a_hop_that_did_not_answer_makes_no_path_of_its_own():

@@ -13,6 +13,7 @@ from gradwire.config import Config
 from gradwire.doctor.check import Options, Report, check_all, check_host
 from gradwire.doctor.findings import NOTE
 from gradwire.doctor.meeting import Place, open_meeting
+from gradwire.doctor.pairs import rate_most
 from gradwire.errors import ConfigError, GradwireError
 
 EXIT_SUFFERS, EXIT_NO_CHECK = 1, 3
@@ -95,6 +96,11 @@ def _cores(processor: dict[str, Any]) -> str:
     return f"{processor['cores']} cores" + (f" limited to the time of {limit['cores']:g}" if limit else "")
 
 
+def _rate(pair: dict[str, Any]) -> str:
+    rate, most = pair["rate_mbit"], rate_most(pair["ip_bytes"])
+    return "-" if rate is None else f"{'> ' if rate >= most else ''}{rate:.0f}"
+
+
 def _lines(report: Report) -> list[str]:
     lines = []
     for rank, host in enumerate(report.hosts):
@@ -118,7 +124,7 @@ def _lines(report: Report) -> list[str]:
         lines.append(
             f"{pair['rank']:>4} {pair['peer']:>4}  {pair['address']:<18} {least:>14.3f} {median:>7.3f} {pair['ip_bytes']:>10}"
             f" {pair['lost'] / max(1, pair['sent']):>9.3%} {pair['reordered']:>10} {pair['paths']:>6}"
-            f" {'fast' if pair['rate_mbit'] is None else round(pair['rate_mbit']):>7}"
+            f" {_rate(pair):>7}"
         )
     lines.append("")
     for finding in report.findings:

@@ -1,7 +1,7 @@
 """The whole check: this host, then, where there are several ranks, all pairs of them in turns.
 
 In round k rank r asks rank r + k, so that each rank asks one other and is asked by one other at a time, and no link carries
-more than two tests. Every wait has an end: a rank that does not come is named.
+more than two tests for each rank of its host. Every wait has an end: a rank that does not come is named.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from gradwire.doctor.probe import HEADER_BYTES, Prober
 from gradwire.errors import RendezvousError
 
 _PART_SECONDS = 10.0
+_OF_HOST = ("card", "drops", "filter")  # what the first rank of a host says for all of it
 
 
 @dataclass(frozen=True)
@@ -70,56 +71,81 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     Raises:
         MissingRankError: a rank did not come in time.
     """
-    rank, world_size = place.rank, place.world_size
+    rank = place.rank
     facts = host.examine(config)
-    token = secrets.randbits(32)
-    everyone = everybody(place, "host", {**facts.described(), "token": token})
-    tell(f"{world_size} ranks are here")
-    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
-    found: list[pairs.PairFacts] = []
-    heard: list[int] = []
+    everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
+    tell(f"{place.world_size} ranks are here")
     prober = _bind(facts, rank, everyone[0]["token"])
     everybody(place, "ready", prober is not None)
-    try:
-        for step in range(1, world_size):
-            peer = (rank + step) % world_size
-            if prober is not None and facts.features is not None and everyone[peer]["features"] is not None:
-                tell(f"rank {rank} asks rank {peer}")
-                target = pairs.Peer(peer, everyone[peer]["features"]["addresses"], everyone[peer]["port"])
-                ip_bytes = _ip_bytes(facts.features, everyone[peer]["features"])
-                found.append(
-                    pairs.measure(
-                        prober,
-                        target,
-                        config,
-                        ip_bytes=ip_bytes,
-                        sources=facts.features["addresses"],
-                        packets=options.packets,
-                    )
-                )
-            everybody(place, f"round-{step}", True)
-        heard = sorted(prober.heard) if prober is not None else []
-    finally:
-        if prober is not None:
-            prober.close()
-    all_heard = everybody(place, "heard", heard)
-    findings += counters.judge(facts.counters, counters.read(), facts.used, rank)
+    before = counters.read()
+    found, heard = _measure(prober, facts, everyone, config=config, place=place, options=options, tell=tell)
+    after = counters.read()
+    tested = everybody(place, "tested", {"heard": heard, "counters": after.described()})
+    measured = [pair for each in everybody(place, "pairs", [pair.described() for pair in found]) for pair in each]
+
+    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
+    findings += counters.judge(before, after, facts.used, rank)
+    if _mates(everyone, rank)[0] != rank:
+        findings = [finding for finding in findings if finding.check not in _OF_HOST]
     for pair in found:
         other = everyone[pair.peer]
         findings += pairs.judge_reach(
-            rank, pair.peer, answered=bool(pair.address), peer_heard=rank in all_heard[pair.peer],
+            rank, pair.peer, answered=bool(pair.address), peer_heard=rank in tested[pair.peer]["heard"],
             peer_addresses=other["features"]["addresses"], port=other["port"], own_port=facts.port,
         )  # fmt: skip
         findings += pairs.judge(pair, config, options.loss_max)
-    measured = [pair for each in everybody(place, "pairs", [pair.described() for pair in found]) for pair in each]
-    findings += pairs.judge_rates(measured, rank)
+    # Ranks of one host measure over the same link at once, and over none between each other.
+    if all(len(_mates(everyone, other)) == 1 for other in range(place.world_size)):
+        findings += pairs.judge_rates(measured, rank)
     gathered = everybody(place, "findings", [finding.described() for finding in findings])
     _part(place)
     return Report(
-        hosts=everyone,
+        hosts=[{**each, "counters_after": then["counters"]} for each, then in zip(everyone, tested, strict=True)],
         pairs=measured,
         findings=ordered([Finding(**finding) for each in gathered for finding in each]),
     )
+
+
+def _measure(
+    prober: Prober | None,
+    facts: host.HostFacts,
+    everyone: list[dict[str, Any]],
+    *,
+    config: Config,
+    place: Place,
+    options: Options,
+    tell: Callable[[str], None],
+) -> tuple[list[pairs.PairFacts], list[int]]:
+    """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile."""
+    found: list[pairs.PairFacts] = []
+    try:
+        for step in range(1, place.world_size):
+            peer = (place.rank + step) % place.world_size
+            theirs = everyone[peer]["features"]
+            if prober is not None and facts.features is not None and theirs is not None:
+                tell(f"rank {place.rank} asks rank {peer}")
+                found.append(
+                    pairs.measure(
+                        prober,
+                        pairs.Peer(peer, theirs["addresses"], everyone[peer]["port"]),
+                        config,
+                        ip_bytes=_ip_bytes(facts.features, theirs),
+                        sources=facts.features["addresses"],
+                        packets=options.packets,
+                        can_join=bool(facts.features["gso"]),
+                    )
+                )
+            everybody(place, f"round-{step}", True)
+        return found, sorted(prober.heard) if prober is not None else []
+    finally:
+        if prober is not None:
+            prober.close()
+
+
+def _mates(everyone: list[dict[str, Any]], rank: int) -> list[int]:
+    """The ranks of this rank's host, itself among them: those with the same addresses."""
+    addresses = [(each["features"] or {}).get("addresses") for each in everyone]
+    return [other for other, theirs in enumerate(addresses) if other == rank or (theirs and theirs == addresses[rank])]
 
 
 def _part(place: Place) -> None:

@@ -1,23 +1,30 @@
 """What this host's kernel counts of packets that it dropped itself, or that reached it damaged.
 
 A test between two ranks says that packets are missing, not where. These counters, read before and after all tests, tell what was
-lost in a host from what was lost between: the card's ring, the queue behind it, the socket's buffer, and frames that a bad cable
-damaged. They count everything on the host, not only the doctor's packets.
+lost in a host from what was lost between: the card's ring, the queue behind it, the socket's buffer, the sender's own queue, and frames
+that a bad cable damaged. They count everything on the host, not only the doctor's packets.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gradwire.doctor.findings import PROBLEM, WARNING, Finding
 
 _NET = Path("/proc/self/net")
 _CONNECTIONS = Path("/proc/sys/net/netfilter")
-_DROPPED_LEAST = 1e-3  # of a card's packets: those of protocols that nobody here speaks are fewer
-_DAMAGED_LEAST = 1e-5  # of a card's packets since it came up: one of 70 MB
-_FULL_LEAST = 0.9
+_DAMAGED_SHARE, _DAMAGED_LEAST = 1e-5, 10  # since the driver was loaded: one of 70 MB, and not one bad minute long ago
+_COLLISIONS_SHARE = 1e-3
+_FULL_SHARE = 0.9
+_HEADER, _LINK, _ATTRIBUTE = struct.Struct("IHHII"), struct.Struct("BxHiII"), struct.Struct("HH")
+_GET_LINK, _DUMP, _DONE, _ERROR = 18, 0x301, 3, 2  # RTM_GETLINK; NLM_F_REQUEST and NLM_F_DUMP; NLMSG_DONE, NLMSG_ERROR
+_NAME, _STATISTICS = 3, 23  # IFLA_IFNAME, IFLA_STATS64
+_STATISTICS_LEAST = 16 * 8
 
 
 @dataclass(frozen=True)
@@ -25,17 +32,16 @@ class Card:
     """A network card's own counts.
 
     Attributes:
-        received: packets that were handed on.
-        damaged: that were not, as their checksum or length was wrong.
-        dropped: for want of memory, or because nobody here speaks their protocol.
-        overrun: for want of room in the card's ring.
+        received, sent: packets.
+        damaged: received with a wrong checksum or form, and dropped.
+        overrun: dropped for want of room in the card's ring.
         unsent: that could not be sent.
         collisions: of a wire that both ends cannot use at once.
     """
 
     received: int = 0
+    sent: int = 0
     damaged: int = 0
-    dropped: int = 0
     overrun: int = 0
     unsent: int = 0
     collisions: int = 0
@@ -51,8 +57,9 @@ class Counters:
 
     Attributes:
         cards: by interface.
-        backlog_dropped: for want of room between the cards' interrupts and the sockets, all cores.
+        backlog_dropped: for want of room between the cards' interrupts and the sockets, all cores of the machine.
         buffer_dropped: for want of room in a UDP socket's receive buffer.
+        queue_dropped: UDP packets that this host's own queue before the card did not take.
         wrong_checksum: UDP packets that were not what was sent.
         connections: that the packet filter follows, and the most that it can; zeros where it follows none.
     """
@@ -60,24 +67,30 @@ class Counters:
     cards: dict[str, Card] = field(default_factory=dict)
     backlog_dropped: int = 0
     buffer_dropped: int = 0
+    queue_dropped: int = 0
     wrong_checksum: int = 0
     connections: tuple[int, int] = (0, 0)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
 
 
 def read(net: Path = _NET, connections: Path = _CONNECTIONS) -> Counters:
     """Reads them all. What a kernel does not count stays zero."""
     udp = _udp(net)
     return Counters(
-        cards=_cards(net),
+        cards=_cards(),
         backlog_dropped=_backlog_dropped(net),
         buffer_dropped=udp.get("RcvbufErrors", 0),
+        queue_dropped=udp.get("SndbufErrors", 0),
         wrong_checksum=udp.get("InCsumErrors", 0),
         connections=(_number(connections / "nf_conntrack_count"), _number(connections / "nf_conntrack_max")),
     )
 
 
 def judge_now(now: Counters, used: list[str], rank: int) -> list[Finding]:
-    """What one reading says: damage since a card came up, and a packet filter with no room.
+    """What one reading says: damage since a card's driver was loaded, and a packet filter with no room.
 
     Args:
         now: the reading.
@@ -87,18 +100,18 @@ def judge_now(now: Counters, used: list[str], rank: int) -> list[Finding]:
     findings = []
     for name in used:
         card = now.cards.get(name, Card())
-        if card.damaged > _DAMAGED_LEAST * max(1, card.received):
-            text = f"{card.damaged} of {card.received} packets have come damaged to {name} since it is up"
+        if card.damaged >= _DAMAGED_LEAST and card.damaged > _DAMAGED_SHARE * card.received:
+            text = f"{card.damaged} packets have come damaged to {name}, and {card.received} well, since its driver was loaded"
             findings.append(Finding(WARNING, "card", text, _cable(name), rank))
-        if card.collisions:
+        if card.collisions > _COLLISIONS_SHARE * card.sent:
             text = f"{name} has counted {card.collisions} collisions: one end of its cable sends and receives by turns only"
             fix = f"let both ends negotiate speed and duplex (ethtool -s {name} autoneg on), or set both alike"
             findings.append(Finding(WARNING, "card", text, fix, rank))
     count, most = now.connections
-    if most and count >= _FULL_LEAST * most:
-        text = f"the packet filter follows {count} connections of at most {most}: beyond that packets of new ones are dropped"
+    if most and count >= _FULL_SHARE * most:
+        text = f"the packet filter follows {count} connections of at most {most}: when it is full, packets of new ones are dropped"
         fix = f"sysctl -w net.netfilter.nf_conntrack_max={4 * most}, or no connection tracking for gradwire's ports (notrack)"
-        findings.append(Finding(PROBLEM, "filter", text, fix, rank))
+        findings.append(Finding(PROBLEM if count >= most else WARNING, "filter", text, fix, rank))
     return findings
 
 
@@ -119,13 +132,13 @@ def judge(before: Counters, after: Counters, used: list[str], rank: int) -> list
     for name in used:
         card = after.cards.get(name, Card()).since(before.cards.get(name, Card()))
         if card.damaged > 0:
-            findings.append(found(f"{card.damaged} of {card.received} packets came damaged to {name}", _cable(name)))
-        lost = card.overrun or (card.dropped if card.dropped > _DROPPED_LEAST * max(1, card.received) else 0)
-        if lost > 0:
-            fix = f"a larger ring (ethtool -g {name}, ethtool -G {name} rx N), and interrupts on more cores (ethtool -X {name})"
             findings.append(
-                found(f"{name} dropped {lost} packets that had come to it, {card.received} were taken", fix)
+                found(f"{card.damaged} packets came damaged to {name}, and {card.received} well,", _cable(name))
             )
+        if card.overrun > 0:
+            fix = f"a larger ring (ethtool -g {name}, ethtool -G {name} rx N), and interrupts on more cores (ethtool -X {name})"
+            text = f"{name} dropped {card.overrun} packets for want of room, and took {card.received},"
+            findings.append(found(text, fix))
         if card.unsent > 0:
             findings.append(found(f"{name} could not send {card.unsent} packets", _cable(name)))
     if (lost := after.backlog_dropped - before.backlog_dropped) > 0:
@@ -134,6 +147,9 @@ def judge(before: Counters, after: Counters, used: list[str], rank: int) -> list
     if (lost := after.buffer_dropped - before.buffer_dropped) > 0:
         fix = "sysctl -w net.core.rmem_max=16777216, and cores for the programs that receive them"
         findings.append(found(f"{lost} UDP packets found the buffer of their socket full", fix))
+    if (lost := after.queue_dropped - before.queue_dropped) > 0:
+        fix = "a longer queue before the card (ip link set <interface> txqueuelen 1000; tc -s qdisc shows where)"
+        findings.append(found(f"{lost} UDP packets found this host's own queue to the card full", fix))
     if (lost := after.wrong_checksum - before.wrong_checksum) > 0:
         fix = "switch checksums of the cards off (ethtool -K <interface> rx off tx off) to find who damages them"
         findings.append(found(f"{lost} UDP packets came with a wrong checksum", fix))
@@ -144,23 +160,44 @@ def _cable(name: str) -> str:
     return f"change the cable, the optic or the port of {name} (ethtool -S {name}, the switch's counters)"
 
 
-def _cards(net: Path) -> dict[str, Card]:
-    """`/proc/net/dev`: eight columns of what was received, eight of what was sent."""
-    found = {}
-    with suppress(OSError, ValueError, IndexError):
-        for line in (net / "dev").read_text().splitlines()[2:]:
-            name, _, columns = line.rpartition(":")
-            counts = [int(column) for column in columns.split()]
-            # bytes packets errs drop fifo frame compressed multicast, bytes packets errs drop fifo colls carrier compressed
-            found[name.strip()] = Card(
-                received=counts[1],
-                damaged=counts[5],
-                dropped=counts[3],
-                overrun=counts[4],
-                unsent=counts[10],
-                collisions=counts[13],
-            )
+def _cards() -> dict[str, Card]:
+    """Asks the kernel for all links of this process's network namespace, by rtnetlink."""
+    found: dict[str, Card] = {}
+    with (
+        suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel,
+    ):
+        kernel.settimeout(1.0)
+        link = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        kernel.send(_HEADER.pack(_HEADER.size + len(link), _GET_LINK, _DUMP, 1, 0) + link)
+        while True:
+            answer = kernel.recv(1 << 17)
+            at = 0
+            while at + _HEADER.size <= len(answer):
+                length, kind, *_ = _HEADER.unpack_from(answer, at)
+                if kind in (_DONE, _ERROR) or length < _HEADER.size:
+                    return found
+                found.update(card_of(answer[at + _HEADER.size + _LINK.size : at + length]))
+                at += -(-length // 4) * 4
     return found
+
+
+def card_of(attributes: bytes) -> dict[str, Card]:
+    """Name and counts of one link, from its attributes as rtnetlink has them; nothing where it has no counts."""
+    name, counts, at = "", (), 0
+    while at + _ATTRIBUTE.size <= len(attributes):
+        length, kind = _ATTRIBUTE.unpack_from(attributes, at)
+        content = attributes[at + _ATTRIBUTE.size : at + length]
+        if kind == _NAME:
+            name = content.rstrip(b"\0").decode(errors="replace")
+        elif kind == _STATISTICS and len(content) >= _STATISTICS_LEAST:
+            counts = struct.unpack_from("16Q", content)
+        at += max(_ATTRIBUTE.size, -(-length // 4) * 4)
+    if not name or not counts:
+        return {}
+    # struct rtnl_link_stats64, which is not the order of /proc/net/dev; there several of these are one column.
+    received, sent, _, _, _, unsent, _, _, _, collisions, _, over, checksum, form, fifo, missed = counts
+    return {name: Card(received, sent, checksum + form, over + fifo + missed, unsent, collisions)}
 
 
 def _backlog_dropped(net: Path) -> int:

@@ -43,16 +43,15 @@ class Interface:
     name: str
     address: str
     mtu: int
-    speed_mbit: int | None
     used: bool
     reason: str
-    half_duplex: bool = False
-    wireless: bool = False
+    card: Card = field(default_factory=Card)
 
     @property
     def size_and_speed(self) -> str:
         """For people."""
-        return f"MTU {self.mtu}" + (f", {self.speed_mbit} Mbit/s" if self.speed_mbit else "")
+        speed = self.card.speed_mbit
+        return f"MTU {self.mtu}" + (f", {speed} Mbit/s" if speed else "")
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class HostFacts:
     interfaces: list[Interface] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
     clock: dict[str, Any] = field(default_factory=dict)
-    processor: Processor = field(default_factory=lambda: Processor(cores=1))
+    processor: Processor = field(default_factory=lambda: Processor(cores=1, host_cores=1))
     counters: Counters = field(default_factory=Counters)
 
     @property
@@ -114,7 +113,7 @@ def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
     findings = [*_judge_buffers(facts, rank), *_judge_features(facts, rank), *_judge_clock(facts, rank)]
     for interface in facts.interfaces:
         if interface.used:
-            findings += card.judge(interface.name, _card_of(interface), rank)
+            findings += card.judge(interface.name, interface.card, rank)
     findings += counters.judge_now(facts.counters, facts.used, rank)
     findings += processor.judge(facts.processor, rank)
     findings += [
@@ -242,14 +241,10 @@ def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
                 address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
             except OSError:
                 address = ""
-            used, seen = address in chosen, card.examine(control, name)
+            used = address in chosen
             reason = _reason(config, name, address, flags, used=used)
-            found.append(Interface(name, address, mtu, seen.speed_mbit, used, reason, seen.half_duplex, seen.wireless))
+            found.append(Interface(name, address, mtu, used, reason, card.examine(control, name)))
     return found
-
-
-def _card_of(interface: Interface) -> Card:
-    return Card(interface.speed_mbit, interface.half_duplex, interface.wireless)
 
 
 def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
-from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Prober, trace
+from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Count, Prober, trace
 
 CAPABLE = 0b10  # ECT(0)
 _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
@@ -21,8 +21,10 @@ _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a se
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS = 4
 _BURST_LOST_LEAST = 0.1  # less may be chance
-_TELLING_NS = 20_000  # packets that came closer say no rate: cards collect several before the kernel hears of any
-_SLOW = 0.5  # of the fastest way
+_TELLING_NS = (
+    20_000  # packets that came closer are not told apart: cards collect several before the kernel hears of any
+)
+_SLOW = 0.5  # of most ways' rate
 _OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
 _LONG_RTT_SECONDS = 0.05
 LOSS_TEST, BURST_TEST = 1, 2
@@ -46,7 +48,7 @@ class PairFacts:
         rtt_ms: least and median round trip.
         ip_bytes: largest IP packet that arrives, up to the one that gradwire would send (`ip_bytes_wanted`).
         sent: packets of the loss test; `lost` and `reordered` are of these. All are lost where the peer never says a count.
-        rate_mbit: at which the fastest burst came, in IP packets; None: faster than can be told. A shaper that lets as much go at once is
+        rate_mbit: at which bursts came, in IP packets, and at most `rate_most`; None: not known. A shaper that lets as much go at once is
             not seen.
         burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
         marks: for each octet sent the one that arrived; None: nothing arrived with it.
@@ -77,7 +79,14 @@ class PairFacts:
 
 
 def measure(
-    prober: Prober, peer: Peer, config: Config, *, ip_bytes: int, sources: Sequence[str], packets: int
+    prober: Prober,
+    peer: Peer,
+    config: Config,
+    *,
+    ip_bytes: int,
+    sources: Sequence[str],
+    packets: int,
+    can_join: bool = False,
 ) -> PairFacts:
     """Measures the way to a peer.
 
@@ -88,6 +97,7 @@ def measure(
         ip_bytes: of the packets that gradwire would send.
         sources: local addresses that gradwire would use.
         packets: of the loss test.
+        can_join: whether the kernel cuts several packets of one call apart (GSO); an older one would send them as one.
     """
     to = _first_answering(prober, peer)
     if to is None:
@@ -98,7 +108,9 @@ def measure(
     loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
     rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources[1:])
     burst_sent = _BURST_PACKETS * _BURST_ROUNDS
-    burst = prober.count(to, BURST_TEST, burst_sent, size_bytes=largest, batch=_BURST_PACKETS, pause_s=0.1)
+    burst = prober.count(
+        to, BURST_TEST, burst_sent, size_bytes=largest, batch=_BURST_PACKETS, pause_s=0.1, joined=can_join
+    )
     arrived = 0 if loss is None else loss.arrived  # as on a rail: who never says a count has not been reached
     return PairFacts(
         rank=prober.rank,
@@ -110,7 +122,7 @@ def measure(
         sent=packets,
         lost=packets - arrived,
         reordered=0 if loss is None else loss.reordered,
-        rate_mbit=_rate_mbit(largest, 0 if burst is None else burst.spacing_ns),
+        rate_mbit=_rate_mbit(largest, burst),
         burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
         paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
@@ -120,21 +132,21 @@ def measure(
 
 
 def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
-    """Which of this rank's ways to others are much slower than the fastest way of all.
+    """Which of this rank's ways to others are much slower than most ways.
 
     Args:
-        pairs: of all ranks, as described.
+        pairs: of all ranks, each on a host of its own, as described.
         rank: this one.
     """
-    fastest = max((rate for rate in map(_least_rate, pairs) if rate is not None), default=0.0)
+    rates = [pair["rate_mbit"] for pair in pairs if pair["rate_mbit"] is not None]
+    usual = statistics.median_high(rates) if rates else 0.0
     findings = []
     for pair in pairs:
         rate = pair["rate_mbit"]
-        if pair["rank"] != rank or rate is None or rate >= _SLOW * fastest:
-            continue
-        text = f"packets come at {rate:.0f} Mbit/s, on the fastest way at {fastest:.0f} or more: the slowest link is what all wait for"
-        fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
-        findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
+        if pair["rank"] == rank and rate is not None and rate < _SLOW * usual:
+            text = f"packets come at {rate:.0f} Mbit/s, on most ways at {usual:.0f} or more: the slowest link is what all wait for"
+            fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
+            findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
     return findings
 
 
@@ -281,16 +293,15 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
     return findings
 
 
-def _rate_mbit(ip_bytes: int, spacing_ns: int) -> float | None:
-    return 8e3 * ip_bytes / spacing_ns if spacing_ns >= _TELLING_NS else None
+def rate_most(ip_bytes: int) -> float:
+    """Mbit/s beyond which rates of packets of this size are not told apart."""
+    return 8e3 * ip_bytes / _TELLING_NS
 
 
-def _least_rate(pair: Mapping[str, Any]) -> float | None:
-    """At least what a way carries; None: nothing was measured."""
-    if not pair["address"] or pair["burst_lost"] >= 1:
+def _rate_mbit(ip_bytes: int, count: Count | None) -> float | None:
+    if count is None or count.spacing_ns is None:
         return None
-    rate = pair["rate_mbit"]
-    return float(rate) if rate is not None else _rate_mbit(pair["ip_bytes"], _TELLING_NS)
+    return 8e3 * ip_bytes / max(count.spacing_ns, _TELLING_NS)
 
 
 def _first_answering(prober: Prober, peer: Peer) -> tuple[str, int] | None:
@@ -355,4 +366,14 @@ def _distinct(ways: Sequence[Mapping[int, str]]) -> int:
     return len(different)
 
 
-__all__ = ["HEADER_BYTES", "PairFacts", "Peer", "judge", "judge_reach", "measure", "octets_of"]
+__all__ = [
+    "HEADER_BYTES",
+    "PairFacts",
+    "Peer",
+    "judge",
+    "judge_rates",
+    "judge_reach",
+    "measure",
+    "octets_of",
+    "rate_most",
+]

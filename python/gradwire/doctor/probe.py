@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import collections
 import socket
+import statistics
 import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _HEADER = struct.Struct(
     "<4sBBHIIqq"
-)  # magic, kind, octet or batch, rank, token, sequence, sender's time, answerer's time (ns)
-_MAGIC = b"gwdr"
+)  # magic, kind, octet or call, rank, token, sequence, sender's time, answerer's time (ns)
+_MAGIC = b"gwd2"
 _ECHO, _COUNT, _ASK, _ANSWER = range(4)
 _COUNTS = struct.Struct("<IIII")
-_TIMESPEC = struct.Struct("@qq")  # seconds and nanoseconds
+_TIMESPEC = struct.Struct("@ll")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
 HEADER_BYTES = 28  # IPv4 and UDP
 LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
 _FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
 _TIMESTAMPS = 35  # SO_TIMESTAMPNS, and the kind of what comes with each packet: when the kernel got it
-_SEGMENT, _SEGMENTS_BYTES = 103, 60_000  # UDP_SEGMENT: packets of one call, a little below what IP can say
+_SEGMENT, _JOINED_BYTES = 103, 60_000  # UDP_SEGMENT; bytes of one call, a little below what IP can say
+_CALLS = 255  # numbers of calls fill an octet, 0: no number
 _SEND_TRIES = 4  # of a packet that looks for a router: two answers may come between two tries, hardly more
 _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
-_MOST_NS = (1 << 32) - 1
+_UNKNOWN_NS = (1 << 32) - 1
+_TELLING_PACKETS = 6  # of one call; of fewer a card may collect all before the kernel hears of any
 _WAIT_SECONDS = 0.2  # for an answer, where a test does not say
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
@@ -53,13 +56,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A packet to send: what for, how large as an IP packet, with which octet; of a count for which test, and how many at once."""
+    """A packet to send: what for, how large as an IP packet, with which octet; of a count for which test, and by which call."""
 
     kind: int
     size_bytes: int = LEAST_BYTES
     octet: int = 0
     test: int = 0
-    batch: int = 0
+    call: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,13 @@ class Count:
         arrived: different packets.
         reordered: those that came after a later one.
         duplicated: copies.
-        spacing_ns: between packets that left at once, in the batch that came fastest; 0: no two came of one batch.
+        spacing_ns: between packets that left in one call, the median of these calls; None: it is not known.
     """
 
     arrived: int
     reordered: int
     duplicated: int
-    spacing_ns: int = 0
+    spacing_ns: int | None = None
 
 
 class Prober:
@@ -115,22 +118,53 @@ class Prober:
         return None if found is None else found[0]
 
     def count(
-        self, to: tuple[str, int], test: int, packets: int, *, size_bytes: int, batch: int, pause_s: float
+        self,
+        to: tuple[str, int],
+        test: int,
+        packets: int,
+        *,
+        size_bytes: int,
+        batch: int,
+        pause_s: float,
+        joined: bool = False,
     ) -> Count | None:
         """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say.
 
         The question may overtake the last of them, so where some are missing it is asked again until no more come.
+
+        Args:
+            to: the peer.
+            test: tells this count from others of this rank.
+            packets: to send.
+            size_bytes: of each, as an IP packet.
+            batch: packets behind each other.
+            pause_s: after each batch.
+            joined: hand many packets to the kernel in one call, as the engine does where the kernel cuts them apart. Between two calls
+                another program may run, so only then is their spacing known; links without a wire may lose all packets of a call at once.
         """
-        probe = _Probe(_COUNT, size_bytes, test=test, batch=batch)
+        probe = _Probe(_COUNT, size_bytes, test=test)
+        calls = 0
         for first in range(0, packets, batch):
-            self._send_at_once(probe, to, range(first, min(first + batch, packets)))
+            numbers = range(first, min(first + batch, packets))
+            if joined:
+                calls, joined = self._send_joined(probe, to, numbers, calls)
+            else:
+                for number in numbers:
+                    # The device pushes back where the kernel's queue is full; what it refuses has not been sent and is tried again.
+                    self._send(probe, to, number)
             time.sleep(pause_s)
+        found = self._ask_count(to, test, packets)
+        return found if found is None or joined else replace(found, spacing_ns=None)
+
+    def _ask_count(self, to: tuple[str, int], test: int, packets: int) -> Count | None:
         known: Count | None = None
         for _ in range(10):
             found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
             if found is None:
                 continue
-            before, known = known, Count(*_COUNTS.unpack_from(found[1]))
+            arrived, reordered, duplicated, spacing_ns = _COUNTS.unpack_from(found[1])
+            is_known = spacing_ns != _UNKNOWN_NS
+            before, known = known, Count(arrived, reordered, duplicated, spacing_ns if is_known else None)
             if known.arrived >= packets or known == before:
                 break
             time.sleep(found[0].rtt_s + _STRAGGLING_SECONDS)
@@ -159,22 +193,25 @@ class Prober:
             self._changed.wait_for(lambda: number in self._answers, wait_s)
             return self._answers.pop(number, None)
 
-    def _send_at_once(self, probe: _Probe, to: tuple[str, int], numbers: range) -> None:
-        """In as few calls as the kernel allows: between two calls another program may run."""
+    def _send_joined(self, probe: _Probe, to: tuple[str, int], numbers: range, calls: int) -> tuple[int, bool]:
+        """In as few calls as the kernel allows, numbered on from `calls`; the number of the last one, and whether it can do so at all."""
         size = probe.size_bytes - HEADER_BYTES
-        most = max(1, _SEGMENTS_BYTES // size)
+        most = max(1, _JOINED_BYTES // size)
         segment = [(socket.IPPROTO_UDP, _SEGMENT, struct.pack("H", size))]
         for first in range(0, len(numbers), most):
-            some = numbers[first : first + most]
+            some, calls = numbers[first : first + most], calls % _CALLS + 1
+            this = replace(probe, call=calls)
             try:
-                self.socket.sendmsg([self._content(probe, number) for number in some], segment, 0, to)
-            except OSError:  # no such offload here, or a device that cannot take them all
-                for number in some:
+                self.socket.sendmsg([self._content(this, number) for number in some], segment, 0, to)
+            except OSError:  # the device cannot take them, whatever the kernel can
+                for number in numbers[first:]:
                     self._send(probe, to, number)
+                return calls, False
+        return calls, True
 
     def _content(self, probe: _Probe, number: int) -> bytes:
         header = _HEADER.pack(
-            _MAGIC, probe.kind, probe.octet or probe.batch, self.rank, self.token, number, time.time_ns(), probe.test
+            _MAGIC, probe.kind, probe.octet or probe.call, self.rank, self.token, number, time.time_ns(), probe.test
         )
         return header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
 
@@ -199,15 +236,15 @@ class Prober:
                 came_ns = _nanoseconds(told.get((socket.SOL_SOCKET, _TIMESTAMPS)))
                 self._handle(data, octet, sender, came_ns)
 
-    def _handle(self, data: bytes, octet: int, sender: tuple[str, int], came_ns: int) -> None:
+    def _handle(self, data: bytes, octet: int, sender: tuple[str, int], came_ns: int | None) -> None:
         magic, kind, said, rank, token, number, sent, value = _HEADER.unpack_from(data)
         if magic != _MAGIC or token != self.token:
             return
         self.heard.add(rank)
         if kind == _COUNT:
-            self._counted[rank, value].add(number, number // max(1, said), came_ns)
+            self._counted[rank, value].add(number, said, came_ns)
         elif kind in (_ECHO, _ASK):
-            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0, 0)
+            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0, _UNKNOWN_NS)
             header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
             self.socket.sendto(header + _COUNTS.pack(*counts), sender)
         elif kind == _ANSWER and len(data) >= _HEADER.size + _COUNTS.size:
@@ -224,55 +261,63 @@ class _Counting:
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self._highest, self._reordered, self._duplicated = -1, 0, 0
-        self._batch = _Batch()
-        self._spacing_ns = 0
+        self._call: _Call | None = None
+        self._spacings_ns: list[int] = []
 
-    def add(self, number: int, batch: int, came_ns: int) -> None:
+    def add(self, number: int, call: int, came_ns: int | None) -> None:
+        """A packet came, which left in the call of this number; 0: by itself."""
         if number in self._seen:
             self._duplicated += 1
             return
         self._seen.add(number)
         self._reordered += number < self._highest
         self._highest = max(self._highest, number)
-        if batch > self._batch.number:
-            self._close_batch()
-            self._batch = _Batch(batch, came_ns, came_ns)
-        if batch == self._batch.number:
-            self._batch.add(came_ns)
+        if call == 0 or came_ns is None:
+            return
+        if self._call is None or call != self._call.number:
+            self._end_call()
+            self._call = _Call(call, (number, came_ns), (number, came_ns))
+        self._call.add(number, came_ns)
 
     def counts(self) -> tuple[int, int, int, int]:
-        self._close_batch()
-        return len(self._seen), self._reordered, self._duplicated, self._spacing_ns
+        """As they are sent to who asks."""
+        self._end_call()
+        spacing_ns = (
+            min(_UNKNOWN_NS - 1, statistics.median_low(self._spacings_ns)) if self._spacings_ns else _UNKNOWN_NS
+        )
+        return len(self._seen), self._reordered, self._duplicated, spacing_ns
 
-    def _close_batch(self) -> None:
-        spacing_ns = self._batch.spacing_ns
-        if spacing_ns:
-            self._spacing_ns = min(spacing_ns, self._spacing_ns or spacing_ns)
+    def _end_call(self) -> None:
+        if self._call is not None and self._call.packets >= _TELLING_PACKETS:
+            self._spacings_ns.append(self._call.spacing_ns)
+        self._call = None
 
 
 @dataclass
-class _Batch:
-    """Packets that left at once."""
+class _Call:
+    """Packets that left in one call: numbers and times of the first and the last one that came."""
 
-    number: int = -1
-    first_ns: int = 0
-    last_ns: int = 0
-    packets: int = 0
+    number: int
+    first: tuple[int, int]
+    last: tuple[int, int]
 
-    def add(self, came_ns: int) -> None:
-        self.first_ns, self.last_ns = min(self.first_ns, came_ns), max(self.last_ns, came_ns)
-        self.packets += 1
+    def add(self, number: int, came_ns: int) -> None:
+        self.first, self.last = min(self.first, (number, came_ns)), max(self.last, (number, came_ns))
+
+    @property
+    def packets(self) -> int:
+        """Between the first and the last one, those that were lost too: they took their time."""
+        return self.last[0] - self.first[0] + 1
 
     @property
     def spacing_ns(self) -> int:
-        """On average; 0: of fewer than two packets there is none, and of some that came together it says nothing."""
-        return min(_MOST_NS, (self.last_ns - self.first_ns) // (self.packets - 1)) if self.packets > 1 else 0
+        return max(0, self.last[1] - self.first[1]) // (self.packets - 1)
 
 
-def _nanoseconds(timespec: bytes | None) -> int:
-    """When the kernel says that a packet came; now, where it does not."""
-    if timespec is None:
-        return time.time_ns()
+def _nanoseconds(timespec: bytes | None) -> int | None:
+    """When the kernel says that a packet came. The clock of a thread that reads it later would say nothing."""
+    if timespec is None or len(timespec) != _TIMESPEC.size:
+        return None
     seconds, nanoseconds = _TIMESPEC.unpack(timespec)
     return int(seconds * 1_000_000_000 + nanoseconds)
 

@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradwire.doctor.findings import PROBLEM, WARNING, Finding
+from gradwire.doctor.findings import WARNING, Finding
 
-_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
+_MOUNTS = Path("/proc/self/mountinfo")
 _STAT = Path("/proc/stat")
-_STOPPED_LEAST = 0.01  # of a container's periods: one step of a hundred waits
 _STOLEN_LEAST = 0.05
-_PERIODS_LEAST = 100  # ten seconds of work: less says little
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,14 @@ class Processor:
 
     Attributes:
         cores: that it may run on.
-        ranks: of this host that share them, as the launcher says.
+        host_cores: that there are.
+        ranks: of this host, as the launcher says.
         limit: of its container; None: there is none.
         stolen_share: of the host's time since its start, 0 to 1, that went to other virtual machines.
     """
 
     cores: int
+    host_cores: int
     ranks: int = 1
     limit: Limit | None = None
     stolen_share: float = 0.0
@@ -62,8 +62,9 @@ def examine() -> Processor:
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return Processor(
         cores=len(os.sched_getaffinity(0)),
+        host_cores=os.cpu_count() or 1,
         ranks=int(local) if local.isdigit() else 1,
-        limit=limit_of(_OWN_GROUPS, _GROUPS),
+        limit=limit_of(_OWN_GROUPS, _MOUNTS),
         stolen_share=_stolen_share(_STAT),
     )
 
@@ -71,61 +72,80 @@ def examine() -> Processor:
 def judge(processor: Processor, rank: int) -> list[Finding]:
     """What follows from it."""
 
-    def found(level: str, text: str, fix: str) -> Finding:
-        return Finding(level, "processor", text, fix, rank)
+    def found(text: str, fix: str) -> Finding:
+        return Finding(WARNING, "processor", text, fix, rank)
 
     findings = []
     if processor.limit is not None and processor.limit.cores < processor.cores:
         findings.append(found(*_judged(processor.limit, processor.cores)))
-    if processor.ranks > processor.cores:
-        text = f"{processor.ranks} ranks share {processor.cores} cores, and each has a thread for its packets beside those that compute"
-        findings.append(found(WARNING, text, "fewer ranks for each host, or more cores for them (taskset, cpuset)"))
+    # Ranks may be bound to cores of their own, so those of one say nothing about all.
+    if processor.ranks > processor.host_cores:
+        text = (
+            f"{processor.ranks} ranks share {processor.host_cores} cores, and each has a thread for its packets besides"
+        )
+        findings.append(found(text, "fewer ranks for each host"))
     if processor.stolen_share >= _STOLEN_LEAST:
         text = f"other virtual machines took {processor.stolen_share:.0%} of this one's processor time since it started"
-        findings.append(found(WARNING, text, "a machine with cores of its own (dedicated, not burstable)"))
+        findings.append(found(text, "a machine with cores of its own (dedicated, not burstable)"))
     return findings
 
 
-def limit_of(own_groups: Path, groups: Path) -> Limit | None:
-    """The tightest limit of a process's control groups and those around them.
+def limit_of(own_groups: Path, mounts: Path) -> Limit | None:
+    """Of the limits of a process's control groups and those around them the one that stopped it most often, else the tightest.
 
     Args:
         own_groups: as `/proc/self/cgroup`.
-        groups: where the control groups are mounted.
+        mounts: as `/proc/self/mountinfo`.
     """
-    limits = [limit for folder in _folders(own_groups, groups) if (limit := _read(folder)) is not None]
-    return min(limits, key=lambda limit: limit.cores, default=None)
+    limits = [limit for folder in dict.fromkeys(_folders(own_groups, mounts)) if (limit := _read(folder)) is not None]
+    return min(limits, key=lambda limit: (-round(limit.stopped / max(1, limit.periods), 2), limit.cores), default=None)
 
 
-def _judged(limit: Limit, cores: int) -> tuple[str, str, str]:
-    """Level, text and fix of a limit that can be reached."""
+def _judged(limit: Limit, cores: int) -> tuple[str, str]:
+    """Text and fix of a limit that can be reached. How often it was is of everything that ran in the container."""
     text = (
         f"this container may use the time of {limit.cores:g} of {cores} cores; "
         f"once it has, all its threads stand still, for up to {1e3 * limit.period_s:g} ms"
     )
+    if limit.stopped:
+        share = limit.stopped / max(1, limit.periods)
+        text = f"{text}: so far in {limit.stopped} of {limit.periods} periods ({share:.0%})"
     fix = (
         "no limit of processor time for the job (Kubernetes: a request without a limit, or whole CPUs under the static CPU policy), "
         "or one above what all its threads use"
     )
-    share = limit.stopped / limit.periods if limit.periods else 0.0
-    if limit.periods >= _PERIODS_LEAST and share >= _STOPPED_LEAST:
-        return PROBLEM, f"{text}: so far in {limit.stopped} of {limit.periods} periods ({share:.0%})", fix
-    return WARNING, text, fix
+    return text, fix
 
 
-def _folders(own_groups: Path, groups: Path) -> Iterator[Path]:
-    """Of version 2 and of version 1's controller: this process's group and all around it. In a container its own is the outermost."""
-    with suppress(OSError):
+def _folders(own_groups: Path, mounts: Path) -> Iterator[Path]:
+    """Of version 2 and of version 1's controller: this process's group and all around it, as far as they can be seen from here."""
+    of_controller = dict(_groups(own_groups))
+    for kind, root, place in _places(mounts):
+        path = of_controller.get(kind)
+        if path is None:
+            continue
+        # A container sees its own group where the host sees the root of all.
+        inside = path.relative_to(root) if path.is_relative_to(root) else Path()
+        yield from (place / part for part in (inside, *inside.parents))
+
+
+def _groups(own_groups: Path) -> Iterator[tuple[str, Path]]:
+    """`number:controllers:path`: of version 2 (no controllers) and of the processor's in version 1."""
+    with suppress(OSError, ValueError):
         for line in own_groups.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                roots = [groups, groups / "unified"]
-            elif "cpu" in controllers.split(","):
-                roots = [groups / controllers, groups / "cpu"]
-            else:
-                continue
-            inside = [Path(path.lstrip("/")), *Path(path.lstrip("/")).parents]
-            yield from dict.fromkeys(root / part for root in roots for part in inside)
+            if not controllers or "cpu" in controllers.split(","):
+                yield ("cpu" if controllers else ""), Path(path)
+
+
+def _places(mounts: Path) -> Iterator[tuple[str, Path, Path]]:
+    """Where control groups are mounted: of which kind, from which group on, and at which folder."""
+    with suppress(OSError, ValueError):
+        for line in mounts.read_text().splitlines():
+            place, _, kind = line.partition(" - ")
+            (_, _, _, root, folder, *_), (fstype, _, options) = place.split(" "), kind.split(" ", 2)
+            if fstype == "cgroup2" or (fstype == "cgroup" and "cpu" in options.split(",")):
+                yield ("" if fstype == "cgroup2" else "cpu"), Path(root), Path(folder)
 
 
 def _read(folder: Path) -> Limit | None:
