@@ -112,6 +112,12 @@ def test_what_a_host_lost_during_the_check_is_told_with_where(after, expected):
         assert finding.fix
 
 
+def test_a_card_that_was_not_read_before_has_counted_nothing_during_the_check():
+    later_alone = Counters({"eth0": counters.Card(1000, 1000, 50)})
+    assert counters.judge(Counters(), later_alone, ["eth0"], 0) == []
+    assert counters.judge(later_alone, Counters(), ["eth0"], 0) == []
+
+
 def test_cards_that_gradwire_does_not_use_do_not_matter():
     assert counters.judge(BEFORE, later(damaged=5, overrun=6), ["eth1", "gone"], 0) == []
     assert counters.judge_now(BEFORE, ["eth1", "gone"], 0) == []

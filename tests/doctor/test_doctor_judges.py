@@ -16,7 +16,7 @@ from gradwire.doctor import host, pairs
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
-from gradwire.doctor.probe import Answer, Count, Prober, _Counting
+from gradwire.doctor.probe import Answer, Count, End, Prober, _Counting
 
 GOOD = {"gso": True, "gro": True, "traffic_class": True, "receive_buffer_bytes": 32 << 20, "send_buffer_bytes": 8 << 20,
         "datagram_bytes": 1472, "addresses": ["10.0.0.1"]}  # fmt: skip
@@ -238,8 +238,8 @@ def test_packets_that_were_lost_took_their_time():
     assert counting.counts()[3] == MS
 
 
-def rated(rank, peer, rate_mbit):
-    return dataclasses.replace(PAIR, rank=rank, peer=peer, rate_mbit=rate_mbit).described()
+def rated(rank, peer, rate_mbit, **changes):
+    return dataclasses.replace(PAIR, rank=rank, peer=peer, rate_mbit=rate_mbit, **changes).described()
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,8 @@ def rated(rank, peer, rate_mbit):
         ([rated(0, 1, 40.0), rated(1, 0, 81.0)], [1]),
         ([rated(0, 1, 40.0), rated(1, 0, None)], []),
         ([rated(1, 0, 10.0), rated(0, 1, 100.0)], []),
+        # Of small packets no more can be told.
+        ([rated(0, 1, 600.0), rated(1, 2, 3600.0, ip_bytes=9000), rated(2, 1, 3600.0, ip_bytes=9000)], []),
         # One way that seemed faster than all others makes none of them slow.
         ([rated(0, 1, 95.0), rated(0, 2, 94.0), rated(1, 0, 600.0)], []),
     ],
@@ -258,6 +260,17 @@ def rated(rank, peer, rate_mbit):
 def test_ways_that_are_much_slower_than_most_are_told_by_who_measured_them(ways, slow):
     found = pairs.judge_rates(ways, 0)
     assert [(finding.level, finding.check, finding.peer) for finding in found] == [("warning", "rate", n) for n in slow]
+
+
+def test_a_rank_that_is_at_the_address_of_another_is_not_taken_for_it():
+    """As behind bridges of containers, which have the same addresses on every host."""
+    with Prober(0, 3, token=1, address="127.0.0.1") as one:
+        for other in (2, 3):
+            end = End("127.0.0.1", one.port, other)
+            assert (one.ask(end, wait_s=0.1) is not None) == (other == 3)
+            found = one.count(end, 1, 20, size_bytes=200, batch=10, pause_s=0)
+            assert (found is not None) == (other == 3)
+        assert one.heard == {3}
 
 
 SO_NO_CHECK = 11  # without checksums the kernel refuses to cut packets apart
@@ -268,9 +281,9 @@ def test_packets_of_one_call_are_counted_one_by_one_also_where_the_kernel_refuse
     with Prober(0, 0, token=1, address="127.0.0.1") as one, Prober(0, 1, token=1, address="127.0.0.1") as other:
         if refused:
             one.socket.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
-        settings = {"size_bytes": size_bytes, "batch": 48, "pause_s": 0.0}
-        found = one.count(("127.0.0.1", other.port), 1, 100, **settings, joined=True)
-        plain = one.count(("127.0.0.1", other.port), 2, 100, **settings)
+        settings = {"size_bytes": size_bytes, "batch": 12, "pause_s": 0.02}
+        found = one.count(End("127.0.0.1", other.port, 1), 1, 100, **settings, joined=True)
+        plain = one.count(End("127.0.0.1", other.port, 1), 2, 100, **settings)
     assert (
         (found.arrived, found.reordered, found.duplicated)
         == (plain.arrived, plain.reordered, plain.duplicated)
@@ -301,12 +314,12 @@ def test_the_octets_tried_are_those_of_the_job():
 
 def test_packets_of_another_run_are_ignored():
     with Prober(0, 0, token=1, address="127.0.0.1") as one, Prober(0, 1, token=2, address="127.0.0.1") as other:
-        assert one.ask(("127.0.0.1", other.port), wait_s=0.1) is None
+        assert one.ask(End("127.0.0.1", other.port, 1), wait_s=0.1) is None
         assert other.heard == set()
         other.token = 1
-        assert one.ask(("127.0.0.1", other.port), octet=0x28) is not None
+        assert one.ask(End("127.0.0.1", other.port, 1), octet=0x28) is not None
         assert other.heard == {0}
-        assert one.count(("127.0.0.1", other.port), 1, 50, size_bytes=200, batch=10, pause_s=0).arrived == 50
+        assert one.count(End("127.0.0.1", other.port, 1), 1, 50, size_bytes=200, batch=10, pause_s=0).arrived == 50
 
 
 def doctor(*arguments, **variables):

@@ -1,6 +1,7 @@
 """Ranks meet over a folder, and over a torch Store; who does not come is named."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from gradwire.doctor.meeting import FolderMeeting, Place, StoreMeeting, everybody, open_meeting
@@ -53,3 +54,15 @@ def test_no_store_and_no_address_are_refused():
     pytest.importorskip("torch.distributed")
     with pytest.raises(RendezvousError, match="no Store"):
         open_meeting("tcp://127.0.0.1:1", 1, 2, 1.0)
+
+
+def test_a_store_that_has_gone_is_told_by_put_and_by_get():
+    import torch.distributed as dist
+
+    def gone(*_arguments):
+        raise dist.DistNetworkError("gone")
+
+    store = SimpleNamespace(set=gone, wait=gone)
+    for use in (lambda meeting: meeting.put("x", 1), lambda meeting: meeting.get("x", 1.0)):
+        with pytest.raises(RendezvousError, match="gone"):
+            use(StoreMeeting(store))

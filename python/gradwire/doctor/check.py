@@ -14,7 +14,7 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor import card, counters, host, pairs
-from gradwire.doctor.findings import Finding, ordered, suffers
+from gradwire.doctor.findings import PROBLEM, Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import HEADER_BYTES, Prober
 from gradwire.errors import RendezvousError
@@ -75,15 +75,21 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     facts = host.examine(config)
     everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
     tell(f"{place.world_size} ranks are here")
-    prober = _bind(facts, rank, everyone[0]["token"])
-    everybody(place, "ready", prober is not None)
+    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
+    prober = None
+    try:
+        prober = _bind(facts, rank, everyone[0]["token"])
+    except OSError as error:
+        fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
+        findings.append(Finding(PROBLEM, "engine", f"UDP port {facts.port} cannot be had any more: {error}", fix, rank))
+    ready = everybody(place, "ready", prober is not None)
     before = counters.read()
-    found, heard = _measure(prober, facts, everyone, config=config, place=place, options=options, tell=tell)
+    found, heard = _measure(prober, facts, everyone, ready, config=config, place=place, options=options, tell=tell)
     after = counters.read()
-    tested = everybody(place, "tested", {"heard": heard, "counters": after.described()})
+    mine = {"heard": heard, "counters_before": before.described(), "counters_after": after.described()}
+    tested = everybody(place, "tested", mine)
     measured = [pair for each in everybody(place, "pairs", [pair.described() for pair in found]) for pair in each]
 
-    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
     findings += counters.judge(before, after, facts.used, rank)
     if _mates(everyone, rank)[0] != rank:
         findings = [finding for finding in findings if finding.check not in _OF_HOST]
@@ -100,7 +106,7 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     gathered = everybody(place, "findings", [finding.described() for finding in findings])
     _part(place)
     return Report(
-        hosts=[{**each, "counters_after": then["counters"]} for each, then in zip(everyone, tested, strict=True)],
+        hosts=[_with_counters(each, then) for each, then in zip(everyone, tested, strict=True)],
         pairs=measured,
         findings=ordered([Finding(**finding) for each in gathered for finding in each]),
     )
@@ -110,6 +116,7 @@ def _measure(
     prober: Prober | None,
     facts: host.HostFacts,
     everyone: list[dict[str, Any]],
+    ready: list[bool],
     *,
     config: Config,
     place: Place,
@@ -118,11 +125,13 @@ def _measure(
 ) -> tuple[list[pairs.PairFacts], list[int]]:
     """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile."""
     found: list[pairs.PairFacts] = []
+    addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
+    more_s = pairs.planned_s(options.packets, addresses)
     try:
         for step in range(1, place.world_size):
             peer = (place.rank + step) % place.world_size
             theirs = everyone[peer]["features"]
-            if prober is not None and facts.features is not None and theirs is not None:
+            if prober is not None and ready[peer] and facts.features is not None:
                 tell(f"rank {place.rank} asks rank {peer}")
                 found.append(
                     pairs.measure(
@@ -135,7 +144,7 @@ def _measure(
                         can_join=bool(facts.features["gso"]),
                     )
                 )
-            everybody(place, f"round-{step}", True)
+            everybody(place, f"round-{step}", True, more_s)
         return found, sorted(prober.heard) if prober is not None else []
     finally:
         if prober is not None:
@@ -143,16 +152,28 @@ def _measure(
 
 
 def _mates(everyone: list[dict[str, Any]], rank: int) -> list[int]:
-    """The ranks of this rank's host, itself among them: those with the same addresses."""
-    addresses = [(each["features"] or {}).get("addresses") for each in everyone]
-    return [other for other, theirs in enumerate(addresses) if other == rank or (theirs and theirs == addresses[rank])]
+    """The ranks of this rank's host, itself among them: those with the same addresses of the same kernel."""
+
+    def place_of(each: dict[str, Any]) -> Any:
+        features = each["features"]
+        return None if features is None or not features["addresses"] else (each["boot"], features["addresses"])
+
+    own = place_of(everyone[rank])
+    return [
+        other for other, each in enumerate(everyone) if other == rank or (own is not None and place_of(each) == own)
+    ]
+
+
+def _with_counters(each: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
+    """What a host said of itself, with its counters right before and after the tests."""
+    return {**each, "counters": tested["counters_before"], "counters_after": tested["counters_after"]}
 
 
 def _part(place: Place) -> None:
     """Rank 0, which may hold the Store, goes last: the others must have read everything."""
-    place.meeting.put(f"done/{place.rank}", True)
-    if place.rank == 0:
-        with suppress(RendezvousError):  # whoever does not say so has gone without it
+    with suppress(RendezvousError):  # whoever does not say so has gone without it
+        place.meeting.put(f"done/{place.rank}", True)
+        if place.rank == 0:
             for other in range(1, place.world_size):
                 place.meeting.get(f"done/{other}", _PART_SECONDS)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -124,36 +126,37 @@ def judge(before: Counters, after: Counters, used: list[str], rank: int) -> list
         used: interfaces that gradwire uses.
         rank: whose host it is.
     """
+    read_twice = [name for name in used if name in before.cards and name in after.cards]
+    of_cards = [_judge_card(name, after.cards[name].since(before.cards[name])) for name in read_twice]
+    found = chain(*of_cards, _judge_host(before, after))
+    return [Finding(WARNING, "drops", f"{text} during the check", fix, rank) for text, fix in found]
 
-    def found(text: str, fix: str) -> Finding:
-        return Finding(WARNING, "drops", f"{text} during the check", fix, rank)
 
-    findings = []
-    for name in used:
-        card = after.cards.get(name, Card()).since(before.cards.get(name, Card()))
-        if card.damaged > 0:
-            findings.append(
-                found(f"{card.damaged} packets came damaged to {name}, and {card.received} well,", _cable(name))
-            )
-        if card.overrun > 0:
-            fix = f"a larger ring (ethtool -g {name}, ethtool -G {name} rx N), and interrupts on more cores (ethtool -X {name})"
-            text = f"{name} dropped {card.overrun} packets for want of room, and took {card.received},"
-            findings.append(found(text, fix))
-        if card.unsent > 0:
-            findings.append(found(f"{name} could not send {card.unsent} packets", _cable(name)))
+def _judge_card(name: str, card: Card) -> Iterator[tuple[str, str]]:
+    """What it dropped and how to mend it, of its counts during the check."""
+    if card.damaged > 0:
+        yield f"{card.damaged} packets came damaged to {name}, and {card.received} well,", _cable(name)
+    if card.overrun > 0:
+        fix = f"a larger ring (ethtool -g {name}, ethtool -G {name} rx N), and interrupts on more cores (ethtool -X {name})"
+        yield f"{name} dropped {card.overrun} packets for want of room, and took {card.received},", fix
+    if card.unsent > 0:
+        yield f"{name} could not send {card.unsent} packets", _cable(name)
+
+
+def _judge_host(before: Counters, after: Counters) -> Iterator[tuple[str, str]]:
+    """The same of what is behind all cards."""
     if (lost := after.backlog_dropped - before.backlog_dropped) > 0:
         fix = "sysctl -w net.core.netdev_max_backlog=10000, and interrupts on more cores"
-        findings.append(found(f"the kernel dropped {lost} packets between cards and sockets", fix))
+        yield f"the kernel dropped {lost} packets between cards and sockets", fix
     if (lost := after.buffer_dropped - before.buffer_dropped) > 0:
         fix = "sysctl -w net.core.rmem_max=16777216, and cores for the programs that receive them"
-        findings.append(found(f"{lost} UDP packets found the buffer of their socket full", fix))
+        yield f"{lost} UDP packets found the buffer of their socket full", fix
     if (lost := after.queue_dropped - before.queue_dropped) > 0:
         fix = "a longer queue before the card (ip link set <interface> txqueuelen 1000; tc -s qdisc shows where)"
-        findings.append(found(f"{lost} UDP packets found this host's own queue to the card full", fix))
+        yield f"{lost} UDP packets found this host's own queue to the card full", fix
     if (lost := after.wrong_checksum - before.wrong_checksum) > 0:
         fix = "switch checksums of the cards off (ethtool -K <interface> rx off tx off) to find who damages them"
-        findings.append(found(f"{lost} UDP packets came with a wrong checksum", fix))
-    return findings
+        yield f"{lost} UDP packets came with a wrong checksum", fix
 
 
 def _cable(name: str) -> str:

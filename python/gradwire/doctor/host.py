@@ -59,6 +59,7 @@ class HostFacts:
     """What was seen on one host.
 
     Attributes:
+        boot: identifies the running kernel: two hosts may have the same name and addresses.
         features: what the engine got; None: it did not start, and `error` says why.
         limits: sysctl values that bound it.
         clock: source, and whether it is synchronised (None: unknown).
@@ -76,6 +77,7 @@ class HostFacts:
     clock: dict[str, Any] = field(default_factory=dict)
     processor: Processor = field(default_factory=lambda: Processor(cores=1, host_cores=1))
     counters: Counters = field(default_factory=Counters)
+    boot: str = ""
 
     @property
     def used(self) -> list[str]:
@@ -102,6 +104,7 @@ def examine(config: Config) -> HostFacts:
         clock=_clock(),
         processor=processor.examine(),
         counters=counters.read(),
+        boot=_boot(),
     )
 
 
@@ -235,16 +238,21 @@ def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
-            flags = struct.unpack_from("H", _ask(control, _SIOCGIFFLAGS, name), 16)[0]
-            mtu = struct.unpack_from("i", _ask(control, _SIOCGIFMTU, name), 16)[0]
-            try:
-                address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
-            except OSError:
-                address = ""
-            used = address in chosen
-            reason = _reason(config, name, address, flags, used=used)
-            found.append(Interface(name, address, mtu, used, reason, card.examine(control, name)))
+            with suppress(OSError):  # it has gone since: hosts of containers make and delete them all the time
+                found.append(_interface(control, name, config, chosen))
     return found
+
+
+def _interface(control: socket.socket, name: str, config: Config, chosen: list[str]) -> Interface:
+    flags = struct.unpack_from("H", _ask(control, _SIOCGIFFLAGS, name), 16)[0]
+    mtu = struct.unpack_from("i", _ask(control, _SIOCGIFMTU, name), 16)[0]
+    try:
+        address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
+    except OSError:
+        address = ""
+    used = address in chosen
+    reason = _reason(config, name, address, flags, used=used)
+    return Interface(name, address, mtu, used, reason, card.examine(control, name))
 
 
 def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:
@@ -269,6 +277,12 @@ def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) 
 
 def _ask(control: socket.socket, request: int, name: str) -> bytes:
     return fcntl.ioctl(control, request, struct.pack("40s", name.encode()))
+
+
+def _boot() -> str:
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def _limits() -> dict[str, int]:

@@ -22,7 +22,7 @@ class Meeting(Protocol):
     """A board of values that everybody can read."""
 
     def put(self, key: str, value: Any) -> None:
-        """Publishes a value once."""
+        """Publishes a value once. Raises RendezvousError where nobody takes it any more."""
 
     def get(self, key: str, timeout_s: float) -> Any:
         """Waits for a value. Raises RendezvousError when it does not come."""
@@ -38,21 +38,27 @@ class Place:
     timeout_s: float
 
 
-def everybody(place: Place, key: str, value: Any) -> list[Any]:
+def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[Any]:
     """Publishes this rank's value and waits for all ranks'; so everybody has come here when it returns.
+
+    Args:
+        place: this rank.
+        key: of the values.
+        value: this rank's.
+        more_s: that others may need more than `place.timeout_s`, as they do something that takes so long.
 
     Raises:
         MissingRankError: ranks did not come; the message names the first.
     """
     place.meeting.put(f"{key}/{place.rank}", value)
-    end = time.monotonic() + place.timeout_s
+    end = time.monotonic() + place.timeout_s + more_s
     values = []
     for other in range(place.world_size):
         try:
             values.append(place.meeting.get(f"{key}/{other}", max(0.1, end - time.monotonic())))
         except RendezvousError as error:
             raise MissingRankError(
-                f"rank {other} has not come within {place.timeout_s:g} s ({key})", rank=other
+                f"rank {other} has not come within {place.timeout_s + more_s:g} s ({key})", rank=other
             ) from error
     return values
 
@@ -89,7 +95,10 @@ class StoreMeeting:
 
     def put(self, key: str, value: Any) -> None:
         """See `Meeting`."""
-        self._store.set(f"gradwire/doctor/{key}", json.dumps(value))
+        try:
+            self._store.set(f"gradwire/doctor/{key}", json.dumps(value))
+        except RuntimeError as error:  # as below
+            raise RendezvousError(f"{key}: {error}") from error
 
     def get(self, key: str, timeout_s: float) -> Any:
         """See `Meeting`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
-from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Count, Prober, trace
+from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Count, End, Prober, trace
 
 CAPABLE = 0b10  # ECT(0)
 _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
@@ -19,7 +19,7 @@ _TAG_TRIES = 4
 _FLOWS, _HOPS, _TRACE_SECONDS = 8, 6, 0.2
 _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a second: 8 Mbit/s, which fills no buffer
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
-_BURST_ROUNDS = 4
+_BURST_ROUNDS, _BURST_PAUSE_SECONDS = 4, 0.1
 _BURST_LOST_LEAST = 0.1  # less may be chance
 _TELLING_NS = (
     20_000  # packets that came closer are not told apart: cards collect several before the kernel hears of any
@@ -109,13 +109,19 @@ def measure(
     rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources[1:])
     burst_sent = _BURST_PACKETS * _BURST_ROUNDS
     burst = prober.count(
-        to, BURST_TEST, burst_sent, size_bytes=largest, batch=_BURST_PACKETS, pause_s=0.1, joined=can_join
+        to,
+        BURST_TEST,
+        burst_sent,
+        size_bytes=largest,
+        batch=_BURST_PACKETS,
+        pause_s=_BURST_PAUSE_SECONDS,
+        joined=can_join,
     )
     arrived = 0 if loss is None else loss.arrived  # as on a rail: who never says a count has not been reached
     return PairFacts(
         rank=prober.rank,
         peer=peer.rank,
-        address=to[0],
+        address=to.address,
         rtt_ms=(min(times), statistics.median(times)),
         ip_bytes=largest,
         ip_bytes_wanted=ip_bytes,
@@ -143,11 +149,18 @@ def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
     findings = []
     for pair in pairs:
         rate = pair["rate_mbit"]
-        if pair["rank"] == rank and rate is not None and rate < _SLOW * usual:
+        if pair["rank"] != rank or rate is None or rate >= rate_most(pair["ip_bytes"]):
+            continue
+        if rate < _SLOW * usual:
             text = f"packets come at {rate:.0f} Mbit/s, on most ways at {usual:.0f} or more: the slowest link is what all wait for"
             fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
             findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
     return findings
+
+
+def planned_s(packets: int, addresses: int) -> float:
+    """How long the counted tests of one pair take at least."""
+    return packets / _BATCH * _PAUSE_SECONDS * max(1, addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
 
 
 def octets_of(config: Config) -> list[int]:
@@ -304,19 +317,20 @@ def _rate_mbit(ip_bytes: int, count: Count | None) -> float | None:
     return 8e3 * ip_bytes / max(count.spacing_ns, _TELLING_NS)
 
 
-def _first_answering(prober: Prober, peer: Peer) -> tuple[str, int] | None:
+def _first_answering(prober: Prober, peer: Peer) -> End | None:
     for _ in range(_TRIES):
         for address in peer.addresses:
-            if prober.ask((address, peer.port)) is not None:
-                return address, peer.port
+            end = End(address, peer.port, peer.rank)
+            if prober.ask(end) is not None:
+                return end
     return None
 
 
-def _passes(prober: Prober, to: tuple[str, int], ip_bytes: int) -> bool:
+def _passes(prober: Prober, to: End, ip_bytes: int) -> bool:
     return any(prober.ask(to, ip_bytes) is not None for _ in range(_MTU_TRIES))
 
 
-def _largest(prober: Prober, to: tuple[str, int], wanted: int) -> int:
+def _largest(prober: Prober, to: End, wanted: int) -> int:
     """The largest IP packet up to `wanted` that is answered; the way back is tried by the peer itself."""
     if _passes(prober, to, wanted):
         return wanted
@@ -330,7 +344,7 @@ def _largest(prober: Prober, to: tuple[str, int], wanted: int) -> int:
     return low
 
 
-def _arriving(prober: Prober, to: tuple[str, int], octet: int) -> int | None:
+def _arriving(prober: Prober, to: End, octet: int) -> int | None:
     for _ in range(_TAG_TRIES):
         answer = prober.ask(to, octet=octet)
         if answer is not None:
@@ -338,7 +352,7 @@ def _arriving(prober: Prober, to: tuple[str, int], octet: int) -> int | None:
     return None
 
 
-def _rail_loss(prober: Prober, to: tuple[str, int], source: str, packets: int) -> tuple[int, int]:
+def _rail_loss(prober: Prober, to: End, source: str, packets: int) -> tuple[int, int]:
     """Packets sent from another local address, and those of them that were lost; all where nothing is answered."""
     try:
         with Prober(0, prober.rank, prober.token, source) as rail:
@@ -349,9 +363,9 @@ def _rail_loss(prober: Prober, to: tuple[str, int], source: str, packets: int) -
     return packets, packets if found is None else packets - found.arrived
 
 
-def _paths(to: tuple[str, int], sources: Sequence[str]) -> int:
+def _paths(to: End, sources: Sequence[str]) -> int:
     """Different ways: by this host's address, and by the routers that flows from different ports meet."""
-    return sum(_distinct(trace(source, to, _FLOWS, _HOPS, _TRACE_SECONDS)) for source in sources)
+    return sum(_distinct(trace(source, to.place, _FLOWS, _HOPS, _TRACE_SECONDS)) for source in sources)
 
 
 def _distinct(ways: Sequence[Mapping[int, str]]) -> int:

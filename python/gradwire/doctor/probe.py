@@ -15,16 +15,19 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _HEADER = struct.Struct(
     "<4sBBHIIqq"
-)  # magic, kind, octet or call, rank, token, sequence, sender's time, answerer's time (ns)
+)  # magic, kind, octet or call, rank, token, sequence, sender's time, then see below
 _MAGIC = b"gwd2"
 _ECHO, _COUNT, _ASK, _ANSWER = range(4)
 _COUNTS = struct.Struct("<IIII")
 _TIMESPEC = struct.Struct("@ll")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
+# In a question the last field is the rank that is asked and the test, in an answer the answerer's time; times in ns.
+_ASKED_SHIFT, _TEST_MASK = 32, (1 << 32) - 1
 HEADER_BYTES = 28  # IPv4 and UDP
 LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
 _FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
@@ -33,10 +36,24 @@ _SEGMENT, _JOINED_BYTES = 103, 60_000  # UDP_SEGMENT; bytes of one call, a littl
 _CALLS = 255  # numbers of calls fill an octet, 0: no number
 _SEND_TRIES = 4  # of a packet that looks for a router: two answers may come between two tries, hardly more
 _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it should end
+_STUCK_SECONDS = 1  # after which a card that takes no packets is not waited for
 _UNKNOWN_NS = (1 << 32) - 1
 _TELLING_PACKETS = 6  # of one call; of fewer a card may collect all before the kernel hears of any
 _WAIT_SECONDS = 0.2  # for an answer, where a test does not say
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
+
+
+class End(NamedTuple):
+    """Where a rank is asked, and which: at one address there may be another, or this one itself, as behind bridges of containers."""
+
+    address: str
+    port: int
+    rank: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """As a socket takes it."""
+        return self.address, self.port
 
 
 @dataclass(frozen=True)
@@ -97,13 +114,14 @@ class Prober:
         self.socket.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _MTU_PROBE)
         with suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
-        # Only receiving has a time limit; sending waits for the device.
+        # Sending waits for the card, but not for one that stands still.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_SECONDS, 0))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, _LOOK_UP_MICROSECONDS))
         self.socket.bind((address, port))
         self.port: int = self.socket.getsockname()[1]
         self.heard: set[int] = set()  # ranks from which anything came
         self._sequence = 0
-        self._answers: dict[int, tuple[Answer, bytes]] = {}
+        self._answers: dict[tuple[int, int], tuple[Answer, bytes]] = {}
         self._counted: dict[tuple[int, int], _Counting] = collections.defaultdict(_Counting)
         self._changed = threading.Condition()
         self._ends = False
@@ -111,7 +129,7 @@ class Prober:
         self._thread.start()
 
     def ask(
-        self, to: tuple[str, int], size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = _WAIT_SECONDS
+        self, to: End, size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = _WAIT_SECONDS
     ) -> Answer | None:
         """Sends one probe, an IP packet of this size and traffic class; None: no answer in time, or too large for the device."""
         found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, wait_s)
@@ -119,7 +137,7 @@ class Prober:
 
     def count(
         self,
-        to: tuple[str, int],
+        to: End,
         test: int,
         packets: int,
         *,
@@ -144,19 +162,19 @@ class Prober:
         """
         probe = _Probe(_COUNT, size_bytes, test=test)
         calls = 0
-        for first in range(0, packets, batch):
-            numbers = range(first, min(first + batch, packets))
-            if joined:
-                calls, joined = self._send_joined(probe, to, numbers, calls)
-            else:
-                for number in numbers:
-                    # The device pushes back where the kernel's queue is full; what it refuses has not been sent and is tried again.
-                    self._send(probe, to, number)
-            time.sleep(pause_s)
+        with suppress(BlockingIOError):  # the card stands still: what it has not taken is lost
+            for first in range(0, packets, batch):
+                numbers = range(first, min(first + batch, packets))
+                if joined:
+                    calls, joined = self._send_joined(probe, to, numbers, calls)
+                else:
+                    for number in numbers:
+                        self._send(probe, to, number)
+                time.sleep(pause_s)
         found = self._ask_count(to, test, packets)
         return found if found is None or joined else replace(found, spacing_ns=None)
 
-    def _ask_count(self, to: tuple[str, int], test: int, packets: int) -> Count | None:
+    def _ask_count(self, to: End, test: int, packets: int) -> Count | None:
         known: Count | None = None
         for _ in range(10):
             found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
@@ -184,16 +202,19 @@ class Prober:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(self, probe: _Probe, to: tuple[str, int], wait_s: float) -> tuple[Answer, bytes] | None:
+    def _exchange(self, probe: _Probe, to: End, wait_s: float) -> tuple[Answer, bytes] | None:
         self._sequence += 1
-        number = self._sequence
-        if not self._send(probe, to, number):
+        expected = to.rank, self._sequence
+        try:
+            if not self._send(probe, to, self._sequence):
+                return None
+        except BlockingIOError:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: number in self._answers, wait_s)
-            return self._answers.pop(number, None)
+            self._changed.wait_for(lambda: expected in self._answers, wait_s)
+            return self._answers.pop(expected, None)
 
-    def _send_joined(self, probe: _Probe, to: tuple[str, int], numbers: range, calls: int) -> tuple[int, bool]:
+    def _send_joined(self, probe: _Probe, to: End, numbers: range, calls: int) -> tuple[int, bool]:
         """In as few calls as the kernel allows, numbered on from `calls`; the number of the last one, and whether it can do so at all."""
         size = probe.size_bytes - HEADER_BYTES
         most = max(1, _JOINED_BYTES // size)
@@ -202,24 +223,28 @@ class Prober:
             some, calls = numbers[first : first + most], calls % _CALLS + 1
             this = replace(probe, call=calls)
             try:
-                self.socket.sendmsg([self._content(this, number) for number in some], segment, 0, to)
+                self.socket.sendmsg([self._content(this, to, number) for number in some], segment, 0, to.place)
+            except BlockingIOError:
+                raise
             except OSError:  # the device cannot take them, whatever the kernel can
                 for number in numbers[first:]:
                     self._send(probe, to, number)
                 return calls, False
         return calls, True
 
-    def _content(self, probe: _Probe, number: int) -> bytes:
-        header = _HEADER.pack(
-            _MAGIC, probe.kind, probe.octet or probe.call, self.rank, self.token, number, time.time_ns(), probe.test
-        )
+    def _content(self, probe: _Probe, to: End, number: int) -> bytes:
+        octet, asked = probe.octet or probe.call, to.rank << _ASKED_SHIFT | probe.test
+        header = _HEADER.pack(_MAGIC, probe.kind, octet, self.rank, self.token, number, time.time_ns(), asked)
         return header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
 
-    def _send(self, probe: _Probe, to: tuple[str, int], number: int) -> bool:
-        content = self._content(probe, number)
+    def _send(self, probe: _Probe, to: End, number: int) -> bool:
+        """Whether it is on its way. Raises BlockingIOError where the card takes nothing."""
+        content = self._content(probe, to, number)
         ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", probe.octet))] if probe.octet else []
         try:
-            self.socket.sendmsg([content], ancillary, 0, to)
+            self.socket.sendmsg([content], ancillary, 0, to.place)
+        except BlockingIOError:
+            raise
         except OSError:  # too large for the device, or no way there: as if it were lost
             return False
         return True
@@ -240,19 +265,21 @@ class Prober:
         magic, kind, said, rank, token, number, sent, value = _HEADER.unpack_from(data)
         if magic != _MAGIC or token != self.token:
             return
-        self.heard.add(rank)
-        if kind == _COUNT:
-            self._counted[rank, value].add(number, said, came_ns)
-        elif kind in (_ECHO, _ASK):
-            counts = self._counted[rank, value].counts() if kind == _ASK else (0, 0, 0, _UNKNOWN_NS)
-            header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
-            self.socket.sendto(header + _COUNTS.pack(*counts), sender)
-        elif kind == _ANSWER and len(data) >= _HEADER.size + _COUNTS.size:
+        if kind == _ANSWER and len(data) >= _HEADER.size + _COUNTS.size:
             now = time.time_ns()
             answer = Answer((now - sent) / 1e9, said, (value - (sent + now) / 2) / 1e9)
             with self._changed:
-                self._answers[number] = answer, data[_HEADER.size :]
+                self._answers[rank, number] = answer, data[_HEADER.size :]
                 self._changed.notify_all()
+        elif kind in (_COUNT, _ECHO, _ASK) and value >> _ASKED_SHIFT == self.rank:
+            self.heard.add(rank)
+            counting = self._counted[rank, value & _TEST_MASK]
+            if kind == _COUNT:
+                counting.add(number, said, came_ns)
+                return
+            counts = counting.counts() if kind == _ASK else (0, 0, 0, _UNKNOWN_NS)
+            header = _HEADER.pack(_MAGIC, _ANSWER, octet, self.rank, self.token, number, sent, time.time_ns())
+            self.socket.sendto(header + _COUNTS.pack(*counts), sender)
 
 
 class _Counting:
@@ -332,6 +359,7 @@ def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(flows)]
     try:
         for flow in sockets:
+            flow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_SECONDS, 0))
             flow.setsockopt(socket.IPPROTO_IP, _RECEIVE_ERRORS, 1)
             flow.bind((source, 0))
             for hop in range(1, hops + 1):
@@ -339,6 +367,8 @@ def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float
                 _send_in_spite_of_errors(flow, bytes([hop]), to)
         time.sleep(wait_s)  # routers answer when they like; who is later is not counted
         return [_routers(flow) for flow in sockets]
+    except OSError:  # the source is gone
+        return []
     finally:
         for flow in sockets:
             flow.close()

@@ -46,7 +46,7 @@ class Processor:
         cores: that it may run on.
         host_cores: that there are.
         ranks: of this host, as the launcher says.
-        limit: of its container; None: there is none.
+        limit: of its container; None: there is none that it reaches.
         stolen_share: of the host's time since its start, 0 to 1, that went to other virtual machines.
     """
 
@@ -60,11 +60,12 @@ class Processor:
 def examine() -> Processor:
     """Looks at this process."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    cores = len(os.sched_getaffinity(0))
     return Processor(
-        cores=len(os.sched_getaffinity(0)),
+        cores=cores,
         host_cores=os.cpu_count() or 1,
         ranks=int(local) if local.isdigit() else 1,
-        limit=limit_of(_OWN_GROUPS, _MOUNTS),
+        limit=limit_of(_OWN_GROUPS, _MOUNTS, cores),
         stolen_share=_stolen_share(_STAT),
     )
 
@@ -76,7 +77,7 @@ def judge(processor: Processor, rank: int) -> list[Finding]:
         return Finding(WARNING, "processor", text, fix, rank)
 
     findings = []
-    if processor.limit is not None and processor.limit.cores < processor.cores:
+    if processor.limit is not None:
         findings.append(found(*_judged(processor.limit, processor.cores)))
     # Ranks may be bound to cores of their own, so those of one say nothing about all.
     if processor.ranks > processor.host_cores:
@@ -90,14 +91,16 @@ def judge(processor: Processor, rank: int) -> list[Finding]:
     return findings
 
 
-def limit_of(own_groups: Path, mounts: Path) -> Limit | None:
+def limit_of(own_groups: Path, mounts: Path, cores: int) -> Limit | None:
     """Of the limits of a process's control groups and those around them the one that stopped it most often, else the tightest.
 
     Args:
         own_groups: as `/proc/self/cgroup`.
         mounts: as `/proc/self/mountinfo`.
+        cores: that the process may run on, the most that it reaches by itself; a group may hold others.
     """
-    limits = [limit for folder in dict.fromkeys(_folders(own_groups, mounts)) if (limit := _read(folder)) is not None]
+    found = [limit for folder in dict.fromkeys(_folders(own_groups, mounts)) if (limit := _read(folder)) is not None]
+    limits = [limit for limit in found if limit.cores < cores or limit.stopped]
     return min(limits, key=lambda limit: (-round(limit.stopped / max(1, limit.periods), 2), limit.cores), default=None)
 
 
@@ -124,8 +127,12 @@ def _folders(own_groups: Path, mounts: Path) -> Iterator[Path]:
         path = of_controller.get(kind)
         if path is None:
             continue
-        # A container sees its own group where the host sees the root of all.
-        inside = path.relative_to(root) if path.is_relative_to(root) else Path()
+        if path.is_relative_to(root):
+            inside = path.relative_to(root)
+        elif root.is_relative_to("/..") or path == Path("/"):
+            inside = Path()  # in a namespace of groups its own is the outermost, and the mount may begin outside of it
+        else:
+            continue
         yield from (place / part for part in (inside, *inside.parents))
 
 
@@ -145,7 +152,7 @@ def _places(mounts: Path) -> Iterator[tuple[str, Path, Path]]:
             place, _, kind = line.partition(" - ")
             (_, _, _, root, folder, *_), (fstype, _, options) = place.split(" "), kind.split(" ", 2)
             if fstype == "cgroup2" or (fstype == "cgroup" and "cpu" in options.split(",")):
-                yield ("" if fstype == "cgroup2" else "cpu"), Path(root), Path(folder)
+                yield ("" if fstype == "cgroup2" else "cpu"), Path(root), Path(folder.replace("\\040", " "))
 
 
 def _read(folder: Path) -> Limit | None:
