@@ -383,12 +383,25 @@ def test_a_probe_that_is_none_changes_nothing(chances: Iterator[random.Random]) 
     with probe.Prober(0, 0, token, "127.0.0.1") as prober:
         sender = ("127.0.0.1", prober.port)
         for chance in chances:
-            kind = chance.choice((probe._COUNT, probe._ASK, probe._ANSWER, 200))
-            packet = header.pack(probe._MAGIC, kind, 0, 1, token, chance.randrange(9), 0, chance.randrange(-5, 5))
+            kind = chance.choice((probe._COUNT, probe._ECHO, probe._ASK, probe._ANSWER, 200))
+            number = chance.choice((chance.randrange(9), chance.randrange(1 << 32)))
+            asked = chance.choice((chance.randrange(-5, 5), chance.randrange(-(1 << 63), 1 << 63)))
+            packet = header.pack(probe._MAGIC, kind, chance.randrange(3), 1, token, number, 0, asked)
             packet += bytes(chance.randrange(20))
+            came_ns = chance.choice((None, 0, chance.randrange(1 << 63)))
             with contextlib.suppress(struct.error):
-                prober._handle(packet[: chance.choice((len(packet), chance.randrange(len(packet))))], 0, sender)
+                prober._handle(
+                    packet[: chance.choice((len(packet), chance.randrange(len(packet))))], 0, sender, came_ns
+                )
+        # What is one is still taken.
+        for kind, asked in ((probe._COUNT, 1), (probe._ANSWER, 0)):
+            prober._handle(
+                header.pack(probe._MAGIC, kind, 1, 1, token, 5, 0, asked) + bytes(probe._COUNTS.size), 0, sender, 9
+            )
         with prober._changed:
             answers = list(prober._answers.values())
+        counted = [each.counts() for each in prober._counted.values()]
     assert answers
+    assert any(arrived for arrived, *_ in counted)
+    assert all(len(probe._COUNTS.pack(*counts)) == probe._COUNTS.size for counts in counted)
     assert all(len(content) >= probe._COUNTS.size for _, content in answers)
