@@ -104,7 +104,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as narrow, socket.socket(s
     narrow.bind(("127.0.0.1", 0))
     while True:
         sender.sendto(bytes(1000), narrow.getsockname())
-        time.sleep(0.01)
+        time.sleep(0.01)  # how much it sends, and no wait for anything: a hundred packets a second are enough
 """
 
 

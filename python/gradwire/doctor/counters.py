@@ -145,18 +145,34 @@ def _judge_card(name: str, card: Card) -> Iterator[tuple[str, str]]:
 
 def _judge_host(before: Counters, after: Counters) -> Iterator[tuple[str, str]]:
     """The same of what is behind all cards."""
-    if (lost := after.backlog_dropped - before.backlog_dropped) > 0:
-        fix = "sysctl -w net.core.netdev_max_backlog=10000, and interrupts on more cores"
-        yield f"the kernel dropped {lost} packets between cards and sockets", fix
-    if (lost := after.buffer_dropped - before.buffer_dropped) > 0:
-        fix = "sysctl -w net.core.rmem_max=16777216, and cores for the programs that receive them"
-        yield f"{lost} UDP packets found the buffer of their socket full", fix
-    if (lost := after.queue_dropped - before.queue_dropped) > 0:
-        fix = "a longer queue before the card (ip link set <interface> txqueuelen 1000; tc -s qdisc shows where)"
-        yield f"{lost} UDP packets found this host's own queue to the card full", fix
-    if (lost := after.wrong_checksum - before.wrong_checksum) > 0:
-        fix = "switch checksums of the cards off (ethtool -K <interface> rx off tx off) to find who damages them"
-        yield f"{lost} UDP packets came with a wrong checksum", fix
+    for name, text, fix in _BEHIND_CARDS:
+        if (lost := getattr(after, name) - getattr(before, name)) > 0:
+            yield text.format(lost), fix
+
+
+_BEHIND_CARDS = (
+    (
+        "backlog_dropped",
+        "the kernel dropped {} packets between cards and sockets",
+        "sysctl -w net.core.netdev_max_backlog=10000, and interrupts on more cores",
+    ),
+    (
+        "buffer_dropped",
+        "{} UDP packets found the buffer of their socket full",
+        "sysctl -w net.core.rmem_max=16777216, and cores for the programs that receive them",
+    ),
+    (
+        "queue_dropped",
+        "{} UDP packets found this host's own queue to the card full",
+        "a longer queue before the card (ip link set <interface> txqueuelen 1000; tc -s qdisc shows where)",
+    ),
+    (
+        "wrong_checksum",
+        "{} UDP packets came with a wrong checksum",
+        "switch checksums of the cards off (ethtool -K <interface> rx off tx off) to find who damages them",
+    ),
+)
+"""What is counted, how it is told, and how it is mended."""
 
 
 def _cable(name: str) -> str:

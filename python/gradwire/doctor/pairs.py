@@ -21,9 +21,7 @@ _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a se
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS, _BURST_PAUSE_SECONDS = 4, 0.1
 _BURST_LOST_LEAST = 0.1  # less may be chance
-_TELLING_NS = (
-    20_000  # packets that came closer are not told apart: cards collect several before the kernel hears of any
-)
+_TELLING_NS = 20_000  # between packets; cards collect several closer ones before the kernel hears of any
 _SLOW = 0.5  # of most ways' rate
 _OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
 _LONG_RTT_SECONDS = 0.05
@@ -389,5 +387,6 @@ __all__ = [
     "judge_reach",
     "measure",
     "octets_of",
+    "planned_s",
     "rate_most",
 ]

@@ -17,16 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-_HEADER = struct.Struct(
-    "<4sBBHIIqq"
-)  # magic, kind, octet or call, rank, token, sequence, sender's time, then see below
+# Magic, kind, octet or call, rank, token, sequence, sender's time; last, in a question, the rank that is asked and the test, in an
+# answer the answerer's time. Times are in ns.
+_HEADER = struct.Struct("<4sBBHIIqq")
 _MAGIC = b"gwd2"
 _ECHO, _COUNT, _ASK, _ANSWER = range(4)
 _COUNTS = struct.Struct("<IIII")
 _TIMESPEC = struct.Struct("@ll")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
 _MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
-# In a question the last field is the rank that is asked and the test, in an answer the answerer's time; times in ns.
 _ASKED_SHIFT, _TEST_MASK = 32, (1 << 32) - 1
 HEADER_BYTES = 28  # IPv4 and UDP
 LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
