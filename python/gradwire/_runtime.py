@@ -194,6 +194,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "give_way": config.give_way,
         "own_core": config.own_core,
         "send_thread": config.send_thread,
+        "network_threads": config.network_threads,
         "paths": config.paths,
         "incast": config.incast,
         "servers": None if config.dedicated_servers() else config.servers,

@@ -187,8 +187,15 @@ class Config:
         choices=("auto", "on", "off"))
     send_thread: str = _setting("auto", str, "Whether a second thread hands data to the kernel, where much of it leaves, while the "
         "network thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host "
-        "has two cores for each rank that is on it, and this process may use two. Without `offload` there is none.",
+        "has two cores for each rank that is on it, and this process may use two, for groups that do not divide calls between "
+        "several network threads. Without `offload` there is none.",
         choices=("auto", "on", "off"))
+    network_threads: int | None = _setting(None, int, "Network threads, each with a UDP port of its own (a free one, beyond the "
+        "first's), between which all-reduces of 2 MiB and more are divided. A group uses the least of its ranks, and only those that "
+        "reach their peers. Unset: one for each two cores that this process may use, at most four; used on links faster than "
+        "2.5 Gbit/s, and of them no more than the host has cores for each rank that is on it. 1: calls are not divided. Calls under "
+        "`mlt`, `dlcp`, `ltp` and `ultima`, those with importance or of which contributions are asked for, and groups with "
+        "`on_peer_loss=continue` or dedicated servers never are.", low=1, high=8, optional=True)
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
         "peer carries its part, whatever the host's routes; one that leads nowhere is found out and costs nothing. A group "

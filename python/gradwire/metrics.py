@@ -196,6 +196,12 @@ METRICS: tuple[Metric, ...] = (
         "agreed.shares_cores",
         "1 where some host has more ranks than cores, as all ranks agree; else 0.",
     ),
+    _gauge(
+        "group",
+        "agreed_network_threads",
+        "agreed.threads",
+        "Network threads between which each rank divides large all-reduces, as all ranks agree; 1 where none does.",
+    ),
     _counter("group", "served_calls", "served.calls", "Reductions that this dedicated server took part in."),
     _counter("group", "served_expected_elements", "served.elems_expected", "Contributions that this server expected."),
     _counter(

@@ -205,7 +205,7 @@ def test_a_second_thread_sends_where_the_configuration_says_so(send_thread: str,
     before = _threads_named("gradwire-send")
     os.sched_setaffinity(0, set(sorted(allowed)[:cores]))  # of this thread and those that it starts
     try:
-        engines = [_runtime._start_engine(Config(port=0, send_thread=send_thread)) for _ in range(2)]
+        engines = [_runtime._start_engine(Config(port=0, send_thread=send_thread, network_threads=1)) for _ in range(2)]
     finally:
         os.sched_setaffinity(0, allowed)
     try:

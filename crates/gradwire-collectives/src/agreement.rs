@@ -13,7 +13,8 @@
 //! alone, and every rank combines the same words, so nobody can disagree whatever arrives when.
 
 use crate::adaptive::StageEnd;
-use crate::links::LinkShares;
+use crate::host::Host;
+use crate::links::{LinkShares, RATE_MAX};
 use crate::view::OwnMemory;
 use crate::{Collective, Dtype, Request};
 use gradwire_core::{ConnectionStats, Receipt};
@@ -37,6 +38,8 @@ pub struct AgreedNetwork {
     pub links: Option<LinkShares>,
     /// Whether the processor cores of some rank's host are shared by more ranks than there are cores.
     pub shares_cores: bool,
+    /// Between how many network threads each rank divides what is large; one: it does not.
+    pub threads: u8,
 }
 
 /// Where in the sequence ranks exchange what they measured. The same on every rank.
@@ -91,8 +94,8 @@ pub(crate) struct Agreement {
     /// The latest result, with the place from which on it holds.
     next: Option<(u64, AgreedNetwork)>,
     words: OwnMemory,
-    /// Whether more ranks than cores are on this rank's host.
-    shares_cores: bool,
+    /// This rank's.
+    host: Host,
     meter: LossMeter,
     /// Fastest stage since the latest exchange, and of the period before the latest exchange that had one, bytes per second.
     fastest: u64,
@@ -116,7 +119,7 @@ impl Agreement {
             pending: None,
             next: None,
             words: OwnMemory::zeroed(world_size as usize * Word::BYTES),
-            shares_cores: false,
+            host: Host::default(),
             meter: LossMeter::default(),
             fastest: 0,
             received_rate: 0,
@@ -126,8 +129,8 @@ impl Agreement {
     }
 
     /// What the exchanges from now on say about this rank's host.
-    pub(crate) fn set_shares_cores(&mut self, shares_cores: bool) {
-        self.shares_cores = shares_cores;
+    pub(crate) fn set_host(&mut self, host: Host) {
+        self.host = host;
     }
 
     /// Whether an exchange has the place `sequence`. One rank alone has nothing to agree on.
@@ -187,7 +190,7 @@ impl Agreement {
         // Of who has carried little there is the best sample of a round trip, of a slow link several times its rate. What it received may have
         // waited for repairs.
         word.rate = if word.is_steady { sent } else { word.rate }.max(self.received_rate);
-        word.shares_cores = self.shares_cores;
+        word.host = self.host;
         let row = self.rank as usize * Word::BYTES;
         self.words.view().part(&(row..row + Word::BYTES)).as_mut_slice().copy_from_slice(&word.encode());
     }
@@ -257,21 +260,20 @@ impl Agreement {
 /// | --- | --- |
 /// | 0..4 | round trip, microseconds |
 /// | 4..8 | packets lost, and 8..12 values left out, per million |
-/// | 12..16 | flags: bit 0, more ranks than cores are on its host; bit 1, the rate is not that of a moment; others are zero, and not looked at |
+/// | 12..16 | flags: of its host ([`Host`]); bit 1, the rate is not that of a moment; others are zero, and not looked at |
 /// | 16..24 | rate, bytes per second |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Word {
     rtt_us: u32,
     lost_ppm: u32,
     left_out_ppm: u32,
-    shares_cores: bool,
+    host: Host,
     is_steady: bool,
     rate: u64,
 }
 
 impl Word {
     const BYTES: usize = 24;
-    const SHARES_CORES: u32 = 1;
     const IS_STEADY: u32 = 2;
 
     /// What was measured, the rate that of a moment; of the host it says nothing. And what the fastest connection carried for a while.
@@ -289,7 +291,8 @@ impl Word {
         meter.update(numbered, arrived);
         let rtt_us = median(&mut rtts).unwrap_or(0);
         let LossMeter { lost_ppm, left_out_ppm, .. } = *meter;
-        (Self { rtt_us, lost_ppm, left_out_ppm, shares_cores: false, is_steady: false, rate }, sustained)
+        let host = Host::default();
+        (Self { rtt_us, lost_ppm, left_out_ppm, host, is_steady: false, rate }, sustained)
     }
 
     fn encode(self) -> [u8; Self::BYTES] {
@@ -297,8 +300,7 @@ impl Word {
         out[0..4].copy_from_slice(&self.rtt_us.to_le_bytes());
         out[4..8].copy_from_slice(&self.lost_ppm.to_le_bytes());
         out[8..12].copy_from_slice(&self.left_out_ppm.to_le_bytes());
-        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
-        let flags = flag(self.shares_cores, Self::SHARES_CORES) | flag(self.is_steady, Self::IS_STEADY);
+        let flags = self.host.flags() | if self.is_steady { Self::IS_STEADY } else { 0 };
         out[12..16].copy_from_slice(&flags.to_le_bytes());
         out[16..24].copy_from_slice(&self.rate.to_le_bytes());
         out
@@ -317,7 +319,7 @@ impl Word {
             rtt_us: u32_at(0),
             lost_ppm: u32_at(4).min(PPM as u32),
             left_out_ppm: u32_at(8).min(PPM as u32),
-            shares_cores: u32_at(12) & Self::SHARES_CORES != 0,
+            host: Host::of_flags(u32_at(12)),
             is_steady: u32_at(12) & Self::IS_STEADY != 0,
             rate: u64::from_le_bytes(rate),
         }
@@ -334,7 +336,7 @@ pub(crate) fn parse_words(bytes: &[u8]) {
     let rates: Vec<u64> = words.iter().map(|word| word.rate).collect();
     if let Some(agreed) = combine(&words, &rates, None) {
         assert!([agreed.loss, agreed.packet_loss].iter().all(|share| (0.0..=1.0).contains(share)));
-        assert_eq!(agreed.shares_cores, words.iter().any(|word| word.shares_cores));
+        assert_eq!(agreed.shares_cores, words.iter().any(|word| word.host.shares_cores));
     }
 }
 
@@ -353,7 +355,8 @@ fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<
         packet_loss: share(lost),
         loss: share(lost.max(left_out)),
         links: LinkShares::of(rates.iter().copied(), rate, links),
-        shares_cores: words.iter().any(|word| word.shares_cores),
+        shares_cores: words.iter().any(|word| word.host.shares_cores),
+        threads: Host::threads_of_all(words.iter().map(|word| word.host), rate > RATE_MAX),
     })
 }
 
@@ -416,7 +419,7 @@ mod tests {
     const PLAN: ExchangePlan = ExchangePlan { first: 3, every: 5, lag: 2 };
 
     fn word(rtt_us: u32, lost_ppm: u32, rate: u64) -> Word {
-        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, shares_cores: false, is_steady: false, rate }
+        Word { rtt_us, lost_ppm, left_out_ppm: 2 * lost_ppm, host: Host::default(), is_steady: false, rate }
     }
 
     fn stats(sent: u64, lost: u64, rtt_us: u64, bandwidth: u64) -> ConnectionStats {
@@ -431,13 +434,14 @@ mod tests {
 
     #[test]
     fn words_survive_the_wire_and_any_bytes_are_one() {
-        for (shares_cores, is_steady) in [(false, false), (true, false), (false, true), (true, true)] {
-            let word = Word { shares_cores, is_steady, ..word(250, 1000, 125_000_000) };
+        let hosts = [Host::default(), Host { shares_cores: true, threads: 8, insists: true }];
+        for (host, is_steady) in hosts.into_iter().flat_map(|host| [(host, false), (host, true)]) {
+            let word = Word { host, is_steady, ..word(250, 1000, 125_000_000) };
             assert_eq!(Word::decode(&word.encode()), word);
         }
         assert_eq!(Word::decode(&[255; Word::BYTES]).lost_ppm, 1_000_000);
         let mut unknown = [0; Word::BYTES];
-        unknown[12..16].copy_from_slice(&[252, 255, 255, 255]);
+        unknown[12..16].copy_from_slice(&[0b1000_1000, 255, 255, 255]);
         assert_eq!(Word::decode(&unknown), Word::decode(&[0; Word::BYTES]), "flags of a later version");
     }
 
@@ -445,10 +449,11 @@ mod tests {
     fn one_rank_whose_cores_are_shared_is_enough_for_all_to_know_and_the_next_exchange_forgets_it() {
         let mut agreement = Agreement::new(PLAN, 1, 3);
         let mut shared_after = |sequence, own, others: [bool; 2]| {
-            agreement.set_shares_cores(own);
+            agreement.set_host(Host { shares_cores: own, ..Host::default() });
             agreement.begin(sequence, [stats(1000, 0, 100, 5_000)].into_iter());
             for (rank, shares_cores) in [0, 2].into_iter().zip(others) {
-                let silent = Word { shares_cores, ..word(0, 0, 0) }.encode();
+                let host = Host { shares_cores, ..Host::default() };
+                let silent = Word { host, ..word(0, 0, 0) }.encode();
                 let row = rank * Word::BYTES..(rank + 1) * Word::BYTES;
                 agreement.words.view().as_mut_slice()[row].copy_from_slice(&silent);
             }
@@ -486,6 +491,7 @@ mod tests {
             loss: 0.1,
             links: None,
             shares_cores: false,
+            threads: 1,
         };
         assert_eq!(agreement.reach(5), Some(network.clone()));
         assert_eq!((agreement.reach(6).as_ref(), agreement.current()), (Some(&network), Some(&network)));

@@ -22,7 +22,7 @@ use crate::peer::{Peer, Peers};
 use crate::position::{History, PositionRecord};
 use crate::schedules::{Chooser, Place, Post};
 use crate::verdict::{AbortRecord, Cause};
-use crate::{Collective, DeliveryReport, OpError, OpId, Request, Servers};
+use crate::{Collective, DeliveryReport, Host, OpError, OpId, Request, Servers, Verdict};
 use gradwire_core::recovery::Turn;
 use gradwire_core::wire::{chunk_bytes_for, HEADER_BYTES};
 use gradwire_core::{
@@ -100,6 +100,14 @@ pub enum GroupEvent {
     Connected,
     /// The group failed: this is the verdict that every collective in flight, and every later one, ends with.
     Failed(OpError),
+    /// A collective has been started with the first part of its request; the others are for the groups of further network threads. It has
+    /// ended when all parts have, whose memory is the caller's until then.
+    Divided {
+        /// Which.
+        op: OpId,
+        /// The second part, and those behind it.
+        parts: Vec<Request>,
+    },
     /// This rank is a dedicated server and has ended its part of a call.
     Served(DeliveryReport),
     /// This rank is a dedicated server and every worker has left in good order.
@@ -152,6 +160,8 @@ pub struct Group {
     position: Option<PositionRecord>,
     events: VecDeque<GroupEvent>,
     failed: Option<OpError>,
+    /// What the peers were told then.
+    record: Option<AbortRecord>,
     is_leaving: bool,
     has_said_goodbye: bool,
     /// No operation times out before this.
@@ -244,6 +254,7 @@ impl Group {
             position: None,
             events: VecDeque::new(),
             failed: None,
+            record: None,
             is_leaving: false,
             has_said_goodbye: false,
             next_deadline: None,
@@ -448,10 +459,22 @@ impl Group {
         }
     }
 
-    /// Whether more ranks of the group than cores are on this rank's host; `false` before it is said. The other ranks know it from the next
-    /// exchange on ([`AgreedNetwork::shares_cores`]).
-    pub fn set_shares_cores(&mut self, shares_cores: bool) {
-        self.agreement.set_shares_cores(shares_cores);
+    /// What this rank's host is like. The other ranks know it from the next exchange on ([`AgreedNetwork::shares_cores`],
+    /// [`AgreedNetwork::threads`]).
+    pub fn set_host(&mut self, host: Host) {
+        self.agreement.set_host(host);
+    }
+
+    /// Why it failed, if it did, for the groups of this rank's other network threads.
+    #[must_use]
+    pub fn verdict(&self) -> Option<Verdict> {
+        Some(Verdict { error: self.failed.clone()?, record: self.record? })
+    }
+
+    /// Fails as that group has, unless it has failed already.
+    pub fn adopt(&mut self, now: Timestamp, verdict: Verdict) {
+        self.fail(now, verdict.error, &verdict.record);
+        self.drain(now);
     }
 
     /// How long nothing was heard from `peer`; zero for a rank that is none.

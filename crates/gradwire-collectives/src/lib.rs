@@ -6,12 +6,14 @@
 mod adaptive;
 mod agreement;
 mod call;
+mod division;
 mod dtype;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
 mod halves;
+mod host;
 mod kernels;
 mod layout;
 mod links;
@@ -38,6 +40,7 @@ pub use dtype::{Dtype, ReduceOp};
 pub use error::{Mismatch, OpError, Position};
 pub use gradwire_core as core;
 pub use group::{Group, GroupConfig, GroupEvent, PeerConfig, TransmitSink};
+pub use host::Host;
 pub use kernels::{Hadamard, WholeHadamard};
 pub use links::LinkShares;
 pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
@@ -46,4 +49,5 @@ pub use request::{Algorithm, Collective, OpId, Request};
 pub use servers::Servers;
 pub use straggler::{stragglers_of, PeerWait, Straggler, StragglerCause, Waiting};
 pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, Tags};
+pub use verdict::Verdict;
 pub use view::View;

@@ -1,5 +1,7 @@
 //! What a collective delivered.
 
+mod joined;
+
 use gradwire_core::{CloseReason, Receipt, Timestamp};
 use std::ops::Range;
 use std::time::Duration;

@@ -32,6 +32,13 @@ pub(crate) struct AbortRecord {
     pub(crate) amounts: [u64; 2],
 }
 
+/// Why a group failed, for the groups of the same rank's other network threads ([`crate::Group::adopt`]).
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    pub(crate) error: OpError,
+    pub(crate) record: AbortRecord,
+}
+
 /// What a rank that is told adds of its own.
 pub(crate) struct Here<H, D> {
     /// The host of a rank.

@@ -1,7 +1,7 @@
 //! All-reduce among processes of this machine over loopback: latency and bus bandwidth.
 //!
 //! `cargo run --release -p gradwire-engine --example allreduce -- [--ranks 2] [--bytes 1024,1048576,26214400] [--rounds 50]
-//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way|--no-give-way] [--pause 50] [--stats]`
+//! [--no-offload] [--mtu 9000] [--clear] [--busy-poll 50] [--give-way|--no-give-way] [--threads 2] [--pause 50] [--stats]`
 //!
 //! `--busy-poll` is in microseconds, `--pause`, before each round, in milliseconds.
 //!
@@ -32,6 +32,7 @@ struct Options {
     busy_poll: Duration,
     give_way: Choice,
     pause: Duration,
+    threads: Option<u8>,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -56,6 +57,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
         busy_poll: Duration::ZERO,
         give_way: Choice::Auto,
         pause: Duration::ZERO,
+        threads: None,
     };
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
@@ -72,6 +74,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, Box<dyn
             "--busy-poll" => options.busy_poll = Duration::from_micros(value()?.parse()?),
             "--give-way" => options.give_way = Choice::On,
             "--no-give-way" => options.give_way = Choice::Off,
+            "--threads" => options.threads = Some(value()?.parse()?),
             "--pause" => options.pause = Duration::from_millis(value()?.parse()?),
             "--stats" => options.stats = true,
             _ => return Err(format!("unknown argument {argument}").into()),
@@ -123,6 +126,7 @@ fn run_rank(options: &Options, rank: u32) -> Result<(), Box<dyn Error>> {
         security: options.security,
         busy_poll: options.busy_poll,
         give_way: options.give_way,
+        network_threads: options.threads,
         ..EngineConfig::default()
     })?;
     let pending = engine.new_group(rank, options.ranks, "bench")?;

@@ -4,10 +4,14 @@
 mod address;
 mod continuing;
 mod incoming;
+mod sink;
 
 use crate::code_points::CodePoints;
+use crate::cores::Cores;
 use crate::group::GroupSetup;
 use crate::here::Here;
+use crate::in_flight::{shut_down, InFlight};
+use crate::lanes::Lanes;
 use crate::routes::{Route, Routes};
 use crate::security::Channel;
 use crate::shared::Unanswered;
@@ -16,14 +20,14 @@ use crate::succession::{Before, Succession};
 use crate::tally::Tally;
 use crate::timeline::CallTimes;
 use crate::{
-    GroupStats, OpHandle, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats,
-    WatchStats,
+    GroupStats, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats, WatchStats,
 };
 use address::PeerAddress;
 use continuing::{is_relay, Door, Relay};
-use gradwire_collectives::{Group, GroupEvent, OpError, OpId, Request, TransmitSink};
-use gradwire_core::wire::{Opening, TAG_BYTES};
-use gradwire_core::{ConnectionStats, Header, Mark, Timestamp, TransmitRun};
+use gradwire_collectives::{Collective, Group, GroupEvent, Host, OpError, OpId, Request, Verdict};
+use gradwire_core::wire::Opening;
+use gradwire_core::{ConnectionStats, Header, Timestamp};
+use sink::Sink;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -32,17 +36,8 @@ use std::time::Duration;
 /// How long a group that has left still answers the goodbyes of its peers, so that they do not wait in vain.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Byte of a header that names the path.
-const HEADER_PATH: usize = 7;
-
-/// An operation in flight.
-pub(crate) struct InFlight {
-    pub(crate) op: OpHandle,
-    /// Owns the memory behind the views; must be dropped after the group is done with it.
-    pub(crate) keep_alive: Box<dyn Send>,
-    /// Preset of its policy, for statistics.
-    pub(crate) preset: &'static str,
-}
+/// What is called large where it is not divided.
+const LARGE_BYTES: usize = 1 << 20;
 
 /// How far a group is with leaving.
 enum Leaving {
@@ -80,6 +75,10 @@ pub(crate) struct ActiveGroup {
     is_flooded: bool,
     /// How it goes on when a rank is lost; `None`: it ends.
     succession: Option<Box<Succession>>,
+    /// On further network threads.
+    lanes: Lanes,
+    /// It was called with something large that is never divided.
+    sends_whole: bool,
     /// Its connections of earlier epochs, latest first.
     relays: Vec<Relay>,
     /// By rank: how later lives of ranks are spoken to before they are members.
@@ -98,6 +97,7 @@ impl ActiveGroup {
         let group = Group::new(setup.config.clone(), now);
         let ranks = succession.as_ref().map_or(peers.len(), |succession| succession.ranks());
         let search_at = vec![None; peers.len()];
+        let lanes = Lanes::new(std::mem::take(&mut setup.lanes.connecting));
         let mut new = Self {
             setup,
             group,
@@ -114,6 +114,8 @@ impl ActiveGroup {
             dirty: true,
             is_flooded: false,
             succession,
+            lanes,
+            sends_whole: false,
             relays: Vec::new(),
             doors: Vec::new(),
         };
@@ -157,6 +159,7 @@ impl ActiveGroup {
             return;
         }
         self.dirty = true;
+        self.sends_whole |= is_large_and_whole(&request);
         if self.succession.is_some() {
             return self.submit_kept(now, (request, before), in_flight);
         }
@@ -222,9 +225,27 @@ impl ActiveGroup {
         !self.setup.config.peers.is_empty() && !self.is_joining()
     }
 
-    /// Whether they share its cores, whatever this thread does about it.
-    pub(crate) fn set_shares_cores(&mut self, shares_cores: bool) {
-        self.group.set_shares_cores(shares_cores);
+    /// Says what the host is like, whatever this thread does about it.
+    pub(crate) fn tell_host(&mut self, cores: &Cores) {
+        if self.lanes.look() {
+            self.about().cannot_divide(self.lanes.count() + 1);
+        }
+        let (ranks, insists) = (self.setup.here.ranks, self.setup.lanes.insists);
+        // Each lane needs a core, and so does what else the process does.
+        let most = if insists { usize::MAX } else { cores.for_each_of(ranks) };
+        let threads = (1 + self.lanes.count()).min(most).clamp(1, usize::from(Host::THREADS_MAX)) as u8;
+        self.group.set_host(Host { shares_cores: cores.are_shared_by(ranks), threads, insists });
+    }
+
+    /// Whether it has groups on further network threads, or may have them soon, and calls nothing large that they have no part of.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.lanes.are_there() && !self.sends_whole
+    }
+
+    /// Another group of this rank's, of which it has parts or which has parts of it, has failed.
+    pub(crate) fn adopt(&mut self, now: Timestamp, verdict: Verdict) {
+        self.group.adopt(now, verdict);
+        self.dirty = true;
     }
 
     /// When it wants to be called.
@@ -242,7 +263,14 @@ impl ActiveGroup {
                     }
                     self.on_connected(now);
                 }
+                GroupEvent::Divided { op, parts } => {
+                    if let Some(in_flight) = self.in_flight.remove(&op) {
+                        let own = self.lanes.hand_out(parts, in_flight);
+                        self.in_flight.insert(op, own);
+                    }
+                }
                 GroupEvent::Failed(error) => {
+                    self.tell_lanes();
                     self.on_failed(now, &error);
                     if !self.is_joining() {
                         self.announce(Err(error.clone()));
@@ -255,6 +283,26 @@ impl ActiveGroup {
                 // What a later version reports is of no use to this one.
                 _ => {}
             }
+        }
+    }
+
+    /// Whether it has parts of what is called elsewhere: it tells callers nothing.
+    fn is_lane(&self) -> bool {
+        self.setup.lanes.first.is_some()
+    }
+
+    fn tell_failed(&self, error: &OpError) {
+        if !self.is_lane() {
+            self.about().failed(error);
+        }
+    }
+
+    /// It has failed. A lane that has never connected, which is not used, tells nobody.
+    fn tell_lanes(&self) {
+        let Some(verdict) = self.group.verdict() else { return };
+        self.lanes.adopt(&verdict);
+        if let Some(first) = self.setup.lanes.first.as_ref().filter(|_| self.connected.is_none()) {
+            first.adopt(verdict);
         }
     }
 
@@ -305,7 +353,9 @@ impl ActiveGroup {
     pub(crate) fn leave(&mut self, now: Timestamp, left: Option<Sender<()>>) {
         match &mut self.leaving {
             Leaving::No => {
-                self.about().leaves();
+                if !self.is_lane() {
+                    self.about().leaves();
+                }
                 self.group.leave(now);
                 self.end_succession(OpError::ShutDown("the call".to_owned()));
                 self.leaving = Leaving::Goodbye(left.into_iter().collect());
@@ -328,9 +378,8 @@ impl ActiveGroup {
 
     /// Ends what the group has not ended itself.
     pub(crate) fn shut_down(&mut self) {
-        let error = || OpError::ShutDown("the operation".to_owned());
-        self.in_flight.drain().for_each(|(_, in_flight)| in_flight.end(Err(error())));
-        self.end_succession(error());
+        self.in_flight.drain().for_each(|(_, in_flight)| in_flight.end(Err(shut_down())));
+        self.end_succession(shut_down());
     }
 
     /// Peers that have not answered.
@@ -446,7 +495,7 @@ impl ActiveGroup {
 
     fn announce(&mut self, connected: Result<(), OpError>) {
         if let Some(waiting) = self.connected.take() {
-            if connected.is_ok() {
+            if connected.is_ok() && !self.is_lane() {
                 self.about().formed(self.setup.config.peers.len(), &self.setup.security);
             }
             // The caller may have stopped waiting; then it sends `Abandon`.
@@ -470,12 +519,10 @@ impl ActiveGroup {
     }
 }
 
-impl InFlight {
-    /// The caller has its memory again, and then hears how it ended.
-    fn end(self, outcome: Outcome) {
-        drop(self.keep_alive);
-        self.op.complete(outcome);
-    }
+/// Whether a thread beside the network thread pays for it.
+fn is_large_and_whole(request: &Request) -> bool {
+    let is_all_reduce = matches!(request.collective, Collective::AllReduce { .. });
+    !is_all_reduce && request.input.len().max(request.output.len()) >= LARGE_BYTES
 }
 
 /// Where the peers of a group are, by rank.
@@ -490,83 +537,4 @@ fn addresses_of(setup: &mut GroupSetup) -> Vec<PeerAddress> {
         place.candidates = candidates.iter().map(|address| RawAddress::new(*address)).collect();
     }
     peers
-}
-
-/// Adds datagrams of one group to the batch.
-struct Sink<'a> {
-    sockets: &'a mut PathSockets,
-    codes: &'a CodePoints,
-    peers: &'a [PeerAddress],
-}
-
-impl TransmitSink for Sink<'_> {
-    fn has_room(&self) -> bool {
-        self.sockets.has_room()
-    }
-
-    fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
-        let octet = self.codes.octet(mark);
-        let address = &self.peers[peer as usize];
-        if let Some(ways) = &address.ways {
-            let end = ways.end(usize::from(head[HEADER_PATH]));
-            return self.put(peer, (end, octet), head, payload);
-        }
-        // Until the peer has answered only small control traffic flows: it goes to all its addresses.
-        for index in 0..address.candidates.len() {
-            let to = self.peers[peer as usize].candidates[index];
-            if self.sockets.has_room() {
-                self.put(peer, (to, octet), head, payload);
-            }
-        }
-    }
-
-    fn room_for(&self, peer: u32, bytes: usize, most: usize) -> usize {
-        let is_sealed = self.peers[peer as usize].channel.is_some();
-        self.sockets.room_for(bytes + if is_sealed { TAG_BYTES } else { 0 }, most)
-    }
-
-    fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
-        let address = &self.peers[peer as usize];
-        let path = usize::from(run.header.path.0);
-        let Some(ways) = &address.ways else {
-            for (place, part) in payload.chunks(run.bytes).enumerate() {
-                self.push(peer, run.mark, &run.header_of(place).encode(), part);
-            }
-            return;
-        };
-        let to = (ways.end(path), self.codes.octet(run.mark));
-        match &address.channel {
-            Some(channel) => self.sockets.push_sealed_run(path, to, (run, payload), channel.sealer()),
-            // SAFETY: as in `put`.
-            None => unsafe { self.sockets.push_run(path, to, run, payload) },
-        }
-    }
-
-    fn push_patient(&mut self, peer: u32, mark: Mark, head: &[u8]) {
-        let path = usize::from(head[HEADER_PATH]);
-        let waiting = self.sockets.waiting(path);
-        self.push(peer, mark, head, &[]);
-        if self.sockets.waiting(path) == waiting + 1 {
-            self.sockets.let_last_follow(path);
-        }
-    }
-
-    fn push_trial(&mut self, peer: u32, mark: Mark, head: &[u8]) {
-        let Some(ways) = &self.peers[peer as usize].ways else { return };
-        let end = ways.trial_end(usize::from(head[HEADER_PATH]));
-        self.put(peer, (end, self.codes.octet(mark)), head, &[]);
-    }
-}
-
-impl Sink<'_> {
-    /// Adds one datagram, sealed where the peer's are.
-    fn put(&mut self, peer: u32, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
-        let path = usize::from(head[HEADER_PATH]);
-        match &self.peers[peer as usize].channel {
-            Some(channel) => self.sockets.push_sealed(path, to, (head, payload), channel.sealer()),
-            // SAFETY: the driver hands the batch to the kernel (or copies its payload) before it calls the group again, and
-            // until then the group's contract keeps the tensor's memory valid.
-            None => unsafe { self.sockets.push(path, to, head, payload) },
-        }
-    }
 }

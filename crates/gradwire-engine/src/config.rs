@@ -1,6 +1,7 @@
 //! Settings of an engine: what the process decides about its socket, and the transport's starting values.
 
 use crate::{ChaosConfig, EngineError, JobSecret, Security};
+use gradwire_collectives::Host;
 use gradwire_core::recovery::ControllerKind;
 use gradwire_core::{Spray, CLASSES_MAX, PATHS_MAX};
 use std::time::Duration;
@@ -102,6 +103,10 @@ pub struct EngineConfig {
     /// Whether a second thread hands what is large to the kernel, while the network thread receives. Unasked where this host has two cores
     /// for each rank of a group that is on it. Takes the kernel's offloads.
     pub send_thread: Choice,
+    /// Network threads, 1 to 8, each with a port and a socket of its own, between which large all-reduces are divided. A group uses the least of
+    /// its ranks. `None`: one for each two cores that this process may use, at most four, and of these no more than each rank on a host has cores; and
+    /// only on links faster than 2.5 Gbit/s. Not in groups that go on without lost ranks or have dedicated servers.
+    pub network_threads: Option<u8>,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.
     pub paths: u8,
@@ -148,6 +153,7 @@ impl Default for EngineConfig {
             give_way: Choice::Auto,
             own_core: Choice::Auto,
             send_thread: Choice::Auto,
+            network_threads: None,
             paths: 1,
             spray: Spray::Adaptive,
             incast: None,
@@ -189,6 +195,9 @@ impl EngineConfig {
         let connect = self.connect_timeout;
         require_time("connect_timeout", connect, "10 ms to 1 day", range_of_connect().contains(&connect))?;
         require_time("busy_poll", self.busy_poll, "at most 1 ms", self.busy_poll <= BUSY_POLL_MAX)?;
+        let threads = self.network_threads;
+        let valid = threads.is_none_or(|threads| (1..=Host::THREADS_MAX).contains(&threads));
+        require("network_threads", format!("{threads:?}"), "1 to 8 threads", valid)?;
         require("paths", self.paths, "1 to 16", (1..=PATHS_MAX).contains(&self.paths))?;
         require("incast", format!("{:?}", self.incast), "at least 1 rank", self.incast != Some(0))?;
         require("servers", format!("{:?}", self.servers), "at least 1 rank", self.servers != Some(0))?;
@@ -258,6 +267,8 @@ mod tests {
             EngineConfig { dscp_classes: vec![64], ..EngineConfig::default() },
             EngineConfig { dscp_classes: vec![0; 9], ..EngineConfig::default() },
             EngineConfig { dscp_control: Some(64), ..EngineConfig::default() },
+            EngineConfig { network_threads: Some(0), ..EngineConfig::default() },
+            EngineConfig { network_threads: Some(9), ..EngineConfig::default() },
             EngineConfig { paths: 0, ..EngineConfig::default() },
             EngineConfig { incast: Some(0), ..EngineConfig::default() },
             EngineConfig { servers: Some(0), ..EngineConfig::default() },

@@ -39,7 +39,12 @@ impl Cores {
 
     /// Whether each of so many ranks on this host may use two cores. Of ranks that are bound to cores of their own it counts those.
     pub(crate) fn are_two_for_each_of(&self, ranks_here: usize) -> bool {
-        self.of_process.min(self.of_host / ranks_here.max(1)) >= 2
+        self.for_each_of(ranks_here) >= 2
+    }
+
+    /// How many cores each of so many ranks on this host may use. Of ranks that are bound to cores of their own it counts those.
+    pub(crate) fn for_each_of(&self, ranks_here: usize) -> usize {
+        self.of_process.min(self.of_host / ranks_here.max(1))
     }
 
     /// Whether so many ranks on this host certainly share cores. Of a host whose cores cannot be counted nothing is certain.

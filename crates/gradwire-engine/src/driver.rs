@@ -5,13 +5,14 @@
 //! each collective, do. What is sealed takes a lock that nobody else holds, or where a thread sends beside this one
 //! ([`crate::socket`]), that thread alone.
 
-use crate::active::{ActiveGroup, InFlight};
+use crate::active::ActiveGroup;
 use crate::busy_poll::BusyPoll;
 use crate::chaos::Chaos;
 use crate::code_points::CodePoints;
 use crate::cores::Cores;
 use crate::flood::{FloodWatch, Traffic};
 use crate::giving_way::GivingWay;
+use crate::in_flight::shut_down;
 use crate::inlet::Inlet;
 use crate::own_core::OwnCore;
 use crate::routes::Routes;
@@ -19,7 +20,8 @@ use crate::sending_apart::SendingApart;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
-use crate::{news, EngineStats, OpHandle};
+use crate::{news, EngineStats};
+use gradwire_collectives::Verdict;
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -76,8 +78,8 @@ impl Driver {
         let mut driver = Self {
             shared: Arc::clone(&shared),
             sockets: PathSockets::new(first, further),
-            origin: Instant::now(),
-            clock: Clock::now(),
+            origin: shared.origin,
+            clock: Clock::at(shared.origin),
             now: Timestamp::ZERO,
             groups: Vec::new(),
             routes: Routes::default(),
@@ -163,13 +165,14 @@ impl Driver {
                     let _ = missing.send(group.unanswered());
                 }
             }
-            Command::Submit { group, request, preset, op, keep_alive } => {
+            Command::Submit { group, request, in_flight } => {
                 let now = self.now;
                 match self.find(group) {
-                    Some(group) => group.submit(now, *request, InFlight { op, keep_alive, preset }),
-                    None => end_submitted(&op, keep_alive),
+                    Some(group) => group.submit(now, *request, in_flight),
+                    None => in_flight.end(Err(shut_down())),
                 }
             }
+            Command::Adopt { group, verdict } => self.adopt(group, *verdict),
             Command::Admit { group, record, admitted } => {
                 if let Some(group) = self.find(group) {
                     // The caller may have stopped waiting.
@@ -210,6 +213,13 @@ impl Driver {
                 self.ending = Ending::Stopping(now + STOP_MAX);
             }
             Command::Crash => self.ending = Ending::Crashed,
+        }
+    }
+
+    fn adopt(&mut self, group: GroupKey, verdict: Verdict) {
+        let now = self.now;
+        if let Some(group) = self.find(group) {
+            group.adopt(now, verdict);
         }
     }
 
@@ -292,15 +302,17 @@ impl Driver {
             group.succeed(self.now, (&mut self.routes, place as u32));
             let here = group.here();
             self.giving_way.on_ranks(here.ranks, self.cores.of_process);
-            group.set_shares_cores(self.cores.are_shared_by(here.ranks));
-            let sends = group.is_among_others();
+            group.tell_host(&self.cores);
+            let (sends, is_divided) = (group.is_among_others(), group.is_divided());
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
                 self.groups[place] = None;
             }
             if sends {
                 // In this order: a thread begins on the cores of the one that starts it.
-                self.send_apart(here.ranks);
+                if !is_divided {
+                    self.send_apart(here.ranks);
+                }
                 self.own_core.on_ranks(here, &self.cores);
             }
         }
@@ -412,14 +424,9 @@ fn since(origin: Instant) -> Timestamp {
 
 /// Ends a command that can no longer be carried out.
 fn refuse(command: Command) {
-    if let Command::Submit { op, keep_alive, .. } = command {
-        end_submitted(&op, keep_alive);
+    if let Command::Submit { in_flight, .. } = command {
+        in_flight.end(Err(shut_down()));
     }
-}
-
-fn end_submitted(op: &OpHandle, keep_alive: Box<dyn Send>) {
-    drop(keep_alive);
-    op.complete(Err(gradwire_collectives::OpError::ShutDown("the operation".to_owned())));
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

@@ -23,11 +23,14 @@ mod giving_way;
 mod group;
 mod handle;
 mod here;
+mod in_flight;
 mod inlet;
 mod interfaces;
+mod lanes;
 mod lineage;
 mod news;
 mod own_core;
+mod pending;
 mod rendezvous;
 mod routes;
 mod security;
@@ -47,8 +50,9 @@ pub use error::{EngineError, JoinError, OsError, UnreachablePeer};
 pub use gradwire_collectives as collectives;
 pub use gradwire_core as core;
 pub use gradwire_core::Spray;
-pub use group::{DedicatedServers, GroupHandle, PendingGroup};
+pub use group::GroupHandle;
 pub use handle::{Completions, OpHandle, Outcome};
+pub use pending::{DedicatedServers, PendingGroup};
 pub use security::{JobSecret, Security, SECRET_BYTES_MIN};
 pub use stats::{
     AgreedStats, CallStats, EndedBy, EngineStats, EpochStats, Features, GroupStats, Histogram, JoinedStats,

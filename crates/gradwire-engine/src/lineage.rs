@@ -3,6 +3,7 @@
 
 use crate::group::{GroupSetup, ReservedIds, SPRAY_RUN};
 use crate::here::Here;
+use crate::lanes::LaneSetup;
 use crate::rendezvous::{read_one, Record};
 use crate::security::{open_records, seal_record, Agreed, Channel, JobSecret, Security};
 use crate::shared::{GroupKey, Shared};
@@ -197,6 +198,7 @@ impl Lineage {
             sources: self.shared.local.sources.clone(),
             here: Here::of(place, members.iter().map(|rank| self.records[*rank as usize].boot_id.as_str())),
             ids,
+            lanes: LaneSetup::default(),
             lineage: None,
             contacts: None,
         })

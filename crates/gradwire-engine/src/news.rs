@@ -48,6 +48,12 @@ impl About<'_> {
         log!(target: TARGET, level, "group {group}: rank {rank} is connected to {peers} others, {how}");
     }
 
+    /// Not all of its network threads reach those of the others: so many do.
+    pub(crate) fn cannot_divide(self, threads: usize) {
+        let Self { group, rank } = self;
+        warn!(target: TARGET, "group {group}: of the network threads of rank {rank} only {threads} can be used: does a firewall let their ports through?");
+    }
+
     /// A peer was lost, and the others are about to go on without it.
     pub(crate) fn lost(self, error: &OpError) {
         let Self { group, rank } = self;

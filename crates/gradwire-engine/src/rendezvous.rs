@@ -68,6 +68,9 @@ pub(crate) struct Record {
     /// member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) doors: Vec<u32>,
+    /// Of its groups on further network threads.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lanes: Vec<Record>,
 }
 
 /// Where a process is.
@@ -144,6 +147,7 @@ impl Local {
             connections,
             incarnation: 0,
             doors: Vec::new(),
+            lanes: Vec::new(),
         }
     }
 }

@@ -2,19 +2,20 @@
 
 use crate::group::GroupSetup;
 use crate::handle::lock;
+use crate::in_flight::InFlight;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
 use crate::succession::Before;
 use crate::{
-    Completions, EngineError, EngineStats, Features, GroupStats, JoinError, OpHandle, OsError, Timeline,
-    WatchStats,
+    Completions, EngineError, EngineStats, Features, GroupStats, JoinError, OsError, Timeline, WatchStats,
 };
-use gradwire_collectives::{OpError, Request};
+use gradwire_collectives::{OpError, Request, Verdict};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Mutex;
+use std::time::Instant;
 
 /// Names a group inside its engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,14 +36,9 @@ pub(crate) enum Command {
     /// Forget a group that did not connect in time; answered with who is missing.
     Abandon { group: GroupKey, missing: Sender<Vec<Unanswered>> },
     /// Start a collective.
-    Submit {
-        group: GroupKey,
-        request: Box<(Request, Before)>,
-        /// Of its policy, for statistics.
-        preset: &'static str,
-        op: OpHandle,
-        keep_alive: Box<dyn Send>,
-    },
+    Submit { group: GroupKey, request: Box<(Request, Before)>, in_flight: InFlight },
+    /// Fail as another group of this rank's has, of which it has parts or which has parts of it.
+    Adopt { group: GroupKey, verdict: Box<Verdict> },
     /// A rank has published this to join a group that goes on without lost ones; answered with what it needs to know.
     Admit { group: GroupKey, record: String, admitted: Sender<Result<String, JoinError>> },
     /// Leave a group; answered when nothing more has to be said.
@@ -67,6 +63,8 @@ pub(crate) enum Command {
 pub(crate) struct Shared {
     /// Process that started the engine.
     parent: u32,
+    /// What the clock of the network thread counts from.
+    pub(crate) origin: Instant,
     inbox: Mutex<Inbox>,
     doorbell: Doorbell,
     next_id: AtomicU64,
@@ -88,9 +86,10 @@ struct Inbox {
 }
 
 impl Shared {
-    pub(crate) fn new(local: Local, features: Features) -> Result<Self, EngineError> {
+    pub(crate) fn new(local: Local, features: Features, origin: Instant) -> Result<Self, EngineError> {
         Ok(Self {
             parent: std::process::id(),
+            origin,
             inbox: Mutex::default(),
             doorbell: Doorbell::new()?,
             next_id: AtomicU64::new(1),

@@ -1,5 +1,7 @@
 //! Counters that leave the engine: plain data that serialises to JSON.
 
+mod joined;
+
 use gradwire_collectives::{AgreedNetwork, DeliveryReport, LinkShares, Waiting};
 use gradwire_core::{TagStats, Timestamp, CLASSES_MAX};
 use serde::Serialize;
@@ -381,15 +383,17 @@ pub struct AgreedStats {
     pub slowest_link: f32,
     /// Whether more ranks than cores are on the host of some rank.
     pub shares_cores: bool,
+    /// Between how many network threads each rank divides what is large; one: it does not.
+    pub threads: u8,
 }
 
 impl From<AgreedNetwork> for AgreedStats {
     fn from(network: AgreedNetwork) -> Self {
-        let AgreedNetwork { rtt, rate, packet_loss, loss, links, shares_cores, .. } = network;
+        let AgreedNetwork { rtt, rate, packet_loss, loss, links, shares_cores, threads, .. } = network;
         let slow_links: Vec<_> = links.iter().flat_map(LinkShares::slow).collect();
         let slowest_link = slow_links.iter().fold(1.0, |least: f32, (_, share)| least.min(*share));
         let rtt_us = rtt.as_secs_f64() * 1e6;
-        Self { rtt_us, rate, packet_loss, loss, slow_links, slowest_link, shares_cores }
+        Self { rtt_us, rate, packet_loss, loss, slow_links, slowest_link, shares_cores, threads }
     }
 }
 

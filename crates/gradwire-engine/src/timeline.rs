@@ -4,7 +4,7 @@ use crate::tally::CallRecord;
 use gradwire_collectives::PeerDelivery;
 use gradwire_core::Timestamp;
 use serde::Serialize;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The latest collectives of one group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -25,14 +25,16 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Of an engine that starts now.
-    pub(crate) fn now() -> Self {
+    /// Of an engine whose clock counts from then, a moment ago.
+    pub(crate) fn at(origin: Instant) -> Self {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: one live structure, which the call fills.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+        let since = u64::try_from(origin.elapsed().as_nanos()).unwrap_or(0);
         let monotonic_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        Self { monotonic_ns, wall_ns: u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX) }
+        let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
+        Self { monotonic_ns: monotonic_ns.saturating_sub(since), wall_ns: wall_ns.saturating_sub(since) }
     }
 }
 

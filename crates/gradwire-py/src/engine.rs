@@ -275,6 +275,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "give_way" => config.give_way = choice(value)?,
         "own_core" => config.own_core = choice(value)?,
         "send_thread" => config.send_thread = choice(value)?,
+        "network_threads" => config.network_threads = value.extract()?,
         "paths" => config.paths = value.extract()?,
         "servers" => config.servers = value.extract()?,
         "incast" => config.incast = value.extract()?,

@@ -4,7 +4,7 @@ use crate::plan::{OpPlan, OutputPlan};
 use crate::record::Provenance;
 use crate::{HostOptions, Scenario, Tensor};
 use gradwire_collectives::{
-    DeadlineRule, DeliveryReport, Group, GroupConfig, OpError, OpId, PeerConfig, Request, TransmitSink,
+    DeadlineRule, DeliveryReport, Group, GroupConfig, Host, OpError, OpId, PeerConfig, Request, TransmitSink,
 };
 use gradwire_core::wire::TransferId;
 use gradwire_core::{ConnectionConfig, ConnectionId, Mark, Timestamp};
@@ -77,7 +77,8 @@ impl Rank {
     pub(crate) fn new(scenario: &Scenario, rank: usize) -> Self {
         let clock = Clock { ahead: scenario.clock_of(rank), lost: Duration::ZERO };
         let mut group = Group::new(group_config(scenario, rank), clock.local(Timestamp::ZERO));
-        group.set_shares_cores(scenario.host.shares_cores && rank + 1 == scenario.world_size);
+        let shares_cores = scenario.host.shares_cores && rank + 1 == scenario.world_size;
+        group.set_host(Host { shares_cores, ..Host::default() });
         Self {
             group,
             runs: scenario.ops.iter().map(|_| None).collect(),

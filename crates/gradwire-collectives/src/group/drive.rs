@@ -2,6 +2,7 @@
 
 use super::told_incast::{is_fast, senders};
 use super::{Group, GroupEvent, Key, Purpose, Queued};
+use crate::division::divide;
 use crate::op::{Name, Op};
 use crate::ops::Ops;
 use crate::peer::{Peer, PointToPoint};
@@ -10,7 +11,7 @@ use crate::position::PositionRecord;
 use crate::schedules::{Loss, Post};
 use crate::settings::CallSettings;
 use crate::validate::validate;
-use crate::{rotation, OpError, ReduceOp, Request};
+use crate::{rotation, OpError, OpId, ReduceOp, Request};
 use gradwire_core::{
     Contract, Event, Payload, Payloads, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
@@ -78,8 +79,11 @@ impl Group {
     pub(super) fn start_queued(&mut self, now: Timestamp) {
         while self.queue.front().is_some_and(|queued| self.may_start(queued)) {
             let Some(queued) = self.queue.pop_front() else { return };
-            let Queued { id, request, submitted, sequence, purpose } = queued;
+            let Queued { id, mut request, submitted, sequence, purpose } = queued;
             let agreed = self.agreement.reach(sequence);
+            if purpose == Purpose::Call {
+                self.hand_out(id, divide(&mut request, agreed.as_ref()));
+            }
             let warms_up = self.adaptive.begins(&request.policy, request.bucket_bytes());
             let loss = agreed.as_ref().map(|network| network.loss);
             let rotates = self.world_size > 1 && !warms_up && request.policy.rotation.is_wanted(loss);
@@ -115,6 +119,13 @@ impl Group {
             self.begin(now, key);
         }
         self.check_starved(now);
+    }
+
+    /// The other parts of a call are for others.
+    fn hand_out(&mut self, op: OpId, parts: Vec<Request>) {
+        if !parts.is_empty() {
+            self.events.push_back(GroupEvent::Divided { op, parts });
+        }
     }
 
     fn settings_of(&self, request: &Request, warms_up: bool) -> CallSettings {

@@ -21,6 +21,7 @@ impl Group {
         if self.failed.is_some() {
             return;
         }
+        self.record = Some(*record);
         let record = record.encode();
         for slot in 0..self.peers.len() {
             self.peers.connection_mut(slot).abort(now, record);

@@ -43,7 +43,7 @@ impl AgreedNetwork {
     /// A network that loses nothing, for plans of one that is not there. `rate`: bytes per second of one rank's link.
     #[must_use]
     pub const fn lossless(rtt: Duration, rate: u64) -> Self {
-        Self { rtt, rate, packet_loss: 0.0, loss: 0.0, links: None, shares_cores: false }
+        Self { rtt, rate, packet_loss: 0.0, loss: 0.0, links: None, shares_cores: false, threads: 1 }
     }
 
     /// How long an all-reduce of `bytes` bytes takes by the model that `auto` chooses by, among `world_size` ranks that all send at

@@ -1,8 +1,10 @@
 //! How a group goes on without a lost rank: applies what `crate::succession` decides to the group, its routes and its calls.
 
-use super::{addresses_of, ActiveGroup, InFlight, PeerAddress, Sink};
+use super::sink::Sink;
+use super::{addresses_of, ActiveGroup, PeerAddress};
 use crate::code_points::CodePoints;
 use crate::group::ReservedIds;
+use crate::in_flight::InFlight;
 use crate::lineage::DoorSetup;
 use crate::news::About;
 use crate::routes::{Route, Routes};
@@ -213,7 +215,7 @@ impl ActiveGroup {
     fn end_with(&mut self, now: Timestamp, number: u64, held: &crate::succession::Held) {
         let Some(succession) = &mut self.succession else { return };
         let Some(pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
-        pending.in_flight.op.set_epoch(held.epoch, succession.members_of(held.epoch));
+        pending.in_flight.set_epoch(held.epoch, succession.members_of(held.epoch));
         let report = DeliveryReport {
             collective: "taken over".to_owned(),
             sequence: number,
@@ -233,7 +235,7 @@ impl ActiveGroup {
                 let Some(number) = succession.running.remove(&id) else { return };
                 let epoch = outcome.is_ok().then_some(succession.epoch);
                 let Some(pending) = succession.calls.end(number, epoch) else { return };
-                pending.in_flight.op.set_epoch(succession.epoch, Arc::clone(&succession.members));
+                pending.in_flight.set_epoch(succession.epoch, Arc::clone(&succession.members));
                 let outcome = outcome.map(|report| with_first_ranks(report, succession));
                 self.finish(pending.in_flight, outcome);
                 self.start_calls(now);
@@ -246,7 +248,7 @@ impl ActiveGroup {
     /// The group has failed.
     pub(super) fn on_failed(&mut self, now: Timestamp, error: &OpError) {
         let is_forming = self.connected.is_some() && !self.is_joining();
-        let Some(succession) = &mut self.succession else { return self.about().failed(error) };
+        let Some(succession) = &mut self.succession else { return self.tell_failed(error) };
         let has_stopped = succession.has_stopped();
         if is_forming || !succession.on_failed(now, error) {
             return self.end_succession(error.clone());

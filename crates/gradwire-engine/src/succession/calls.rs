@@ -5,7 +5,7 @@
 //! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A result that
 //! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error.
 
-use crate::active::InFlight;
+use crate::in_flight::InFlight;
 use gradwire_collectives::{Collective, ReduceOp, Request};
 use gradwire_core::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
@@ -313,7 +313,7 @@ mod tests {
 
     fn in_flight(id: u64) -> InFlight {
         let op = OpHandle::new(id, Completions::default());
-        InFlight { op, keep_alive: Box::new(()), preset: "exact" }
+        InFlight::new(op, Box::new(()), "exact")
     }
 
     fn add(calls: &mut Calls, memory: &mut [u8], reduce: ReduceOp) -> u64 {

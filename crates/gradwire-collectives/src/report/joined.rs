@@ -1,0 +1,153 @@
+//! One report of a call whose parts were calls of their own ([`crate::GroupEvent::Divided`]).
+
+use super::{DeliveryReport, PeerDelivery, PeerTaking};
+use std::ops::Range;
+
+impl DeliveryReport {
+    /// Of the parts of one call, in the order of their elements; all were timed by one clock. Name, number and times of the call are those
+    /// of the first part, which is the one that the group called.
+    #[must_use]
+    pub fn joined(parts: Vec<Self>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next().unwrap_or_default();
+        for part in parts {
+            whole.append(part);
+        }
+        whole.tidy();
+        whole
+    }
+
+    fn append(&mut self, part: Self) {
+        // Of a rotated part the ranges are places in what was sent.
+        let before = if self.rotated_elems > 0 { self.rotated_elems } else { self.elems };
+        let ended_at = (self.submitted_at + self.elapsed).max(part.submitted_at + part.elapsed);
+        self.elapsed = ended_at.since(self.submitted_at);
+        self.compute_wait = self.compute_wait.max(part.compute_wait);
+        self.elems += part.elems;
+        self.rotated_elems += part.rotated_elems;
+        self.bytes_received += part.bytes_received;
+        self.bytes_expected += part.bytes_expected;
+        self.bytes_sent += part.bytes_sent;
+        self.bytes_retransmitted += part.bytes_retransmitted;
+        self.uncounted.extend(moved(part.uncounted, before));
+        self.filled.extend(moved(part.filled, before));
+        append_peers(&mut self.peers, part.peers);
+        append_peers(&mut self.sources, part.sources);
+        append_takings(&mut self.takings, &part.takings);
+        self.contributors = self.contributors.max(part.contributors);
+        self.contributors_least = self.contributors_least.min(part.contributors_least);
+        self.reduce_ended_by = stricter(self.reduce_ended_by, part.reduce_ended_by);
+        self.gather_ended_by = stricter(self.gather_ended_by, part.gather_ended_by);
+        self.replicas_identical &= part.replicas_identical;
+        self.warm_up |= part.warm_up;
+    }
+}
+
+fn moved(ranges: Vec<Range<u64>>, by: u64) -> impl Iterator<Item = Range<u64>> {
+    ranges.into_iter().map(move |range| range.start + by..range.end + by)
+}
+
+fn append_peers(peers: &mut Vec<PeerDelivery>, parts: Vec<PeerDelivery>) {
+    for part in parts {
+        let Some(peer) = peers.iter_mut().find(|peer| peer.rank == part.rank) else {
+            peers.push(part);
+            continue;
+        };
+        peer.elems_received += part.elems_received;
+        peer.elems_expected += part.elems_expected;
+        peer.closed_by = stricter(peer.closed_by, part.closed_by);
+        peer.waited_for_peer = peer.waited_for_peer.max(part.waited_for_peer);
+        peer.network_time = peer.network_time.max(part.network_time);
+        peer.deadline = peer.deadline.max(part.deadline);
+        peer.called_at = [peer.called_at, part.called_at].into_iter().flatten().min();
+        peer.way = peer.way.min(part.way);
+        peer.began_at = peer.began_at.min(part.began_at);
+        peer.ended_at = peer.ended_at.max(part.ended_at);
+    }
+}
+
+fn append_takings(takings: &mut Vec<PeerTaking>, parts: &[PeerTaking]) {
+    // Taken is what was taken of both.
+    takings.retain_mut(|taking| {
+        let part = parts.iter().find(|part| part.rank == taking.rank);
+        part.inspect(|part| taking.taken_at = taking.taken_at.max(part.taken_at)).is_some()
+    });
+}
+
+/// Of two reasons the one that accepts less.
+fn stricter(a: &'static str, b: &'static str) -> &'static str {
+    let place = |reason| REASONS.iter().position(|known| *known == reason);
+    if place(b) > place(a) {
+        b
+    } else {
+        a
+    }
+}
+
+/// Names of reasons, from the one that accepts most.
+const REASONS: [&str; 6] = ["", "all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adaptive::stage_end::tests::receipt;
+    use gradwire_core::{CloseReason, Receipt, Timestamp};
+    use std::time::Duration;
+
+    fn part(began_ms: u64, received: u64, reason: CloseReason) -> DeliveryReport {
+        let ms = Duration::from_millis;
+        let began = Timestamp::ZERO + ms(began_ms);
+        let receipt =
+            Receipt { reason, received_bytes: received * 4, total_bytes: 400, ..receipt(began, ms(5)) };
+        let mut report = DeliveryReport {
+            elems: 200,
+            submitted_at: began,
+            elapsed: ms(6),
+            compute_wait: ms(began_ms),
+            takings: vec![PeerTaking { rank: 1, taken_at: began + ms(3) }],
+            replicas_identical: true,
+            ..DeliveryReport::default()
+        };
+        report.add(1, &receipt, 4, true);
+        report.uncounted.push(10..20);
+        report
+    }
+
+    #[test]
+    fn a_whole_has_the_elements_of_its_parts_and_ends_with_the_last() {
+        let parts = [(1, 100, CloseReason::AllArrived), (2, 70, CloseReason::BoundMet)];
+        let whole = DeliveryReport::joined(parts.map(|(at, got, why)| part(at, got, why)).to_vec());
+        assert_eq!((whole.elems, whole.uncounted.clone()), (400, vec![10..20, 210..220]));
+        assert_eq!(whole.elapsed, Duration::from_millis(7));
+        assert_eq!(
+            (whole.compute_wait, whole.network_wait),
+            (Duration::from_millis(2), Duration::from_millis(5))
+        );
+        let [peer] = &whole.peers[..] else { panic!("{:?}", whole.peers) };
+        assert_eq!((peer.elems_expected, peer.elems_received, peer.closed_by), (200, 170, "bound_met"));
+        assert_eq!((peer.began_at.as_nanos(), peer.ended_at.as_nanos()), (1_000_000, 7_000_000));
+        assert!((whole.lost_share() - 0.15).abs() < 1e-9);
+        assert_eq!(whole.takings[0].taken_at.as_nanos(), 5_000_000);
+    }
+
+    #[test]
+    fn one_part_is_a_whole_and_ranges_of_rotated_parts_are_places_in_what_was_sent() {
+        let one = part(1, 100, CloseReason::AllArrived);
+        let mut tidied = one.clone();
+        tidied.tidy();
+        assert_eq!(DeliveryReport::joined(vec![one.clone()]), tidied);
+        let rotated = DeliveryReport { rotated_elems: 256, ..one };
+        let whole = DeliveryReport::joined(vec![rotated.clone(), rotated]);
+        assert_eq!((whole.rotated_elems, whole.uncounted), (512, vec![10..20, 266..276]));
+        assert_eq!(DeliveryReport::joined(Vec::new()), DeliveryReport::default());
+    }
+
+    #[test]
+    fn what_one_part_has_not_taken_is_not_taken() {
+        let (mut first, second) = (part(1, 1, CloseReason::AllArrived), part(1, 1, CloseReason::Deadline));
+        first.takings.push(PeerTaking { rank: 2, taken_at: Timestamp::ZERO });
+        let whole = DeliveryReport::joined(vec![second, first]);
+        assert_eq!(whole.takings.iter().map(|taking| taking.rank).collect::<Vec<_>>(), [1]);
+        assert_eq!(whole.peers[0].closed_by, "deadline");
+    }
+}

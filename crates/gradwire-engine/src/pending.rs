@@ -1,0 +1,378 @@
+//! A group before its peers are known: what a rank publishes, and how it joins.
+
+use crate::group::{GroupHandle, GroupSetup, ReservedIds, ANSWER_MAX};
+use crate::here::Here;
+use crate::lanes::{Lane, LaneSetup};
+use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
+use crate::rendezvous::{read_one, Record, Roster};
+use crate::security::{agree, open_records, Agreed, JobSecret, PublishedSecret, Security};
+use crate::shared::{Command, GroupKey, Shared};
+use crate::succession::NOT_TAKEN_IN;
+use crate::{EngineConfig, EngineError, JoinError, OnPeerLoss, SecurityStats, UnreachablePeer};
+use gradwire_collectives::{ExchangePlan, GroupConfig, OpError, PeerConfig, Servers};
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A group whose peers are not known yet.
+pub struct PendingGroup {
+    shared: Arc<Shared>,
+    record: Record,
+    ids: ReservedIds,
+    /// For ranks that join later.
+    doors: Option<ReservedIds>,
+    dedicated: Option<DedicatedServers>,
+    /// On further network threads, of the records in this one's.
+    lanes: Vec<PendingGroup>,
+}
+
+/// Parameter servers that are ranks of their own, numbered behind the workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DedicatedServers {
+    /// So many, at least one. Equal on all ranks.
+    pub count: u32,
+    /// Bytes that the sums in flight on this rank may take, if it is a server.
+    pub buffer_bytes: u64,
+}
+
+impl std::fmt::Debug for PendingGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PendingGroup").field("record", &self.record).finish_non_exhaustive()
+    }
+}
+
+impl PendingGroup {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        rank: u32,
+        (world_size, dedicated): (u32, Option<DedicatedServers>),
+        name: &str,
+    ) -> Result<Self, EngineError> {
+        shared.check_process()?;
+        let servers = dedicated.map_or(0, |servers| servers.count);
+        let ranks = world_size.saturating_add(servers);
+        let invalid = EngineError::RankInvalid { rank, world_size };
+        let has_both = world_size > 0 && dedicated.is_none_or(|servers| servers.count > 0);
+        if rank >= ranks || ranks > WORLD_SIZE_MAX || !has_both {
+            return Err(invalid);
+        }
+        let ids = ReservedIds::draw(shared, rank, ranks).ok_or(invalid)?;
+        let connections = ids.values();
+        let config = &shared.local.config;
+        let continues = config.on_peer_loss == OnPeerLoss::Continue && dedicated.is_none();
+        let doors = if continues { ReservedIds::draw(shared, rank, ranks) } else { None };
+        let makes_secret = rank == 0 && config.secret.is_none() && config.security != Security::Off;
+        let secret = makes_secret.then(|| PublishedSecret(JobSecret::generate()));
+        let places = doors.as_ref().map(ReservedIds::values).unwrap_or_default();
+        let record =
+            Record { servers, secret, doors: places, ..shared.local.record(name, rank, connections) };
+        Ok(Self { shared: Arc::clone(shared), record, ids, doors, dedicated, lanes: Vec::new() })
+    }
+
+    /// Has it divide what is large with groups on these network threads, where the others do too. Who goes on without lost ranks does not.
+    ///
+    /// # Errors
+    /// As [`PendingGroup::new`].
+    pub(crate) fn with_lanes<'a>(
+        mut self,
+        further: impl Iterator<Item = &'a Arc<Shared>>,
+    ) -> Result<Self, EngineError> {
+        let Record { rank, world_size, .. } = self.record;
+        let is_asked = self.shared.local.config.network_threads.is_some();
+        let ranks = if is_asked { 2..=WORLD_SIZE_MAX } else { 2..=LANE_RANKS_MAX };
+        if self.doors.is_some() || self.dedicated.is_some() || !ranks.contains(&world_size) {
+            return Ok(self);
+        }
+        for (number, shared) in (2..).zip(further) {
+            let name = format!("{}/thread {number}", self.record.group);
+            let lane = Self::new(shared, rank, (world_size, None), &name)?;
+            self.record.lanes.push(lane.record.clone());
+            self.lanes.push(lane);
+        }
+        Ok(self)
+    }
+
+    /// This rank is a later life of its own, which joins a group that runs ([`PendingGroup::join_running_while`]). Say so before
+    /// [`PendingGroup::record`]; `incarnation` is larger than that of every earlier life.
+    pub fn live_again(&mut self, incarnation: u64) {
+        (self.record.incarnation, self.record.secret) = (incarnation, None);
+    }
+
+    /// This rank's record, JSON of about a kilobyte: format, version, rank, world size, host, addresses, settings; sealed
+    /// with the job secret, if one was configured. Publish it in the store that all ranks can read.
+    #[must_use]
+    pub fn record(&self) -> String {
+        published(&self.shared, &self.record)
+    }
+
+    /// Compares every rank's record with our own (which may be among them), connects to all peers and returns when all
+    /// have answered. `timeout` `None`: the engine's `connect_timeout`.
+    ///
+    /// # Errors
+    /// [`JoinError`]: what disagreed on which rank, or who did not answer at which addresses.
+    pub fn join(self, records: &[String], timeout: Option<Duration>) -> Result<GroupHandle, JoinError> {
+        self.join_while(records, timeout, || true).map(|joined| joined.expect("nobody called it off"))
+    }
+
+    /// [`PendingGroup::join`] that asks several times in a second whether to go on, so that a caller can be interrupted:
+    /// `None` when `goes_on` said no before all peers had answered. The group is given up then.
+    ///
+    /// # Errors
+    /// As [`PendingGroup::join`].
+    pub fn join_while(
+        self,
+        records: &[String],
+        timeout: Option<Duration>,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<GroupHandle>, JoinError> {
+        let records = open_records(&self.record, configured_secret(&self.shared), records)?;
+        let roster = Roster::new(&self.record, &records)?;
+        let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
+        let key = GroupKey(self.shared.next_id());
+        let shared = Arc::clone(&self.shared);
+        let place = (self.record.rank, self.record.workers());
+        let setup = Box::new(self.into_setup(key, &roster)?);
+        connect(shared, (setup, &roster), place, timeout, &mut goes_on)
+    }
+
+    /// Has the lanes connect that every rank has.
+    ///
+    /// # Errors
+    /// [`JoinError`]: their records disagree.
+    fn connect_lanes(&mut self, first: &Lane, roster: &Roster) -> Result<LaneSetup, JoinError> {
+        let mut setups = Vec::new();
+        for (number, pending) in std::mem::take(&mut self.lanes).into_iter().enumerate() {
+            let record = |of: &Record| of.lanes.get(number).map(Record::to_json);
+            let Some(records) = roster.records.iter().map(record).collect::<Option<Vec<String>>>() else {
+                break;
+            };
+            let roster = Roster::new(&pending.record, &records)?;
+            let (shared, key) = (Arc::clone(&pending.shared), GroupKey(pending.shared.next_id()));
+            let mut setup = pending.into_setup(key, &roster)?;
+            setup.lanes.first = Some(first.clone());
+            setups.push((Box::new(setup), shared));
+        }
+        let connecting = setups.into_iter().map(|(setup, shared)| Lane::connect(setup, &shared)).collect();
+        let insists = self.shared.local.config.network_threads.is_some();
+        Ok(LaneSetup { connecting, first: None, insists })
+    }
+
+    /// Joins a group that goes on without lost ranks and runs, in the place of an earlier life of this rank: `formed` are the records of
+    /// those who formed it, `running` what a member has answered to this rank's record ([`GroupHandle::admit`]). Returns when the members
+    /// have decided on an epoch with this rank and reached it: its first call is the first that they make after they have admitted it. Asks
+    /// several times in a second whether to go on, as [`PendingGroup::join_while`].
+    ///
+    /// # Errors
+    /// [`JoinError`]: what disagrees; [`JoinError::Failed`] when no member took this rank in, which was then given up.
+    pub fn join_running_while(
+        self,
+        formed: &[String],
+        running: &str,
+        timeout: Duration,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Option<GroupHandle>, JoinError> {
+        let secret = configured_secret(&self.shared);
+        let roster = Roster::of_running(&self.record, &open_records(&self.record, secret, formed)?)?;
+        let running = Running::read(running)?;
+        let later = open_records(&self.record, secret, &running.records)?;
+        let later = later.iter().map(|text| read_one(&self.record, text));
+        let later = later.collect::<Result<Vec<Record>, JoinError>>()?;
+        let key = GroupKey(self.shared.next_id());
+        let (shared, place) = (Arc::clone(&self.shared), (self.record.rank, self.record.workers()));
+        let setup = Box::new(self.into_joining(key, &roster, later, &running)?);
+        connect(shared, (setup, &roster), place, timeout, &mut goes_on).map_err(|error| match error {
+            // It has no peers of its own until it is a member.
+            JoinError::Unreachable { peers, waited, .. } if peers.is_empty() => {
+                not_taken_in(&running, waited)
+            }
+            other => other,
+        })
+    }
+
+    fn into_joining(
+        mut self,
+        key: GroupKey,
+        roster: &Roster,
+        later: Vec<Record>,
+        running: &Running,
+    ) -> Result<GroupSetup, JoinError> {
+        let agreed = agree(self.shared.local.config.security, configured_secret(&self.shared), roster)?;
+        let grid = Grid {
+            datagram_bytes: roster.datagram_bytes,
+            paths: roster.paths,
+            fingerprint: roster.fingerprint(),
+        };
+        let Some(mut lineage) = self.lineage(roster, &agreed, grid)? else {
+            return Err(not_running("only a group with on_peer_loss = continue can be joined".to_owned()));
+        };
+        for record in later.into_iter().chain([self.record.clone()]) {
+            let rank = record.rank as usize;
+            lineage.records[rank] = record;
+        }
+        let contacts = running.epoch(lineage.rank, |rank| lineage.member(rank))?;
+        let (rank, world_size, peers) = (0, 1, Vec::new());
+        let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::EVERY_RANK);
+        let incast = self.shared.local.config.incast;
+        Ok(GroupSetup {
+            key,
+            name: self.record.group.clone(),
+            config: GroupConfig { rank, world_size, peers, incast, exchange, servers },
+            candidates: Vec::new(),
+            channels: Vec::new(),
+            security: lineage.security(),
+            datagram_bytes: grid.datagram_bytes,
+            source_ports: self.record.source_ports.clone(),
+            paths: grid.paths,
+            sources: self.shared.local.sources.clone(),
+            // The epoch that takes it in counts them: of the records some are of ranks that have gone.
+            here: Here::ALONE,
+            ids: ReservedIds::none(&self.shared),
+            lanes: LaneSetup::default(),
+            lineage: Some(lineage),
+            contacts: Some(contacts),
+        })
+    }
+
+    fn into_setup(mut self, key: GroupKey, roster: &Roster) -> Result<GroupSetup, JoinError> {
+        let mut peers = Vec::new();
+        let mut candidates = Vec::new();
+        let mut channels = Vec::new();
+        let mode = self.shared.local.config.security;
+        let agreed = agree(mode, configured_secret(&self.shared), roster)?;
+        let fingerprint = roster.fingerprint();
+        let grid = Grid { datagram_bytes: roster.datagram_bytes, paths: roster.paths, fingerprint };
+        let lineage = self.lineage(roster, &agreed, grid)?;
+        for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
+            let ids = (self.ids.by_rank[theirs.rank as usize], theirs.connections[self.record.rank as usize]);
+            let connection = connection(&self.shared, (&self.record, theirs), ids, grid)?;
+            let host = match theirs.rank.checked_sub(self.record.workers()) {
+                Some(index) => format!("parameter server {index} on {}", theirs.host),
+                None => theirs.host.clone(),
+            };
+            peers.push(PeerConfig { rank: theirs.rank, host, connection });
+            candidates.push(self.record.candidates(theirs));
+            channels.push(agreed.channel(&self.record, theirs, roster.paths));
+        }
+        let lanes = self.connect_lanes(&Lane::new(&self.shared, key), roster)?;
+        let (rank, world_size) = (self.record.rank, self.record.workers());
+        let EngineConfig { incast, servers, .. } = self.shared.local.config;
+        let servers = match self.dedicated {
+            Some(DedicatedServers { count, buffer_bytes }) => Servers::Dedicated { count, buffer_bytes },
+            None => servers.map_or(Servers::EVERY_RANK, Servers::Colocated),
+        };
+        Ok(GroupSetup {
+            key,
+            name: self.record.group.clone(),
+            config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
+            candidates,
+            channels,
+            security: SecurityStats {
+                cipher: agreed.cipher_name(),
+                secret_configured: self.shared.local.config.secret.is_some(),
+                all_local: roster.is_local(),
+            },
+            datagram_bytes: roster.datagram_bytes,
+            source_ports: self.record.source_ports.clone(),
+            paths: roster.paths,
+            sources: self.shared.local.sources.clone(),
+            here: Here::of(rank as usize, roster.records.iter().map(|record| record.boot_id.as_str())),
+            ids: self.ids,
+            lanes,
+            lineage,
+            contacts: None,
+        })
+    }
+
+    fn lineage(
+        &mut self,
+        roster: &Roster,
+        agreed: &Agreed,
+        grid: Grid,
+    ) -> Result<Option<Box<Lineage>>, JoinError> {
+        if self.shared.local.config.on_peer_loss == OnPeerLoss::Raise {
+            return Ok(None);
+        }
+        let allowed = if self.dedicated.is_some() {
+            Some("`raise` in a group with dedicated parameter servers")
+        } else if Lineage::fits(roster.records.len(), grid.datagram_bytes) {
+            None
+        } else {
+            Some("`raise` in a group whose members do not fit into one datagram: 64 ranks, fewer below an MTU of 1000 bytes")
+        };
+        if let Some(allowed) = allowed {
+            let value = "continue".to_owned();
+            return Err(EngineError::ConfigInvalid { field: "on_peer_loss", value, allowed }.into());
+        }
+        let shared = Arc::clone(&self.shared);
+        let (records, agreed) = (roster.records.clone(), agreed.clone());
+        let (rank, is_local) = (self.record.rank, roster.is_local());
+        let Some(doors) = self.doors.take() else {
+            return Err(EngineError::RankInvalid { rank, world_size: self.record.world_size }.into());
+        };
+        Ok(Some(Box::new(Lineage { shared, records, agreed, grid, is_local, doors, rank })))
+    }
+}
+
+/// Hands a group to the network thread and waits until it is connected.
+fn connect(
+    shared: Arc<Shared>,
+    (setup, roster): (Box<GroupSetup>, &Roster),
+    (rank, world_size): (u32, u32),
+    timeout: Duration,
+    goes_on: &mut impl FnMut() -> bool,
+) -> Result<Option<GroupHandle>, JoinError> {
+    let key = setup.key;
+    let lanes = setup.lanes.connecting.iter().map(|connecting| connecting.lane.clone()).collect();
+    let (connected, wait) = channel();
+    // From here on it leaves its lanes when it is dropped.
+    let handle = GroupHandle { shared, key, rank, world_size, lanes };
+    handle.shared.send(Command::Join { setup, connected })?;
+    let started = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        match wait.recv_timeout(left.min(ASK_INTERVAL)) {
+            Ok(Ok(())) => return Ok(Some(handle)),
+            Ok(Err(error)) => return Err(JoinError::Failed(error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(handle.shared.stopped_error().into()),
+            Err(RecvTimeoutError::Timeout) if left <= ASK_INTERVAL => {
+                return Err(unreachable(&handle, roster, timeout));
+            }
+            // Dropped, the handle leaves: who was reached already is told.
+            Err(RecvTimeoutError::Timeout) if !goes_on() => return Ok(None),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// Gives the group up, and says who did not answer.
+fn unreachable(handle: &GroupHandle, roster: &Roster, waited: Duration) -> JoinError {
+    let (missing, wait) = channel();
+    if let Err(error) = handle.shared.send(Command::Abandon { group: handle.key, missing }) {
+        return error.into();
+    }
+    let Ok(missing) = wait.recv_timeout(ANSWER_MAX) else { return handle.shared.stopped_error().into() };
+    let host = |rank: u32| roster.records.get(rank as usize).map_or(String::new(), |r| r.host.clone());
+    let peers = missing
+        .into_iter()
+        .map(|peer| UnreachablePeer {
+            rank: peer.rank,
+            host: host(peer.rank),
+            tried: peer.tried,
+            answers_small: peer.answers_small,
+        })
+        .collect();
+    JoinError::Unreachable { peers, datagram_bytes: roster.datagram_bytes, waited }
+}
+
+/// Members answered, and did not decide on an epoch with this rank.
+fn not_taken_in(running: &Running, waited: Duration) -> JoinError {
+    let cause = format!("nothing was decided within {waited:?}: start it again");
+    JoinError::Failed(OpError::NotMember { epoch: running.number(), outcome: NOT_TAKEN_IN, cause })
+}
+
+/// How soon an interrupted caller is heard.
+const ASK_INTERVAL: Duration = Duration::from_millis(200);
+/// In larger groups nobody gets unasked what each thread has for every other rank: a connection, and a number in every record.
+const LANE_RANKS_MAX: u32 = 128;
+/// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
+const WORLD_SIZE_MAX: u32 = 16_384;

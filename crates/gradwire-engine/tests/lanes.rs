@@ -1,0 +1,228 @@
+//! Several network threads for each rank: what is large is divided between them, and callers see one call, one result and one verdict.
+
+mod common;
+
+use common::{all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Tensor, PATIENCE};
+use gradwire_engine::collectives::{DeliveryReport, OpError, Policy, ReduceOp, Request};
+use gradwire_engine::{ChaosConfig, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Three parts and a rest.
+const ELEMS: usize = 3 * (1 << 18) + 5;
+/// A group divides behind its first exchange, which holds from here on.
+const CALLS_UNTIL_AGREED: usize = 42;
+
+fn with(threads: u8) -> EngineConfig {
+    EngineConfig { network_threads: Some(threads), mtu: Some(1_500), ..config() }
+}
+
+/// As many calls as a group needs to know that all can divide; fails unless it does so into `threads` parts.
+fn agree(groups: &[GroupHandle], threads: u8) {
+    let started = Instant::now();
+    // Lanes connect beside the first calls, and are agreed on by the exchange behind.
+    loop {
+        (0..CALLS_UNTIL_AGREED).for_each(|_| check_all_reduce(groups, 50_000));
+        let agreed = groups[0].stats().unwrap().agreed.map_or(1, |agreed| agreed.threads);
+        if agreed == threads {
+            return;
+        }
+        assert!(started.elapsed() < PATIENCE, "{agreed} threads");
+    }
+}
+
+fn dividing(ranks: u32, threads: u8, config: &EngineConfig) -> (Vec<Engine>, Vec<GroupHandle>) {
+    let (engines, groups) =
+        cluster(ranks, &EngineConfig { network_threads: Some(threads), ..config.clone() });
+    agree(&groups, threads);
+    (engines, groups)
+}
+
+fn submit(
+    groups: &[GroupHandle],
+    tensors: &mut [Tensor],
+    change: impl Fn(Request) -> Request,
+) -> Vec<OpHandle> {
+    let calls = groups.iter().zip(tensors);
+    calls
+        .map(|(group, tensor)| group.submit(change(all_reduce(tensor.view())), Box::new(())).unwrap())
+        .collect()
+}
+
+fn reports(ops: &[OpHandle]) -> Vec<DeliveryReport> {
+    let report =
+        |op: &OpHandle| op.wait(Some(PATIENCE)).expect("ends in time").as_ref().expect("ends well").clone();
+    ops.iter().map(report).collect()
+}
+
+fn elems_counted(group: &GroupHandle) -> u64 {
+    group.stats().unwrap().calls.iter().filter(|calls| calls.preset == "exact").map(|calls| calls.elems).sum()
+}
+
+#[test]
+fn a_divided_call_has_the_exact_result_and_one_report_of_the_whole() {
+    for (security, paths) in [(Security::Off, 1), (Security::On, 2)] {
+        let (engines, groups) = dividing(3, 3, &EngineConfig { security, paths, ..with(3) });
+        for elems in [1, ELEMS, 2_000_000] {
+            check_all_reduce(&groups, elems);
+        }
+        let before: Vec<u64> = groups.iter().map(elems_counted).collect();
+        let mut tensors: Vec<Tensor> = (0..3).map(|_| Tensor(vec![1.0; ELEMS])).collect();
+        let ops = submit(&groups, &mut tensors, |request| request);
+        for (rank, report) in reports(&ops).iter().enumerate() {
+            assert_eq!((report.elems, report.lost_share()), (ELEMS as u64, 0.0), "rank {rank}");
+            assert_eq!(report.bytes_received, report.bytes_expected);
+            assert!(report.bytes_received > 4 * ELEMS as u64, "of two stages, two thirds of the bucket each");
+            assert!(report.peers.iter().chain(&report.sources).all(|peer| peer.elems_received > 0));
+            assert_eq!(elems_counted(&groups[rank]) - before[rank], ELEMS as u64);
+        }
+        assert!(tensors.iter().all(|tensor| tensor.0 == vec![3.0; ELEMS]));
+        for (engine, group) in engines.iter().zip(&groups) {
+            let (stats, group) = (engine.stats().unwrap(), group.stats().unwrap());
+            assert_eq!((stats.datagrams_not_authentic, stats.datagrams_replayed), (0, 0));
+            let sent: u64 = group.peers.iter().map(|peer| peer.packets_sent).sum();
+            assert!(sent > 0 && sent <= stats.datagrams_sent, "{sent} packets of {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn a_group_divides_between_as_many_threads_as_every_rank_has() {
+    for (threads, least) in [([3, 2, 3], 2), ([3, 1, 2], 1)] {
+        let engines: Vec<Engine> =
+            threads.iter().map(|threads| Engine::start(with(*threads)).unwrap()).collect();
+        let groups: Vec<GroupHandle> = join(&engines, "mixed").into_iter().map(Result::unwrap).collect();
+        agree(&groups, least);
+        check_all_reduce(&groups, 1_000_000);
+    }
+}
+
+#[test]
+fn tolerant_reductions_lose_no_more_and_replicas_stay_alike() {
+    let chaos = Some(ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() });
+    let (_engines, groups) = dividing(3, 2, &EngineConfig { chaos, ..with(2) });
+    let policy = Policy { loss_bound: 0.05, floor: 0.0, ..Policy::AUTO };
+    let mut lost = 0.0;
+    for _ in 0..10 {
+        let mut tensors: Vec<Tensor> = (0..3).map(|rank| Tensor(common::values(rank, ELEMS))).collect();
+        let ops =
+            submit(&groups, &mut tensors, |request| Request { policy, reduce: ReduceOp::Avg, ..request });
+        for report in reports(&ops) {
+            assert!(report.replicas_identical && report.lost_share() <= 0.051, "{}", report.lost_share());
+            lost += report.lost_share();
+        }
+        let bits = |tensor: &Tensor| tensor.0.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+        assert!(tensors[1..].iter().all(|tensor| bits(tensor) == bits(&tensors[0])));
+        let worst =
+            tensors[0].0.iter().enumerate().map(|(i, value)| (value - 2.0 * (i % 1_000) as f32).abs());
+        assert!(worst.fold(0.0, f32::max) <= 1_000.0, "a mean of those that came");
+    }
+    assert!(lost > 0.0, "nothing was lost at all");
+}
+
+/// Counts those that were given back.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_rank_that_is_gone_ends_divided_calls_on_all_others_with_one_verdict() {
+    let config = EngineConfig { network_threads: Some(2), mtu: Some(1_500), ..impatient() };
+    let (engines, groups) = dividing(3, 2, &config);
+    engines[2].crash();
+    let mut tensors: Vec<Tensor> = (0..2).map(|_| Tensor(vec![1.0; ELEMS])).collect();
+    let given_back = Arc::new(AtomicUsize::new(0));
+    let ops: Vec<OpHandle> = groups[..2]
+        .iter()
+        .zip(&mut tensors)
+        .map(|(group, tensor)| {
+            group.submit(all_reduce(tensor.view()), Box::new(Counted(Arc::clone(&given_back)))).unwrap()
+        })
+        .collect();
+    for op in &ops {
+        let outcome = op.wait(Some(PATIENCE)).expect("ends in time");
+        assert!(matches!(outcome, Err(OpError::PeerLost { rank: 2, .. })), "{outcome:?}");
+    }
+    assert_eq!(given_back.load(Ordering::SeqCst), 2);
+    let mut tensor = Tensor(vec![1.0; 10]);
+    let later = groups[0].submit(all_reduce(tensor.view()), Box::new(())).unwrap();
+    assert!(matches!(later.wait(Some(PATIENCE)), Some(Err(OpError::PeerLost { rank: 2, .. }))));
+}
+
+#[test]
+fn a_divided_call_that_one_rank_makes_differently_is_a_mismatch_everywhere_and_at_once() {
+    for elems in [10, ELEMS - 200_000, 2 * ELEMS] {
+        let (_engines, groups) = dividing(2, 3, &with(3));
+        let mut tensors = [Tensor(vec![1.0; ELEMS]), Tensor(vec![1.0; elems])];
+        let ops = submit(&groups, &mut tensors, |request| request);
+        for op in &ops {
+            let outcome = op.wait(Some(PATIENCE / 2)).expect("long before the call's timeout");
+            assert!(matches!(outcome, Err(OpError::Mismatch(_))), "{elems}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn leaving_ends_divided_calls_at_once_on_this_rank_and_tells_the_others() {
+    let (_engines, groups) = dividing(2, 2, &with(2));
+    let mut tensors = [Tensor(vec![1.0; ELEMS]), Tensor(vec![1.0; ELEMS])];
+    let [first, second] = &mut tensors;
+    let waiting = groups[0].submit(all_reduce(first.view()), Box::new(())).unwrap();
+    assert!(groups[0].leave(PATIENCE));
+    assert!(matches!(waiting.wait(Some(PATIENCE)), Some(Err(OpError::ShutDown(_)))));
+    let needs_it = groups[1].submit(all_reduce(second.view()), Box::new(())).unwrap();
+    let outcome = needs_it.wait(Some(PATIENCE)).expect("ends in time");
+    assert!(matches!(outcome, Err(OpError::PeerLeft { rank: 0, .. })), "{outcome:?}");
+}
+
+#[test]
+fn stopping_an_engine_ends_its_divided_calls_and_gives_their_memory_back() {
+    let (engines, groups) = dividing(2, 2, &with(2));
+    let given_back = Arc::new(AtomicUsize::new(0));
+    let mut tensor = Tensor(vec![1.0; ELEMS]);
+    let op = groups[0].submit(all_reduce(tensor.view()), Box::new(Counted(Arc::clone(&given_back)))).unwrap();
+    engines[0].stop();
+    assert!(matches!(op.outcome(), Some(Err(OpError::ShutDown(_)))), "{:?}", op.outcome());
+    assert_eq!(given_back.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn lanes_that_do_not_reach_their_peers_are_not_used() {
+    let connect_timeout = Duration::from_millis(500);
+    let all = engines(2, &EngineConfig { connect_timeout, ..with(2) });
+    let pending: Vec<PendingGroup> =
+        all.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "walled").unwrap()).collect();
+    // To each the other's lane is at a port where nobody is.
+    let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
+    let walled = |record: &str| {
+        let mut record: serde_json::Value = serde_json::from_str(record).unwrap();
+        record["lanes"][0]["addresses"] = serde_json::json!(["127.0.0.2"]);
+        record["lanes"][0]["loopback"] = serde_json::json!(false);
+        record["lanes"][0]["datagram_bytes"] = record["lanes"][0]["datagram_bytes_local"].clone();
+        record["lanes"][0]["port"] = serde_json::json!(9);
+        record.to_string()
+    };
+    let seen = [[records[0].clone(), walled(&records[1])], [walled(&records[0]), records[1].clone()]];
+    let joining = pending.into_iter().zip(seen).map(|(group, records)| {
+        std::thread::spawn(move || {
+            group.join(&records, Some(PATIENCE)).expect("the first threads reach each other")
+        })
+    });
+    let joining: Vec<_> = joining.collect();
+    let groups: Vec<GroupHandle> = joining.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let started = Instant::now();
+    while started.elapsed() < 3 * connect_timeout {
+        check_all_reduce(&groups, ELEMS);
+    }
+    assert!(groups.iter().all(|group| group
+        .stats()
+        .unwrap()
+        .agreed
+        .is_some_and(|agreed| agreed.threads == 1)));
+    assert!(groups.iter().all(|group| group.leave(PATIENCE)));
+}
