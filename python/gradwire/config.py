@@ -187,15 +187,16 @@ class Config:
         choices=("auto", "on", "off"))
     send_thread: str = _setting("auto", str, "Whether a second thread hands data to the kernel, where much of it leaves, while the "
         "network thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host "
-        "has two cores for each rank that is on it, and this process may use two, for groups that do not divide calls between "
-        "several network threads. Without `offload` there is none.",
+        "has two cores for each rank that is on it, and this process may use two; but not for groups whose large calls are all divided "
+        "between `network_threads`. Without `offload` there is none.",
         choices=("auto", "on", "off"))
-    network_threads: int | None = _setting(None, int, "Network threads, each with a UDP port of its own (a free one, beyond the "
-        "first's), between which all-reduces of 2 MiB and more are divided. A group uses the least of its ranks, and only those that "
-        "reach their peers. Unset: one for each two cores that this process may use, at most four; used on links faster than "
-        "2.5 Gbit/s, and of them no more than the host has cores for each rank that is on it. 1: calls are not divided. Calls under "
-        "`mlt`, `dlcp`, `ltp` and `ultima`, those with importance or of which contributions are asked for, and groups with "
-        "`on_peer_loss=continue` or dedicated servers never are.", low=1, high=8, optional=True)
+    network_threads: int | None = _setting(None, int, "Network threads, each with a UDP port of its own (64, 128 ... behind the "
+        "first's, or a free one), between which all-reduces of 2 MiB and more are divided. A group uses the least of its ranks, and only "
+        "those that reach their peers. Set on all ranks, they are used on every link. Unset: one for each two cores that this process may "
+        "use, at most four; used on links faster than 2.5 Gbit/s, no more than there are cores for each rank on a host, and in groups of "
+        "at most 128 ranks. 1: calls are not divided. Never divided are calls whose results may be lost (`mlt` and `dlcp`), those that "
+        "learn from calls before (`ltp`, `ultima`), and groups with `on_peer_loss=continue` or dedicated servers.",
+        low=1, high=8, optional=True)
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "
         "peer carries its part, whatever the host's routes; one that leads nowhere is found out and costs nothing. A group "

@@ -12,12 +12,15 @@
 //! No rank waits for an exchange unless it is `lag` collectives ahead of the slowest one. Places depend on the sequence
 //! alone, and every rank combines the same words, so nobody can disagree whatever arrives when.
 
+mod loss_meter;
+
 use crate::adaptive::StageEnd;
 use crate::host::Host;
 use crate::links::{LinkShares, RATE_MAX};
 use crate::view::OwnMemory;
 use crate::{Collective, Dtype, Request};
 use gradwire_core::{ConnectionStats, Receipt};
+use loss_meter::{LossMeter, PPM};
 use std::time::Duration;
 
 /// The network as every rank of a group knows it, at one place of the sequence.
@@ -102,6 +105,8 @@ pub(crate) struct Agreement {
     received_rate: u64,
     /// What the fastest connection was sent on when the latest collectives before an exchange ended, bytes per second.
     sent_rates: Vec<u64>,
+    /// Of the latest all-reduce.
+    parts: u64,
     /// What the latest exchange said of each rank's link, bytes per second.
     rates: Vec<u64>,
 }
@@ -124,6 +129,7 @@ impl Agreement {
             fastest: 0,
             received_rate: 0,
             sent_rates: Vec::new(),
+            parts: 1,
             rates: Vec::new(),
         }
     }
@@ -177,7 +183,8 @@ impl Agreement {
     pub(crate) fn begin(&mut self, sequence: u64, connections: impl Iterator<Item = ConnectionStats>) {
         self.pending = Some(sequence);
         let (mut word, sustained) = Word::of(connections, &mut self.meter);
-        self.sent_rates.push(sustained);
+        word.rate = word.rate.saturating_mul(self.parts);
+        self.sent_rates.push(sustained.saturating_mul(self.parts));
         self.sent_rates.retain(|rate| *rate > 0);
         // A single one may be that of a time in which others waited for a core.
         let sent = median(&mut self.sent_rates).unwrap_or(0);
@@ -227,24 +234,26 @@ impl Agreement {
         words.iter().enumerate().map(rate).collect()
     }
 
-    /// An all-reduce has ended here, in each stage of which so many ranks sent to this one at once. `sent_rate`: the fastest connection's.
+    /// An all-reduce has ended here, in each stage of which so many ranks sent to this one at once; of the call it was one of so many parts, which took
+    /// as much of the link each. `sent_rate`: the fastest connection's.
     pub(crate) fn on_ended(
         &mut self,
-        sequence: u64,
+        (sequence, parts): (u64, u32),
         senders: [u32; 2],
         stages: &[StageEnd; 2],
         sent_rate: impl FnOnce() -> u64,
     ) {
+        self.parts = u64::from(parts);
         if self.plan.is_within(SENT_RATES, sequence) {
             if self.sent_rates.len() >= SENT_RATES as usize {
                 // Of before the latest exchange, and ended after it.
                 self.sent_rates.remove(0);
             }
-            self.sent_rates.push(sent_rate());
+            self.sent_rates.push(sent_rate().saturating_mul(self.parts));
         }
         let fastest =
             stages.iter().zip(senders).map(|(stage, senders)| stage.rate(senders)).max().unwrap_or(0);
-        self.fastest = self.fastest.max(fastest);
+        self.fastest = self.fastest.max(fastest.saturating_mul(self.parts));
     }
 
     /// A transfer that may lose something has ended here.
@@ -360,51 +369,14 @@ fn combine(words: &[Word], rates: &[u64], links: Option<&LinkShares>) -> Option<
     })
 }
 
-/// Recent shares of what was lost. Few packets say nothing about a share: then the one before stays, and they count on.
-#[derive(Debug, Default)]
-struct LossMeter {
-    numbered_before: u64,
-    arrived_before: u64,
-    expected_bytes: u64,
-    missing_bytes: u64,
-    lost_ppm: u32,
-    left_out_ppm: u32,
-}
-
-impl LossMeter {
-    /// Takes the totals of all connections.
-    fn update(&mut self, numbered: u64, arrived: u64) {
-        let packets = numbered - self.numbered_before;
-        if packets >= PACKETS_MIN {
-            // What was overtaken by the exchange before came since, beside what is due.
-            let lost = packets.saturating_sub(arrived - self.arrived_before);
-            self.lost_ppm = ppm(lost, packets);
-            (self.numbered_before, self.arrived_before) = (numbered, arrived);
-        }
-        if self.expected_bytes >= BYTES_MIN {
-            self.left_out_ppm = ppm(self.missing_bytes, self.expected_bytes);
-            (self.expected_bytes, self.missing_bytes) = (0, 0);
-        }
-    }
-}
-
-fn ppm(part: u64, whole: u64) -> u32 {
-    u32::try_from(u128::from(part) * u128::from(PPM) / u128::from(whole)).unwrap_or(u32::MAX).min(PPM as u32)
-}
-
 /// The value in the middle, the lower one of two.
 fn median<T: Ord + Copy>(values: &mut [T]) -> Option<T> {
     values.sort_unstable();
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
 
-const PPM: u64 = 1_000_000;
 /// Collectives before an exchange of which the rate of connections is taken, beside that of the exchange itself.
 const SENT_RATES: u64 = 8;
-/// At 1 % loss 400 packets lose 4 +- 2: enough to tell it from 5 %, where decisions change.
-const PACKETS_MIN: u64 = 400;
-/// As many packets of the common size.
-const BYTES_MIN: u64 = PACKETS_MIN * 1408;
 /// With the default plan a thousand collectives.
 const REMEMBERED_EXCHANGES: u64 = 16;
 /// Nobody waits for an exchange as long as ranks keep together, so everything else goes first.
@@ -510,11 +482,16 @@ mod tests {
     fn one_sample_of_a_rate_that_is_too_high_does_not_count() {
         let mut agreement = Agreement::new(PLAN, 0, 2);
         for (sequence, rate) in (0..3).zip([100, 350, 104]) {
-            agreement.on_ended(sequence, [1; 2], &[StageEnd::NOTHING; 2], || rate);
+            agreement.on_ended((sequence, 1), [1; 2], &[StageEnd::NOTHING; 2], || rate);
         }
         let last = ConnectionStats { sustained_rate: 98, ..stats(1000, 0, 100, 500) };
         agreement.begin(3, [last].into_iter());
         assert_eq!(Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate, 100);
+        let last = ConnectionStats { sustained_rate: 40, ..stats(1000, 0, 100, 500) };
+        (4..7).for_each(|sequence| agreement.on_ended((sequence, 3), [1; 2], &[StageEnd::NOTHING; 2], || 50));
+        agreement.begin(8, [last].into_iter());
+        let said = Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate;
+        assert_eq!(said, 150, "each of three threads carries a third");
         let plan = ExchangePlan { first: 8, every: 64, lag: 32 };
         let sampled: Vec<u64> = (0..140).filter(|place| plan.is_within(2, *place)).collect();
         assert_eq!(sampled, [6, 7, 70, 71, 134, 135]);

@@ -7,7 +7,7 @@
 //! | 2 | reduction, 255 for none |
 //! | 3 | schedule of an all-reduce, and 128 when the bucket is rotated; of a reduce-scatter 1 when what is lost is fed back |
 //! | 4..8 | root, or tag of a point-to-point transfer; 2^32 - 1 for none |
-//! | 8..14 | elements |
+//! | 8..14 | elements; of a part of a call ([`crate::PartOf`]) those of the whole |
 //! | 14..16 | fingerprint of what must agree besides: policy, factor of a scaled sum |
 //!
 //! Two ranks whose descriptors differ at the same place of their sequence have called different things. Elements of
@@ -90,7 +90,8 @@ impl Call {
                 _ => 0,
             },
             root,
-            elems: (bytes / request.dtype.bytes()) as u64 & ELEMS_MASK,
+            elems: request.part_of.as_ref().map_or((bytes / request.dtype.bytes()) as u64, |part| part.elems)
+                & ELEMS_MASK,
             fingerprint: if reduces { fingerprint(&request.policy, request.reduce) } else { 0 },
         }
     }

@@ -10,40 +10,44 @@
 //!   THREAD 2  its group [part 1 of call 7] ....... [part 1 of call 8]
 //! ```
 //!
-//! Each part is a call of its own to its group: bounds of loss and deadlines hold for each, and so for the whole. Only all-reduces are
-//! divided, and none whose policy learns from calls of the same size, or results of which may be lost.
+//! Each part is a call of its own to its group, and says of which call it is a part: bounds of loss and deadlines hold for each, and so for the
+//! whole. Only all-reduces are divided, and none whose policy learns from calls of the same size, or results of which may be lost. Nothing that
+//! is one rank's own business decides, such as importance or whether somebody asks for contributions.
 
 use crate::agreement::AgreedNetwork;
-use crate::{Collective, DeadlineRule, Policy, Request};
+use crate::{Collective, DeadlineRule, PartOf, Policy, Request};
 
 /// The other parts of a request, of which it keeps the first; none: it is not divided.
 pub(crate) fn divide(request: &mut Request, known: Option<&AgreedNetwork>) -> Vec<Request> {
     let threads = known.map_or(1, |known| usize::from(known.threads));
     let bytes = request.output.len();
     let parts = threads.min(bytes / PART_BYTES_MIN);
-    if parts < 2 || !can_be_divided(request) {
+    let Some(known) = known.filter(|_| parts >= 2 && request.part_of.is_none() && request.can_be_divided())
+    else {
         return Vec::new();
-    }
+    };
+    let elems = (bytes / request.dtype.bytes()) as u64;
+    let part_of = Some(Box::new(PartOf { elems, known: known.clone() }));
     let whole = request.clone();
     let part_bytes = bytes.div_ceil(parts).next_multiple_of(ALIGNMENT);
     let mut all = (0..parts).map(|part| {
         let range = part * part_bytes..bytes.min((part + 1) * part_bytes);
         let residual = if whole.residual.is_empty() { whole.residual } else { whole.residual.part(&range) };
         let (input, output) = (whole.input.part(&range), whole.output.part(&range));
-        Request { input, output, residual, ..whole.clone() }
+        let tags = whole.tags.of_part(range.start, bytes);
+        Request { input, output, residual, tags, part_of: part_of.clone(), ..whole.clone() }
     });
     all.by_ref().take(1).for_each(|first| *request = first);
     all.collect()
 }
 
-/// Whether every element of it is treated alike and nobody asks about single ones.
-fn can_be_divided(request: &Request) -> bool {
-    let is_all_reduce = matches!(request.collective, Collective::AllReduce { .. });
-    is_all_reduce
-        && !request.wants_contributions
-        && request.tags.importance.is_none()
-        && !learns_from_calls(&request.policy)
-        && !request.policy.gather.may_lose()
+impl Request {
+    /// Whether it may be divided where it is large enough. The same on every rank: it depends on nothing that is a rank's own.
+    #[must_use]
+    pub fn can_be_divided(&self) -> bool {
+        let is_all_reduce = matches!(self.collective, Collective::AllReduce { .. });
+        is_all_reduce && !learns_from_calls(&self.policy) && !self.policy.gather.may_lose()
+    }
 }
 
 /// Whether calls of one size under it depend on those before.
@@ -60,6 +64,7 @@ const ALIGNMENT: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Call;
     use crate::view::OwnMemory;
     use crate::{Algorithm, Dtype, Tags, View};
     use std::time::Duration;
@@ -110,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_learns_from_calls_or_is_asked_about_single_elements_stays_whole() {
+    fn what_learns_from_calls_or_may_lose_results_stays_whole_and_so_does_a_part() {
         let memory = OwnMemory::zeroed(4 * PART_BYTES_MIN);
         let whole = request(memory.view());
         let parts = |request: Request| lengths(&request, known(2).as_ref()).len();
@@ -118,9 +123,33 @@ mod tests {
         for policy in [Policy::MLT, Policy::DLCP, Policy::LTP, Policy::ULTIMA] {
             assert_eq!(parts(Request { policy, ..whole.clone() }), 1, "{policy:?}");
         }
-        assert_eq!(parts(Request { wants_contributions: true, ..whole.clone() }), 1);
+        let exact_gather = crate::GatherRule::EXACT;
+        assert_eq!(
+            parts(Request { policy: Policy { gather: exact_gather, ..Policy::MLT }, ..whole.clone() }),
+            2
+        );
+        assert_eq!(parts(Request { collective: Collective::Broadcast { root: 0 }, ..whole.clone() }), 1);
+        let part_of = Some(Box::new(PartOf { elems: 1 << 30, known: known(2).unwrap() }));
+        assert_eq!(parts(Request { part_of, ..whole }), 1);
+    }
+
+    #[test]
+    fn what_is_a_ranks_own_changes_no_division_and_calls_of_two_sizes_agree_in_no_part() {
+        let memory = OwnMemory::zeroed(3 * PART_BYTES_MIN);
+        let whole = request(memory.view());
         let importance = Some(std::sync::Arc::new(crate::Given::new(vec![true])) as _);
-        assert_eq!(parts(Request { tags: Tags { importance, ..Tags::default() }, ..whole.clone() }), 1);
-        assert_eq!(parts(Request { collective: Collective::Broadcast { root: 0 }, ..whole }), 1);
+        let tags = Tags { importance, ..Tags::default() };
+        let own = Request { wants_contributions: true, tags, ..whole.clone() };
+        assert_eq!(lengths(&own, known(2).as_ref()), lengths(&whole, known(2).as_ref()));
+        let calls = |bytes: usize, threads| {
+            let mut first = request(memory.view().part(&(0..bytes)));
+            let others = divide(&mut first, known(threads).as_ref());
+            let call = |part: &Request| (part.output.len(), Call::of(part, Algorithm::Ring));
+            std::iter::once(&first).chain(&others).map(call).collect::<Vec<_>>()
+        };
+        let (more, less) = (calls(3 * PART_BYTES_MIN, 3), calls(2 * PART_BYTES_MIN, 3));
+        assert_eq!((more[0].0, more.len(), less.len()), (less[0].0, 3, 2));
+        assert!(more.iter().zip(&less).all(|((_, more), (_, less))| !more.agrees(less)));
+        assert!(more.iter().all(|(_, call)| call.agrees(&more[0].1)));
     }
 }

@@ -471,6 +471,13 @@ impl Group {
         Some(Verdict { error: self.failed.clone()?, record: self.record? })
     }
 
+    /// What to tell those groups where this one's thread ends before it.
+    #[must_use]
+    pub fn ended(&self, what: String) -> Verdict {
+        let record = AbortRecord::about(Cause::ShutDown, self.rank, self.rank);
+        Verdict { error: OpError::ShutDown(what), record }
+    }
+
     /// Fails as that group has, unless it has failed already.
     pub fn adopt(&mut self, now: Timestamp, verdict: Verdict) {
         self.fail(now, verdict.error, &verdict.record);
@@ -508,6 +515,12 @@ impl Group {
     #[must_use]
     pub fn has_begun(&self, op: OpId) -> bool {
         !self.queue.iter().any(|queued| queued.id == op && queued.purpose == Purpose::Call)
+    }
+
+    /// Between how many network threads each rank divides what is large, by what [`Group::agreed`] says.
+    #[must_use]
+    pub fn agreed_threads(&self) -> Option<u8> {
+        self.agreement.current().map(|network| network.threads)
     }
 
     /// What every rank knows alike about the network at the collective that was started last: ranks that have started

@@ -45,7 +45,7 @@ pub use kernels::{Hadamard, WholeHadamard};
 pub use links::LinkShares;
 pub use policy::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
 pub use report::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
-pub use request::{Algorithm, Collective, OpId, Request};
+pub use request::{Algorithm, Collective, OpId, PartOf, Request};
 pub use servers::Servers;
 pub use straggler::{stragglers_of, PeerWait, Straggler, StragglerCause, Waiting};
 pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, Tags};

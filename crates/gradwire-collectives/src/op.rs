@@ -30,8 +30,7 @@ use table::Table;
 
 /// How far ahead of a payload memory is fetched. A line takes as long to come from main memory as two or three small packets take in all.
 const FETCHED_AHEAD: usize = 4096;
-/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and for those of 9000 bytes it did
-/// not pay.
+/// Of larger payloads nothing is fetched: inside of them the processor's own prefetcher has found the stream, and for those of 9000 bytes it did not pay.
 const FETCHED_MAX: usize = 4 << 10;
 
 /// What is used soon after `bytes` at `start`, in packets of `packet_bytes`, where a transfer is sent or comes in order. A tensor that is larger than the caches is in none of
@@ -49,6 +48,8 @@ pub(crate) struct Op {
     pub(crate) policy: Policy,
     /// Exact whatever the policy says, because the policy measures first.
     pub(crate) warms_up: bool,
+    /// Into so many the call was divided, of which this is the first.
+    pub(crate) parts: u32,
     pub(crate) priority: u8,
     class: u8,
     /// Ranks that send to one receiver at once.
@@ -180,6 +181,7 @@ impl Op {
             call,
             policy: request.policy,
             warms_up: false,
+            parts: 1,
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             class: request.tags.class,
             senders: senders(&request.collective, algorithm, place),

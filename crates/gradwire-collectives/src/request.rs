@@ -1,6 +1,6 @@
 //! What a caller asks a group to do.
 
-use crate::{Dtype, Policy, ReduceOp, Tags, View};
+use crate::{AgreedNetwork, Dtype, Policy, ReduceOp, Tags, View};
 use std::time::Duration;
 
 /// Names a submitted collective on this rank.
@@ -128,6 +128,17 @@ pub struct Request {
     /// Whether the report says how many ranks are in each block of the result ([`crate::DeliveryReport::contributions`]). Local
     /// to this rank: others may want something else.
     pub wants_contributions: bool,
+    /// Of a part of a call: of which ([`crate::GroupEvent::Divided`]).
+    pub part_of: Option<Box<PartOf>>,
+}
+
+/// A call that was divided.
+#[derive(Clone, PartialEq, Debug)]
+pub struct PartOf {
+    /// Elements of the whole, by which ranks see that they have made the same call.
+    pub(crate) elems: u64,
+    /// What all ranks knew where it began: whatever depends on it is alike in all parts.
+    pub(crate) known: AgreedNetwork,
 }
 
 impl Request {
@@ -146,6 +157,7 @@ impl Request {
             priority: 0,
             tags: Tags::default(),
             wants_contributions: false,
+            part_of: None,
         }
     }
 

@@ -24,7 +24,7 @@ use crate::{
 };
 use address::PeerAddress;
 use continuing::{is_relay, Door, Relay};
-use gradwire_collectives::{Collective, Group, GroupEvent, Host, OpError, OpId, Request, Verdict};
+use gradwire_collectives::{Group, GroupEvent, Host, OpError, OpId, Request, Verdict};
 use gradwire_core::wire::Opening;
 use gradwire_core::{ConnectionStats, Header, Timestamp};
 use sink::Sink;
@@ -77,6 +77,8 @@ pub(crate) struct ActiveGroup {
     succession: Option<Box<Succession>>,
     /// On further network threads.
     lanes: Lanes,
+    /// How long those may take to reach their peers.
+    patience: Duration,
     /// It was called with something large that is never divided.
     sends_whole: bool,
     /// Its connections of earlier epochs, latest first.
@@ -98,6 +100,7 @@ impl ActiveGroup {
         let ranks = succession.as_ref().map_or(peers.len(), |succession| succession.ranks());
         let search_at = vec![None; peers.len()];
         let lanes = Lanes::new(std::mem::take(&mut setup.lanes.connecting));
+        let patience = setup.ids.connect_timeout();
         let mut new = Self {
             setup,
             group,
@@ -115,6 +118,7 @@ impl ActiveGroup {
             is_flooded: false,
             succession,
             lanes,
+            patience,
             sends_whole: false,
             relays: Vec::new(),
             doors: Vec::new(),
@@ -225,27 +229,41 @@ impl ActiveGroup {
         !self.setup.config.peers.is_empty() && !self.is_joining()
     }
 
-    /// Says what the host is like, whatever this thread does about it.
-    pub(crate) fn tell_host(&mut self, cores: &Cores) {
-        if self.lanes.look() {
+    /// Says what the host is like, of which at most so many ranks are here in any group.
+    pub(crate) fn tell_host(&mut self, now: Timestamp, cores: &Cores, most_ranks: usize) {
+        let insists = self.setup.lanes.insists;
+        if self.is_up() && self.lanes.look(now, self.patience) {
             self.about().cannot_divide(self.lanes.count() + 1);
         }
-        let (ranks, insists) = (self.setup.here.ranks, self.setup.lanes.insists);
-        // Each lane needs a core, and so does what else the process does.
-        let most = if insists { usize::MAX } else { cores.for_each_of(ranks) };
+        let most = if insists { usize::MAX } else { cores.for_each_of(most_ranks) };
         let threads = (1 + self.lanes.count()).min(most).clamp(1, usize::from(Host::THREADS_MAX)) as u8;
-        self.group.set_host(Host { shares_cores: cores.are_shared_by(ranks), threads, insists });
+        let shares_cores = cores.are_shared_by(self.setup.here.ranks);
+        self.group.set_host(Host { shares_cores, threads, insists });
     }
 
-    /// Whether it has groups on further network threads, or may have them soon, and calls nothing large that they have no part of.
+    /// Whether it has reached its peers, and neither failed nor begun to leave.
+    fn is_up(&self) -> bool {
+        self.connected.is_none() && matches!(self.leaving, Leaving::No) && self.group.verdict().is_none()
+    }
+
+    /// Whether its large calls are divided, as far as anybody knows yet, and none of them goes out whole.
     pub(crate) fn is_divided(&self) -> bool {
-        self.lanes.are_there() && !self.sends_whole
+        let may = self.group.agreed_threads().map_or(self.lanes.are_there(), |threads| threads > 1);
+        may && !self.sends_whole
     }
 
     /// Another group of this rank's, of which it has parts or which has parts of it, has failed.
     pub(crate) fn adopt(&mut self, now: Timestamp, verdict: Verdict) {
-        self.group.adopt(now, verdict);
-        self.dirty = true;
+        let verdict = if self.is_lane() { Some(verdict) } else { self.lanes.on_lost(verdict) };
+        if let Some(verdict) = verdict {
+            self.group.adopt(now, verdict);
+            self.dirty = true;
+        }
+    }
+
+    /// The network thread ends by a bug: the groups that have parts of it, or of which it has parts, fail.
+    pub(crate) fn tell_end(&self, cause: &str) {
+        self.tell_others(self.group.ended(cause.to_owned()));
     }
 
     /// When it wants to be called.
@@ -265,12 +283,17 @@ impl ActiveGroup {
                 }
                 GroupEvent::Divided { op, parts } => {
                     if let Some(in_flight) = self.in_flight.remove(&op) {
-                        let own = self.lanes.hand_out(parts, in_flight);
+                        let (own, lost) = self.lanes.hand_out(parts, in_flight);
                         self.in_flight.insert(op, own);
+                        if let Some(verdict) = lost {
+                            self.group.adopt(now, verdict);
+                        }
                     }
                 }
                 GroupEvent::Failed(error) => {
-                    self.tell_lanes();
+                    if let Some(verdict) = self.group.verdict() {
+                        self.tell_others(verdict);
+                    }
                     self.on_failed(now, &error);
                     if !self.is_joining() {
                         self.announce(Err(error.clone()));
@@ -298,8 +321,7 @@ impl ActiveGroup {
     }
 
     /// It has failed. A lane that has never connected, which is not used, tells nobody.
-    fn tell_lanes(&self) {
-        let Some(verdict) = self.group.verdict() else { return };
+    fn tell_others(&self, verdict: Verdict) {
         self.lanes.adopt(&verdict);
         if let Some(first) = self.setup.lanes.first.as_ref().filter(|_| self.connected.is_none()) {
             first.adopt(verdict);
@@ -521,8 +543,7 @@ impl ActiveGroup {
 
 /// Whether a thread beside the network thread pays for it.
 fn is_large_and_whole(request: &Request) -> bool {
-    let is_all_reduce = matches!(request.collective, Collective::AllReduce { .. });
-    !is_all_reduce && request.input.len().max(request.output.len()) >= LARGE_BYTES
+    !request.can_be_divided() && request.input.len().max(request.output.len()) >= LARGE_BYTES
 }
 
 /// Where the peers of a group are, by rank.

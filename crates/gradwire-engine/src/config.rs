@@ -104,8 +104,8 @@ pub struct EngineConfig {
     /// for each rank of a group that is on it. Takes the kernel's offloads.
     pub send_thread: Choice,
     /// Network threads, 1 to 8, each with a port and a socket of its own, between which large all-reduces are divided. A group uses the least of
-    /// its ranks. `None`: one for each two cores that this process may use, at most four, and of these no more than each rank on a host has cores; and
-    /// only on links faster than 2.5 Gbit/s. Not in groups that go on without lost ranks or have dedicated servers.
+    /// its ranks. `None`: one for each two cores that this process may use, at most four, used no more than each rank on a host has cores, only
+    /// on links faster than 2.5 Gbit/s and in groups of up to 128 ranks. Not in groups that go on without lost ranks or have dedicated servers.
     pub network_threads: Option<u8>,
     /// Paths over which packets to each peer are spread, 1 to 16: each sends from a UDP port of its own, and through
     /// another interface where several lead to the peer. A group uses the least of its ranks.

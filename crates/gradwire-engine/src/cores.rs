@@ -9,7 +9,7 @@
 pub(crate) struct Cores {
     /// As affinity and control group of this process allow.
     pub(crate) of_process: usize,
-    of_host: usize,
+    pub(crate) of_host: usize,
 }
 
 impl Cores {

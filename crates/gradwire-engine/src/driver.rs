@@ -20,7 +20,7 @@ use crate::sending_apart::SendingApart;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
-use crate::{news, EngineStats};
+use crate::{news, Choice, EngineStats};
 use gradwire_collectives::Verdict;
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -59,6 +59,8 @@ pub(crate) struct Driver {
     busy_poll: BusyPoll,
     giving_way: GivingWay,
     sending_apart: SendingApart,
+    /// Most ranks of a group that are on this host.
+    most_ranks_here: usize,
     /// Place of the group that is drained first.
     first_to_drain: usize,
     own_core: OwnCore,
@@ -90,6 +92,7 @@ impl Driver {
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
             first_to_drain: 0,
+            most_ranks_here: 1,
             sending_apart: SendingApart::new(shared.local.config.send_thread),
             own_core: OwnCore::new(shared.local.config.own_core, shared.local.config.send_thread),
             cores: Cores::read(),
@@ -102,13 +105,15 @@ impl Driver {
         if let Some(cause) = &cause {
             news::crashed(shared.local.port, cause);
         }
+        if let Some(cause) = &cause {
+            driver.groups.iter().flatten().for_each(|group| group.tell_end(cause));
+        }
         let waiting = shared.close(cause);
         // Commands and groups answer by being dropped: every channel in them disconnects.
         for command in driver.commands.drain(..).chain(waiting) {
             refuse(command);
         }
         driver.groups.iter_mut().flatten().for_each(ActiveGroup::shut_down);
-        shared.completions.close();
     }
 
     fn run(&mut self) {
@@ -302,7 +307,8 @@ impl Driver {
             group.succeed(self.now, (&mut self.routes, place as u32));
             let here = group.here();
             self.giving_way.on_ranks(here.ranks, self.cores.of_process);
-            group.tell_host(&self.cores);
+            group.tell_host(self.now, &self.cores, self.most_ranks_here.max(here.ranks));
+            self.most_ranks_here = self.most_ranks_here.max(here.ranks);
             let (sends, is_divided) = (group.is_among_others(), group.is_divided());
             if group.is_over(self.now) {
                 group.remove_routes(&mut self.routes);
@@ -310,7 +316,7 @@ impl Driver {
             }
             if sends {
                 // In this order: a thread begins on the cores of the one that starts it.
-                if !is_divided {
+                if !is_divided || self.shared.local.config.send_thread == Choice::On {
                     self.send_apart(here.ranks);
                 }
                 self.own_core.on_ranks(here, &self.cores);

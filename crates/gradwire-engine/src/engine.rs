@@ -2,12 +2,14 @@
 
 use crate::cores::Cores;
 use crate::driver::Driver;
-use crate::rendezvous::{Local, Place};
+use crate::handle::Closing;
+use crate::place::Place;
+use crate::rendezvous::Local;
 use crate::shared::{Command, Shared};
 use crate::socket::{BindOptions, BoundPaths, PathSockets, DATAGRAM_BYTES_MAX};
 use crate::{
     interfaces, news, Choice, Completions, DedicatedServers, EngineConfig, EngineError, EngineStats,
-    Features, OsError, PendingGroup,
+    Features, OnPeerLoss, OsError, PendingGroup,
 };
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -23,6 +25,8 @@ const MTU_LOCAL_CHAOS: usize = 9_000;
 /// Network threads where nobody says how many. Measured with threads on slow cores of their own, two ranks, 100 MB: with one, two and three 0.67, 1.25 and 1.4
 /// to 1.9 times gloo's bandwidth in clear, sealed 0.27, 0.72 and 1.07.
 const THREADS_UNASKED_MAX: usize = 4;
+/// As many ports are looked at by the processes of a host that nobody has told which one they are.
+const LANE_PORTS_APART: usize = 64;
 /// Names of network threads: the first, and those beside it.
 const THREAD: &str = "gradwire-net";
 const LANE_THREAD: &str = "gradwire-lane";
@@ -41,6 +45,14 @@ struct Running {
     further: Vec<Engine>,
 }
 
+/// What all network threads of an engine have in common.
+struct Common {
+    /// Of their clocks.
+    origin: Instant,
+    completions: Completions,
+    closing: Arc<Closing>,
+}
+
 impl std::fmt::Debug for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Engine").field("features", &self.shared.features).finish_non_exhaustive()
@@ -54,34 +66,49 @@ impl Engine {
     /// [`EngineError`]: invalid settings, port in use, no usable interface.
     pub fn start(config: EngineConfig) -> Result<Self, EngineError> {
         config.validate()?;
-        let origin = Instant::now();
+        let completions = Completions::default();
+        let closing = Arc::new(Closing(completions.clone()));
+        let common = Common { origin: Instant::now(), completions, closing };
         let threads = config.network_threads.map_or_else(threads_unasked, usize::from);
-        let lane = EngineConfig {
-            port: 0,
-            own_core: Choice::Off,
-            send_thread: Choice::Off,
-            network_threads: Some(1),
-            ..config.clone()
-        };
-        let further = (1..threads).map(|_| Self::start_one(lane.clone(), origin, LANE_THREAD, Vec::new()));
-        let further = match config.network_threads {
-            Some(_) => further.collect::<Result<Vec<Self>, EngineError>>()?,
-            // Nobody asked for what the system does not have.
-            None => further.map_while(Result::ok).collect(),
-        };
-        let started = Self::start_one(config, origin, THREAD, further)?;
+        // Who goes on without lost ranks divides nothing.
+        let threads = if config.on_peer_loss == OnPeerLoss::Continue { 1 } else { threads };
+        let is_asked = config.network_threads.is_some();
+        let mut first = Self::start_one(config.clone(), THREAD, &common)?;
+        for number in 1..threads {
+            match Self::start_lane(&config, &common, number) {
+                Ok(lane) => first.further.push(Self(Arc::new(lane))),
+                Err(error) if is_asked => return Err(error),
+                // Nobody asked for what the system does not have.
+                Err(_) => break,
+            }
+        }
+        let started = Self(Arc::new(first));
         let features = &started.0.shared.features;
         news::started(started.local_port(), &features.addresses, features.chaos.as_deref());
         Ok(started)
     }
 
-    /// With one network thread of its own, whose clock counts from `origin`.
-    fn start_one(
-        config: EngineConfig,
-        origin: Instant,
-        thread: &str,
-        lanes: Vec<Self>,
-    ) -> Result<Self, EngineError> {
+    /// A further network thread. Its port is as many behind the first's as there may be ranks on a host, so that it is none of theirs and a firewall
+    /// can be told, or, if that is taken, any.
+    fn start_lane(config: &EngineConfig, common: &Common, number: usize) -> Result<Running, EngineError> {
+        let offset = u16::try_from(number * LANE_PORTS_APART).unwrap_or(u16::MAX);
+        let port = if config.port == 0 { None } else { config.port.checked_add(offset) };
+        let lane = EngineConfig {
+            port: port.unwrap_or(0),
+            own_core: Choice::Off,
+            send_thread: Choice::Off,
+            network_threads: Some(1),
+            ..config.clone()
+        };
+        let any_port = EngineConfig { port: 0, ..lane.clone() };
+        Self::start_one(lane, LANE_THREAD, common).or_else(|error| match error {
+            EngineError::PortInUse { .. } => Self::start_one(any_port, LANE_THREAD, common),
+            error => Err(error),
+        })
+    }
+
+    /// One network thread.
+    fn start_one(config: EngineConfig, thread: &str, common: &Common) -> Result<Running, EngineError> {
         let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
         let sources = selection.sources.clone();
@@ -101,6 +128,7 @@ impl Engine {
             datagram_bytes: payload(config.mtu.unwrap_or(selection.mtu)),
             datagram_bytes_local: payload(config.mtu.unwrap_or(mtu_local)),
             receive_buffer_bytes: bound.receive_buffer_bytes as u64,
+            cores: Cores::read(),
             config,
         };
         let features = Features {
@@ -116,16 +144,19 @@ impl Engine {
             addresses: selection.addresses.iter().map(ToString::to_string).collect(),
             source_ports: ports,
         };
-        let shared = Arc::new(Shared::new(local, features, origin)?);
-        let for_thread = Arc::clone(&shared);
+        let shared = Arc::new(Shared::new(local, features, (common.origin, common.completions.clone()))?);
+        let (for_thread, closing) = (Arc::clone(&shared), Arc::clone(&common.closing));
         let thread = std::thread::Builder::new()
             .name(thread.to_owned())
-            .spawn(move || Driver::run_thread(for_thread, bound.socket, further))
+            .spawn(move || {
+                Driver::run_thread(for_thread, bound.socket, further);
+                drop(closing);
+            })
             .map_err(|error| EngineError::Io {
                 what: "starting the network thread",
                 source: OsError(error.raw_os_error().unwrap_or(0)),
             })?;
-        Ok(Self(Arc::new(Running { shared, thread: Mutex::new(Some(thread)), further: lanes })))
+        Ok(Running { shared, thread: Mutex::new(Some(thread)), further: Vec::new() })
     }
 
     /// Prepares this process's part of a group: connection ids and the record that its peers need.
@@ -179,7 +210,10 @@ impl Engine {
         self.0.shared.send(Command::EngineStats { stats })?;
         let mut stats = wait.recv_timeout(ANSWER_MAX).map_err(|_| self.0.shared.stopped_error())?;
         for engine in &self.0.further {
-            stats.add(&engine.stats()?);
+            // One that has ended by a bug has told the groups that it had parts of.
+            if let Ok(more) = engine.stats() {
+                stats.add(&more);
+            }
         }
         Ok(stats)
     }
@@ -229,5 +263,5 @@ impl Drop for Running {
 
 /// One for each two cores that the process may use; each group looks at how many ranks share them.
 fn threads_unasked() -> usize {
-    Cores::read().for_each_of(2).clamp(1, THREADS_UNASKED_MAX)
+    (Cores::read().of_process / 2).clamp(1, THREADS_UNASKED_MAX)
 }

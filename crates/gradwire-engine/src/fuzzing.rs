@@ -1,9 +1,11 @@
 //! Bodies of the fuzz targets, shared with the test that replays their corpus. Not part of the interface.
 
+use crate::cores::Cores;
 use crate::handle::lock;
 use crate::interfaces::{self, Interface};
 use crate::lineage::Running;
-use crate::rendezvous::{read_one, Local, Place, Record, Roster};
+use crate::place::Place;
+use crate::rendezvous::{read_one, Local, Record, Roster};
 use crate::security::{agree, open_records, seal_record, Channel};
 use crate::succession::{Calls, Note, Sync};
 use crate::{EngineConfig, JobSecret, Security};
@@ -218,6 +220,7 @@ fn own_record() -> Record {
         datagram_bytes_local: 8_972,
         sources: Vec::new(),
         receive_buffer_bytes: 1 << 20,
+        cores: Cores::read(),
         config: EngineConfig::default(),
     };
     local.record("g", 0, vec![0, 5])

@@ -90,6 +90,11 @@ impl ReservedIds {
         Self { shared: Arc::clone(shared), by_rank: vec![None] }
     }
 
+    /// How long peers are waited for that are not there yet.
+    pub(crate) fn connect_timeout(&self) -> Duration {
+        self.shared.local.config.connect_timeout
+    }
+
     /// As records have them.
     pub(crate) fn values(&self) -> Vec<u32> {
         self.by_rank.iter().map(|id| id.map_or(0, ConnectionId::value)).collect()
@@ -239,12 +244,13 @@ impl GroupHandle {
     /// # Errors
     /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
     pub fn watch(&self) -> Result<WatchStats, EngineError> {
-        let (watch, wait) = channel();
-        self.shared.send(Command::Watch { group: self.key, watch })?;
-        match wait.recv_timeout(ANSWER_MAX) {
-            Ok(Some(watch)) => Ok(watch),
-            _ => Err(self.shared.stopped_error()),
+        let mut watch = watch_of(&self.shared, self.key)?;
+        for lane in &self.lanes {
+            if let Ok(part) = watch_of(lane.shared(), lane.key()) {
+                watch.add_lane(part);
+            }
         }
+        Ok(watch)
     }
 
     /// The latest collectives with their times, some thousand at most.
@@ -266,6 +272,15 @@ fn stats_of(shared: &Shared, key: GroupKey) -> Result<GroupStats, EngineError> {
     shared.send(Command::GroupStats { group: key, stats })?;
     match wait.recv_timeout(ANSWER_MAX) {
         Ok(Some(stats)) => Ok(stats),
+        _ => Err(shared.stopped_error()),
+    }
+}
+
+fn watch_of(shared: &Shared, key: GroupKey) -> Result<WatchStats, EngineError> {
+    let (watch, wait) = channel();
+    shared.send(Command::Watch { group: key, watch })?;
+    match wait.recv_timeout(ANSWER_MAX) {
+        Ok(Some(watch)) => Ok(watch),
         _ => Err(shared.stopped_error()),
     }
 }

@@ -169,9 +169,18 @@ impl Completions {
         self.0.changed.notify_one();
     }
 
-    pub(crate) fn close(&self) {
+    fn close(&self) {
         lock(&self.0.state).closed = true;
         self.0.changed.notify_all();
+    }
+}
+
+/// Closes the queue when it is dropped: held by every network thread that may have a part of what comes into it.
+pub(crate) struct Closing(pub(crate) Completions);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

@@ -12,13 +12,14 @@
 //!                    LANE  on THREAD 2 <--its packets--> the others' threads 2
 //! ```
 //!
-//! What fails in one fails in all, with the verdict of the first. Lanes tell callers nothing: a part ends where it is ([`InFlight`]).
+//! What fails in one fails in all, with the verdict of the first; but a lane that has had no part yet is done without. Lanes tell callers nothing: a part ends where it is ([`InFlight`]).
 
 use crate::group::GroupSetup;
 use crate::in_flight::InFlight;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::Before;
 use gradwire_collectives::{OpError, Request, Verdict};
+use gradwire_core::Timestamp;
 use std::sync::mpsc::{channel, Receiver, TryRecvError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,10 +39,9 @@ impl Lane {
     /// Has it connect in the background.
     pub(crate) fn connect(setup: Box<GroupSetup>, shared: &Arc<Shared>) -> Connecting {
         let (lane, (connected, wait)) = (Self::new(shared, setup.key), channel());
-        let until = Instant::now().checked_add(shared.local.config.connect_timeout);
         // Of a thread that has ended the channel says so.
         _ = shared.send(Command::Join { setup, connected });
-        Connecting { lane, wait, until }
+        Connecting { lane, wait }
     }
 
     /// Says there what has failed here.
@@ -76,7 +76,6 @@ impl Lane {
 pub(crate) struct Connecting {
     pub(crate) lane: Lane,
     wait: Receiver<Result<(), OpError>>,
-    until: Option<Instant>,
 }
 
 impl Connecting {
@@ -85,9 +84,7 @@ impl Connecting {
         match self.wait.try_recv() {
             Ok(connected) => Some(connected.is_ok()),
             Err(TryRecvError::Disconnected) => Some(false),
-            Err(TryRecvError::Empty) => {
-                self.until.is_some_and(|until| until <= Instant::now()).then_some(false)
-            }
+            Err(TryRecvError::Empty) => None,
         }
     }
 }
@@ -107,13 +104,19 @@ pub(crate) struct LaneSetup {
 #[derive(Default)]
 pub(crate) struct Lanes {
     connecting: Vec<Connecting>,
+    /// When the first look was taken at those.
+    since: Option<Timestamp>,
     /// Those that have, before the first that has not.
     connected: Vec<Lane>,
+    /// Some have had parts.
+    are_used: bool,
+    /// Why they are gone, if one of them failed before that.
+    lost: Option<Verdict>,
 }
 
 impl Lanes {
     pub(crate) fn new(connecting: Vec<Connecting>) -> Self {
-        Self { connecting, connected: Vec::new() }
+        Self { connecting, ..Self::default() }
     }
 
     /// Whether there are some, or may be soon.
@@ -126,13 +129,14 @@ impl Lanes {
         self.connected.len()
     }
 
-    /// Looks whether they have connected. Those behind one that cannot are of no use; whether that has shown now.
-    pub(crate) fn look(&mut self) -> bool {
+    /// Looks whether they have connected, for so long since the group has. Those behind one that cannot are of no use; whether that has shown now.
+    pub(crate) fn look(&mut self, now: Timestamp, patience: Duration) -> bool {
+        let since = *self.since.get_or_insert(now);
         while let Some(first) = self.connecting.first() {
             match first.has_connected() {
-                None => return false,
                 Some(true) => self.connected.push(self.connecting.remove(0).lane),
-                Some(false) => {
+                None if now.since(since) < patience => return false,
+                Some(false) | None => {
                     self.connecting.drain(..).for_each(|one| drop(one.lane.leave()));
                     return true;
                 }
@@ -141,20 +145,37 @@ impl Lanes {
         false
     }
 
-    /// Hands out the parts of a call behind the first, which is returned.
-    pub(crate) fn hand_out(&self, parts: Vec<Request>, in_flight: InFlight) -> InFlight {
+    /// Hands out the parts of a call behind the first, which is returned; and why that will be in vain, if it is.
+    pub(crate) fn hand_out(
+        &mut self,
+        parts: Vec<Request>,
+        in_flight: InFlight,
+    ) -> (InFlight, Option<Verdict>) {
+        self.are_used = true;
         let mut shares = in_flight.divided(parts.len() + 1).into_iter();
         let own = shares.next().expect("a call has a first part");
-        // A part without a lane is dropped, and has failed: ranks agree on no more lanes than each has.
+        // A part without a lane is dropped, and has failed: ranks agree on no more lanes than each has had.
         self.connected.iter().zip(parts.into_iter().zip(shares)).for_each(|(lane, (request, share))| {
             lane.submit(request, share);
         });
-        own
+        (own, self.lost.take())
     }
 
     /// The group has failed.
     pub(crate) fn adopt(&self, verdict: &Verdict) {
         self.connected.iter().for_each(|lane| lane.adopt(verdict.clone()));
+    }
+
+    /// One of them has failed. Returned where that is the group's failure too; lanes that have had no part are done without, unless the ranks
+    /// have agreed on them already.
+    pub(crate) fn on_lost(&mut self, verdict: Verdict) -> Option<Verdict> {
+        if self.are_used {
+            return Some(verdict);
+        }
+        let all = self.connecting.drain(..).map(|one| one.lane).chain(self.connected.drain(..));
+        all.for_each(|lane| drop(lane.leave()));
+        self.lost = Some(verdict);
+        None
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::group::{GroupHandle, GroupSetup, ReservedIds, ANSWER_MAX};
 use crate::here::Here;
-use crate::lanes::{Lane, LaneSetup};
+use crate::lanes::{Connecting, Lane, LaneSetup};
 use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
 use crate::rendezvous::{read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, JobSecret, PublishedSecret, Security};
@@ -98,7 +98,7 @@ impl PendingGroup {
         (self.record.incarnation, self.record.secret) = (incarnation, None);
     }
 
-    /// This rank's record, JSON of about a kilobyte: format, version, rank, world size, host, addresses, settings; sealed
+    /// This rank's record, JSON of about a kilobyte for each network thread: format, version, rank, world size, host, addresses, settings; sealed
     /// with the job secret, if one was configured. Publish it in the store that all ranks can read.
     #[must_use]
     pub fn record(&self) -> String {
@@ -135,26 +135,27 @@ impl PendingGroup {
         connect(shared, (setup, &roster), place, timeout, &mut goes_on)
     }
 
-    /// Has the lanes connect that every rank has.
-    ///
-    /// # Errors
-    /// [`JoinError`]: their records disagree.
-    fn connect_lanes(&mut self, first: &Lane, roster: &Roster) -> Result<LaneSetup, JoinError> {
-        let mut setups = Vec::new();
-        for (number, pending) in std::mem::take(&mut self.lanes).into_iter().enumerate() {
-            let record = |of: &Record| of.lanes.get(number).map(Record::to_json);
-            let Some(records) = roster.records.iter().map(record).collect::<Option<Vec<String>>>() else {
-                break;
-            };
-            let roster = Roster::new(&pending.record, &records)?;
-            let (shared, key) = (Arc::clone(&pending.shared), GroupKey(pending.shared.next_id()));
-            let mut setup = pending.into_setup(key, &roster)?;
-            setup.lanes.first = Some(first.clone());
-            setups.push((Box::new(setup), shared));
-        }
-        let connecting = setups.into_iter().map(|(setup, shared)| Lane::connect(setup, &shared)).collect();
+    /// Has the lanes connect that every rank has. Those with a record that fits no other are not used, as if that rank had none.
+    fn connect_lanes(&mut self, first: &Lane, roster: &Roster) -> LaneSetup {
         let insists = self.shared.local.config.network_threads.is_some();
-        Ok(LaneSetup { connecting, first: None, insists })
+        let mut connecting = Vec::new();
+        let further = roster.threads_max().saturating_sub(1);
+        for (number, pending) in std::mem::take(&mut self.lanes).into_iter().take(further).enumerate() {
+            let Some(connected) = pending.connect_as_lane(number, first, roster) else { break };
+            connecting.push(connected);
+        }
+        LaneSetup { connecting, first: None, insists }
+    }
+
+    /// Has it connect as the lane of that number, of which the records are in those of `roster`.
+    fn connect_as_lane(self, number: usize, first: &Lane, roster: &Roster) -> Option<Connecting> {
+        let record = |of: &Record| of.lanes.get(number).map(Record::to_json);
+        let records = roster.records.iter().map(record).collect::<Option<Vec<String>>>()?;
+        let roster = Roster::new(&self.record, &records).ok()?;
+        let (shared, key) = (Arc::clone(&self.shared), GroupKey(self.shared.next_id()));
+        let mut setup = self.into_setup(key, &roster).ok()?;
+        setup.lanes.first = Some(first.clone());
+        Some(Lane::connect(Box::new(setup), &shared))
     }
 
     /// Joins a group that goes on without lost ranks and runs, in the place of an earlier life of this rank: `formed` are the records of
@@ -253,7 +254,7 @@ impl PendingGroup {
             candidates.push(self.record.candidates(theirs));
             channels.push(agreed.channel(&self.record, theirs, roster.paths));
         }
-        let lanes = self.connect_lanes(&Lane::new(&self.shared, key), roster)?;
+        let lanes = self.connect_lanes(&Lane::new(&self.shared, key), roster);
         let (rank, world_size) = (self.record.rank, self.record.workers());
         let EngineConfig { incast, servers, .. } = self.shared.local.config;
         let servers = match self.dedicated {

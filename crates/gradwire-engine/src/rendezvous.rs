@@ -3,7 +3,10 @@
 //! Everything that can be compared is compared here, before the first packet: a difference becomes an error that names
 //! the rank and both values, on every rank, because every rank reads every record.
 
+use crate::cores::Cores;
+use crate::digest::Fnv;
 use crate::interfaces::Source;
+use crate::place::Place;
 use crate::security::{random_bytes, Cipher, Hex, PublishedSecret, RANDOM_BYTES};
 use crate::{EngineConfig, JoinError};
 use gradwire_core::wire::VERSION;
@@ -68,31 +71,15 @@ pub(crate) struct Record {
     /// member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) doors: Vec<u32>,
+    /// How many cores the process may use, and its host has.
+    #[serde(default)]
+    pub(crate) cores: (usize, usize),
+    /// Its further network threads are to be used on any link, however few the cores are.
+    #[serde(default)]
+    pub(crate) insists: bool,
     /// Of its groups on further network threads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) lanes: Vec<Record>,
-}
-
-/// Where a process is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) host: String,
-    pub(crate) boot_id: String,
-    pub(crate) network_namespace: u64,
-}
-
-impl Place {
-    /// This process's.
-    pub(crate) fn here() -> Self {
-        let read = |path| std::fs::read_to_string(path).map(|s: String| s.trim().to_owned());
-        let host = read("/proc/sys/kernel/hostname").unwrap_or_else(|_| "unknown".to_owned());
-        // Without a boot id nobody counts as local: the safe direction.
-        let boot_id =
-            read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("pid-{}", std::process::id()));
-        let network_namespace = std::fs::metadata("/proc/self/ns/net")
-            .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
-        Self { host, boot_id, network_namespace }
-    }
 }
 
 /// What an engine contributes to the records of all its groups.
@@ -109,6 +96,7 @@ pub(crate) struct Local {
     pub(crate) datagram_bytes: usize,
     pub(crate) datagram_bytes_local: usize,
     pub(crate) receive_buffer_bytes: u64,
+    pub(crate) cores: Cores,
     pub(crate) config: EngineConfig,
 }
 
@@ -147,6 +135,8 @@ impl Local {
             connections,
             incarnation: 0,
             doors: Vec::new(),
+            cores: (self.cores.of_process, self.cores.of_host),
+            insists: self.config.network_threads.is_some(),
             lanes: Vec::new(),
         }
     }
@@ -277,6 +267,19 @@ impl Roster {
         are_local(&self.records)
     }
 
+    /// How many network threads each rank may use as every rank sees it: where not all insist, as many as each has cores.
+    pub(crate) fn threads_max(&self) -> usize {
+        if self.records.iter().all(|record| record.insists) {
+            return usize::MAX;
+        }
+        let of = |record: &Record| {
+            let ranks = self.records.iter().filter(|other| other.boot_id == record.boot_id).count();
+            let (of_process, of_host) = record.cores;
+            Cores { of_process, of_host }.for_each_of(ranks)
+        };
+        self.records.iter().map(of).min().unwrap_or(1)
+    }
+
     /// Digest of what must be equal, for the hellos: a stale record of an earlier run cannot pass for a current one.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut digest = Fnv::new();
@@ -402,22 +405,6 @@ fn common_paths(records: &[Record]) -> u8 {
     u8::try_from(paths).unwrap_or(PATHS_MAX).clamp(1, PATHS_MAX)
 }
 
-/// FNV-1a, 64 bit.
-struct Fnv(u64);
-
-impl Fnv {
-    const fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        // The length first, so that neighbouring fields cannot run into each other.
-        for byte in (bytes.len() as u64).to_le_bytes().iter().chain(bytes) {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -434,6 +421,7 @@ pub(crate) mod tests {
             datagram_bytes: 1_472,
             datagram_bytes_local: 8_972,
             receive_buffer_bytes: 1 << 20,
+            cores: Cores::of(8),
             config: EngineConfig::default(),
         }
     }
@@ -516,6 +504,21 @@ pub(crate) mod tests {
         assert_eq!(reach(&all), ips(&["10.0.0.2"]));
         all[1].addresses.pop();
         assert_eq!(reach(&all), ips(&["172.18.0.1"]), "the error should name something");
+    }
+
+    #[test]
+    fn a_rank_uses_no_more_threads_than_each_has_cores_unless_all_insist() {
+        let mut all = records(4);
+        let most = |all: &[Record]| Roster::new(&all[0], &published(all)).unwrap().threads_max();
+        assert_eq!(most(&all), 2, "eight cores of one host");
+        all[3].boot_id = "another".to_owned();
+        assert_eq!(most(&all), 2);
+        (all[3].cores, all[0].cores) = ((1, 8), (8, 8));
+        assert_eq!(most(&all), 1);
+        all[2].cores = (0, 0);
+        assert_eq!(most(&all), 0, "of who says nothing");
+        all.iter_mut().for_each(|record| record.insists = true);
+        assert_eq!(most(&all), usize::MAX);
     }
 
     #[test]

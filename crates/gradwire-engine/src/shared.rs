@@ -86,14 +86,18 @@ struct Inbox {
 }
 
 impl Shared {
-    pub(crate) fn new(local: Local, features: Features, origin: Instant) -> Result<Self, EngineError> {
+    pub(crate) fn new(
+        local: Local,
+        features: Features,
+        (origin, completions): (Instant, Completions),
+    ) -> Result<Self, EngineError> {
         Ok(Self {
             parent: std::process::id(),
             origin,
             inbox: Mutex::default(),
             doorbell: Doorbell::new()?,
             next_id: AtomicU64::new(1),
-            completions: Completions::default(),
+            completions,
             ids: Mutex::default(),
             local,
             features,

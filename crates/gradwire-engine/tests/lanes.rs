@@ -3,8 +3,10 @@
 mod common;
 
 use common::{all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Tensor, PATIENCE};
-use gradwire_engine::collectives::{DeliveryReport, OpError, Policy, ReduceOp, Request};
-use gradwire_engine::{ChaosConfig, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
+use gradwire_engine::collectives::{DeliveryReport, Given, OpError, Policy, ReduceOp, Request, Tags};
+use gradwire_engine::{
+    ChaosConfig, Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security,
+};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,11 +26,11 @@ fn agree(groups: &[GroupHandle], threads: u8) {
     // Lanes connect beside the first calls, and are agreed on by the exchange behind.
     loop {
         (0..CALLS_UNTIL_AGREED).for_each(|_| check_all_reduce(groups, 50_000));
-        let agreed = groups[0].stats().unwrap().agreed.map_or(1, |agreed| agreed.threads);
-        if agreed == threads {
+        let agreed = groups[0].stats().unwrap().agreed.map(|agreed| agreed.threads);
+        if agreed == Some(threads) {
             return;
         }
-        assert!(started.elapsed() < PATIENCE, "{agreed} threads");
+        assert!(started.elapsed() < PATIENCE, "{agreed:?} threads");
     }
 }
 
@@ -99,6 +101,51 @@ fn a_group_divides_between_as_many_threads_as_every_rank_has() {
 }
 
 #[test]
+fn what_one_rank_alone_asks_for_divides_no_other_call_and_is_answered_for_the_whole() {
+    let (_engines, groups) = dividing(2, 3, &with(3));
+    let mut tensors = [Tensor(vec![1.0; ELEMS]), Tensor(vec![1.0; ELEMS])];
+    let [first, second] = &mut tensors;
+    let asks = Request { wants_contributions: true, ..all_reduce(first.view()) };
+    let importance = Some(Arc::new(Given::new(vec![true, false, true])) as _);
+    let marks = Request { tags: Tags { importance, ..Tags::default() }, ..all_reduce(second.view()) };
+    let ops: Vec<OpHandle> = groups
+        .iter()
+        .zip([asks, marks])
+        .map(|(group, request)| group.submit(request, Box::new(())).unwrap())
+        .collect();
+    let reports = reports(&ops);
+    let counts = reports[0].contributions.as_ref().expect("was asked for");
+    assert!((0..ELEMS as u64).all(|elem| counts.of(elem) == 2));
+    assert_eq!(reports[1].contributions, None);
+}
+
+#[test]
+fn a_thread_that_sends_is_there_beside_others_where_it_is_asked_for() {
+    let config = EngineConfig { send_thread: Choice::On, ..with(2) };
+    let (engines, groups) = dividing(2, 2, &config);
+    let started = Instant::now();
+    let apart = |engine: &Engine| engine.stats().unwrap().batches_apart > 0;
+    while engines[0].features().batched_calls && !engines.iter().all(apart) {
+        check_all_reduce(&groups, 2_000_000);
+        assert!(started.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn who_waits_in_a_part_of_another_thread_is_seen() {
+    let (_engines, groups) = dividing(2, 2, &with(2));
+    let mut tensor = Tensor(vec![1.0; ELEMS]);
+    let op = groups[0].submit(all_reduce(tensor.view()), Box::new(())).unwrap();
+    let started = Instant::now();
+    while groups[0].watch().unwrap().waiting.is_none() {
+        assert!(started.elapsed() < PATIENCE);
+    }
+    assert!(groups[0].stats().unwrap().waiting.is_some());
+    groups[0].abort();
+    assert!(op.wait(Some(PATIENCE)).is_some_and(Result::is_err));
+}
+
+#[test]
 fn tolerant_reductions_lose_no_more_and_replicas_stay_alike() {
     let chaos = Some(ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() });
     let (_engines, groups) = dividing(3, 2, &EngineConfig { chaos, ..with(2) });
@@ -156,13 +203,18 @@ fn a_rank_that_is_gone_ends_divided_calls_on_all_others_with_one_verdict() {
 
 #[test]
 fn a_divided_call_that_one_rank_makes_differently_is_a_mismatch_everywhere_and_at_once() {
-    for elems in [10, ELEMS - 200_000, 2 * ELEMS] {
+    let mb = 1 << 18;
+    // Of the last two the first parts are of one size.
+    for (one, other) in
+        [(ELEMS, 10), (ELEMS, ELEMS - 200_000), (ELEMS, 2 * ELEMS), (3 * mb, 2 * mb), (mb, 3 * mb)]
+    {
         let (_engines, groups) = dividing(2, 3, &with(3));
-        let mut tensors = [Tensor(vec![1.0; ELEMS]), Tensor(vec![1.0; elems])];
+        let mut tensors = [Tensor(vec![1.0; one]), Tensor(vec![1.0; other])];
         let ops = submit(&groups, &mut tensors, |request| request);
         for op in &ops {
             let outcome = op.wait(Some(PATIENCE / 2)).expect("long before the call's timeout");
-            assert!(matches!(outcome, Err(OpError::Mismatch(_))), "{elems}: {outcome:?}");
+            let Err(OpError::Mismatch(error)) = outcome else { panic!("{one} and {other}: {outcome:?}") };
+            assert_eq!([error.a.elems, error.b.elems], [one as u64, other as u64], "as they were called");
         }
     }
 }
@@ -191,38 +243,48 @@ fn stopping_an_engine_ends_its_divided_calls_and_gives_their_memory_back() {
     assert_eq!(given_back.load(Ordering::SeqCst), 1);
 }
 
+/// A record whose lane is at a port where nobody is.
+fn walled(record: &str) -> String {
+    changed(record, |lane| {
+        lane["addresses"] = serde_json::json!(["127.0.0.2"]);
+        lane["loopback"] = serde_json::json!(false);
+        lane["datagram_bytes"] = lane["datagram_bytes_local"].clone();
+        lane["port"] = serde_json::json!(9);
+    })
+}
+
+/// A record whose lane has the rank of another.
+fn forged(record: &str) -> String {
+    changed(record, |lane| lane["rank"] = serde_json::json!(7))
+}
+
+fn changed(record: &str, change: impl Fn(&mut serde_json::Value)) -> String {
+    let mut record: serde_json::Value = serde_json::from_str(record).unwrap();
+    change(&mut record["lanes"][0]);
+    record.to_string()
+}
+
 #[test]
-fn lanes_that_do_not_reach_their_peers_are_not_used() {
+fn lanes_that_do_not_reach_their_peers_or_fit_no_other_are_not_used() {
     let connect_timeout = Duration::from_millis(500);
-    let all = engines(2, &EngineConfig { connect_timeout, ..with(2) });
-    let pending: Vec<PendingGroup> =
-        all.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "walled").unwrap()).collect();
-    // To each the other's lane is at a port where nobody is.
-    let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
-    let walled = |record: &str| {
-        let mut record: serde_json::Value = serde_json::from_str(record).unwrap();
-        record["lanes"][0]["addresses"] = serde_json::json!(["127.0.0.2"]);
-        record["lanes"][0]["loopback"] = serde_json::json!(false);
-        record["lanes"][0]["datagram_bytes"] = record["lanes"][0]["datagram_bytes_local"].clone();
-        record["lanes"][0]["port"] = serde_json::json!(9);
-        record.to_string()
-    };
-    let seen = [[records[0].clone(), walled(&records[1])], [walled(&records[0]), records[1].clone()]];
-    let joining = pending.into_iter().zip(seen).map(|(group, records)| {
-        std::thread::spawn(move || {
-            group.join(&records, Some(PATIENCE)).expect("the first threads reach each other")
-        })
-    });
-    let joining: Vec<_> = joining.collect();
-    let groups: Vec<GroupHandle> = joining.into_iter().map(|thread| thread.join().unwrap()).collect();
-    let started = Instant::now();
-    while started.elapsed() < 3 * connect_timeout {
-        check_all_reduce(&groups, ELEMS);
+    for change in [walled, forged] {
+        let all = engines(2, &EngineConfig { connect_timeout, ..with(2) });
+        let pending: Vec<PendingGroup> =
+            all.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "walled").unwrap()).collect();
+        let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
+        let seen = [[records[0].clone(), change(&records[1])], [change(&records[0]), records[1].clone()]];
+        let joining: Vec<_> = pending
+            .into_iter()
+            .zip(seen)
+            .map(|(group, records)| std::thread::spawn(move || group.join(&records, Some(PATIENCE)).unwrap()))
+            .collect();
+        let groups: Vec<GroupHandle> = joining.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let started = Instant::now();
+        while started.elapsed() < 3 * connect_timeout {
+            check_all_reduce(&groups, ELEMS);
+        }
+        let agreed = |group: &GroupHandle| group.stats().unwrap().agreed.map(|agreed| agreed.threads);
+        assert!(groups.iter().all(|group| agreed(group) == Some(1)));
+        assert!(groups.iter().all(|group| group.leave(PATIENCE)));
     }
-    assert!(groups.iter().all(|group| group
-        .stats()
-        .unwrap()
-        .agreed
-        .is_some_and(|agreed| agreed.threads == 1)));
-    assert!(groups.iter().all(|group| group.leave(PATIENCE)));
 }

@@ -102,6 +102,7 @@ impl Call {
             priority: self.priority.unwrap_or(PRIORITY_DEFAULT),
             tags,
             wants_contributions: self.contributions,
+            part_of: None,
         };
         Ok((request, self.keep))
     }

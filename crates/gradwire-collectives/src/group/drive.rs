@@ -17,6 +17,7 @@ use gradwire_core::{
     TransferId,
 };
 use std::ops::Range;
+use std::time::Duration;
 
 /// Hands payload to the collective that it belongs to.
 pub(super) fn deliver(
@@ -80,9 +81,14 @@ impl Group {
         while self.queue.front().is_some_and(|queued| self.may_start(queued)) {
             let Some(queued) = self.queue.pop_front() else { return };
             let Queued { id, mut request, submitted, sequence, purpose } = queued;
-            let agreed = self.agreement.reach(sequence);
+            let mut agreed = self.agreement.reach(sequence);
+            if let Some(part) = &request.part_of {
+                agreed = Some(part.known.clone());
+            }
+            let mut parts = 1;
             if purpose == Purpose::Call {
-                self.hand_out(id, divide(&mut request, agreed.as_ref()));
+                let left = request.timeout.saturating_sub(now.since(submitted));
+                parts += self.hand_out(id, left, divide(&mut request, agreed.as_ref()));
             }
             let warms_up = self.adaptive.begins(&request.policy, request.bucket_bytes());
             let loss = agreed.as_ref().map(|network| network.loss);
@@ -95,6 +101,7 @@ impl Group {
             let settings = self.settings_of(&request, warms_up);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
+            op.parts = parts;
             op.note_choice(choice);
             match purpose {
                 Purpose::Call => {}
@@ -121,11 +128,14 @@ impl Group {
         self.check_starved(now);
     }
 
-    /// The other parts of a call are for others.
-    fn hand_out(&mut self, op: OpId, parts: Vec<Request>) {
-        if !parts.is_empty() {
+    /// The other parts of a call are for others, which have so much time left; how many.
+    fn hand_out(&mut self, op: OpId, timeout: Duration, mut parts: Vec<Request>) -> u32 {
+        let count = parts.len() as u32;
+        if count > 0 {
+            parts.iter_mut().for_each(|part| part.timeout = timeout);
             self.events.push_back(GroupEvent::Divided { op, parts });
         }
+        count
     }
 
     fn settings_of(&self, request: &Request, warms_up: bool) -> CallSettings {
@@ -185,7 +195,12 @@ impl Group {
             let peers = &self.peers;
             let sent_rate =
                 || peers.iter().map(|peer| peer.connection().stats().sustained_rate).max().unwrap_or(0);
-            self.agreement.on_ended(op.sequence(), op.senders_of_stages(), op.stages(), sent_rate);
+            self.agreement.on_ended(
+                (op.sequence(), op.parts),
+                op.senders_of_stages(),
+                op.stages(),
+                sent_rate,
+            );
             let (op, report) = (op.id, op.report(now));
             self.events.push_back(match self.serving {
                 Some(_) => GroupEvent::Served(report),

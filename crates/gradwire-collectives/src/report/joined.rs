@@ -1,6 +1,6 @@
 //! One report of a call whose parts were calls of their own ([`crate::GroupEvent::Divided`]).
 
-use super::{DeliveryReport, PeerDelivery, PeerTaking};
+use super::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
 use std::ops::Range;
 
 impl DeliveryReport {
@@ -18,13 +18,16 @@ impl DeliveryReport {
     }
 
     fn append(&mut self, part: Self) {
-        // Of a rotated part the ranges are places in what was sent.
-        let before = if self.rotated_elems > 0 { self.rotated_elems } else { self.elems };
+        // Ranges and counts are about what was sent.
+        let (before, more) = (self.sent_elems(), part.sent_elems());
+        let is_rotated = self.rotated_elems + part.rotated_elems > 0;
         let ended_at = (self.submitted_at + self.elapsed).max(part.submitted_at + part.elapsed);
         self.elapsed = ended_at.since(self.submitted_at);
         self.compute_wait = self.compute_wait.max(part.compute_wait);
         self.elems += part.elems;
-        self.rotated_elems += part.rotated_elems;
+        self.rotated_elems = if is_rotated { before + more } else { 0 };
+        let counts = self.contributions.take().zip(part.contributions);
+        self.contributions = counts.map(|(first, second)| first.followed_by(before, &second, more));
         self.bytes_received += part.bytes_received;
         self.bytes_expected += part.bytes_expected;
         self.bytes_sent += part.bytes_sent;
@@ -34,12 +37,47 @@ impl DeliveryReport {
         append_peers(&mut self.peers, part.peers);
         append_peers(&mut self.sources, part.sources);
         append_takings(&mut self.takings, &part.takings);
+        self.contributors_least = match (self.contributors, part.contributors) {
+            (_, 0) => self.contributors_least,
+            (0, _) => part.contributors_least,
+            _ => self.contributors_least.min(part.contributors_least),
+        };
         self.contributors = self.contributors.max(part.contributors);
-        self.contributors_least = self.contributors_least.min(part.contributors_least);
         self.reduce_ended_by = stricter(self.reduce_ended_by, part.reduce_ended_by);
         self.gather_ended_by = stricter(self.gather_ended_by, part.gather_ended_by);
         self.replicas_identical &= part.replicas_identical;
         self.warm_up |= part.warm_up;
+    }
+}
+
+impl DeliveryReport {
+    /// Elements of what was sent: of a rotated bucket with its padding.
+    fn sent_elems(&self) -> u64 {
+        if self.rotated_elems > 0 {
+            self.rotated_elems
+        } else {
+            self.elems
+        }
+    }
+}
+
+impl Contributions {
+    /// Of `elems` elements and `more` that follow them. One shard, in blocks that lie in one of the blocks before.
+    fn followed_by(&self, elems: u64, next: &Self, more: u64) -> Self {
+        let lengths = [self.shard_elems, self.block_elems, elems, next.shard_elems, next.block_elems];
+        let block_elems = lengths.into_iter().fold(0, greatest_divisor).max(1);
+        let firsts = |elems: u64| (0..elems).step_by(usize::try_from(block_elems).unwrap_or(usize::MAX));
+        let counts = firsts(elems).map(|elem| self.of(elem)).chain(firsts(more).map(|elem| next.of(elem)));
+        Self { counts: counts.collect(), shard_elems: elems + more, block_elems }
+    }
+}
+
+/// The greatest number that divides both; zero is divided by all.
+fn greatest_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 {
+        a
+    } else {
+        greatest_divisor(b, a % b)
     }
 }
 
@@ -137,9 +175,38 @@ mod tests {
         tidied.tidy();
         assert_eq!(DeliveryReport::joined(vec![one.clone()]), tidied);
         let rotated = DeliveryReport { rotated_elems: 256, ..one };
-        let whole = DeliveryReport::joined(vec![rotated.clone(), rotated]);
+        let whole = DeliveryReport::joined(vec![rotated.clone(), rotated.clone()]);
         assert_eq!((whole.rotated_elems, whole.uncounted), (512, vec![10..20, 266..276]));
+        let plain = part(1, 100, CloseReason::AllArrived);
+        let whole = DeliveryReport::joined(vec![plain.clone(), rotated, plain]);
+        assert_eq!((whole.rotated_elems, whole.uncounted), (656, vec![10..20, 210..220, 466..476]));
         assert_eq!(DeliveryReport::joined(Vec::new()), DeliveryReport::default());
+    }
+
+    #[test]
+    fn contributions_of_the_whole_are_those_of_the_part_that_an_element_is_in() {
+        let of = |first: u16, shard_elems, block_elems, counts: u16| Contributions {
+            counts: (first..first + counts).collect(),
+            shard_elems,
+            block_elems,
+        };
+        // Two shards of 100 elements in blocks of 40, and one of 60 in blocks of 32.
+        let (one, two) = (of(1, 100, 40, 6), of(7, 60, 32, 2));
+        let whole = one.followed_by(200, &two, 60);
+        assert!((0..200).all(|elem| whole.of(elem) == one.of(elem)));
+        assert!((0..60).all(|elem| whole.of(200 + elem) == two.of(elem)));
+        assert_eq!((whole.shard_elems, whole.counts.len() as u64 * whole.block_elems), (260, 260));
+        let with = |contributors, contributors_least, contributions, elems| DeliveryReport {
+            contributors,
+            contributors_least,
+            contributions,
+            elems,
+            ..DeliveryReport::default()
+        };
+        let joined = DeliveryReport::joined(vec![with(0, 0, Some(one), 200), with(3, 2, Some(two), 60)]);
+        assert_eq!((joined.contributors, joined.contributors_least), (3, 2), "one part reduced nothing here");
+        assert!(joined.contributions.is_some());
+        assert_eq!(DeliveryReport::joined(vec![joined, with(1, 1, None, 5)]).contributions, None);
     }
 
     #[test]

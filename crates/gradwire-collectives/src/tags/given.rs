@@ -1,34 +1,42 @@
 //! Importance as the caller gives it: a mask over the bucket.
 
 use super::{Bucket, ImportanceRule, Marks};
+use std::sync::Arc;
 
 /// A mask of any length: the bucket is thought of as cut into as many equal parts. Whoever makes it need not know how the
 /// bucket is cut into packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    parts: Vec<bool>,
+    parts: Arc<[bool]>,
+    /// The bucket is the part of another one, of so many bytes, that begins there.
+    part: Option<(usize, usize)>,
 }
 
 impl Given {
     /// Part `i` of `parts.len()` equal ones is important where `parts[i]` is. Without parts nothing is.
     #[must_use]
-    pub const fn new(parts: Vec<bool>) -> Self {
-        Self { parts }
+    pub fn new(parts: Vec<bool>) -> Self {
+        Self { parts: parts.into(), part: None }
     }
 }
 
 impl ImportanceRule for Given {
     /// A packet is important when any part that it touches is.
     fn mark(&self, bucket: &Bucket<'_>, _scratch: &mut Vec<f32>, marks: &mut Marks) {
-        let (bytes, parts) = (bucket.bytes.len().max(1) as u128, self.parts.len() as u128);
+        let (at, whole) = self.part.unwrap_or((0, bucket.bytes.len()));
+        let (bytes, parts) = (whole.max(1) as u128, self.parts.len() as u128);
         for (number, packet) in bucket.packets() {
-            let first = packet.start as u128 * parts / bytes;
-            let end = (packet.end as u128 * parts).div_ceil(bytes);
+            let first = (at + packet.start) as u128 * parts / bytes;
+            let end = ((at + packet.end) as u128 * parts).div_ceil(bytes);
             // Both are at most the number of parts.
             if self.parts[first as usize..end as usize].contains(&true) {
                 marks.set(number);
             }
         }
+    }
+
+    fn of_part(&self, at: usize, whole: usize) -> Option<Arc<dyn ImportanceRule>> {
+        Some(Arc::new(Self { parts: Arc::clone(&self.parts), part: Some((at, whole)) }))
     }
 }
 
@@ -56,5 +64,19 @@ mod tests {
         assert_eq!(important(elems, &bytes), [false, false, true, false]);
         assert_eq!(important(Vec::new(), &bytes), [false; 4]);
         assert_eq!(important(vec![true; 5_000], &bytes), [true; 4]);
+    }
+
+    #[test]
+    fn the_mask_of_a_part_marks_what_that_of_the_whole_marks_there() {
+        let bytes = [0; 2_048];
+        for mask in [vec![true, false, false], vec![false, true], (0..77).map(|i| i % 5 == 0).collect()] {
+            let whole = important(mask.clone(), &bytes);
+            let rule = Given::new(mask).of_part(1_024, 2_048).expect("a mask has parts");
+            let bucket = Bucket::new(Dtype::F32, &bytes[1_024..], 1, 256, 0);
+            let mut marks = bucket.marks();
+            rule.mark(&bucket, &mut Vec::new(), &mut marks);
+            let part: Vec<bool> = bucket.packets().map(|(number, _)| marks.contains(number)).collect();
+            assert_eq!(part, whole[4..]);
+        }
     }
 }

@@ -31,11 +31,25 @@ pub struct Tags {
     pub importance: Option<Arc<dyn ImportanceRule>>,
 }
 
+impl Tags {
+    /// Those of what lies at byte `at` of a bucket of `whole` bytes, as a bucket of its own.
+    pub(crate) fn of_part(&self, at: usize, whole: usize) -> Self {
+        let importance =
+            self.importance.as_ref().map(|rule| rule.of_part(at, whole).unwrap_or_else(|| Arc::clone(rule)));
+        Self { class: self.class, importance }
+    }
+}
+
 /// Decides which packets of a bucket are important.
 pub trait ImportanceRule: Debug + Send + Sync {
     /// Marks the important packets. Called once for each bucket, before its first packet leaves, on the thread that
     /// sends them: its time is added to the bucket's. `scratch` is empty and keeps its memory from bucket to bucket.
     fn mark(&self, bucket: &Bucket<'_>, scratch: &mut Vec<f32>, marks: &mut Marks);
+
+    /// The rule for what lies at byte `at` of a bucket of `whole` bytes, as a bucket of its own; `None`: it is the same.
+    fn of_part(&self, _at: usize, _whole: usize) -> Option<Arc<dyn ImportanceRule>> {
+        None
+    }
 }
 
 /// A bucket of gradients, `[elems]` of `dtype`, on its way to be averaged.

@@ -1,7 +1,8 @@
 //! Counters of several network threads as those of one.
 
 use super::{
-    CallStats, EndedBy, EngineStats, GroupStats, Histogram, PathStats, PeerStats, StageStats, TagCounts,
+    CallStats, EndedBy, EngineStats, GroupStats, Histogram, PathStats, PeerStats, StageStats, StragglerStats,
+    TagCounts, WatchStats,
 };
 
 impl EngineStats {
@@ -82,6 +83,30 @@ impl GroupStats {
     }
 }
 
+impl WatchStats {
+    /// Those of its part on another network thread, which waits at the same time.
+    pub(crate) fn add_lane(&mut self, lane: Self) {
+        self.waiting = self.waiting.take().or(lane.waiting);
+        for (rank, part) in lane.stragglers {
+            match self.stragglers.iter_mut().find(|(known, _)| *known == rank) {
+                Some((_, stats)) => stats.take_longer(&part),
+                None => self.stragglers.push((rank, part)),
+            }
+        }
+    }
+}
+
+impl StragglerStats {
+    fn take_longer(&mut self, part: &Self) {
+        self.compute_s = self.compute_s.max(part.compute_s);
+        self.network_s = self.network_s.max(part.network_s);
+        self.receiver_s = self.receiver_s.max(part.receiver_s);
+        self.compute_episodes = self.compute_episodes.max(part.compute_episodes);
+        self.network_episodes = self.network_episodes.max(part.network_episodes);
+        self.receiver_episodes = self.receiver_episodes.max(part.receiver_episodes);
+    }
+}
+
 impl CallStats {
     fn add_part(&mut self, part: &Self) {
         self.elems += part.elems;
@@ -134,6 +159,7 @@ impl PeerStats {
         self.bandwidth += part.bandwidth;
         self.cwnd += part.cwnd;
         self.silent_s = self.silent_s.min(part.silent_s);
+        self.straggler.take_longer(&part.straggler);
         self.tags.add_all(&part.tags);
         for path in &part.paths {
             if let Some(own) = self.paths.iter_mut().find(|own| own.path == path.path) {
@@ -175,6 +201,7 @@ impl<const N: usize> Histogram<N> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::WaitingStats;
     use super::*;
 
     fn calls(collective: &str, calls: u64, elems: u64) -> CallStats {
@@ -218,6 +245,23 @@ mod tests {
         let peer = &whole.peers[0];
         assert_eq!((peer.bytes_sent, peer.rtt_min_us, peer.tags.sent), (12, 5.0, [12; 8]));
         assert_eq!((peer.paths[0].packets_sent, peer.paths[0].round_trip_s.counts.iter().sum()), (12, 2_u64));
+    }
+
+    #[test]
+    fn who_is_waited_for_in_any_part_is_waited_for() {
+        let straggler =
+            |network_s| StragglerStats { network_s, network_episodes: 1, ..StragglerStats::default() };
+        let of = |sequence, rank, network_s| WatchStats {
+            waiting: Some(WaitingStats { sequence, ..WaitingStats::default() }),
+            stragglers: vec![(rank, straggler(network_s))],
+            epoch: None,
+        };
+        let mut watch = WatchStats::default();
+        watch.add_lane(of(7, 1, 2.0));
+        watch.add_lane(of(8, 1, 3.0));
+        watch.add_lane(of(9, 2, 1.0));
+        assert_eq!(watch.waiting.map(|waiting| waiting.sequence), Some(7));
+        assert_eq!(watch.stragglers, [(1, straggler(3.0)), (2, straggler(1.0))]);
     }
 
     #[test]
