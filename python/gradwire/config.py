@@ -187,8 +187,8 @@ class Config:
         choices=("auto", "on", "off"))
     send_thread: str = _setting("auto", str, "Whether a second thread hands data to the kernel, where much of it leaves, while the "
         "network thread receives and adds. It lets one rank use two cores where links are faster than one core. `auto`: where the host "
-        "has two cores for each rank that is on it, and this process may use two; but not for groups whose large calls are all divided "
-        "between `network_threads`. Without `offload` there is none.",
+        "has two cores for each rank that is on it, and this process may use two; where there are several `network_threads`, only once it "
+        "shows that few large calls are divided between them. Without `offload` there is none.",
         choices=("auto", "on", "off"))
     network_threads: int | None = _setting(None, int, "Network threads, each with a UDP port of its own (64, 128 ... behind the "
         "first's, or a free one), between which all-reduces of 2 MiB and more are divided. A group uses the least of its ranks, and only "

@@ -105,7 +105,7 @@ pub(crate) struct Agreement {
     received_rate: u64,
     /// What the fastest connection was sent on when the latest collectives before an exchange ended, bytes per second.
     sent_rates: Vec<u64>,
-    /// Of the latest all-reduce.
+    /// Of the latest large call.
     parts: u64,
     /// What the latest exchange said of each rank's link, bytes per second.
     rates: Vec<u64>,
@@ -234,16 +234,16 @@ impl Agreement {
         words.iter().enumerate().map(rate).collect()
     }
 
-    /// An all-reduce has ended here, in each stage of which so many ranks sent to this one at once; of the call it was one of so many parts, which took
-    /// as much of the link each. `sent_rate`: the fastest connection's.
+    /// An all-reduce has ended here, in each stage of which so many ranks sent to this one at once; of a large call it was one of so many parts, which
+    /// took as much of the link each. What small ones are sent at is what the large ones before have found. `sent_rate`: the fastest connection's.
     pub(crate) fn on_ended(
         &mut self,
-        (sequence, parts): (u64, u32),
+        (sequence, parts): (u64, Option<u32>),
         senders: [u32; 2],
         stages: &[StageEnd; 2],
         sent_rate: impl FnOnce() -> u64,
     ) {
-        self.parts = u64::from(parts);
+        self.parts = parts.map_or(self.parts, u64::from);
         if self.plan.is_within(SENT_RATES, sequence) {
             if self.sent_rates.len() >= SENT_RATES as usize {
                 // Of before the latest exchange, and ended after it.
@@ -482,16 +482,16 @@ mod tests {
     fn one_sample_of_a_rate_that_is_too_high_does_not_count() {
         let mut agreement = Agreement::new(PLAN, 0, 2);
         for (sequence, rate) in (0..3).zip([100, 350, 104]) {
-            agreement.on_ended((sequence, 1), [1; 2], &[StageEnd::NOTHING; 2], || rate);
+            agreement.on_ended((sequence, None), [1; 2], &[StageEnd::NOTHING; 2], || rate);
         }
         let last = ConnectionStats { sustained_rate: 98, ..stats(1000, 0, 100, 500) };
         agreement.begin(3, [last].into_iter());
         assert_eq!(Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate, 100);
         let last = ConnectionStats { sustained_rate: 40, ..stats(1000, 0, 100, 500) };
-        (4..7).for_each(|sequence| agreement.on_ended((sequence, 3), [1; 2], &[StageEnd::NOTHING; 2], || 50));
+        agreement.on_ended((4, Some(3)), [1; 2], &[StageEnd::NOTHING; 2], || 50);
         agreement.begin(8, [last].into_iter());
         let said = Word::decode(&agreement.words.view().as_slice()[..Word::BYTES]).rate;
-        assert_eq!(said, 150, "each of three threads carries a third");
+        assert_eq!(said, 120, "of 150 and 120: each of three threads carries a third");
         let plan = ExchangePlan { first: 8, every: 64, lag: 32 };
         let sampled: Vec<u64> = (0..140).filter(|place| plan.is_within(2, *place)).collect();
         assert_eq!(sampled, [6, 7, 70, 71, 134, 135]);

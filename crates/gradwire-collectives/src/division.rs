@@ -17,8 +17,8 @@
 use crate::agreement::AgreedNetwork;
 use crate::{Collective, DeadlineRule, PartOf, Policy, Request};
 
-/// The other parts of a request, of which it keeps the first; none: it is not divided.
-pub(crate) fn divide(request: &mut Request, known: Option<&AgreedNetwork>) -> Vec<Request> {
+/// The other parts of the request of call `sequence`, of which it keeps the first; none: it is not divided.
+pub(crate) fn divide(request: &mut Request, sequence: u64, known: Option<&AgreedNetwork>) -> Vec<Request> {
     let threads = known.map_or(1, |known| usize::from(known.threads));
     let bytes = request.output.len();
     let parts = threads.min(bytes / PART_BYTES_MIN);
@@ -27,7 +27,7 @@ pub(crate) fn divide(request: &mut Request, known: Option<&AgreedNetwork>) -> Ve
         return Vec::new();
     };
     let elems = (bytes / request.dtype.bytes()) as u64;
-    let part_of = Some(Box::new(PartOf { elems, known: known.clone() }));
+    let part_of = Some(Box::new(PartOf { elems, parts: parts as u32, sequence, known: known.clone() }));
     let whole = request.clone();
     let part_bytes = bytes.div_ceil(parts).next_multiple_of(ALIGNMENT);
     let mut all = (0..parts).map(|part| {
@@ -57,7 +57,7 @@ fn learns_from_calls(policy: &Policy) -> bool {
 }
 
 /// Of smaller parts waking a thread would be much of what they take.
-const PART_BYTES_MIN: usize = 1 << 20;
+pub(crate) const PART_BYTES_MIN: usize = 1 << 20;
 /// Parts begin at pages, as tensors do.
 const ALIGNMENT: usize = 4096;
 
@@ -82,7 +82,7 @@ mod tests {
 
     fn lengths(request: &Request, known: Option<&AgreedNetwork>) -> Vec<usize> {
         let mut first = request.clone();
-        let others = divide(&mut first, known);
+        let others = divide(&mut first, 7, known);
         std::iter::once(&first).chain(&others).map(|part| part.output.len()).collect()
     }
 
@@ -91,7 +91,7 @@ mod tests {
         let memory = OwnMemory::zeroed(3 * PART_BYTES_MIN + 20);
         let (mut first, end) = (request(memory.view()), memory.view().as_slice().as_ptr_range().end);
         first.residual = first.output;
-        let others = divide(&mut first, known(3).as_ref());
+        let others = divide(&mut first, 7, known(3).as_ref());
         let parts: Vec<&Request> = std::iter::once(&first).chain(&others).collect();
         let lengths: Vec<usize> = parts.iter().map(|part| part.output.len()).collect();
         assert_eq!(lengths, [(1 << 20) + 4096, (1 << 20) + 4096, (1 << 20) - 8192 + 20]);
@@ -129,7 +129,8 @@ mod tests {
             2
         );
         assert_eq!(parts(Request { collective: Collective::Broadcast { root: 0 }, ..whole.clone() }), 1);
-        let part_of = Some(Box::new(PartOf { elems: 1 << 30, known: known(2).unwrap() }));
+        let part_of =
+            Some(Box::new(PartOf { elems: 1 << 30, parts: 2, sequence: 7, known: known(2).unwrap() }));
         assert_eq!(parts(Request { part_of, ..whole }), 1);
     }
 
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(lengths(&own, known(2).as_ref()), lengths(&whole, known(2).as_ref()));
         let calls = |bytes: usize, threads| {
             let mut first = request(memory.view().part(&(0..bytes)));
-            let others = divide(&mut first, known(threads).as_ref());
+            let others = divide(&mut first, 7, known(threads).as_ref());
             let call = |part: &Request| (part.output.len(), Call::of(part, Algorithm::Ring));
             std::iter::once(&first).chain(&others).map(call).collect::<Vec<_>>()
         };

@@ -465,6 +465,12 @@ impl Group {
         self.agreement.set_host(host);
     }
 
+    /// Whether it has failed.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
     /// Why it failed, if it did, for the groups of this rank's other network threads.
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {
@@ -475,7 +481,9 @@ impl Group {
     #[must_use]
     pub fn ended(&self, what: String) -> Verdict {
         let record = AbortRecord::about(Cause::ShutDown, self.rank, self.rank);
-        Verdict { error: OpError::ShutDown(what), record }
+        let during = self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned());
+        let (rank, host, cause, waited) = (self.rank, "this rank".into(), what.into(), Duration::ZERO);
+        Verdict { error: OpError::Aborted { rank, host, cause, during, waited, detail: "".into() }, record }
     }
 
     /// Fails as that group has, unless it has failed already.

@@ -5,6 +5,7 @@
 
 mod called;
 mod owed;
+mod part;
 mod serving;
 mod staging;
 mod table;
@@ -23,6 +24,7 @@ use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
 use gradwire_core::{Payloads, Receipt, SendReceipt, Timestamp, TransferId, TransferTags};
+use part::Part;
 use staging::StagedMax;
 use std::ops::Range;
 use std::time::Duration;
@@ -48,8 +50,7 @@ pub(crate) struct Op {
     pub(crate) policy: Policy,
     /// Exact whatever the policy says, because the policy measures first.
     pub(crate) warms_up: bool,
-    /// Into so many the call was divided, of which this is the first.
-    pub(crate) parts: u32,
+    part: Part,
     pub(crate) priority: u8,
     class: u8,
     /// Ranks that send to one receiver at once.
@@ -145,7 +146,7 @@ impl Op {
         name: Name,
         pool: &mut Pool,
     ) -> Self {
-        let mut call = Call::of(&request, algorithm);
+        let (part, mut call) = (Part::of(&request, place.sequence), Call::of(&request, algorithm));
         let (bytes, result_bytes) = (request.bucket_bytes(), request.output.len());
         let rotated = name.rotation.and_then(|seed| RotatedBucket::replace(&mut request, seed, pool));
         if rotated.is_some() {
@@ -181,7 +182,7 @@ impl Op {
             call,
             policy: request.policy,
             warms_up: false,
-            parts: 1,
+            part,
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             class: request.tags.class,
             senders: senders(&request.collective, algorithm, place),
@@ -258,11 +259,6 @@ impl Op {
     /// Whether it is part of the group's sequence.
     pub(crate) fn is_collective(&self) -> bool {
         self.point_to_point.is_none()
-    }
-
-    /// Name, size and number, for messages.
-    pub(crate) fn during(&self) -> String {
-        self.call.during(self.sequence)
     }
 
     /// When it times out.

@@ -137,11 +137,25 @@ pub struct Request {
 pub struct PartOf {
     /// Elements of the whole, by which ranks see that they have made the same call.
     pub(crate) elems: u64,
+    /// How many there are, each with memory of its own beside the tensor.
+    pub(crate) parts: u32,
+    /// Its number in the sequence of the group that was called, for people.
+    pub(crate) sequence: u64,
     /// What all ranks knew where it began: whatever depends on it is alike in all parts.
     pub(crate) known: AgreedNetwork,
 }
 
 impl Request {
+    /// Into how many parts the call was divided that it is of.
+    pub(crate) fn parts(&self) -> u32 {
+        self.part_of.as_ref().map_or(1, |part| part.parts)
+    }
+
+    /// Bytes of the result of the whole call.
+    pub(crate) fn whole_bytes(&self) -> usize {
+        self.part_of.as_ref().map_or(self.output.len(), |part| part.elems as usize * self.dtype.bytes())
+    }
+
     /// An exact call, a sum where it reduces, that goes before all others. It has no memory yet: set `input` and `output`.
     #[must_use]
     pub fn exact(collective: Collective, dtype: Dtype, timeout: Duration) -> Self {

@@ -36,8 +36,17 @@ use std::time::Duration;
 /// How long a group that has left still answers the goodbyes of its peers, so that they do not wait in vain.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What is called large where it is not divided.
+/// Large calls so far: those that are never divided, and others.
+#[derive(Clone, Copy, Default)]
+struct LargeCalls {
+    whole: u32,
+    others: u32,
+}
+
+/// What may be worth a second thread.
 const LARGE_BYTES: usize = 1 << 20;
+/// So many say what a program calls: beyond what DDP broadcasts at the start, and the first exchanges of what ranks know.
+const LARGE_CALLS_MIN: u32 = 200;
 
 /// How far a group is with leaving.
 enum Leaving {
@@ -79,8 +88,7 @@ pub(crate) struct ActiveGroup {
     lanes: Lanes,
     /// How long those may take to reach their peers.
     patience: Duration,
-    /// It was called with something large that is never divided.
-    sends_whole: bool,
+    large_calls: LargeCalls,
     /// Its connections of earlier epochs, latest first.
     relays: Vec<Relay>,
     /// By rank: how later lives of ranks are spoken to before they are members.
@@ -119,7 +127,7 @@ impl ActiveGroup {
             succession,
             lanes,
             patience,
-            sends_whole: false,
+            large_calls: LargeCalls::default(),
             relays: Vec::new(),
             doors: Vec::new(),
         };
@@ -163,7 +171,7 @@ impl ActiveGroup {
             return;
         }
         self.dirty = true;
-        self.sends_whole |= is_large_and_whole(&request);
+        self.large_calls.count(&request);
         if self.succession.is_some() {
             return self.submit_kept(now, (request, before), in_flight);
         }
@@ -243,13 +251,15 @@ impl ActiveGroup {
 
     /// Whether it has reached its peers, and neither failed nor begun to leave.
     fn is_up(&self) -> bool {
-        self.connected.is_none() && matches!(self.leaving, Leaving::No) && self.group.verdict().is_none()
+        self.connected.is_none() && matches!(self.leaving, Leaving::No) && !self.group.has_failed()
     }
 
-    /// Whether its large calls are divided, as far as anybody knows yet, and none of them goes out whole.
+    /// Whether its large calls are divided, or most of them will be soon: a thread that sends would have little to do.
     pub(crate) fn is_divided(&self) -> bool {
-        let may = self.group.agreed_threads().map_or(self.lanes.are_there(), |threads| threads > 1);
-        may && !self.sends_whole
+        let LargeCalls { whole, others } = self.large_calls;
+        let is_settled = whole + others >= LARGE_CALLS_MIN;
+        let divides = self.group.agreed_threads().is_some_and(|threads| threads > 1);
+        self.lanes.are_there() && !(is_settled && (whole > others || !divides))
     }
 
     /// Another group of this rank's, of which it has parts or which has parts of it, has failed.
@@ -541,9 +551,14 @@ impl ActiveGroup {
     }
 }
 
-/// Whether a thread beside the network thread pays for it.
-fn is_large_and_whole(request: &Request) -> bool {
-    !request.can_be_divided() && request.input.len().max(request.output.len()) >= LARGE_BYTES
+impl LargeCalls {
+    fn count(&mut self, request: &Request) {
+        if request.input.len().max(request.output.len()) < LARGE_BYTES {
+            return;
+        }
+        let kind = if request.can_be_divided() { &mut self.others } else { &mut self.whole };
+        *kind = kind.saturating_add(1);
+    }
 }
 
 /// Where the peers of a group are, by rank.

@@ -17,18 +17,26 @@ enum Ending {
     Part(Part),
 }
 
-/// A call.
+/// A call. However it is dropped, it ends.
 struct Call {
     op: OpHandle,
     /// Owns the memory behind the views; must be dropped after the group is done with it.
-    keep_alive: Box<dyn Send>,
+    keep_alive: Option<Box<dyn Send>>,
 }
 
 impl Call {
     /// The caller has its memory again, and then hears how it ended.
-    fn end(self, outcome: Outcome) {
-        drop(self.keep_alive);
+    fn end(mut self, outcome: Outcome) {
+        self.keep_alive = None;
         self.op.complete(outcome);
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.keep_alive = None;
+        // Of one that has ended only the first outcome counts.
+        self.op.complete(Err(shut_down()));
     }
 }
 
@@ -66,7 +74,7 @@ pub(crate) fn shut_down() -> OpError {
 
 impl InFlight {
     pub(crate) fn new(op: OpHandle, keep_alive: Box<dyn Send>, preset: &'static str) -> Self {
-        Self { ending: Ending::Whole(Call { op, keep_alive }), preset }
+        Self { ending: Ending::Whole(Call { op, keep_alive: Some(keep_alive) }), preset }
     }
 
     /// It ends here. Of a call with other parts, that is when they have too.
@@ -154,6 +162,16 @@ mod tests {
         drop(parts.pop());
         assert!(!is_given_back.load(Ordering::SeqCst));
         parts.pop().unwrap().end(report(1));
+        assert_eq!(op.outcome(), Some(&Err(shut_down())));
+    }
+
+    #[test]
+    fn a_call_that_nobody_ends_ends_when_it_is_dropped() {
+        let (in_flight, op, is_given_back) = call();
+        drop(in_flight);
+        assert!(op.outcome() == Some(&Err(shut_down())) && is_given_back.load(Ordering::SeqCst));
+        let (in_flight, op, _) = call();
+        drop(in_flight.divided(2));
         assert_eq!(op.outcome(), Some(&Err(shut_down())));
     }
 

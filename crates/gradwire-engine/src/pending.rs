@@ -83,7 +83,7 @@ impl PendingGroup {
         if self.doors.is_some() || self.dedicated.is_some() || !ranks.contains(&world_size) {
             return Ok(self);
         }
-        for (number, shared) in (2..).zip(further) {
+        for (number, shared) in (2..).zip(further.filter(|shared| shared.is_running())) {
             let name = format!("{}/thread {number}", self.record.group);
             let lane = Self::new(shared, rank, (world_size, None), &name)?;
             self.record.lanes.push(lane.record.clone());

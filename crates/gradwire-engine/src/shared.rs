@@ -131,6 +131,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether its network thread takes commands.
+    pub(crate) fn is_running(&self) -> bool {
+        !lock(&self.inbox).stopped
+    }
+
     /// Why the engine no longer answers.
     pub(crate) fn stopped_error(&self) -> EngineError {
         EngineError::Stopped { cause: lock(&self.inbox).cause.clone() }

@@ -211,11 +211,14 @@ fn a_divided_call_that_one_rank_makes_differently_is_a_mismatch_everywhere_and_a
         let (_engines, groups) = dividing(2, 3, &with(3));
         let mut tensors = [Tensor(vec![1.0; one]), Tensor(vec![1.0; other])];
         let ops = submit(&groups, &mut tensors, |request| request);
+        let mut numbers = Vec::new();
         for op in &ops {
             let outcome = op.wait(Some(PATIENCE / 2)).expect("long before the call's timeout");
             let Err(OpError::Mismatch(error)) = outcome else { panic!("{one} and {other}: {outcome:?}") };
             assert_eq!([error.a.elems, error.b.elems], [one as u64, other as u64], "as they were called");
+            numbers.push(error.a.sequence);
         }
+        assert!(numbers[0] == numbers[1] && numbers[0] as usize >= CALLS_UNTIL_AGREED, "{numbers:?}");
     }
 }
 

@@ -85,10 +85,9 @@ impl Group {
             if let Some(part) = &request.part_of {
                 agreed = Some(part.known.clone());
             }
-            let mut parts = 1;
             if purpose == Purpose::Call {
                 let left = request.timeout.saturating_sub(now.since(submitted));
-                parts += self.hand_out(id, left, divide(&mut request, agreed.as_ref()));
+                self.hand_out(id, left, divide(&mut request, sequence, agreed.as_ref()));
             }
             let warms_up = self.adaptive.begins(&request.policy, request.bucket_bytes());
             let loss = agreed.as_ref().map(|network| network.loss);
@@ -101,7 +100,6 @@ impl Group {
             let settings = self.settings_of(&request, warms_up);
             let mut op = Op::new(request, algorithm, place, name, &mut self.pool);
             op.warms_up = warms_up;
-            op.parts = parts;
             op.note_choice(choice);
             match purpose {
                 Purpose::Call => {}
@@ -128,14 +126,12 @@ impl Group {
         self.check_starved(now);
     }
 
-    /// The other parts of a call are for others, which have so much time left; how many.
-    fn hand_out(&mut self, op: OpId, timeout: Duration, mut parts: Vec<Request>) -> u32 {
-        let count = parts.len() as u32;
-        if count > 0 {
+    /// The other parts of a call are for others, which have so much time left.
+    fn hand_out(&mut self, op: OpId, timeout: Duration, mut parts: Vec<Request>) {
+        if !parts.is_empty() {
             parts.iter_mut().for_each(|part| part.timeout = timeout);
             self.events.push_back(GroupEvent::Divided { op, parts });
         }
-        count
     }
 
     fn settings_of(&self, request: &Request, warms_up: bool) -> CallSettings {
@@ -196,7 +192,7 @@ impl Group {
             let sent_rate =
                 || peers.iter().map(|peer| peer.connection().stats().sustained_rate).max().unwrap_or(0);
             self.agreement.on_ended(
-                (op.sequence(), op.parts),
+                (op.sequence(), op.parts_if_large()),
                 op.senders_of_stages(),
                 op.stages(),
                 sent_rate,

@@ -69,6 +69,7 @@ impl Group {
         (ours, theirs): (Descriptor, Descriptor),
     ) {
         let (peer, caller) = (self.peers[slot].rank, self.caller_of(sequence));
+        let sequence = self.number_of(sequence);
         let record = AbortRecord {
             ranks: [caller, peer],
             calls: [ours, theirs],
@@ -77,6 +78,12 @@ impl Group {
         };
         let error = mismatch(sequence, (caller, &ours), (peer, &theirs));
         self.fail(now, OpError::Mismatch(Box::new(error)), &record);
+    }
+
+    /// The number that callers know the collective at `sequence` by.
+    fn number_of(&self, sequence: u64) -> u64 {
+        let mut calls = self.ops.iter().filter(|op| op.is_collective());
+        calls.find(|op| op.sequence() == sequence).map_or(sequence, Op::number)
     }
 
     pub(super) fn fail_settings(&mut self, now: Timestamp, slot: usize, theirs: u64) {
@@ -179,7 +186,7 @@ impl Group {
         let queued = || self.unstarted();
         let late_op = self.unreported().filter(|op| op.deadline() <= now).min_by_key(|op| op.id);
         let late = match late_op {
-            Some(op) => Some((op.call.encode(), op.sequence(), op.submitted)),
+            Some(op) => Some((op.call.encode(), op.number(), op.submitted)),
             None => queued().find(|queued| queued.deadline() <= now).map(|queued| {
                 let call = Call::of(&queued.request, Algorithm::Auto);
                 (call.encode(), queued.sequence, queued.submitted)

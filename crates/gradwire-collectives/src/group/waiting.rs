@@ -16,7 +16,7 @@ impl Group {
         let sequence = op.sequence();
         let of = |peer: &Peer| op.wait_of(peer.rank).map(|wait| peer_wait(peer, wait, sequence, now));
         let peers = self.peers.iter().filter_map(of).collect();
-        Some(Waiting { during: op.during(), sequence, submitted_at: op.submitted, peers })
+        Some(Waiting { during: op.during(), sequence: op.number(), submitted_at: op.submitted, peers })
     }
 }
 

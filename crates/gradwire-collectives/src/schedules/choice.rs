@@ -90,7 +90,7 @@ fn rounds_sums(request: &Request) -> bool {
 /// Whether a weighted transpose can be made of it. Behind a late rank it takes as much memory for sums of halves as they have bytes, and
 /// it writes to the output first what a lost result would leave as it was.
 fn can_be_weighted(request: &Request, place: Place) -> bool {
-    let fits = !request.dtype.is_half() || request.output.len() <= PIECE_BYTES;
+    let fits = !request.dtype.is_half() || request.whole_bytes() <= PIECE_BYTES;
     place.world_size > 2 && fits && !request.policy.gather.may_lose()
 }
 
@@ -126,12 +126,12 @@ fn is_fit(algorithm: Algorithm, request: &Request, place: Place, agreed: Option<
 
 fn job_of(request: &Request, place: Place) -> Job {
     let Place { world_size, incast, .. } = place;
-    Job { bytes: request.output.len(), world_size, incast, loss_bound: request.policy.loss_bound }
+    Job { bytes: request.whole_bytes(), world_size, incast, loss_bound: request.policy.loss_bound }
 }
 
 /// One line for people.
 fn why(chosen: Algorithm, request: &Request, place: Place, agreed: Option<&AgreedNetwork>) -> String {
-    let (bytes, ranks) = (request.output.len(), place.world_size);
+    let (bytes, ranks) = (request.whole_bytes(), place.world_size);
     let mut line = format!("all-reduce of {bytes} bytes among {ranks} ranks: {chosen:?}");
     let Some(network) = agreed else {
         line += ", by size: nothing is measured yet";

@@ -222,14 +222,14 @@ fn all_reduce(
 /// Most bytes of a shard that are contributed at a time. A dedicated server is there for the sums, with memory of its own choosing.
 fn piece_bytes(request: &Request, place: Place) -> usize {
     if request.dtype.is_half() && !place.servers.are_dedicated() {
-        PIECE_BYTES
+        PIECE_BYTES / request.parts() as usize
     } else {
         usize::MAX
     }
 }
 
 /// Of halves: what the lower bits of their sums take at most. Behind a late rank the others wait with what is beyond it, so
-/// it is no smaller than it has to be: three quarters of what an all-reduce may take beside the tensor.
+/// it is no smaller than it has to be: three quarters of what an all-reduce may take beside the tensor, all of its parts together.
 const PIECE_BYTES: usize = 48 << 20;
 
 /// The bytes of a shard and of a block whose contributions are counted, where `request` reduces on this rank.
