@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -123,12 +124,16 @@ def family(process: int) -> Iterator[int]:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def main(share: int, json_to: Path | None, command: tuple[str, ...]) -> None:
     """Runs the command and says what its threads used."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the groups go
     try:
         with Groups(PERIOD_US * share // 100) as groups:
             with subprocess.Popen(command) as running:
-                while running.poll() is None:
-                    groups.look(running.pid)
-                    time.sleep(LOOKS_EVERY_S)
+                try:
+                    while running.poll() is None:
+                        groups.look(running.pid)
+                        time.sleep(LOOKS_EVERY_S)
+                finally:
+                    running.terminate()
             if json_to is not None:
                 json_to.write_text(json.dumps([asdict(seen) for seen in groups.seen.values()], indent=2) + "\n")
             for seen in sorted(groups.seen.values(), key=lambda seen: -seen.cpu_s)[:12]:

@@ -57,6 +57,7 @@ def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
     controller = Path("/sys/fs/cgroup/cpu")
     if not os.access(controller / "tasks", os.W_OK) or not (controller / "cpu.cfs_quota_us").exists():
         pytest.skip("no cpu controller of version 1")
+    before = set(controller.glob("gradwire-own-cores-*"))  # of who was killed, or runs beside this
     busy = "import threading, time\nend = time.monotonic() + 2\nf = lambda: [0 for _ in iter(lambda: time.monotonic() < end, False)]\n"
     busy += "t = threading.Thread(target=f); t.start(); f(); t.join()"
     script = FOLDER / "collective" / "own_cores.py"
@@ -67,7 +68,7 @@ def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
     threads = json.loads(found.read_text())
     assert len(threads) == 2, threads
     assert all(thread["throttled"] > 0 for thread in threads), threads
-    assert not list(controller.glob("gradwire-own-cores-*"))
+    assert set(controller.glob("gradwire-own-cores-*")) <= before
 
 
 @pytest.mark.parametrize("options", [[], ["--fixed-owner"]])
