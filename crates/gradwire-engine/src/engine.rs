@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 const MTU_LOCAL: usize = 32_768;
 /// The same where faults are injected: what one loss takes is about what it takes on a network.
 const MTU_LOCAL_CHAOS: usize = 9_000;
-/// Network threads where nobody says how many. Measured with threads on slow cores of their own, two ranks, 100 MB: with one, two and three 0.67, 1.25 and 1.4
-/// to 1.9 times gloo's bandwidth in clear, sealed 0.27, 0.72 and 1.07.
+/// Network threads where nobody says how many. Sealed traffic needs three to keep up with TCP in clear, where each has a core of its own (docs/performance.md).
 const THREADS_UNASKED_MAX: usize = 4;
 /// As many ports are looked at by the processes of a host that nobody has told which one they are.
 const LANE_PORTS_APART: usize = 64;

@@ -14,7 +14,7 @@ use gradwire_collectives::{GroupConfig, OpError, Request};
 use gradwire_core::ConnectionId;
 use gradwire_membership::Epoch;
 use std::net::SocketAddr;
-use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,31 +258,29 @@ impl GroupHandle {
     /// # Errors
     /// [`EngineError::Stopped`] (also when this group was left), [`EngineError::Forked`].
     pub fn timeline(&self) -> Result<Timeline, EngineError> {
-        let (timeline, wait) = channel();
-        self.shared.send(Command::Timeline { group: self.key, timeline })?;
-        match wait.recv_timeout(ANSWER_MAX) {
-            Ok(Some(timeline)) => Ok(timeline),
-            _ => Err(self.shared.stopped_error()),
-        }
+        ask(&self.shared, |timeline| Command::Timeline { group: self.key, timeline })
     }
 }
 
-fn stats_of(shared: &Shared, key: GroupKey) -> Result<GroupStats, EngineError> {
-    let (stats, wait) = channel();
-    shared.send(Command::GroupStats { group: key, stats })?;
+/// Asks the network thread about a group.
+///
+/// # Errors
+/// As [`GroupHandle::stats`].
+fn ask<T>(shared: &Shared, question: impl FnOnce(Sender<Option<T>>) -> Command) -> Result<T, EngineError> {
+    let (answer, wait) = channel();
+    shared.send(question(answer))?;
     match wait.recv_timeout(ANSWER_MAX) {
-        Ok(Some(stats)) => Ok(stats),
+        Ok(Some(answer)) => Ok(answer),
         _ => Err(shared.stopped_error()),
     }
 }
 
-fn watch_of(shared: &Shared, key: GroupKey) -> Result<WatchStats, EngineError> {
-    let (watch, wait) = channel();
-    shared.send(Command::Watch { group: key, watch })?;
-    match wait.recv_timeout(ANSWER_MAX) {
-        Ok(Some(watch)) => Ok(watch),
-        _ => Err(shared.stopped_error()),
-    }
+fn stats_of(shared: &Shared, group: GroupKey) -> Result<GroupStats, EngineError> {
+    ask(shared, |stats| Command::GroupStats { group, stats })
+}
+
+fn watch_of(shared: &Shared, group: GroupKey) -> Result<WatchStats, EngineError> {
+    ask(shared, |watch| Command::Watch { group, watch })
 }
 
 impl Drop for GroupHandle {
