@@ -122,7 +122,7 @@ class DeadlineError(GroupError, TimeoutError):
 
 
 class AbortedError(GroupError):
-    """Another rank's group failed for a reason of its own.
+    """Another rank's group failed for a reason of its own, or this rank's network thread by a bug.
 
     Fields: rank, host, cause; and what this rank saw: during, waited_s, detail (as of `DeadlineError`).
     """

@@ -124,7 +124,7 @@ pub enum OpError {
         /// Bytes that it may take.
         bytes_max: u64,
     },
-    /// Another rank's group failed for a reason of its own.
+    /// Another rank's group failed for a reason of its own, or this rank's because its network thread panicked.
     #[error(
         "rank {rank} ({host}) aborted the group: {cause}; {during} had waited {waited:?} here: {detail}"
     )]

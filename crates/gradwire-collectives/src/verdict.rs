@@ -39,6 +39,14 @@ pub struct Verdict {
     pub(crate) record: AbortRecord,
 }
 
+impl Verdict {
+    /// What calls on this rank end with.
+    #[must_use]
+    pub const fn error(&self) -> &OpError {
+        &self.error
+    }
+}
+
 /// What a rank that is told adds of its own.
 pub(crate) struct Here<H, D> {
     /// The host of a rank.

@@ -64,6 +64,8 @@ pub(crate) struct ActiveGroup {
     /// By rank; the own entry has no candidates.
     peers: Vec<PeerAddress>,
     in_flight: HashMap<OpId, InFlight>,
+    /// What is being handed to the group.
+    starting: Option<InFlight>,
     /// Waits for the group to connect or to fail.
     connected: Option<Sender<Result<(), OpError>>>,
     leaving: Leaving,
@@ -114,6 +116,7 @@ impl ActiveGroup {
             group,
             peers,
             in_flight: HashMap::new(),
+            starting: None,
             connected: Some(connected),
             leaving: Leaving::No,
             served: ServedStats::default(),
@@ -175,8 +178,14 @@ impl ActiveGroup {
         if self.succession.is_some() {
             return self.submit_kept(now, (request, before), in_flight);
         }
+        self.start(now, request, in_flight);
+    }
+
+    /// Hands a call to the group, which asks rules of its caller's that may panic.
+    fn start(&mut self, now: Timestamp, request: Request, in_flight: InFlight) {
+        self.starting = Some(in_flight);
         let id = self.group.submit(now, request);
-        self.in_flight.insert(id, in_flight);
+        self.in_flight.extend(self.starting.take().map(|in_flight| (id, in_flight)));
     }
 
     /// Strangers flood the port, or no longer.
@@ -370,7 +379,7 @@ impl ActiveGroup {
             if self.group.is_drained() {
                 waiting.drain(..).for_each(|left| _ = left.send(()));
                 self.leaving = Leaving::Lingering(now + LINGER);
-                self.shut_down();
+                self.end_all(None);
             }
         }
         if let Some(at) = self.succession_wakes_at(now) {
@@ -408,10 +417,17 @@ impl ActiveGroup {
         matches!(self.leaving, Leaving::Lingering(until) if until <= now)
     }
 
-    /// Ends what the group has not ended itself.
-    pub(crate) fn shut_down(&mut self) {
-        self.in_flight.drain().for_each(|(_, in_flight)| in_flight.end(Err(shut_down())));
-        self.end_succession(shut_down());
+    /// Ends what the group has not ended itself, where its network thread ends, or has panicked with `cause`.
+    pub(crate) fn end_all(&mut self, cause: Option<&str>) {
+        let error = self.why_ended(cause);
+        let in_flight = self.in_flight.drain().map(|(_, in_flight)| in_flight).chain(self.starting.take());
+        in_flight.for_each(|in_flight| in_flight.end(Err(error.clone())));
+        self.end_succession(error);
+    }
+
+    /// What a call hears that its network thread has not ended.
+    pub(crate) fn why_ended(&self, cause: Option<&str>) -> OpError {
+        cause.map_or_else(shut_down, |cause| self.group.ended(cause.to_owned()).error().clone())
     }
 
     /// Peers that have not answered.

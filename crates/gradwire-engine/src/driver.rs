@@ -104,16 +104,22 @@ impl Driver {
         let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
         if let Some(cause) = &cause {
             news::crashed(shared.local.port, cause);
-        }
-        if let Some(cause) = &cause {
             driver.groups.iter().flatten().for_each(|group| group.tell_end(cause));
         }
-        let waiting = shared.close(cause);
+        let waiting = shared.close(cause.clone());
         // Commands and groups answer by being dropped: every channel in them disconnects.
-        for command in driver.commands.drain(..).chain(waiting) {
-            refuse(command);
+        for command in std::mem::take(&mut driver.commands).into_iter().chain(waiting) {
+            driver.refuse(command, cause.as_deref());
         }
-        driver.groups.iter_mut().flatten().for_each(ActiveGroup::shut_down);
+        driver.groups.iter_mut().flatten().for_each(|group| group.end_all(cause.as_deref()));
+    }
+
+    /// Ends a command that can no longer be carried out.
+    fn refuse(&mut self, command: Command, cause: Option<&str>) {
+        if let Command::Submit { group, in_flight, .. } = command {
+            let error = self.find(group).map_or_else(shut_down, |group| group.why_ended(cause));
+            in_flight.end(Err(error));
+        }
     }
 
     fn run(&mut self) {
@@ -426,13 +432,6 @@ impl Driver {
 /// The driver's clock.
 fn since(origin: Instant) -> Timestamp {
     Timestamp::from_nanos(origin.elapsed().as_nanos() as u64)
-}
-
-/// Ends a command that can no longer be carried out.
-fn refuse(command: Command) {
-    if let Command::Submit { in_flight, .. } = command {
-        in_flight.end(Err(shut_down()));
-    }
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

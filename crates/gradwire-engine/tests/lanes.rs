@@ -3,7 +3,9 @@
 mod common;
 
 use common::{all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Tensor, PATIENCE};
-use gradwire_engine::collectives::{DeliveryReport, Given, OpError, Policy, ReduceOp, Request, Tags};
+use gradwire_engine::collectives::{
+    Bucket, DeliveryReport, Given, ImportanceRule, Marks, OpError, Policy, ReduceOp, Request, Tags,
+};
 use gradwire_engine::{
     ChaosConfig, Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security,
 };
@@ -244,6 +246,50 @@ fn stopping_an_engine_ends_its_divided_calls_and_gives_their_memory_back() {
     engines[0].stop();
     assert!(matches!(op.outcome(), Some(Err(OpError::ShutDown(_)))), "{:?}", op.outcome());
     assert_eq!(given_back.load(Ordering::SeqCst), 1);
+}
+
+/// A rule with an error in it, which shows on the network thread of one name.
+#[derive(Debug)]
+struct Broken {
+    on: &'static str,
+}
+
+impl ImportanceRule for Broken {
+    fn mark(&self, _bucket: &Bucket<'_>, _scratch: &mut Vec<f32>, _marks: &mut Marks) {
+        assert_ne!(std::thread::current().name(), Some(self.on), "the error in the rule");
+    }
+}
+
+#[test]
+fn a_rule_that_panics_on_any_network_thread_ends_the_calls_of_all_ranks_and_gives_their_memory_back() {
+    for (threads, on) in [(1, "gradwire-net"), (2, "gradwire-net"), (2, "gradwire-lane")] {
+        let (_engines, groups) = dividing(2, threads, &EngineConfig { mtu: Some(1_500), ..impatient() });
+        let given_back = Arc::new(AtomicUsize::new(0));
+        let mut tensors = [Tensor(vec![1.0; ELEMS]), Tensor(vec![1.0; ELEMS])];
+        let [first, second] = &mut tensors;
+        let importance = Some(Arc::new(Broken { on }) as _);
+        let tags = Tags { importance, ..Tags::default() };
+        let breaks =
+            Request { policy: Policy::AUTO, tags, reduce: ReduceOp::Avg, ..all_reduce(first.view()) };
+        let fits = Request { policy: Policy::AUTO, reduce: ReduceOp::Avg, ..all_reduce(second.view()) };
+        let ops: Vec<OpHandle> = groups
+            .iter()
+            .zip([breaks, fits])
+            .map(|(group, request)| {
+                group.submit(request, Box::new(Counted(Arc::clone(&given_back)))).unwrap()
+            })
+            .collect();
+        let outcomes: Vec<_> = ops.iter().map(|op| op.wait(Some(PATIENCE)).expect("ends in time")).collect();
+        let Err(OpError::Aborted { rank: 0, cause, .. }) = outcomes[0] else { panic!("{on}: {outcomes:?}") };
+        assert!(cause.contains("the error in the rule"), "{on}: {cause}");
+        let lost =
+            matches!(outcomes[1], Err(OpError::PeerLost { rank: 0, .. } | OpError::PeerLeft { rank: 0, .. }));
+        assert!(lost, "{on}: {:?}", outcomes[1]);
+        let started = Instant::now();
+        while given_back.load(Ordering::SeqCst) < 2 {
+            assert!(started.elapsed() < PATIENCE, "{on}: memory of the caller is still held");
+        }
+    }
 }
 
 /// A record whose lane is at a port where nobody is.

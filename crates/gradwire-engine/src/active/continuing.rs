@@ -176,9 +176,7 @@ impl ActiveGroup {
         }
         if let Collective::Send { .. } | Collective::Receive { .. } = request.collective {
             succession.renumber(&mut request);
-            let id = self.group.submit(now, request);
-            self.in_flight.insert(id, in_flight);
-            return;
+            return self.start(now, request, in_flight);
         }
         let number = succession.calls.add(request, in_flight, before, now);
         succession.called(number);
