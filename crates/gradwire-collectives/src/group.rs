@@ -477,13 +477,15 @@ impl Group {
         Some(Verdict { error: self.failed.clone()?, record: self.record? })
     }
 
-    /// What to tell those groups where this one's thread ends before it.
+    /// What ends those groups, and what is in flight here, where this one's thread ends of `what` before it. `during`: what it did then, where no
+    /// call is known to be in progress.
     #[must_use]
-    pub fn ended(&self, what: String) -> Verdict {
+    pub fn ended(&self, what: &str, during: &str) -> Verdict {
         let record = AbortRecord::about(Cause::ShutDown, self.rank, self.rank);
-        let during = self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned());
+        let during = self.during_any().unwrap_or_else(|| during.to_owned());
         let (rank, host, cause, waited) = (self.rank, "this rank".into(), what.into(), Duration::ZERO);
-        Verdict { error: OpError::Aborted { rank, host, cause, during, waited, detail: "".into() }, record }
+        let detail = "nothing is known of the others".into();
+        Verdict { error: OpError::Aborted { rank, host, cause, during, waited, detail }, record }
     }
 
     /// Fails as that group has, unless it has failed already.

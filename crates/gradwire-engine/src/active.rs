@@ -282,7 +282,7 @@ impl ActiveGroup {
 
     /// The network thread ends by a bug: the groups that have parts of it, or of which it has parts, fail.
     pub(crate) fn tell_end(&self, cause: &str) {
-        self.tell_others(self.group.ended(cause.to_owned()));
+        self.tell_others(self.group.ended(cause, "nothing (it was idle)"));
     }
 
     /// When it wants to be called.
@@ -427,7 +427,12 @@ impl ActiveGroup {
 
     /// What a call hears that its network thread has not ended.
     pub(crate) fn why_ended(&self, cause: Option<&str>) -> OpError {
-        cause.map_or_else(shut_down, |cause| self.group.ended(cause.to_owned()).error().clone())
+        let Some(cause) = cause else { return shut_down() };
+        let mut error = self.group.ended(cause, "the start of a call").error().clone();
+        if let OpError::Aborted { rank, .. } = &mut error {
+            *rank = self.known_as(*rank);
+        }
+        error
     }
 
     /// Peers that have not answered.

@@ -147,14 +147,14 @@ impl Driver {
 
     fn take_commands(&mut self) {
         self.shared.take_commands(&mut self.commands);
-        let mut commands = std::mem::take(&mut self.commands);
-        if !commands.is_empty() {
+        if !self.commands.is_empty() {
             self.on_busy(self.now);
         }
-        for command in commands.drain(..) {
+        // Each is taken out for itself: those that a panic leaves there hear of it.
+        self.commands.reverse();
+        while let Some(command) = self.commands.pop() {
             self.command(command);
         }
-        self.commands = commands;
     }
 
     fn command(&mut self, command: Command) {

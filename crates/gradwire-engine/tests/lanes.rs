@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Tensor, PATIENCE};
-use gradwire_engine::collectives::{
-    Bucket, DeliveryReport, Given, ImportanceRule, Marks, OpError, Policy, ReduceOp, Request, Tags,
+use common::{
+    all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Broken, Tensor, PATIENCE,
 };
+use gradwire_engine::collectives::{DeliveryReport, Given, OpError, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{
     ChaosConfig, Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security,
 };
@@ -246,18 +246,6 @@ fn stopping_an_engine_ends_its_divided_calls_and_gives_their_memory_back() {
     engines[0].stop();
     assert!(matches!(op.outcome(), Some(Err(OpError::ShutDown(_)))), "{:?}", op.outcome());
     assert_eq!(given_back.load(Ordering::SeqCst), 1);
-}
-
-/// A rule with an error in it, which shows on the network thread of one name.
-#[derive(Debug)]
-struct Broken {
-    on: &'static str,
-}
-
-impl ImportanceRule for Broken {
-    fn mark(&self, _bucket: &Bucket<'_>, _scratch: &mut Vec<f32>, _marks: &mut Marks) {
-        assert_ne!(std::thread::current().name(), Some(self.on), "the error in the rule");
-    }
 }
 
 #[test]

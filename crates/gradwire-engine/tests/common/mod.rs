@@ -1,7 +1,9 @@
 //! Several engines in one process, each a rank, over loopback with ephemeral ports.
 #![allow(dead_code)] // Each test file uses its part.
 
-use gradwire_engine::collectives::{Algorithm, Collective, Dtype, Request, View};
+use gradwire_engine::collectives::{
+    Algorithm, Bucket, Collective, Dtype, ImportanceRule, Marks, Request, View,
+};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, PendingGroup};
 use std::time::Duration;
 
@@ -113,5 +115,17 @@ pub(crate) fn check_all_reduce(groups: &[GroupHandle], elems: usize) {
     for tensor in &tensors {
         let wrong = tensor.0.iter().enumerate().find(|(i, value)| **value != (factor * (i % 1_000)) as f32);
         assert_eq!(wrong, None, "{elems} elements among {ranks} ranks");
+    }
+}
+
+/// A rule with an error in it, which shows on the network thread of one name.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) on: &'static str,
+}
+
+impl ImportanceRule for Broken {
+    fn mark(&self, _bucket: &Bucket<'_>, _scratch: &mut Vec<f32>, _marks: &mut Marks) {
+        assert_ne!(std::thread::current().name(), Some(self.on), "the error in the rule");
     }
 }
