@@ -17,6 +17,7 @@ from typing import Any
 
 from gradwire import _native
 from gradwire._completer import Completer
+from gradwire._launcher import local_rank
 from gradwire._outbox import Outbox
 from gradwire.config import PORT_BASE, Config, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
@@ -28,7 +29,6 @@ logger = logging.getLogger("gradwire")
 
 # How far from PORT_BASE a free port is looked for when no launcher says which process of the host this is.
 PORTS_TRIED = 64
-LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 MEGABIT_BYTES = 1_000_000 / 8
 
 
@@ -53,7 +53,7 @@ class Runtime:
         self._warned_of_clear = False
         self.observer = Observer(self, config)
         try:
-            self.observer.start_exports(_local_rank() or 0)
+            self.observer.start_exports(local_rank() or 0)
         except BaseException:
             self.observer.stop()
             self.engine.stop()
@@ -217,23 +217,15 @@ def _ports(base: int | None) -> list[int]:
     """Ports to try, in order."""
     if base == 0:
         return [0]
-    local_rank = _local_rank()
-    if base is None and local_rank is None:
+    number = local_rank()
+    if base is None and number is None:
         return list(range(PORT_BASE, PORT_BASE + PORTS_TRIED))
-    port = (PORT_BASE if base is None else base) + (local_rank or 0)
+    port = (PORT_BASE if base is None else base) + (number or 0)
     if port > 65535:
         raise ConfigError(
-            f"port = {base} is not allowed: with LOCAL_RANK {local_rank} it would be {port}", field="port", value=base
+            f"port = {base} is not allowed: with LOCAL_RANK {number} it would be {port}", field="port", value=base
         )
     return [port]
-
-
-def _local_rank() -> int | None:
-    for name in LOCAL_RANK_VARIABLES:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return None
 
 
 class _Process:

@@ -62,8 +62,8 @@ class Config:
     """
 
     # fmt: off
-    port: int | None = _setting(None, int, "UDP port. Rank with LOCAL_RANK r on its host binds `port + r`; 0 lets the "
-        "kernel choose. Unset: 47400 + LOCAL_RANK, and where no launcher set LOCAL_RANK the first free one from 47400.",
+    port: int | None = _setting(None, int, "UDP port. Rank with LOCAL_RANK r on its host (or as Slurm or MPI number it) binds `port + r`; "
+        "0 lets the kernel choose. Unset: 47400 + LOCAL_RANK, and where no launcher set it the first free one from 47400.",
         low=0, high=65535, optional=True)
     interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
         "separated by commas; `^name` excludes one. Empty: every one that is up.")

@@ -108,9 +108,10 @@ def test_without_a_launcher_processes_of_a_host_take_neighbouring_ports(
     rendezvous: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gradwire import Config, _runtime
+    from gradwire._launcher import LOCAL_RANK_VARIABLES
 
     del rendezvous
-    for name in (*_runtime.LOCAL_RANK_VARIABLES, "GRADWIRE_PORT"):
+    for name in (*LOCAL_RANK_VARIABLES, "GRADWIRE_PORT"):
         monkeypatch.delenv(name, raising=False)
     first, second = _runtime._start_engine(Config()), _runtime._start_engine(Config())
     try:
@@ -259,12 +260,16 @@ def test_the_network_thread_stays_on_a_core_where_the_configuration_says_so(own_
             engine.stop()
 
 
-def test_the_port_is_the_base_plus_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradwire import _runtime
+def test_the_port_is_the_base_plus_the_local_rank_for_the_doctor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradwire import Config, _runtime
+    from gradwire.doctor.host import port_of
     from gradwire.errors import ConfigError
 
+    monkeypatch.setenv("SLURM_LOCALID", "5")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert (_runtime._ports(None), port_of(Config())) == ([47405], 47405)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert _runtime._ports(None) == [47403]
+    assert (_runtime._ports(None), port_of(Config())) == ([47403], 47403)
     assert _runtime._ports(5000) == [5003]
     assert _runtime._ports(0) == [0]
     with pytest.raises(ConfigError, match="65538"):

@@ -36,6 +36,15 @@ def test_the_environment_of_the_job_decides_the_code_points():
     assert (table["46"], table["12"], table["8"], table["34"]) == ("7", "6", "5", "4")
 
 
+def test_classes_of_the_command_line_go_before_the_environments_and_keep_its_code_points():
+    result = run("--os", "sonic", *COMMON, "--classes", "3", GRADWIRE_DSCP_CLASSES="12,10,8")
+    assert result.exit_code == 0, result.output
+    table = json.loads(result.stdout)["DSCP_TO_TC_MAP"]["gradwire"]
+    assert (table["12"], table["10"], table["8"]) == ("6", "5", "4")
+    result = run("--os", "tc", *COMMON, "--classes", "3", GRADWIRE_CLASSES="2")
+    assert "GRADWIRE_CLASSES=3" in result.stderr
+
+
 def test_the_plan_as_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")

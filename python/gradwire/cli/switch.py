@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -90,8 +91,8 @@ def command(
     threshold above which unimportant gradients are dropped (MLT 5.2, DLCP 4.2).
     """
     try:
-        base = Config(preset=preset, classes=classes or queues - 1)
-        config = base if classes else Config.from_env(base)
+        config = Config.from_env(Config(preset=preset, classes=classes or queues - 1))
+        config = replace(config, classes=classes) if classes else config
         layers = read_layers(layers_text) if layers_text else []
         wish = Wish(first_bytes=first_kb and first_kb * 1000, **wishes)  # type: ignore[arg-type]
         plan = make_plan(rate, round(buffer_kb * 1000), config, queues=queues, layers=layers, wish=wish)

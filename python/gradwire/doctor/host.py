@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradwire._launcher import local_rank
 from gradwire.config import PORT_BASE, Config
 from gradwire.doctor import card, counters, processor
 from gradwire.doctor.card import Card
@@ -136,11 +137,10 @@ def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
 
 
 def port_of(config: Config) -> int:
-    """The port that the job's process with this LOCAL_RANK binds."""
+    """The port that the job's process with this local rank binds."""
     if config.port == 0:
         return 0
-    local = os.environ.get("LOCAL_RANK", "")
-    return (PORT_BASE if config.port is None else config.port) + (int(local) if local.isdigit() else 0)
+    return (PORT_BASE if config.port is None else config.port) + (local_rank() or 0)
 
 
 def _engine(config: Config) -> tuple[dict[str, Any] | None, int, str]:
