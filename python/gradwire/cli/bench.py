@@ -33,7 +33,7 @@ Examples:
   gradwire bench --training                               time to accuracy of the example, at five rates of loss
 
 \b
-Networks: loopback; bridge (a namespace for each rank, MTU 1500, offloads on, no shaping); lab (shaped by netem, uml or soft,
+Networks: loopback; bridge (a namespace for each rank, MTU 1500, offloads on, no shaping); lab (shaped by netem, uml, soft or nft,
 the first that is there), or one of netem, uml, nft, soft by name. Nothing needs root where users may create namespaces.
 
 \b

@@ -31,7 +31,7 @@ Each rank keeps its latest collectives in memory (2048 at most), so the step tha
 clocks are aligned by what their packets said; the error is printed and stands beside each rank.
 
 \b
-Exit status: 0 written, 2 wrong usage, 3 no job, or none that has ended a collective.
+Exit status: 0 written, 2 wrong usage, 3 no job, or none that has ended a collective (with --raw: 0, and nothing).
 """
 
 
