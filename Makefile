@@ -152,12 +152,12 @@ bench-observability: build ## What it costs a training step that it can be seen
 bench-kernel: build ## What the kernel alone takes to carry a GB, by the way it is handed over: a minute
 	$(PY) bench/collective/kernel_cost.py --json bench-out/kernel-cost.json $(ARGS)
 
-OWN_CORES = $(PY) bench/collective/own_cores.py -- $(VENV)/bin/gradwire bench --network bridge --ranks 2 --size 100 --preset exact --tcp cubic --samples 10 --settle 45
+OWN_CORES = GRADWIRE_SECURITY=$${GRADWIRE_SECURITY:-off} $(PY) bench/collective/own_cores.py -- $(VENV)/bin/gradwire bench --network bridge --ranks 2 --size 100 --preset exact --tcp cubic --samples 10 --settle 45
 bench-own-cores: build ## All-reduces in clear of two ranks whose threads have slow cores of their own, with one thread, one that sends beside it, and two and three network threads: two minutes, as root
-	GRADWIRE_SECURITY=$${GRADWIRE_SECURITY:-off} GRADWIRE_NETWORK_THREADS=1 GRADWIRE_SEND_THREAD=off $(OWN_CORES) $(ARGS)
-	GRADWIRE_SECURITY=$${GRADWIRE_SECURITY:-off} GRADWIRE_NETWORK_THREADS=1 GRADWIRE_SEND_THREAD=on $(OWN_CORES) $(ARGS)
-	GRADWIRE_SECURITY=$${GRADWIRE_SECURITY:-off} GRADWIRE_NETWORK_THREADS=2 $(OWN_CORES) $(ARGS)
-	GRADWIRE_SECURITY=$${GRADWIRE_SECURITY:-off} GRADWIRE_NETWORK_THREADS=3 $(OWN_CORES) $(ARGS)
+	GRADWIRE_NETWORK_THREADS=1 GRADWIRE_SEND_THREAD=off $(OWN_CORES) $(ARGS)
+	GRADWIRE_NETWORK_THREADS=1 GRADWIRE_SEND_THREAD=on $(OWN_CORES) $(ARGS)
+	GRADWIRE_NETWORK_THREADS=2 $(OWN_CORES) $(ARGS)
+	GRADWIRE_NETWORK_THREADS=3 $(OWN_CORES) $(ARGS)
 
 bench-report: env ## Write what the last two runs measured into docs/benchmarks.md and docs/img
 	$(PY) bench/report.py bench-out/goodput.json bench-out/fairness.json

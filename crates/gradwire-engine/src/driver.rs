@@ -108,7 +108,7 @@ impl Driver {
         }
         let waiting = shared.close(cause.clone());
         // Commands and groups answer by being dropped: every channel in them disconnects.
-        for command in std::mem::take(&mut driver.commands).into_iter().chain(waiting) {
+        for command in std::mem::take(&mut driver.commands).into_iter().rev().chain(waiting) {
             driver.refuse(command, cause.as_deref());
         }
         driver.groups.iter_mut().flatten().for_each(|group| group.end_all(cause.as_deref()));
@@ -150,7 +150,7 @@ impl Driver {
         if !self.commands.is_empty() {
             self.on_busy(self.now);
         }
-        // Each is taken out for itself: those that a panic leaves there hear of it.
+        // Each is taken out for itself, from the end: those that a panic leaves there hear of it.
         self.commands.reverse();
         while let Some(command) = self.commands.pop() {
             self.command(command);
