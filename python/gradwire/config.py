@@ -191,11 +191,12 @@ class Config:
         "shows that few large calls are divided between them. Without `offload` there is none.",
         choices=("auto", "on", "off"))
     network_threads: int | None = _setting(None, int, "Network threads, each with a UDP port of its own (64, 128 ... behind the "
-        "first's, or a free one), between which all-reduces of 2 MiB and more are divided. A group uses the least of its ranks, and only "
-        "those that reach their peers. Set on all ranks, they are used on every link. Unset: one for each two cores that this process may "
-        "use, at most four; used on links faster than 2.5 Gbit/s, no more than there are cores for each rank on a host, and in groups of "
-        "at most 128 ranks. 1: calls are not divided. Never divided are calls whose results may be lost (`mlt` and `dlcp`), those that "
-        "learn from calls before (`ltp`, `ultima`), and groups with `on_peer_loss=continue` or dedicated servers.",
+        "first's, or a free one), between which all-reduces, all-gathers, reduce-scatters and broadcasts of 2 MiB and more (the rows of "
+        "all ranks together) are divided. A group uses the least of its ranks, and only those that reach their peers. Set on all ranks, "
+        "they are used on every link. Unset: one for each two cores that this process may use, at most four; used on links faster than "
+        "2.5 Gbit/s, no more than there are cores for each rank on a host, and in groups of at most 128 ranks. 1: calls are not divided. "
+        "Never divided are other collectives, all-reduces whose results may be lost (`mlt` and `dlcp`), calls that learn from those "
+        "before (`ltp`, `ultima`), and groups with `on_peer_loss=continue` or dedicated servers.",
         low=1, high=8, optional=True)
     paths: int = _setting(1, int, "Paths to each peer: UDP source ports, which switches hash to choose among equal ways, and "
         "local addresses in turn where there are several. All end at the peer's one port. Each network card that leads to the "

@@ -200,7 +200,7 @@ METRICS: tuple[Metric, ...] = (
         "group",
         "agreed_network_threads",
         "agreed.threads",
-        "Network threads between which each rank divides large all-reduces, as all ranks agree; 1 where none does.",
+        "Network threads between which each rank divides large calls, as all ranks agree; 1 where none does.",
     ),
     _counter("group", "served_calls", "served.calls", "Reductions that this dedicated server took part in."),
     _counter("group", "served_expected_elements", "served.elems_expected", "Contributions that this server expected."),

@@ -11,42 +11,85 @@
 //! ```
 //!
 //! Each part is a call of its own to its group, and says of which call it is a part: bounds of loss and deadlines hold for each, and so for the
-//! whole. Only all-reduces are divided, and none whose policy learns from calls of the same size, or results of which may be lost. Nothing that
-//! is one rank's own business decides, such as importance or whether somebody asks for contributions.
+//! whole. A part of an all-reduce or a broadcast is a stretch of the tensor; of an all-gather or a reduce-scatter it is the same stretch of each
+//! rank's row, so that to its group it is an all-gather or a reduce-scatter of shorter rows:
+//!
+//! ```text
+//!   rank 0's row | part 0 | part 1 |
+//!   rank 1's row | part 0 | part 1 |
+//! ```
+//!
+//! What meets at one rank is not divided, nor is what gives each rank another size, or a call whose policy learns from those of the same size,
+//! or results of which may be lost. Nothing that is one rank's own business decides, such as importance or whether somebody asks for contributions.
 
 use crate::agreement::AgreedNetwork;
-use crate::{Collective, DeadlineRule, PartOf, Policy, Request};
+use crate::tags::PartOfBucket;
+use crate::{Collective, DeadlineRule, PartOf, Policy, Request, View};
+use std::ops::Range;
 
 /// The other parts of the request of call `sequence`, of which it keeps the first; none: it is not divided.
 pub(crate) fn divide(request: &mut Request, sequence: u64, known: Option<&AgreedNetwork>) -> Vec<Request> {
-    let threads = known.map_or(1, |known| usize::from(known.threads));
-    let bytes = request.output.len();
-    let parts = threads.min(bytes / PART_BYTES_MIN);
-    let Some(known) = known.filter(|_| parts >= 2 && request.part_of.is_none() && request.can_be_divided())
-    else {
+    let Some(known) = known.filter(|_| request.part_of.is_none() && request.can_be_divided()) else {
         return Vec::new();
     };
-    let elems = (bytes / request.dtype.bytes()) as u64;
-    let part_of = Some(Box::new(PartOf { elems, parts: parts as u32, sequence, known: known.clone() }));
-    let whole = request.clone();
-    let part_bytes = bytes.div_ceil(parts).next_multiple_of(ALIGNMENT);
-    let mut all = (0..parts).map(|part| {
-        let range = part * part_bytes..bytes.min((part + 1) * part_bytes);
-        let residual = if whole.residual.is_empty() { whole.residual } else { whole.residual.part(&range) };
-        let (input, output) = (whole.input.part(&range), whole.output.part(&range));
-        let tags = whole.tags.of_part(range.start, bytes);
-        Request { input, output, residual, tags, part_of: part_of.clone(), ..whole.clone() }
-    });
-    all.by_ref().take(1).for_each(|first| *request = first);
-    all.collect()
+    let columns = columns(request, usize::from(known.threads));
+    if columns.len() < 2 {
+        return Vec::new();
+    }
+    let elems = (row_bytes(request) / request.dtype.bytes()) as u64;
+    let part_of =
+        Some(Box::new(PartOf { elems, parts: columns.len() as u32, sequence, known: known.clone() }));
+    let part = |columns| Request { part_of: part_of.clone(), ..part(request, columns) };
+    let mut parts: Vec<Request> = columns.into_iter().map(part).collect();
+    *request = parts.remove(0);
+    parts
+}
+
+/// What each of at most `threads` parts has of every row. The same on every rank.
+fn columns(request: &Request, threads: usize) -> Vec<Range<usize>> {
+    let row = row_bytes(request);
+    let parts = threads.min(request.bucket_bytes() / PART_BYTES_MIN).max(1);
+    let bytes = row.div_ceil(parts).next_multiple_of(ALIGNMENT);
+    (0..row).step_by(bytes.max(1)).map(|start| start..row.min(start + bytes)).collect()
+}
+
+/// Bytes of each of its rows; of one row where it has none. Every rank has as many.
+fn row_bytes(request: &Request) -> usize {
+    match request.collective {
+        Collective::AllGather => request.input.len(),
+        _ => request.output.len(),
+    }
+}
+
+/// What has these columns of each row of `whole`.
+fn part(whole: &Request, columns: Range<usize>) -> Request {
+    let row = row_bytes(whole);
+    let of = |view: &View| match view.len() {
+        0 => *view,
+        bytes if bytes == row => view.part(&columns),
+        _ => view.columns(row, &columns),
+    };
+    let (input, output, residual) = match whole.collective {
+        // Nobody reads an input there, and it may have any size.
+        Collective::Broadcast { .. } => (View::EMPTY, of(&whole.output), View::EMPTY),
+        _ => (of(&whole.input), of(&whole.output), of(&whole.residual)),
+    };
+    let tags = whole.tags.of_part(&PartOfBucket { whole: whole.bucket_bytes(), row, columns });
+    Request { input, output, residual, tags, ..whole.clone() }
 }
 
 impl Request {
     /// Whether it may be divided where it is large enough. The same on every rank: it depends on nothing that is a rank's own.
     #[must_use]
     pub fn can_be_divided(&self) -> bool {
-        let is_all_reduce = matches!(self.collective, Collective::AllReduce { .. });
-        is_all_reduce && !learns_from_calls(&self.policy) && !self.policy.gather.may_lose()
+        let is_spread = matches!(
+            self.collective,
+            Collective::AllReduce { .. }
+                | Collective::AllGather
+                | Collective::ReduceScatter
+                | Collective::Broadcast { .. }
+        );
+        is_spread && !learns_from_calls(&self.policy) && !self.policy.gather.may_lose()
     }
 }
 
@@ -128,10 +171,74 @@ mod tests {
             parts(Request { policy: Policy { gather: exact_gather, ..Policy::MLT }, ..whole.clone() }),
             2
         );
-        assert_eq!(parts(Request { collective: Collective::Broadcast { root: 0 }, ..whole.clone() }), 1);
+        assert_eq!(parts(Request { collective: Collective::Broadcast { root: 0 }, ..whole.clone() }), 2);
+        for undivided in [Collective::Reduce { root: 0 }, Collective::Send { to: 1, tag: 0 }] {
+            assert_eq!(parts(Request { collective: undivided, ..whole.clone() }), 1);
+        }
         let part_of =
             Some(Box::new(PartOf { elems: 1 << 30, parts: 2, sequence: 7, known: known(2).unwrap() }));
         assert_eq!(parts(Request { part_of, ..whole }), 1);
+    }
+
+    /// The bytes of a view in order, each as its place in `memory`.
+    fn places(view: &View, memory: &OwnMemory) -> Vec<usize> {
+        let start = memory.view().as_slice().as_ptr() as usize;
+        let piece = |piece: &[u8]| piece.as_ptr() as usize - start..piece.as_ptr_range().end as usize - start;
+        view.pieces().flat_map(piece).collect()
+    }
+
+    #[test]
+    fn a_part_of_rows_has_the_same_columns_of_each_and_all_parts_have_every_byte_once() {
+        let (rows, row) = (3, (PART_BYTES_MIN + 20) / 4 * 4);
+        let (memory, owed) = (OwnMemory::zeroed(rows * row), OwnMemory::zeroed(rows * row));
+        let (whole, residual) = (memory.view(), owed.view());
+        let own = whole.part(&(row..2 * row));
+        let gather = Request { input: own, collective: Collective::AllGather, ..request(whole) };
+        let scatter =
+            Request { output: own, residual, collective: Collective::ReduceScatter, ..request(whole) };
+        for mut first in [gather, scatter] {
+            let others = divide(&mut first, 7, known(2).as_ref());
+            let parts: Vec<&Request> = std::iter::once(&first).chain(&others).collect();
+            assert_eq!(parts.len(), 2);
+            let mut all: Vec<usize> = Vec::new();
+            for part in &parts {
+                let (long, short) = match part.collective {
+                    Collective::AllGather => (&part.output, &part.input),
+                    _ => (&part.input, &part.output),
+                };
+                assert_eq!((long.len(), part.whole_bytes()), (rows * short.len(), row));
+                let row_of = |rank: usize| long.part(&(rank * short.len()..(rank + 1) * short.len()));
+                assert!(row_of(1).is(short), "in place stays in place");
+                assert_eq!(places(&row_of(2), &memory)[0] - places(&row_of(0), &memory)[0], 2 * row);
+                if part.collective == Collective::ReduceScatter {
+                    assert_eq!(places(&part.residual, &owed), places(long, &memory));
+                }
+                assert_eq!(crate::validate::validate(part, 1, rows as u32), Ok(()));
+                all.extend(places(long, &memory));
+            }
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..rows * row));
+        }
+    }
+
+    #[test]
+    fn rows_that_are_shorter_than_a_page_for_each_thread_make_fewer_parts() {
+        let memory = OwnMemory::zeroed(512 * ALIGNMENT);
+        let row = memory.view().part(&(0..ALIGNMENT));
+        let gather = Request { input: row, collective: Collective::AllGather, ..request(memory.view()) };
+        assert_eq!(lengths(&gather, known(2).as_ref()), [512 * ALIGNMENT]);
+        let memory = OwnMemory::zeroed(1024 * (ALIGNMENT + 4));
+        let row = memory.view().part(&(0..ALIGNMENT + 4));
+        let gather = Request { input: row, collective: Collective::AllGather, ..request(memory.view()) };
+        assert_eq!(lengths(&gather, known(4).as_ref()), [1024 * ALIGNMENT, 1024 * 4]);
+    }
+
+    #[test]
+    fn of_a_broadcast_an_input_of_any_size_is_no_matter() {
+        let (memory, other) = (OwnMemory::zeroed(2 * PART_BYTES_MIN), OwnMemory::zeroed(12));
+        let collective = Collective::Broadcast { root: 0 };
+        let broadcast = Request { input: other.view(), collective, ..request(memory.view()) };
+        assert_eq!(lengths(&broadcast, known(2).as_ref()), [PART_BYTES_MIN; 2]);
     }
 
     #[test]

@@ -48,6 +48,6 @@ pub use report::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
 pub use request::{Algorithm, Collective, OpId, PartOf, Request};
 pub use servers::Servers;
 pub use straggler::{stragglers_of, PeerWait, Straggler, StragglerCause, Waiting};
-pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, Tags};
+pub use tags::{layer_class, Bucket, Given, ImportanceRule, Magnitude, Marks, PartOfBucket, Tags};
 pub use verdict::Verdict;
 pub use view::View;

@@ -440,7 +440,7 @@ impl Op {
             None => {
                 let view = self.memory.view(side);
                 view.fetch(soon(start + part.start, part.len(), part.len().min(self.chunk_bytes)));
-                view.as_slice().get(start + part.start..start + part.end)
+                view.get(&(start + part.start..start + part.end))
             }
         };
         Some((bytes?, weight))

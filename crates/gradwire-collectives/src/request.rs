@@ -135,7 +135,7 @@ pub struct Request {
 /// A call that was divided.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PartOf {
-    /// Elements of the whole, by which ranks see that they have made the same call.
+    /// Elements of the whole, or of each row of it, by which ranks see that they have made the same call.
     pub(crate) elems: u64,
     /// How many there are, each with memory of its own beside the tensor.
     pub(crate) parts: u32,
@@ -151,7 +151,7 @@ impl Request {
         self.part_of.as_ref().map_or(1, |part| part.parts)
     }
 
-    /// Bytes of the result of the whole call.
+    /// Bytes of the result of the whole, of an all-reduce.
     pub(crate) fn whole_bytes(&self) -> usize {
         self.part_of.as_ref().map_or(self.output.len(), |part| part.elems as usize * self.dtype.bytes())
     }

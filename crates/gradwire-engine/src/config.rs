@@ -103,7 +103,7 @@ pub struct EngineConfig {
     /// Whether a second thread hands what is large to the kernel, while the network thread receives. Unasked where this host has two cores
     /// for each rank of a group that is on it. Takes the kernel's offloads.
     pub send_thread: Choice,
-    /// Network threads, 1 to 8, each with a port and a socket of its own, between which large all-reduces are divided. A group uses the least of
+    /// Network threads, 1 to 8, each with a port and a socket of its own, between which large calls are divided. A group uses the least of
     /// its ranks. `None`: one for each two cores that this process may use, at most four, used no more than each rank on a host has cores, only
     /// on links faster than 2.5 Gbit/s and in groups of up to 128 ranks. Not in groups that go on without lost ranks or have dedicated servers.
     pub network_threads: Option<u8>,

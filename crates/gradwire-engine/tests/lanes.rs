@@ -2,63 +2,15 @@
 
 mod common;
 
-use common::{
-    all_reduce, check_all_reduce, cluster, config, engines, impatient, join, Broken, Tensor, PATIENCE,
-};
-use gradwire_engine::collectives::{DeliveryReport, Given, OpError, Policy, ReduceOp, Request, Tags};
+use common::dividing::{agree, dividing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
+use common::{all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
+use gradwire_engine::collectives::{Given, OpError, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{
     ChaosConfig, Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Three parts and a rest.
-const ELEMS: usize = 3 * (1 << 18) + 5;
-/// A group divides behind its first exchange, which holds from here on.
-const CALLS_UNTIL_AGREED: usize = 42;
-
-fn with(threads: u8) -> EngineConfig {
-    EngineConfig { network_threads: Some(threads), mtu: Some(1_500), ..config() }
-}
-
-/// As many calls as a group needs to know that all can divide; fails unless it does so into `threads` parts.
-fn agree(groups: &[GroupHandle], threads: u8) {
-    let started = Instant::now();
-    // Lanes connect beside the first calls, and are agreed on by the exchange behind.
-    loop {
-        (0..CALLS_UNTIL_AGREED).for_each(|_| check_all_reduce(groups, 50_000));
-        let agreed = groups[0].stats().unwrap().agreed.map(|agreed| agreed.threads);
-        if agreed == Some(threads) {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "{agreed:?} threads");
-    }
-}
-
-fn dividing(ranks: u32, threads: u8, config: &EngineConfig) -> (Vec<Engine>, Vec<GroupHandle>) {
-    let (engines, groups) =
-        cluster(ranks, &EngineConfig { network_threads: Some(threads), ..config.clone() });
-    agree(&groups, threads);
-    (engines, groups)
-}
-
-fn submit(
-    groups: &[GroupHandle],
-    tensors: &mut [Tensor],
-    change: impl Fn(Request) -> Request,
-) -> Vec<OpHandle> {
-    let calls = groups.iter().zip(tensors);
-    calls
-        .map(|(group, tensor)| group.submit(change(all_reduce(tensor.view())), Box::new(())).unwrap())
-        .collect()
-}
-
-fn reports(ops: &[OpHandle]) -> Vec<DeliveryReport> {
-    let report =
-        |op: &OpHandle| op.wait(Some(PATIENCE)).expect("ends in time").as_ref().expect("ends well").clone();
-    ops.iter().map(report).collect()
-}
 
 fn elems_counted(group: &GroupHandle) -> u64 {
     group.stats().unwrap().calls.iter().filter(|calls| calls.preset == "exact").map(|calls| calls.elems).sum()

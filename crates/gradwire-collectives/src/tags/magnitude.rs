@@ -32,7 +32,7 @@ impl ImportanceRule for Magnitude {
         sample(bucket, self.sample_rate, scratch);
         let Some(threshold) = median(scratch) else { return };
         for (number, packet) in bucket.packets() {
-            let mean = kernels::mean_magnitude(bucket.dtype, &bucket.bytes[packet]);
+            let mean = kernels::mean_magnitude(bucket.dtype, bucket.packet(packet));
             // A packet with a NaN is kept: whoever looks for the cause needs it.
             if mean >= threshold || mean.is_nan() {
                 marks.set(number);
@@ -60,7 +60,23 @@ fn sample(bucket: &Bucket<'_>, rate: f64, out: &mut Vec<f32>) {
         start += length;
         start - length + below(&mut state, length)
     });
-    kernels::gather_magnitudes(bucket.dtype, bucket.bytes, places, out);
+    gather(bucket, places, out);
+}
+
+/// Those of the elements at `places`, in order.
+fn gather(bucket: &Bucket<'_>, places: impl Iterator<Item = usize>, out: &mut Vec<f32>) {
+    let (dtype, mut pieces) = (bucket.dtype, bucket.values.pieces());
+    let (Some(first), second) = (pieces.next(), pieces.next()) else { return };
+    if second.is_none() {
+        return kernels::gather_magnitudes(dtype, first, places, out);
+    }
+    let (mut start, mut places) = (0, places.peekable());
+    for piece in [first].into_iter().chain(second).chain(pieces) {
+        let end = start + piece.len() / dtype.bytes();
+        let inside = std::iter::from_fn(|| places.next_if(|at| *at < end).map(|at| at - start));
+        kernels::gather_magnitudes(dtype, piece, inside, out);
+        start = end;
+    }
 }
 
 /// The median; the larger of the two middle ones of an even number. Magnitudes have no sign, so their bits are ordered as they are,
@@ -86,6 +102,7 @@ fn random(state: &mut u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::values::Values;
     use super::*;
     use crate::Dtype;
     use proptest::prelude::*;
@@ -122,6 +139,27 @@ mod tests {
             let values: Vec<f32> = values.into_iter().map(f32::from).collect();
             let rule = Magnitude { sample_rate: 1.0 };
             prop_assert_eq!(important(rule, Dtype::F32, &bytes_of(&values), seed), naive(&values, 64));
+        }
+    }
+
+    #[test]
+    fn values_in_pieces_are_judged_as_those_that_lie_behind_each_other() {
+        let (rows, row, columns) = (3, 4_000, 512..3_000);
+        let memory = crate::view::OwnMemory::zeroed(rows * row);
+        let values = bytes_of(&two_tensors(rows * row / 4));
+        memory.view().as_mut_slice().copy_from_slice(&values);
+        let view = memory.view().columns(row, &columns);
+        let copy: Vec<u8> = values.chunks(row).flat_map(|row| &row[columns.clone()]).copied().collect();
+        let grid = super::super::Grid::of_rows(columns.len(), rows, 256);
+        for rate in [0.0, 0.05, 1.0] {
+            let [pieces, whole] = [Values::In(&view), Values::Whole(&copy)].map(|values| {
+                let bucket = Bucket { dtype: Dtype::F32, values, seed: 3, grid };
+                let (mut marks, mut sampled) = (bucket.marks(), Vec::new());
+                Magnitude { sample_rate: rate }.mark(&bucket, &mut sampled, &mut marks);
+                (marks, sampled)
+            });
+            assert_eq!(pieces, whole);
+            assert!(whole.0.count() > 0 && whole.0.count() < whole.0.words.len() * 64);
         }
     }
 

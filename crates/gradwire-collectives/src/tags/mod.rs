@@ -10,6 +10,7 @@
 mod given;
 mod layer;
 mod magnitude;
+mod values;
 
 pub use given::Given;
 pub use layer::layer_class;
@@ -21,6 +22,7 @@ use gradwire_core::ChunkSet;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
+use values::Values;
 
 /// Tags of one call. They need not agree between ranks: each speaks of its own packets.
 #[derive(Clone, Debug, Default)]
@@ -32,11 +34,30 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// Those of what lies at byte `at` of a bucket of `whole` bytes, as a bucket of its own.
-    pub(crate) fn of_part(&self, at: usize, whole: usize) -> Self {
+    /// Those of a part of a bucket, as a bucket of its own.
+    pub(crate) fn of_part(&self, part: &PartOfBucket) -> Self {
         let importance =
-            self.importance.as_ref().map(|rule| rule.of_part(at, whole).unwrap_or_else(|| Arc::clone(rule)));
+            self.importance.as_ref().map(|rule| rule.of_part(part).unwrap_or_else(|| Arc::clone(rule)));
         Self { class: self.class, importance }
+    }
+}
+
+/// Where the bytes of a bucket lie that is a part of another one: the same columns of each of its rows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartOfBucket {
+    /// Bytes of the other.
+    pub whole: usize,
+    /// Bytes of each row of it; all, where it has none.
+    pub row: usize,
+    /// Those of a row that are in the part, at least one.
+    pub columns: Range<usize>,
+}
+
+impl PartOfBucket {
+    /// Where the byte `at` of the part lies in the whole.
+    #[must_use]
+    pub fn in_whole(&self, at: usize) -> usize {
+        at / self.columns.len() * self.row + self.columns.start + at % self.columns.len()
     }
 }
 
@@ -46,8 +67,8 @@ pub trait ImportanceRule: Debug + Send + Sync {
     /// sends them: its time is added to the bucket's. `scratch` is empty and keeps its memory from bucket to bucket.
     fn mark(&self, bucket: &Bucket<'_>, scratch: &mut Vec<f32>, marks: &mut Marks);
 
-    /// The rule for what lies at byte `at` of a bucket of `whole` bytes, as a bucket of its own; `None`: it is the same.
-    fn of_part(&self, _at: usize, _whole: usize) -> Option<Arc<dyn ImportanceRule>> {
+    /// The rule for a part of a bucket, as a bucket of its own; `None`: it is the same.
+    fn of_part(&self, _part: &PartOfBucket) -> Option<Arc<dyn ImportanceRule>> {
         None
     }
 }
@@ -57,8 +78,8 @@ pub trait ImportanceRule: Debug + Send + Sync {
 pub struct Bucket<'a> {
     /// Element type: a float.
     pub dtype: Dtype,
-    /// This rank's values.
-    pub bytes: &'a [u8],
+    /// This rank's.
+    values: Values<'a>,
     /// Differs from bucket to bucket; equal in equal runs.
     pub seed: u64,
     grid: Grid,
@@ -68,13 +89,26 @@ impl<'a> Bucket<'a> {
     /// The bucket as `ranks` ranks cut it into packets of at most `packet_bytes` bytes.
     #[must_use]
     pub fn new(dtype: Dtype, bytes: &'a [u8], ranks: usize, packet_bytes: usize, seed: u64) -> Self {
-        Self { dtype, bytes, seed, grid: Grid::new(bytes.len(), ranks, packet_bytes) }
+        let values = Values::Whole(bytes);
+        Self { dtype, values, seed, grid: Grid::new(bytes.len(), ranks, packet_bytes) }
+    }
+
+    /// Bytes of its values.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.values.bytes()
+    }
+
+    /// This rank's values of one of its packets.
+    #[must_use]
+    pub fn packet(&self, range: Range<usize>) -> &'a [u8] {
+        self.values.of(range)
     }
 
     /// Number of elements.
     #[must_use]
     pub fn elems(&self) -> usize {
-        self.bytes.len() / self.dtype.bytes()
+        self.bytes() / self.dtype.bytes()
     }
 
     /// Its packets: number and byte range.
@@ -170,7 +204,7 @@ impl Important {
             Collective::ReduceScatter => Grid::of_rows(request.output.len(), ranks, packet_bytes),
             _ => Grid::new(request.input.len(), ranks, packet_bytes),
         };
-        let bucket = Bucket { dtype: request.dtype, bytes: request.input.as_slice(), seed, grid };
+        let bucket = Bucket { dtype: request.dtype, values: Values::In(&request.input), seed, grid };
         let mut marks = bucket.marks();
         scratch.clear();
         rule.mark(&bucket, scratch, &mut marks);

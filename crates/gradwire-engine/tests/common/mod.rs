@@ -1,10 +1,13 @@
 //! Several engines in one process, each a rank, over loopback with ephemeral ports.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub(crate) mod dividing;
+
 use gradwire_engine::collectives::{
     Algorithm, Bucket, Collective, Dtype, ImportanceRule, Marks, Request, View,
 };
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, JoinError, OpHandle, PendingGroup};
+use std::ops::Range;
 use std::time::Duration;
 
 /// Longest that anything in these tests may take before it counts as hung.
@@ -76,9 +79,14 @@ impl Tensor {
 
     /// Its first `elems` elements.
     pub(crate) fn view_of(&mut self, elems: usize) -> View {
-        let first = &mut self.0[..elems];
+        self.view_within(0..elems)
+    }
+
+    /// Its elements `elems`.
+    pub(crate) fn view_within(&mut self, elems: Range<usize>) -> View {
+        let part = &mut self.0[elems];
         // SAFETY: as in `view`.
-        unsafe { View::new(first.as_mut_ptr().cast(), first.len() * 4) }
+        unsafe { View::new(part.as_mut_ptr().cast(), part.len() * 4) }
     }
 }
 
