@@ -72,6 +72,28 @@ def test_a_tolerant_result_must_be_the_mean_of_as_many_ranks_as_were_announced()
     assert task.wrong_means(output * (1 + 1e-5), counts) == 95
 
 
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_tolerant_part_must_be_the_mean_of_as_many_ranks_as_were_announced(rank):
+    parts = [Task("reduce_scatter", 300, other, RANKS).fresh()[0].chunk(RANKS)[rank] for other in range(RANKS)]
+    task, counts = Task("reduce_scatter", 300, rank, RANKS), torch.full((100,), RANKS)
+    output = torch.stack(parts).sum(0) / RANKS
+    output[10:20] = (parts[0] + parts[2])[10:20] / 2
+    counts[10:20] = 2
+    assert task.wrong_means(output, counts) == 0
+    assert task.wrong_means(output, torch.full((100,), RANKS)) == 10
+    of_another = torch.stack(parts).sum(0) / RANKS + 1
+    assert task.wrong_means(of_another, torch.full((100,), RANKS)) > 90
+
+
+def test_presets_are_for_the_two_reductions_that_may_lose():
+    can = {name: plan.gradwire("auto").can(name) for name in COLLECTIVES}
+    assert {name for name, it_can in can.items() if it_can} == {"all_reduce", "reduce_scatter"}
+    for odd in (plan.gradwire("auto", "ring"), plan.gradwire("auto", hadamard="on")):
+        assert odd.can("all_reduce")
+        assert not odd.can("reduce_scatter")
+    assert all(plan.gradwire(plan.EXACT).can(name) for name in COLLECTIVES)
+
+
 def test_bandwidths_are_those_of_the_nccl_tests():
     factors = {name: found.bus_factor(4) for name, found in COLLECTIVES.items()}
     assert factors["all_reduce"] == 1.5

@@ -51,7 +51,7 @@ def test_every_collective_is_right_beside_gloo_and_a_missed_target_is_said(tmp_p
     assert {row["variant"] for row in rows} == {"gloo-bbr", "gradwire-auto", "gradwire-exact"}
     assert sum(row["wrong"] for row in rows) == 0
     assert all(row["p50_ms"] > 0 and row["p95_ms"] is None and row["cpu_s_per_gb"] > 0 for row in rows)
-    assert len(found["targets"]) == 18  # nine gradwire variants of eight collectives, two numbers of ranks, one peer
+    assert len(found["targets"]) == 20  # ten gradwire variants of eight collectives, two numbers of ranks, one peer
     assert "--require busbw=1000" in found["command"]
     assert {"commit", "kernel", "packages", "load"} <= set(found["machine"])
     assert (tmp_path / "bench.html").stat().st_size > 10_000
@@ -60,11 +60,13 @@ def test_every_collective_is_right_beside_gloo_and_a_missed_target_is_said(tmp_p
 def test_what_tolerance_lost_was_announced(tmp_path):
     few = ("--samples", "3", "--block", "3", "--ranks", "3", "--size", "0.5", "--tcp", "none")
     presets = [word for name in ("auto", "dlcp") for word in ("--preset", name)]
-    found = bench(tmp_path, *few, *presets, "--network", "nft", "--loss", "0.03", "--rate", "400")
-    rows = {row["variant"]: row for row in found["rows"]}
+    reductions = ("--collective", "all_reduce", "--collective", "reduce_scatter")
+    found = bench(tmp_path, *few, *presets, *reductions, "--network", "nft", "--loss", "0.03", "--rate", "400")
+    rows = {(row["collective"], row["variant"]): row for row in found["rows"]}
     assert sum(row["wrong"] for row in rows.values()) == 0
-    assert 0 < rows["gradwire-auto"]["lost_share"] < 0.05
-    assert rows["gradwire-dlcp"]["lost_share"] > 0
+    for collective in ("all_reduce", "reduce_scatter"):
+        assert 0 < rows[collective, "gradwire-auto"]["lost_share"] < 0.05
+        assert rows[collective, "gradwire-dlcp"]["lost_share"] > 0
     assert 0.01 < found["network"]["counted_loss_at_0.03"] < 0.06
 
 

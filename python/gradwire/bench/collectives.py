@@ -102,19 +102,22 @@ class Task:
         return int((output.view(bits) != self.expected.view(bits)).sum())
 
     def wrong_means(self, output: Any, counts: Any) -> int:
-        """Elements of an all-reduced mean that are not the mean of as many ranks' values as were announced.
+        """Elements of a mean, all-reduced or this rank's part of it, that are not the mean of as many ranks' values as were announced.
 
         Args:
-            output: `[elems]` float32.
-            counts: `[elems]` how many ranks are announced in each; 0: none, so that it must hold zero.
+            output: `[elems]` float32, of a reduce-scatter `[part]`.
+            counts: as long; how many ranks are announced in each; 0: none, so that it must hold zero.
         """
-        slices = (slice(at, at + _SLICE_ELEMS) for at in range(0, self.elems, _SLICE_ELEMS))
-        return sum(self._wrong_in(output[each], counts[each].int(), self._whole[each]) for each in slices)
+        whole = self._whole[: len(output)]
+        slices = (slice(at, at + _SLICE_ELEMS) for at in range(0, len(output), _SLICE_ELEMS))
+        return sum(self._wrong_in(output[each], counts[each].int(), whole[each]) for each in slices)
 
     def _wrong_in(self, output: Any, counts: Any, whole: Any) -> int:
         """`wrong_means` of a slice, as what it makes is several times as large."""
         torch = self._torch
-        held = output / whole * counts  # a sum of as many powers of two, but for two roundings of 6e-8
+        to = self._rank if self.name == "reduce_scatter" else 0
+        # A sum of as many powers of two, but for roundings of 6e-8, some of a value up to eight times as large.
+        held = (output - to) / whole * counts
         sums = held.round()
         members = torch.tensor([bin(subset).count("1") for subset in range(1 << self.ranks)])
         inside = (sums >= 0) & (sums < 1 << self.ranks)

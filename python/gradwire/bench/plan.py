@@ -31,7 +31,7 @@ class Variant:
         name: what tables call it.
         backend: `gloo` or `gradwire`.
         tcp: congestion control of gloo's connections.
-        preset: gradwire's rule for an opted-in all-reduce; None: the exact collective of the group's backend.
+        preset: gradwire's rule for an opted-in reduction; None: the exact collective of the group's backend.
         algorithm: schedule of an opted-in all-reduce.
         hadamard: whether it is sent rotated, `on` or `off`.
     """
@@ -54,8 +54,9 @@ class Variant:
         return "" if self.preset in (None, "auto", "reliable") else str(self.preset)
 
     def can(self, collective: str) -> bool:
-        """Only an all-reduce can be opted in to loss."""
-        return self.preset is None or collective == "all_reduce"
+        """Only an all-reduce and a reduce-scatter can be opted in to loss, and the latter has one schedule and is not rotated."""
+        is_plain = self.algorithm == "auto" and self.hadamard == "off"
+        return self.preset is None or collective == "all_reduce" or (collective == "reduce_scatter" and is_plain)
 
 
 def gloo(tcp: str) -> Variant:
@@ -169,7 +170,10 @@ class Plan:
         if harmful and not self.network.is_shaped:
             raise ValueError(f"--network {self.network.kind} loses and delays nothing: take --network lab")
         if not self.cells():
-            raise ValueError("no variant can do these collectives: only an all-reduce has presets, others take `exact`")
+            raise ValueError(
+                "no variant can do these collectives: only an all-reduce and a reduce-scatter (neither rotated nor with an algorithm) "
+                "have presets, others take `exact`"
+            )
 
     def cells(self) -> list[Cell]:
         """All that is measured. Variants that are compared stand side by side, as the network changes between the others."""

@@ -111,16 +111,11 @@ class Worker:
             return None
         import gradwire.torch
 
-        return gradwire.torch.all_reduce(
-            buffers[1],
-            preset=variant["preset"],
-            algorithm=variant["algorithm"],
-            hadamard=variant["hadamard"],
-            gather_fill="zero",
-            divide_by="contributions",
-            contributions=True,
-            group=group,
-        )
+        rule = {"preset": variant["preset"], "divide_by": "contributions", "contributions": True, "group": group}
+        if task.name == "reduce_scatter":
+            return gradwire.torch.reduce_scatter(buffers[1], buffers[0], **rule)
+        schedule = {"algorithm": variant["algorithm"], "hadamard": variant["hadamard"]}
+        return gradwire.torch.all_reduce(buffers[1], gather_fill="zero", **schedule, **rule)
 
     def _judged(self, task: Task, output: Any, work: Any) -> tuple[int, int, int, int]:
         """Wrong elements, elements of this rank that did not count, bytes sent and bytes sent again."""
@@ -130,7 +125,7 @@ class Worker:
         if report.rotated_elems:
             wrong = task.wrong_rotated(output) if self._is_whole(report, task.ranks) else 0
         else:
-            wrong = task.wrong_means(output, self._counts(task, report.contributions))
+            wrong = task.wrong_means(output, self._counts(task, len(output), report.contributions))
         return wrong, int(report.elems_uncounted), int(report.bytes_sent), int(report.bytes_retransmitted)
 
     def _is_whole(self, report: Any, ranks: int) -> bool:
@@ -138,14 +133,14 @@ class Worker:
         counts = self._torch.frombuffer(bytearray(report.contributions.counts), dtype=self._torch.uint16)
         return not report.uncounted and bool(((counts == ranks) | (counts == 0)).all())
 
-    def _counts(self, task: Task, announced: Any) -> Any:
+    def _counts(self, task: Task, elems: int, announced: Any) -> Any:
         """`[elems]`: how many ranks' values the report says are in each element. It counts nothing where all are: all ranks."""
         torch = self._torch
         if announced is None:
-            return torch.full((task.elems,), task.ranks, dtype=torch.int16)
+            return torch.full((elems,), task.ranks, dtype=torch.int16)
         blocks = torch.frombuffer(bytearray(announced.counts), dtype=torch.int16).view(announced.counts.shape)
         each = blocks.repeat_interleave(announced.block_elems, dim=1)[:, : announced.shard_elems]
-        return each.reshape(-1)[: task.elems]
+        return each.reshape(-1)[:elems]
 
     def close(self) -> None:
         """Leaves the group."""

@@ -56,7 +56,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
               help="Share of the packets that ports lose; repeatable.")
 @click.option("--rtt", "rtts", multiple=True, type=_MS, default=(0.0,), help="Round trip in ms that links add; repeatable.")
 @click.option("--preset", "presets", multiple=True, type=_PRESETS, default=("auto", plan.EXACT),
-              help="gradwire's rule for an opted-in all-reduce; exact: the plain collective. Repeatable.")
+              help="gradwire's rule for an opted-in all-reduce or reduce-scatter; exact: the plain collective. Repeatable.")
 @click.option("--algorithm", "algorithms", multiple=True, type=click.Choice(plan.ALGORITHMS), default=("auto",),
               help="Schedule of an opted-in all-reduce; repeatable.")
 @click.option("--rotated", is_flag=True, help="Each preset also with the Hadamard transform.")

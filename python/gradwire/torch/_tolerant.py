@@ -156,6 +156,7 @@ def reduce_scatter(
     residual: torch.Tensor | None = None,
     traffic_class: int | None = None,
     important: torch.Tensor | Sequence[bool] | None = None,
+    contributions: bool = False,
 ) -> GradwireWork:
     """Reduces `tensor` `[world_size * elems]` over all ranks, of which each keeps its own part, and may leave contributions behind.
 
@@ -180,6 +181,7 @@ def reduce_scatter(
             ranks then, and nothing but the lost values is owed for it (docs/error-feedback.md).
         traffic_class: as in `all_reduce`, and so is the order among calls in flight.
         important: as in `all_reduce`, a mask over all of `tensor`.
+        contributions: as in `all_reduce`, of this rank's part.
 
     Returns:
         The work. `work.report().uncounted` are places in `tensor`. Its wait carries every error.
@@ -213,6 +215,7 @@ def reduce_scatter(
         options["policy"] = of_one_stage(numbers)
         options |= tag_options(link.owner.config, traffic_class, piece.mask(important))
         options["priority"] = _order(None, traffic_class)
+        options["contributions"] = contributions
         staging = Staging()
         target = _memory.writable(into, staging, load=False)
         call = Call("reduce_scatter", [into], _memory.readable(rows, staging), target, staging, options)
