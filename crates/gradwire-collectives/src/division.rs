@@ -48,8 +48,9 @@ pub(crate) fn divide(request: &mut Request, sequence: u64, known: Option<&Agreed
 /// What each of at most `threads` parts has of every row. The same on every rank.
 fn columns(request: &Request, threads: usize) -> Vec<Range<usize>> {
     let row = row_bytes(request);
-    let parts = threads.min(request.bucket_bytes() / PART_BYTES_MIN).max(1);
-    let bytes = row.div_ceil(parts).next_multiple_of(ALIGNMENT);
+    let parts = threads.min(request.bucket_bytes() / PART_BYTES_MIN).min(row / PAGE_BYTES).max(1);
+    let even = row.div_ceil(parts);
+    let bytes = even.next_multiple_of(if even >= 16 * PAGE_BYTES { PAGE_BYTES } else { LINE_BYTES });
     (0..row).step_by(bytes.max(1)).map(|start| start..row.min(start + bytes)).collect()
 }
 
@@ -99,10 +100,12 @@ fn learns_from_calls(policy: &Policy) -> bool {
     learns || policy.soft.is_some() || policy.early.is_some()
 }
 
-/// Of smaller parts waking a thread would be much of what they take.
+/// As many parts as have so much on average: of smaller ones waking a thread would be much of what they take.
 pub(crate) const PART_BYTES_MIN: usize = 1 << 20;
-/// Parts begin at pages, as tensors do.
-const ALIGNMENT: usize = 4096;
+/// Parts begin at pages, as tensors do, and those of short rows, where that would make them unequal, at cache lines. None has less of a row than
+/// a page, or its packets would be small.
+const PAGE_BYTES: usize = 4096;
+const LINE_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -180,11 +183,11 @@ mod tests {
         assert_eq!(parts(Request { part_of, ..whole }), 1);
     }
 
-    /// The bytes of a view in order, each as its place in `memory`.
-    fn places(view: &View, memory: &OwnMemory) -> Vec<usize> {
+    /// Where in `memory` the pieces of a view lie, in order.
+    fn places(view: &View, memory: &OwnMemory) -> Vec<Range<usize>> {
         let start = memory.view().as_slice().as_ptr() as usize;
         let piece = |piece: &[u8]| piece.as_ptr() as usize - start..piece.as_ptr_range().end as usize - start;
-        view.pieces().flat_map(piece).collect()
+        view.pieces().map(piece).collect()
     }
 
     #[test]
@@ -200,7 +203,7 @@ mod tests {
             let others = divide(&mut first, 7, known(2).as_ref());
             let parts: Vec<&Request> = std::iter::once(&first).chain(&others).collect();
             assert_eq!(parts.len(), 2);
-            let mut all: Vec<usize> = Vec::new();
+            let mut all = Vec::new();
             for part in &parts {
                 let (long, short) = match part.collective {
                     Collective::AllGather => (&part.output, &part.input),
@@ -209,28 +212,35 @@ mod tests {
                 assert_eq!((long.len(), part.whole_bytes()), (rows * short.len(), row));
                 let row_of = |rank: usize| long.part(&(rank * short.len()..(rank + 1) * short.len()));
                 assert!(row_of(1).is(short), "in place stays in place");
-                assert_eq!(places(&row_of(2), &memory)[0] - places(&row_of(0), &memory)[0], 2 * row);
+                assert_eq!(
+                    places(&row_of(2), &memory)[0].start - places(&row_of(0), &memory)[0].start,
+                    2 * row
+                );
                 if part.collective == Collective::ReduceScatter {
                     assert_eq!(places(&part.residual, &owed), places(long, &memory));
                 }
                 assert_eq!(crate::validate::validate(part, 1, rows as u32), Ok(()));
                 all.extend(places(long, &memory));
             }
-            all.sort_unstable();
-            assert!(all.into_iter().eq(0..rows * row));
+            all.sort_unstable_by_key(|piece| piece.start);
+            assert!(all[0].start == 0 && all.windows(2).all(|next| next[0].end == next[1].start));
+            assert_eq!(all.last().map(|piece| piece.end), Some(rows * row));
         }
     }
 
     #[test]
-    fn rows_that_are_shorter_than_a_page_for_each_thread_make_fewer_parts() {
-        let memory = OwnMemory::zeroed(512 * ALIGNMENT);
-        let row = memory.view().part(&(0..ALIGNMENT));
-        let gather = Request { input: row, collective: Collective::AllGather, ..request(memory.view()) };
-        assert_eq!(lengths(&gather, known(2).as_ref()), [512 * ALIGNMENT]);
-        let memory = OwnMemory::zeroed(1024 * (ALIGNMENT + 4));
-        let row = memory.view().part(&(0..ALIGNMENT + 4));
-        let gather = Request { input: row, collective: Collective::AllGather, ..request(memory.view()) };
-        assert_eq!(lengths(&gather, known(4).as_ref()), [1024 * ALIGNMENT, 1024 * 4]);
+    fn short_rows_make_fewer_parts_and_equal_ones() {
+        let lengths = |rows: usize, row: usize, threads| {
+            let memory = OwnMemory::zeroed(rows * row);
+            let input = memory.view().part(&(0..row));
+            let gather = Request { input, collective: Collective::AllGather, ..request(memory.view()) };
+            lengths(&gather, known(threads).as_ref()).iter().map(|part| part / rows).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(512, PAGE_BYTES, 2), [PAGE_BYTES]);
+        assert_eq!(lengths(512, 2 * PAGE_BYTES - 4, 2), [2 * PAGE_BYTES - 4]);
+        assert_eq!(lengths(512, 3 * PAGE_BYTES, 8), [PAGE_BYTES; 3]);
+        assert_eq!(lengths(256, 10_000, 2), [5_056, 4_944]);
+        assert_eq!(lengths(16, 40 * PAGE_BYTES + 4, 2), [21 * PAGE_BYTES, 19 * PAGE_BYTES + 4]);
     }
 
     #[test]

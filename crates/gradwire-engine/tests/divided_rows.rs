@@ -5,7 +5,7 @@ mod common;
 use common::dividing::{dividing, reports, with};
 use common::{check_all_reduce, values, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{
-    Collective, Dtype, Given, OpError, Policy, ReduceOp, Request, Tags, View,
+    Collective, DeliveryReport, Dtype, Given, OpError, Policy, ReduceOp, Request, Tags, View,
 };
 use gradwire_engine::{ChaosConfig, EngineConfig, GroupHandle, OpHandle, Security};
 use std::sync::Arc;
@@ -117,16 +117,22 @@ fn a_divided_reduce_scatter_has_exact_sums_also_in_place_and_of_halves() {
             assert!(got.iter().enumerate().all(|(i, got)| *got == sum(rank, i)), "rank {rank}");
         }
     }
-    // As bfloat16 the upper half of 2.0f32 is 2.0, twice in each f32.
-    let twos = f32::from_bits(0x4000_4000);
-    let mut calls = Calls::new(RANKS * ROW, ROW, |_, _| twos);
+    let mut calls = Calls::new(RANKS * ROW, ROW, |_, i| halves(i, 1));
     let ops = calls.submit(&groups, |_, input, output| Request {
         dtype: Dtype::Bf16,
         ..exact(Collective::ReduceScatter, input, output)
     });
     assert!(reports(&ops).iter().all(|report| report.elems == 2 * ROW as u64));
-    let sixes = f32::from_bits(0x40C0_40C0);
-    assert!(calls.others.iter().all(|other| other.0.iter().all(|got| got.to_bits() == sixes.to_bits())));
+    for (rank, other) in calls.others.iter().enumerate() {
+        let expected = |i: usize| halves(rank * ROW + i, RANKS as u32).to_bits();
+        assert!(other.0.iter().enumerate().all(|(i, got)| got.to_bits() == expected(i)), "rank {rank}");
+    }
+}
+
+/// Two bfloat16 in the place of element `i`, so small numbers times `factor` that they are whole.
+fn halves(i: usize, factor: u32) -> f32 {
+    let half = |at: usize| (((at % 61) as u32 * factor) as f32).to_bits() >> 16;
+    f32::from_bits(half(2 * i) | half(2 * i + 1) << 16)
 }
 
 #[test]
@@ -146,9 +152,10 @@ fn a_tolerant_reduce_scatter_is_divided_too_and_what_it_loses_is_within_its_boun
             tags: Tags { importance: importance.clone(), ..Tags::default() },
             ..exact(Collective::ReduceScatter, input, output)
         });
-        for report in reports(&ops) {
+        for (rank, report) in reports(&ops).iter().enumerate() {
             assert!(report.lost_share() <= 0.051, "{}", report.lost_share());
             lost += report.lost_share();
+            assert_owes_what_is_reported(rank, &calls.tensors[rank], &residuals[rank], report);
         }
         for (row, other) in calls.others.iter().enumerate() {
             for (i, got) in other.0.iter().enumerate() {
@@ -159,6 +166,19 @@ fn a_tolerant_reduce_scatter_is_divided_too_and_what_it_loses_is_within_its_boun
         }
     }
     assert!(lost > 0.0, "nothing was lost at all");
+}
+
+/// Of the rows of others a rank owes what is reported, and nothing else.
+fn assert_owes_what_is_reported(rank: usize, tensor: &Tensor, residual: &Tensor, report: &DeliveryReport) {
+    let mut uncounted = vec![false; RANKS * ROW];
+    for range in &report.uncounted {
+        uncounted[range.start as usize..range.end as usize].fill(true);
+    }
+    for (i, (value, owed)) in tensor.0.iter().zip(&residual.0).enumerate() {
+        if i / ROW != rank {
+            assert_eq!(*owed, if uncounted[i] { *value } else { 0.0 }, "element {i} of rank {rank}");
+        }
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ impl DeliveryReport {
     /// Of the parts of one call, in the order of their elements; all were timed by one clock. Name, number and times of the call are those
     /// of the first part, which is the one that the group called.
     #[must_use]
-    pub fn joined(parts: Vec<Self>) -> Self {
+    pub fn joined(mut parts: Vec<Self>) -> Self {
+        place_in_rows(&mut parts);
         let mut parts = parts.into_iter();
         let mut whole = parts.next().unwrap_or_default();
         for part in parts {
@@ -32,7 +33,7 @@ impl DeliveryReport {
         self.bytes_expected += part.bytes_expected;
         self.bytes_sent += part.bytes_sent;
         self.bytes_retransmitted += part.bytes_retransmitted;
-        self.uncounted.extend(moved(part.uncounted, before));
+        self.uncounted.extend(moved(part.uncounted, if self.is_of_rows() { 0 } else { before }));
         self.filled.extend(moved(part.filled, before));
         append_peers(&mut self.peers, part.peers);
         append_peers(&mut self.sources, part.sources);
@@ -50,7 +51,33 @@ impl DeliveryReport {
     }
 }
 
+/// What did not count of a reduce-scatter are places in all of its rows, of which each part has some columns.
+fn place_in_rows(parts: &mut [DeliveryReport]) {
+    let row: u64 = parts.iter().map(|part| part.elems).sum();
+    let mut first = 0;
+    for part in parts.iter_mut().filter(|part| part.is_of_rows()) {
+        let columns = first..first + part.elems;
+        first = columns.end;
+        let of_part = std::mem::take(&mut part.uncounted);
+        part.uncounted = of_part.into_iter().flat_map(|range| in_rows(range, &columns, row)).collect();
+    }
+}
+
+/// The elements `range` of a part that has `columns` of each row of `row` elements, row by row.
+fn in_rows(range: Range<u64>, columns: &Range<u64>, row: u64) -> impl Iterator<Item = Range<u64>> {
+    let (first, width) = (columns.start, (columns.end - columns.start).max(1));
+    (range.start / width..range.end.div_ceil(width)).map(move |number| {
+        let (start, end) = (range.start.max(number * width), range.end.min((number + 1) * width));
+        let moved = |at: u64| number * row + first + at - number * width;
+        moved(start)..moved(end)
+    })
+}
+
 impl DeliveryReport {
+    fn is_of_rows(&self) -> bool {
+        self.collective == "reduce_scatter"
+    }
+
     /// Elements of what was sent: of a rotated bucket with its padding.
     fn sent_elems(&self) -> u64 {
         if self.rotated_elems > 0 {
@@ -64,7 +91,9 @@ impl DeliveryReport {
 impl Contributions {
     /// Of `elems` elements and `more` that follow them. One shard, in blocks that lie in one of the blocks before.
     fn followed_by(&self, elems: u64, next: &Self, more: u64) -> Self {
-        let lengths = [self.shard_elems, self.block_elems, elems, next.shard_elems, next.block_elems];
+        // Where one shard ends and nothing follows there is no border that a block could cross.
+        let borders = if next.shard_elems < more { next.shard_elems } else { 0 };
+        let lengths = [self.shard_elems, self.block_elems, elems, borders, next.block_elems];
         let block_elems = lengths.into_iter().fold(0, greatest_divisor).max(1);
         let firsts = |elems: u64| (0..elems).step_by(usize::try_from(block_elems).unwrap_or(usize::MAX));
         let counts = firsts(elems).map(|elem| self.of(elem)).chain(firsts(more).map(|elem| next.of(elem)));
@@ -184,6 +213,25 @@ mod tests {
     }
 
     #[test]
+    fn what_did_not_count_of_a_reduce_scatter_are_places_in_its_rows() {
+        let part = |elems, uncounted: &[(u64, u64)]| DeliveryReport {
+            collective: "reduce_scatter".to_owned(),
+            elems,
+            uncounted: uncounted.iter().map(|(start, end)| *start..*end).collect(),
+            ..DeliveryReport::default()
+        };
+        // Rows of 100 elements, of which the parts have 40, 40 and 20.
+        let parts = vec![part(40, &[(0, 5), (35, 45)]), part(40, &[(80, 120)]), part(20, &[(15, 62)])];
+        let whole = DeliveryReport::joined(parts);
+        assert_eq!(whole.elems, 100);
+        // What the first and the last part have beside each other is one range.
+        let expected = [0..5, 35..40, 95..105, 180..200, 240..300, 380..382];
+        assert_eq!(whole.uncounted, expected);
+        let elems = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum::<u64>();
+        assert_eq!(elems(&whole.uncounted), 5 + 10 + 40 + 47);
+    }
+
+    #[test]
     fn contributions_of_the_whole_are_those_of_the_part_that_an_element_is_in() {
         let of = |first: u16, shard_elems, block_elems, counts: u16| Contributions {
             counts: (first..first + counts).collect(),
@@ -196,6 +244,10 @@ mod tests {
         assert!((0..200).all(|elem| whole.of(elem) == one.of(elem)));
         assert!((0..60).all(|elem| whole.of(200 + elem) == two.of(elem)));
         assert_eq!((whole.shard_elems, whole.counts.len() as u64 * whole.block_elems), (260, 260));
+        let last = of(1, 101, 32, 4);
+        let whole = of(1, 320, 32, 10).followed_by(320, &last, 101);
+        assert_eq!((whole.block_elems, whole.counts.len()), (32, 14), "a last shard of any length");
+        assert!((0..101).all(|elem| whole.of(320 + elem) == last.of(elem)));
         let with = |contributors, contributors_least, contributions, elems| DeliveryReport {
             contributors,
             contributors_least,
