@@ -200,7 +200,19 @@ def test_a_variant_reaches_the_call_with_its_rule_its_schedule_and_its_transform
     }  # fmt: skip
 
 
-def test_cells_take_turns_and_only_an_all_reduce_has_presets():
+def test_a_rule_reaches_a_reduce_scatter_with_input_and_output(monkeypatch):
+    called = []
+    monkeypatch.setattr(gradwire.torch, "reduce_scatter", lambda *tensors, **chosen: called.append((tensors, chosen)))
+    task = Task("reduce_scatter", 12, 0, RANKS)
+    source, into = task.fresh()
+    Worker._call(object.__new__(Worker), task, (source, into), asdict(plan.gradwire("dlcp")), "group")
+    (((output, tensor), chosen),) = called
+    assert output is into
+    assert tensor is source
+    assert (chosen["preset"], chosen["contributions"], chosen["group"]) == ("dlcp", True, "group")
+
+
+def test_cells_take_turns_and_a_broadcast_has_no_presets():
     variants = (plan.gloo("cubic"), plan.gradwire("auto"), plan.gradwire("exact"))
     whole = Plan(NetworkPlan("nft"), variants, ("all_reduce", "broadcast"), samples=5, block=2)
     cells = whole.cells()

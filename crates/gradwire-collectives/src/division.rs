@@ -102,8 +102,8 @@ fn learns_from_calls(policy: &Policy) -> bool {
 
 /// As many parts as have so much on average: of smaller ones waking a thread would be much of what they take.
 pub(crate) const PART_BYTES_MIN: usize = 1 << 20;
-/// Parts begin at pages, as tensors do, and those of short rows, where that would make them unequal, at cache lines. None has less of a row than
-/// a page, or its packets would be small.
+/// Parts begin at pages, as tensors do, and those of short rows, where that would make them unequal, at cache lines. They have a page of each row
+/// on average, or packets would be small.
 const PAGE_BYTES: usize = 4096;
 const LINE_BYTES: usize = 64;
 
@@ -240,6 +240,7 @@ mod tests {
         assert_eq!(lengths(512, 2 * PAGE_BYTES - 4, 2), [2 * PAGE_BYTES - 4]);
         assert_eq!(lengths(512, 3 * PAGE_BYTES, 8), [PAGE_BYTES; 3]);
         assert_eq!(lengths(256, 10_000, 2), [5_056, 4_944]);
+        assert_eq!(lengths(256, 3 * PAGE_BYTES + 4, 3), [4_160, 4_160, 3_972]);
         assert_eq!(lengths(16, 40 * PAGE_BYTES + 4, 2), [21 * PAGE_BYTES, 19 * PAGE_BYTES + 4]);
     }
 

@@ -70,8 +70,10 @@ def check_every_value_of_a_tolerant_part_counts_once_or_is_owed() -> None:
         uncounted = int((residual > 0).sum())
         assert (report.elems, report.elems_uncounted) == (ELEMS, uncounted)
         assert all(residual[first:last].gt(0).all() for first, last in report.uncounted)
-        short = next((i for i in range(ELEMS) if owed[own][i] > 0), 0)
-        assert report.contributions.of(short) == bin(2**WORLD_SIZE - 1 - int(owed[own][short])).count("1")
+        short = (owed[own] > 0).nonzero().flatten().tolist() or [0]
+        # The first and the last lie in other parts, almost always.
+        for elem in (short[0], short[len(short) // 2], short[-1]):
+            assert report.contributions.of(elem) == bin(2**WORLD_SIZE - 1 - int(owed[own][elem])).count("1")
         lost += uncounted
     total = torch.tensor(float(lost))
     dist.all_reduce(total, group=GLOO)
