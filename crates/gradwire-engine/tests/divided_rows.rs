@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::dividing::{dividing, reports, with};
+use common::dividing::{dividing, losing, reports, with};
 use common::{check_all_reduce, values, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{
     Collective, DeliveryReport, Dtype, Given, OpError, Policy, ReduceOp, Request, Tags, View,
 };
-use gradwire_engine::{ChaosConfig, EngineConfig, GroupHandle, OpHandle, Security};
+use gradwire_engine::{EngineConfig, GroupHandle, OpHandle, Security};
 use std::sync::Arc;
 
 const RANKS: usize = 3;
@@ -137,9 +137,7 @@ fn halves(i: usize, factor: u32) -> f32 {
 
 #[test]
 fn a_tolerant_reduce_scatter_is_divided_too_and_what_it_loses_is_within_its_bound_and_owed() {
-    let chaos = Some(ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() });
-    let (_engines, groups) = dividing(3, 2, &EngineConfig { chaos, ..with(2) });
-    let policy = Policy { loss_bound: 0.05, floor: 0.0, ..Policy::AUTO };
+    let (_engines, groups, policy) = losing();
     let mut lost = 0.0;
     for _ in 0..10 {
         let mut calls = Calls::new(RANKS * ROW, ROW, |rank, i| ((rank + 1) * (i % 1_000)) as f32);

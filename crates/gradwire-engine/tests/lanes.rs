@@ -2,12 +2,10 @@
 
 mod common;
 
-use common::dividing::{agree, dividing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
+use common::dividing::{agree, dividing, losing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
 use common::{all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Given, OpError, Policy, ReduceOp, Request, Tags};
-use gradwire_engine::{
-    ChaosConfig, Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security,
-};
+use gradwire_engine::{Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -101,9 +99,7 @@ fn who_waits_in_a_part_of_another_thread_is_seen() {
 
 #[test]
 fn tolerant_reductions_lose_no_more_and_replicas_stay_alike() {
-    let chaos = Some(ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() });
-    let (_engines, groups) = dividing(3, 2, &EngineConfig { chaos, ..with(2) });
-    let policy = Policy { loss_bound: 0.05, floor: 0.0, ..Policy::AUTO };
+    let (_engines, groups, policy) = losing();
     let mut lost = 0.0;
     for _ in 0..10 {
         let mut tensors: Vec<Tensor> = (0..3).map(|rank| Tensor(common::values(rank, ELEMS))).collect();

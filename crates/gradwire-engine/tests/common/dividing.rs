@@ -1,8 +1,8 @@
 //! Groups that divide large calls between several network threads of each rank.
 
 use super::{all_reduce, check_all_reduce, cluster, config, Tensor, PATIENCE};
-use gradwire_engine::collectives::{DeliveryReport, Request};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, OpHandle};
+use gradwire_engine::collectives::{DeliveryReport, Policy, Request};
+use gradwire_engine::{ChaosConfig, Engine, EngineConfig, GroupHandle, OpHandle};
 use std::time::Instant;
 
 /// Three parts and a rest.
@@ -34,6 +34,13 @@ pub(crate) fn dividing(ranks: u32, threads: u8, config: &EngineConfig) -> (Vec<E
         cluster(ranks, &EngineConfig { network_threads: Some(threads), ..config.clone() });
     agree(&groups, threads);
     (engines, groups)
+}
+
+/// Three ranks of two threads each that lose every fiftieth datagram, and a policy that lets a twentieth of the contributions go.
+pub(crate) fn losing() -> (Vec<Engine>, Vec<GroupHandle>, Policy) {
+    let chaos = Some(ChaosConfig { loss: 0.02, seed: 7, ..ChaosConfig::default() });
+    let (engines, groups) = dividing(3, 2, &EngineConfig { chaos, ..with(2) });
+    (engines, groups, Policy { loss_bound: 0.05, floor: 0.0, ..Policy::AUTO })
 }
 
 /// On each rank an exact all-reduce of its tensor, after a change.
