@@ -149,6 +149,28 @@ def test_requirements_are_judged_in_every_place():
     assert not any(verdict.reached for verdict in results.judge(few, {"tail": 9.0, "busbw": 0.1, "calm": 9.0}))
 
 
+def test_a_machine_that_slows_down_between_turns_is_not_taken_for_a_slow_variant():
+    """Blocks of three turns: the second and the third at a machine half as fast for both, but the last one for gradwire alone."""
+    times = {"gloo-cubic": [2.0, 2.0, 4.0, 4.0, 2.0, 2.0], "gradwire-auto": [1.0, 1.0, 2.0, 2.0, 2.0, 2.0]}
+    rows = [
+        row_of(name, results.percentile(samples, 50), samples_ms=samples, block=2) for name, samples in times.items()
+    ]
+    (compared,) = results.comparisons(rows)
+    assert (compared["turns"], compared["p50_times"]) == ([2.0, 2.0, 1.0], 2.0)
+    assert rows[0]["p50_ms"] == rows[1]["p50_ms"], "the medians of all samples would tell nothing"
+    (verdict,) = results.judge(rows, {"busbw": 2.0})
+    assert verdict.reached
+    assert "2.00 times the bus bandwidth of gloo-cubic (at least 2; 1.00 to 2.00 in 3 turns)" in verdict.line()
+    assert report._compared(compared)[6:8] == ["2", "1.00-2.00 (3)"]
+
+
+def test_a_file_without_blocks_is_compared_by_its_medians():
+    rows = [row_of("gloo-cubic", 3.0), row_of("gradwire-auto", 2.0)]
+    (compared,) = results.comparisons(rows)
+    assert (compared["turns"], compared["p50_times"]) == ([1.5], 1.5)
+    assert report._compared(compared)[7] == "-"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -222,8 +244,17 @@ def test_cells_take_turns_and_a_broadcast_has_no_presets():
     ]  # fmt: skip
     turns = list(whole.turns())
     assert len(turns) == 3
-    assert [turn[0] for turn in turns] == [0, 1, 2]
+    assert turns == [[0, 1, 2, 3, 4], [4, 3, 1, 2, 0], [2, 0, 1, 3, 4]], "variants of one place stay side by side"
     assert all(sorted(turn) == list(range(len(cells))) for turn in turns)
+
+
+def test_what_a_collective_cannot_do_is_named():
+    variants = (plan.gloo("cubic"), plan.gradwire("auto"), plan.gradwire("auto", "ring"), plan.gradwire("exact"))
+    whole = Plan(NetworkPlan("nft"), variants, ("all_reduce", "reduce_scatter", "broadcast"))
+    assert whole.left_out() == [
+        "not measured: gradwire-auto/ring, as reduce_scatter has one schedule and is not rotated",
+        "not measured: gradwire-auto, gradwire-auto/ring, as broadcast has no presets",
+    ]
 
 
 def test_the_time_left_never_exceeds_what_was_allowed():

@@ -102,7 +102,7 @@ def measure(
         for ranks in plan.ranks:
             crews.form(variant, ranks)
     cells = plan.cells()
-    found = [Series(cell) for cell in cells]
+    found = [Series(cell, plan.block) for cell in cells]
     whole: list[Series] = []
     begun, turns = clock(), list(plan.turns())
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
 
 from gradwire.bench.collectives import COLLECTIVES
 
@@ -21,6 +23,7 @@ SLOW_SHARE = 0.5  # of the rate that a slow host has left
 SETTLE_CALLS = 160
 INCAST_BUFFER_PACKETS = 64
 MB = 1 << 20
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class Cell:
     bytes: int
     condition: Condition
     variant: Variant
+
+    @property
+    def place(self) -> tuple[str, int, int, Condition]:
+        """What its variants have in common that are compared."""
+        return self.collective, self.ranks, self.bytes, self.condition
 
     def __str__(self) -> str:
         parts = [self.variant.name, self.collective, f"{self.ranks} ranks", size_text(self.bytes)]
@@ -187,20 +195,38 @@ class Plan:
             if variant.can(collective)
         ]
 
+    def left_out(self) -> list[str]:
+        """What was asked for and is not measured, for people: variants that a collective does not have."""
+        found = []
+        for collective in self.collectives:
+            names = [variant.name for variant in self.variants if not variant.can(collective)]
+            why = "has one schedule and is not rotated" if collective == "reduce_scatter" else "has no presets"
+            found += [f"not measured: {', '.join(names)}, as {collective} {why}"] if names else []
+        return found
+
     def uncounted(self, variant: Variant) -> int:
         """Samples before each block."""
         return 1 if variant.is_peer else self.settle
 
     def turns(self) -> Iterator[list[int]]:
-        """Indices into `cells` for each turn; the first moves on, so that no cell always follows the same one."""
-        count = len(self.cells())
+        """Indices into `cells` for each turn. What is compared stays side by side.
+
+        The first moves on, of the places and of the variants in each, so that no cell always follows the same one.
+        """
+        cells = self.cells()
+        places = [list(group) for _, group in groupby(range(len(cells)), lambda at: cells[at].place)]
         for turn in range(-(-self.samples // self.block)):
-            yield [(at + turn) % count for at in range(count)]
+            yield [at for place in _rotated(places, turn) for at in _rotated(place, turn)]
 
     @property
     def hosts(self) -> int:
         """As many as the largest group needs; smaller groups are the first of them."""
         return max(self.ranks)
+
+
+def _rotated(items: list[_Item], by: int) -> list[_Item]:
+    by %= len(items)
+    return items[by:] + items[:by]
 
 
 def size_text(size: int) -> str:

@@ -20,7 +20,7 @@ _HEADS = (
     "algbw GB/s", "busbw GB/s", "lost", "CPU s/GB",
 )  # fmt: skip
 _COMPARED_HEADS = (
-    "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "p99 times", "CPU times",
+    "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "by turns", "p99 times", "CPU times",
 )  # fmt: skip
 _STYLE = """
 body{font:15px/1.45 system-ui,sans-serif;max-width:1180px;margin:2rem auto;padding:0 1rem;color:#1d2733}
@@ -144,8 +144,15 @@ def _compared(each: Row) -> list[str]:
     return [
         *front,
         figures.condition_text(each),
-        *(_number(each[name], 3) for name in ("p50_times", "p99_times", "cpu_times")),
+        _number(each["p50_times"], 3),
+        _turns_text(each["turns"]),
+        *(_number(each[name], 3) for name in ("p99_times", "cpu_times")),
     ]
+
+
+def _turns_text(turns: list[float]) -> str:
+    """From the least to the most, and of how many."""
+    return f"{min(turns):.2f}-{max(turns):.2f} ({len(turns)})" if len(turns) > 1 else "-"
 
 
 def targets_html(targets: list[dict[str, Any]]) -> str:

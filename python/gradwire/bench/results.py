@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from gradwire.bench.collectives import COLLECTIVES
@@ -16,9 +17,9 @@ SAMPLES_OF = {"p95_ms": 20, "p99_ms": 100, "p999_ms": 1000}
 _PERCENTS = {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
 # What `--require NAME=FACTOR` asks of every gradwire variant, everywhere it was measured.
 REQUIREMENTS = {
-    "busbw": "bus bandwidth at least FACTOR times that of each peer beside it, by the medians",
+    "busbw": "bus bandwidth at least FACTOR times that of each peer beside it, in the median of the turns",
     "cpu": "CPU seconds for each GB at most FACTOR times those of each peer beside it",
-    "speedup": "under loss, median time of each peer at least FACTOR times its own",
+    "speedup": "under loss, time of each peer at least FACTOR times its own, in the median of the turns",
     "tail": "p99 at most FACTOR times the median of the same cell",
     "calm": "p99 under loss at most FACTOR times the variant's own median without loss",
     "healthy": "p99 in a scenario at most FACTOR times the variant's own p99 in the healthy network",
@@ -33,6 +34,7 @@ class Series:
     """All samples of one cell.
 
     Attributes:
+        block: samples of one turn; 0: all are of one.
         samples_ms: time of one call, on the slowest rank.
         lost: share of the elements that did not count, mean of the ranks.
         resent: share of the payload bytes that were sent again.
@@ -41,6 +43,7 @@ class Series:
     """
 
     cell: Cell
+    block: int = 0
     samples_ms: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
     resent: list[float] = field(default_factory=list)
@@ -75,6 +78,7 @@ class Series:
             "loss": condition.loss,
             "scenario": condition.scenario,
             "samples": len(self.samples_ms),
+            "block": self.block or len(self.samples_ms),
             "min_ms": min(self.samples_ms),
             **{name: percent_of(self.samples_ms, name) for name in _PERCENTS},
             "max_ms": max(self.samples_ms),
@@ -155,11 +159,12 @@ def _against(name: str, factor: float, row: Row, peer: Row) -> Verdict:
         ratio = row["cpu_s_per_gb"] / peer["cpu_s_per_gb"]
         words = f"{ratio:.2f} times that of {peer['variant']} (at most {factor:g})"
         return Verdict(f"cpu: {place(row)}: {words}", ratio <= factor)
-    ratio = peer["p50_ms"] / row["p50_ms"]
+    turns = times_of_turns(row, peer)
+    ratio = median(turns)
     what = "the bus bandwidth of" if name == "busbw" else "as fast as"
-    return Verdict(
-        f"{name}: {place(row)}: {ratio:.2f} times {what} {peer['variant']} (at least {factor:g})", ratio >= factor
-    )
+    spread = f"; {min(turns):.2f} to {max(turns):.2f} in {len(turns)} turns" if len(turns) > 1 else ""
+    words = f"{ratio:.2f} times {what} {peer['variant']} (at least {factor:g}{spread})"
+    return Verdict(f"{name}: {place(row)}: {words}", ratio >= factor)
 
 
 def _tail(front: str, factor: float, p99_ms: float | None, reference: tuple[float | None, str]) -> Verdict:
@@ -192,13 +197,27 @@ def place(row: Row) -> str:
     return ", ".join(parts)
 
 
+def times_of_turns(row: Row, peer: Row) -> list[float]:
+    """How many times as long the peer took in each turn, by the medians of the blocks; of what has no turns, by those of all.
+
+    What else a machine does changes from minute to minute, and the blocks of one turn follow each other.
+    """
+    block = row.get("block", 0)
+    own, others = row["samples_ms"], peer["samples_ms"]
+    if not block or len(own) != len(others) or len(own) % block:
+        return [peer["p50_ms"] / row["p50_ms"]]
+    starts = range(0, len(own), block)
+    return [percentile(others[at : at + block], 50) / percentile(own[at : at + block], 50) for at in starts]
+
+
 def comparisons(rows: list[Row]) -> list[Row]:
-    """For each gradwire row and peer beside it: how many times as long the peer takes, at the median and at p99."""
+    """For each gradwire row and peer beside it: how many times as long the peer takes, in the median of the turns and at p99."""
     found = []
     for row in rows:
         for peer in [] if row["peer"] else beside(row, rows):
             tail = peer["p99_ms"] / row["p99_ms"] if row["p99_ms"] and peer["p99_ms"] else None
+            turns = times_of_turns(row, peer)
             found.append({**{key: row[key] for key in ("variant", *_PLACE)}, "against": peer["variant"],
-                          "p50_times": peer["p50_ms"] / row["p50_ms"], "p99_times": tail,
+                          "p50_times": median(turns), "turns": turns, "p99_times": tail,
                           "cpu_times": peer["cpu_s_per_gb"] / row["cpu_s_per_gb"] if row["cpu_s_per_gb"] else None})  # fmt: skip
     return found

@@ -88,6 +88,8 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     console = display.make_console()
     with display.Display(console, plan.minutes) as shown, Ground(plan.hosts, plan.network) as ground:
         counted = _look_around(shown, ground, plan.conditions, facts["machine"])
+        for words in plan.left_out():
+            shown.say(words)
         with Crews(plan.variants, ground, worker, outcome.out, patience_s) as crews:
 
             def told(done: int, total: int, series: results.Series) -> None:
