@@ -5,6 +5,7 @@ mod address;
 mod continuing;
 mod incoming;
 mod sink;
+mod told;
 
 use crate::code_points::CodePoints;
 use crate::cores::Cores;
@@ -13,20 +14,16 @@ use crate::here::Here;
 use crate::in_flight::{shut_down, InFlight};
 use crate::lanes::Lanes;
 use crate::routes::{Route, Routes};
-use crate::security::Channel;
 use crate::shared::Unanswered;
 use crate::socket::{PathSockets, RawAddress};
 use crate::succession::{Before, Succession};
 use crate::tally::Tally;
-use crate::timeline::CallTimes;
-use crate::{
-    GroupStats, Outcome, PathStats, PeerStats, ServedStats, StragglerStats, WaitingStats, WatchStats,
-};
+use crate::{Outcome, ServedStats};
 use address::PeerAddress;
 use continuing::{is_relay, Door, Relay};
 use gradwire_collectives::{Group, GroupEvent, Host, OpError, OpId, Request, Verdict};
 use gradwire_core::wire::Opening;
-use gradwire_core::{ConnectionStats, Header, Timestamp};
+use gradwire_core::{Header, Timestamp};
 use sink::Sink;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -443,107 +440,6 @@ impl ActiveGroup {
         };
         let missing = self.group.unreachable_peers().into_iter();
         missing.map(|(rank, answers_small)| Unanswered { rank, answers_small, tried: tried(rank) }).collect()
-    }
-
-    /// Counters.
-    pub(crate) fn stats(&self, now: Timestamp) -> GroupStats {
-        let peers = self.group.path_stats();
-        GroupStats {
-            name: self.setup.name.clone(),
-            rank: self.known_as(self.setup.config.rank),
-            world_size: self.setup.config.world_size,
-            datagram_bytes: self.setup.datagram_bytes,
-            security: self.setup.security,
-            agreed: self.group.agreed().map(Into::into),
-            served: self.served,
-            calls: self.tally.calls.clone(),
-            calls_failed: self.tally.failed,
-            waiting: self.waiting(now),
-            epoch: self.epoch(),
-            peers: peers
-                .iter()
-                .map(|(rank, stats, paths)| PeerStats {
-                    silent_s: self.group.silence(*rank, now).as_secs_f64(),
-                    ..self.peer_stats(*rank, stats, paths)
-                })
-                .collect(),
-        }
-    }
-
-    /// Who is waited for.
-    pub(crate) fn watch(&self, now: Timestamp) -> WatchStats {
-        let all = self.tally.stragglers.iter().zip(0_u32..).map(|(blame, rank)| (rank, blame.stats));
-        WatchStats {
-            waiting: self.waiting(now),
-            stragglers: all.filter(|(_, stats)| *stats != StragglerStats::default()).collect(),
-            epoch: self.epoch(),
-        }
-    }
-
-    /// The latest collectives, oldest first.
-    pub(crate) fn timeline(&self) -> Vec<CallTimes> {
-        self.tally.records().map(CallTimes::from).collect()
-    }
-
-    fn waiting(&self, now: Timestamp) -> Option<WaitingStats> {
-        let mut waiting = WaitingStats::new(self.group.waiting(now)?, now);
-        waiting.straggler = waiting.straggler.map(|rank| self.known_as(rank));
-        Some(waiting)
-    }
-
-    fn path_stats(&self, path: &gradwire_core::PathStats, peer: &PeerAddress) -> PathStats {
-        let end = peer.ways.as_ref().map(|ways| ways.end(usize::from(path.path)));
-        let source = end.and_then(|end| self.setup.sources.get(end.source()?));
-        PathStats {
-            path: path.path,
-            local_address: source.map(|source| source.address),
-            peer_address: end.and_then(RawAddress::to_socket_addr).map(|end| end.ip()),
-            source_port: self.setup.source_ports.get(usize::from(path.path)).copied().unwrap_or(0),
-            packets_sent: path.packets_sent,
-            copies_sent: path.copies_sent,
-            packets_lost: path.packets_lost,
-            rtt_smoothed_us: path.rtt_smoothed.as_secs_f64() * 1e6,
-            round_trip_s: path.round_trips.into(),
-            share: path.share,
-            trusted: path.trusted,
-        }
-    }
-
-    fn peer_stats(
-        &self,
-        rank: u32,
-        stats: &ConnectionStats,
-        paths: &[gradwire_core::PathStats],
-    ) -> PeerStats {
-        let peer = &self.peers[rank as usize];
-        let address = peer.locked.and_then(RawAddress::to_socket_addr);
-        let (not_authentic, replayed, refused) = peer.channel.as_ref().map_or((0, 0, 0), Channel::counts);
-        PeerStats {
-            rank: self.known_as(rank),
-            host: peer.host.clone(),
-            address: address.map_or(String::new(), |address| address.to_string()),
-            packets_sent: stats.packets_sent,
-            bytes_sent: stats.bytes_sent,
-            packets_retransmitted: stats.packets_retransmitted,
-            packets_lost: stats.packets_lost,
-            packets_received: stats.packets_received,
-            bytes_received: stats.bytes_received,
-            packets_duplicate: stats.packets_duplicate,
-            packets_dropped: stats.packets_dropped,
-            datagrams_not_authentic: not_authentic,
-            datagrams_replayed: replayed,
-            seals_refused: refused,
-            control_sent: stats.control_sent,
-            probes_sent: stats.probes_sent,
-            rtt_smoothed_us: stats.rtt_smoothed.as_secs_f64() * 1e6,
-            rtt_min_us: stats.rtt_min.as_secs_f64() * 1e6,
-            bandwidth: stats.bandwidth,
-            cwnd: stats.cwnd,
-            silent_s: 0.0,
-            straggler: self.tally.stragglers[self.known_as(rank) as usize].stats,
-            tags: stats.tags.into(),
-            paths: paths.iter().map(|path| self.path_stats(path, peer)).collect(),
-        }
     }
 
     fn announce(&mut self, connected: Result<(), OpError>) {

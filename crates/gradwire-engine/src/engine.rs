@@ -194,6 +194,20 @@ impl Engine {
         self.0.shared.local.port
     }
 
+    /// The bound port of each network thread, the first one's first.
+    #[must_use]
+    pub fn thread_ports(&self) -> Vec<u16> {
+        let further = self.0.further.iter().map(Self::local_port);
+        std::iter::once(self.local_port()).chain(further).collect()
+    }
+
+    /// Cores that this process may use, and those of its host; where nobody can count those, `usize::MAX`.
+    #[must_use]
+    pub fn cores(&self) -> (usize, usize) {
+        let cores = &self.0.shared.local.cores;
+        (cores.of_process, cores.of_host)
+    }
+
     /// What the kernel granted.
     #[must_use]
     pub fn features(&self) -> Features {

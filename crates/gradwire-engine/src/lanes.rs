@@ -108,6 +108,8 @@ pub(crate) struct Lanes {
     since: Option<Timestamp>,
     /// Those that have, before the first that has not.
     connected: Vec<Lane>,
+    /// So many have not, or stood behind one that had not.
+    unreached: u32,
     /// Some have had parts.
     are_used: bool,
     /// Why they are gone, if one of them failed before that.
@@ -129,6 +131,11 @@ impl Lanes {
         self.connected.len()
     }
 
+    /// How many are of no use, since they have not reached their peers.
+    pub(crate) fn unreached(&self) -> u32 {
+        self.unreached
+    }
+
     /// Looks whether they have connected, for so long since the group has. Those behind one that cannot are of no use; whether that has shown now.
     pub(crate) fn look(&mut self, now: Timestamp, patience: Duration) -> bool {
         let since = *self.since.get_or_insert(now);
@@ -137,6 +144,7 @@ impl Lanes {
                 Some(true) => self.connected.push(self.connecting.remove(0).lane),
                 None if now.since(since) < patience => return false,
                 Some(false) | None => {
+                    self.unreached = self.connecting.len() as u32;
                     self.connecting.drain(..).for_each(|one| drop(one.lane.leave()));
                     return true;
                 }

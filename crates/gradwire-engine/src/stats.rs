@@ -315,6 +315,11 @@ pub struct WatchStats {
     pub stragglers: Vec<(u32, StragglerStats)>,
     /// Who is in the group, where it goes on without lost ranks.
     pub epoch: Option<EpochStats>,
+    /// Network threads of this rank that have not reached those of its peers, as behind a firewall that lets only the first one's port
+    /// through: calls are divided between the others.
+    pub unreached_threads: u32,
+    /// Strangers flood a port of this rank's (docs/security.md).
+    pub is_flooded: bool,
 }
 
 /// The oldest collective that has not ended.

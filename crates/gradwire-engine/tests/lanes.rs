@@ -249,7 +249,8 @@ fn changed(record: &str, change: impl Fn(&mut serde_json::Value)) -> String {
 #[test]
 fn lanes_that_do_not_reach_their_peers_or_fit_no_other_are_not_used() {
     let connect_timeout = Duration::from_millis(500);
-    for change in [walled, forged] {
+    // One that fits no other is none from the start.
+    for (change, without_way) in [(walled as fn(&str) -> String, 1), (forged, 0)] {
         let all = engines(2, &EngineConfig { connect_timeout, ..with(2) });
         let pending: Vec<PendingGroup> =
             all.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "walled").unwrap()).collect();
@@ -267,6 +268,8 @@ fn lanes_that_do_not_reach_their_peers_or_fit_no_other_are_not_used() {
         }
         let agreed = |group: &GroupHandle| group.stats().unwrap().agreed.map(|agreed| agreed.threads);
         assert!(groups.iter().all(|group| agreed(group) == Some(1)));
+        let unreached = |group: &GroupHandle| group.watch().unwrap().unreached_threads;
+        assert!(groups.iter().all(|group| unreached(group) == without_way));
         assert!(groups.iter().all(|group| group.leave(PATIENCE)));
     }
 }

@@ -66,6 +66,18 @@ impl NativeEngine {
         self.engine.local_port()
     }
 
+    /// The bound port of each network thread, the first one's first.
+    #[getter]
+    fn thread_ports(&self) -> Vec<u16> {
+        self.engine.thread_ports()
+    }
+
+    /// Cores that this process may use, and those of its host.
+    #[getter]
+    fn cores(&self) -> (usize, usize) {
+        self.engine.cores()
+    }
+
     /// What the kernel granted.
     fn features<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         dictionary(py, serde_json::to_string(&self.engine.features()))

@@ -49,6 +49,7 @@ class Observer:
         self.meeting = ""
         self.endpoint: PrometheusEndpoint | None = None
         self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
+        self._is_flooded = False
         self.rank: int | None = None
 
     def add(self, group: _native.Group, meeting: str) -> None:
@@ -162,11 +163,26 @@ class Observer:
     def _look_at_all(
         self,
     ) -> None:  # its own function: a group that its user has dropped must not live on in a local variable
+        watches = []
         for watched, group in self._live():
             try:
-                watched.look(group)
+                watches.append(watched.look(group))
             except GradwireError:
                 self._forget(watched)
+        if watches:
+            self._tell_of_floods(any(watch["is_flooded"] for watch in watches))
+
+    def _tell_of_floods(self, is_flooded: bool) -> None:
+        """One line for the process, whose groups share its ports, when a flood begins or is over."""
+        if is_flooded == self._is_flooded:
+            return
+        self._is_flooded = is_flooded
+        ports = ", ".join(map(str, self._engine.thread_ports))
+        if is_flooded:
+            logger.warning("strangers flood this process, which listens on UDP port %s: peers are told, and go on at the "
+                           "rate that they had", ports)  # fmt: skip
+        else:
+            logger.info("the flood of this process, which listens on UDP port %s, is over", ports)
 
     def _live(self) -> list[tuple[_Watched, _native.Group]]:
         with self._lock:
@@ -188,17 +204,33 @@ class _Watched:
         self.rank: int = stats["rank"]
         self.world_size: int = stats["world_size"]
         self.epoch = 0
+        self.unreached_threads = 0
         self.watch = StragglerWatch(warning_s)
 
-    def look(self, group: _native.Group) -> None:
+    def look(self, group: _native.Group) -> dict[str, Any]:
+        """Says what is new about it, and returns what was seen.
+
+        Raises:
+            GradwireError: it was left meanwhile.
+        """
         before = self.watch.current
         watch = group.watch()
         self._tell_of_losses(watch["epoch"])
+        self._tell_of_threads(watch["unreached_threads"])
         news = self.watch.update(time.monotonic(), watch)
         if news is not None:
             self._tell(news)
         elif before is not None and self.watch.current is None:
             logger.info("group %s: rank %d is waited for no longer (%s)", self.name, before.rank, before.cause)
+        return watch
+
+    def _tell_of_threads(self, unreached: int) -> None:
+        if unreached == self.unreached_threads:
+            return
+        self.unreached_threads = unreached
+        logger.warning("group %s: %d of the network threads of rank %d are not used, as those of other ranks do not answer the first of "
+                       "them: does a firewall let all of their UDP ports through? `gradwire doctor` says which it does not",
+                       self.name, unreached, self.rank)  # fmt: skip
 
     def _tell_of_losses(self, epoch: dict[str, Any] | None) -> None:
         if epoch is None or epoch["number"] == self.epoch:

@@ -87,6 +87,7 @@ impl WatchStats {
     /// Those of its part on another network thread, which waits at the same time.
     pub(crate) fn add_lane(&mut self, lane: Self) {
         self.waiting = self.waiting.take().or(lane.waiting);
+        self.is_flooded |= lane.is_flooded;
         for (rank, part) in lane.stragglers {
             match self.stragglers.iter_mut().find(|(known, _)| *known == rank) {
                 Some((_, stats)) => stats.take_longer(&part),
@@ -254,14 +255,17 @@ mod tests {
         let of = |sequence, rank, network_s| WatchStats {
             waiting: Some(WaitingStats { sequence, ..WaitingStats::default() }),
             stragglers: vec![(rank, straggler(network_s))],
-            epoch: None,
+            is_flooded: rank == 2,
+            ..WatchStats::default()
         };
         let mut watch = WatchStats::default();
         watch.add_lane(of(7, 1, 2.0));
         watch.add_lane(of(8, 1, 3.0));
+        assert!(!watch.is_flooded);
         watch.add_lane(of(9, 2, 1.0));
         assert_eq!(watch.waiting.map(|waiting| waiting.sequence), Some(7));
         assert_eq!(watch.stragglers, [(1, straggler(3.0)), (2, straggler(1.0))]);
+        assert!(watch.is_flooded, "at the port of any part");
     }
 
     #[test]
