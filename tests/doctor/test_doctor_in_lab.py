@@ -249,6 +249,44 @@ def test_a_blocked_port_is_found_from_both_sides(tmp_path):
     assert "rank 1's host" in back
 
 
+def test_all_ports_of_network_threads_are_asked(tmp_path):
+    report = diagnose(tmp_path, environment={"GRADWIRE_NETWORK_THREADS": "3"})
+    assert report["statuses"] == [0, 0]
+    assert told(report, "problem", "warning") == set()
+    assert [host["threads"]["ports"] for host in report["hosts"]] == [[PORT, PORT + 64, PORT + 128]] * 2
+    assert [pair["threads"] for pair in report["pairs"]] == [[True, True]] * 2
+
+
+@needs_nft
+def test_a_blocked_port_of_a_further_thread_is_found_from_both_sides(tmp_path):
+    report = diagnose(
+        tmp_path,
+        fault=lambda network: on_host(network, 1, f"udp dport {PORT + 64} drop"),
+        environment={"GRADWIRE_NETWORK_THREADS": "2"},
+    )
+    assert report["statuses"] == [0, 0], "training would be slower, and go on"
+    assert told(report, "problem", "warning") == {("threads", 0, 1), ("threads", 1, 0)}
+    there, back = texts(report, "threads")
+    assert f"nothing arrives at UDP port {PORT + 64} of a further network thread" in there
+    assert f"no answer comes back to UDP port {PORT + 64}" in back
+    assert "rank 1's host" in there
+    assert "rank 1's host" in back
+
+
+def test_a_taken_port_of_a_further_thread_is_named(tmp_path):
+    def take(network):
+        with network.on_host(1):
+            taken.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        taken[0].bind(("0.0.0.0", PORT + 64))
+
+    taken = []
+    report = diagnose(tmp_path, fault=take, environment={"GRADWIRE_NETWORK_THREADS": "2"})
+    assert report["statuses"] == [0, 0]
+    assert told(report, "problem", "warning") == {("threads", 1, None)}
+    assert f"UDP port {PORT + 64} of further network threads cannot be had here" in texts(report, "threads")[0]
+    assert [pair["threads"] for pair in report["pairs"]] == [[True], [True]]
+
+
 def test_a_small_buffer_of_the_switch_is_found(tmp_path):
     report = diagnose(tmp_path, port=Port(rate_mbit=50, buffer_bytes=12_000), host_rate_mbit=2000.0)
     assert {("buffers", 0, 1), ("buffers", 1, 0)} <= told(report, "warning")

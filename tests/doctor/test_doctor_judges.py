@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.config import Config
-from gradwire.doctor import host, pairs
+from gradwire.doctor import host, pairs, threads
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
@@ -175,6 +175,46 @@ def test_the_rate_is_told_up_to_what_cards_let_tell(spacing_ns, rate_mbit):
     )
     assert facts.rate_mbit == rate_mbit
     assert pairs.rate_most(1500) == 600.0
+
+
+def test_silent_ports_of_network_threads_are_told_by_direction_unless_they_are_others_at_each_start():
+    ports = threads.Ports(own=[47464, 47528, 47592, None], peers=[47465, 47529, 47593, None])
+    heard = [False, True, False, False]
+    there, back = threads.judge(3, 5, ports, answered=[False, False, True, False], heard=heard)
+    assert (there.rank, there.peer, back.rank, back.peer) == (3, 5, 3, 5)
+    assert "nothing arrives at UDP port 47465 of" in there.text
+    assert "rank 5's host" in there.fix
+    assert "no answer comes back to UDP port 47528 of" in back.text
+    assert "rank 3's host" in back.fix
+    assert threads.judge(3, 5, ports, answered=[True] * 4, heard=heard) == []
+
+
+def threads_of(ports, **more):
+    return {"threads": dataclasses.asdict(threads.Threads(ports, **more)), "boot": "a"}
+
+
+def test_ports_that_network_threads_do_not_get_are_told_as_far_as_a_job_uses_them():
+    mine = threads_of([47400, 47464, 50000, 50001])["threads"]
+    assert threads.told(mine) == [47464, None, None]
+    (taken,) = threads.judge_ports(mine, 2, 1)
+    assert "UDP port 47528 of" in taken.text
+    assert threads.judge_ports(mine, 1, 1) == []
+    any_port = threads_of([40000, 40001], is_fixed=False)["threads"]
+    assert (threads.told(any_port), threads.judge_ports(any_port, 1, 1)) == ([None], [])
+    (beyond,) = threads.judge_ports(threads_of([65500, 40001])["threads"], 1, 1)
+    assert "a lower GRADWIRE_PORT" in beyond.fix
+
+
+def test_a_job_uses_as_many_network_threads_as_each_rank_has_cores_unless_all_have_asked():
+    four = [47400, 47464, 47528, 47592]
+    one = threads_of(four, cores=(8, 8))
+    assert threads.used([one]) == 3
+    assert threads.used([one] * 4) == 1, "eight cores for four ranks"
+    assert threads.used([one] * 4 + [threads_of(four, cores=(1, 8)) | {"boot": "b"}]) == 0
+    assert threads.used([threads_of(four, cores=(1, 1), is_asked=True)] * 4) == 3
+    assert threads.used([threads_of(four, cores=(1, 1), is_asked=True), one]) == 0
+    assert threads.used([one, threads_of([47400], cores=(8, 8))]) == 0
+    assert threads.used([threads_of(four, cores=(999, 99999))] * 129) == 0
 
 
 def test_only_problems_make_training_suffer_and_they_come_first():

@@ -106,9 +106,10 @@ def _lines(report: Report) -> list[str]:
     for rank, host in enumerate(report.hosts):
         features = host["features"] or {}
         offloads = ", ".join(name.upper() for name in ("gso", "gro") if features.get(name)) or "no offload"
+        ports = ", ".join(map(str, host["threads"]["ports"]))
         clock = {True: "synchronised", False: "not synchronised", None: "unknown"}[host["clock"].get("synchronised")]
         lines.append(
-            f"rank {rank}: {host['host']}, Linux {host['kernel']}, {_cores(host['processor'])}, UDP port {host['port']},"
+            f"rank {rank}: {host['host']}, Linux {host['kernel']}, {_cores(host['processor'])}, UDP port {ports},"
             f" {offloads}, {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
         )
     if report.pairs:

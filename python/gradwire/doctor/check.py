@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.config import Config
-from gradwire.doctor import card, counters, host, pairs
+from gradwire.doctor import card, counters, host, pairs, threads
 from gradwire.doctor.findings import PROBLEM, Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import HEADER_BYTES, Prober
@@ -62,7 +62,9 @@ class Report:
 def check_host(config: Config) -> Report:
     """This host alone."""
     facts = host.examine(config)
-    return Report([facts.described()], [], ordered(host.judge(facts)))
+    alone = facts.described()
+    findings = [*host.judge(facts), *threads.judge_ports(alone["threads"], threads.used([alone]), 0)]
+    return Report([alone], [], ordered(findings))
 
 
 def check_all(config: Config, place: Place, options: Options, tell: Callable[[str], None]) -> Report:
@@ -75,16 +77,26 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     facts = host.examine(config)
     everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
     tell(f"{place.world_size} ranks are here")
+    further = threads.used(everyone)
     findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
-    prober = None
+    findings += threads.judge_ports(everyone[rank]["threads"], further, rank)
+    probers: list[Prober] = []
     try:
-        prober = _bind(facts, rank, everyone[0]["token"])
+        probers = _bind(facts, further, rank, everyone[0]["token"])
     except OSError as error:
         fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
-        findings.append(Finding(PROBLEM, "engine", f"UDP port {facts.port} cannot be had any more: {error}", fix, rank))
-    ready = everybody(place, "ready", prober is not None)
+        findings.append(
+            Finding(
+                PROBLEM,
+                "engine",
+                f"UDP ports cannot be had any more, the first of which is {facts.port}: {error}",
+                fix,
+                rank,
+            )
+        )
+    ready = everybody(place, "ready", len(probers))
     before = counters.read()
-    found, heard = _measure(prober, facts, everyone, ready, config=config, place=place, options=options, tell=tell)
+    found, heard = _measure(probers, facts, everyone, ready, config=config, place=place, options=options, tell=tell)
     after = counters.read()
     mine = {"heard": heard, "counters_before": before.described(), "counters_after": after.described()}
     tested = everybody(place, "tested", mine)
@@ -96,9 +108,12 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     for pair in found:
         other = everyone[pair.peer]
         findings += pairs.judge_reach(
-            rank, pair.peer, answered=bool(pair.address), peer_heard=rank in tested[pair.peer]["heard"],
+            rank, pair.peer, answered=bool(pair.address), peer_heard=rank in tested[pair.peer]["heard"][0],
             peer_addresses=other["features"]["addresses"], port=other["port"], own_port=facts.port,
         )  # fmt: skip
+        ports = threads.Ports(threads.told(everyone[rank]["threads"]), threads.told(other["threads"]))
+        heard_there = [rank in ranks for ranks in tested[pair.peer]["heard"][1:]]
+        findings += threads.judge(rank, pair.peer, ports, answered=pair.threads, heard=heard_there)
         findings += pairs.judge(pair, config, options.loss_max)
     # Ranks of one host measure over the same link at once, and over none between each other.
     if all(len(_mates(everyone, other)) == 1 for other in range(place.world_size)):
@@ -113,41 +128,44 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
 
 
 def _measure(
-    prober: Prober | None,
+    probers: list[Prober],
     facts: host.HostFacts,
     everyone: list[dict[str, Any]],
-    ready: list[bool],
+    ready: list[int],
     *,
     config: Config,
     place: Place,
     options: Options,
     tell: Callable[[str], None],
-) -> tuple[list[pairs.PairFacts], list[int]]:
-    """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile."""
+) -> tuple[list[pairs.PairFacts], list[list[int]]]:
+    """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile, at each of its ports."""
     found: list[pairs.PairFacts] = []
     addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
-    more_s = pairs.planned_s(options.packets, addresses)
+    more_s = pairs.planned_s(options.packets, addresses, max(ready))
     try:
         for step in range(1, place.world_size):
             peer = (place.rank + step) % place.world_size
             theirs = everyone[peer]["features"]
-            if prober is not None and ready[peer] and facts.features is not None:
+            if probers and ready[peer] and facts.features is not None:
                 tell(f"rank {place.rank} asks rank {peer}")
                 found.append(
                     pairs.measure(
-                        prober,
+                        probers[0],
                         pairs.Peer(peer, theirs["addresses"], everyone[peer]["port"]),
                         config,
                         ip_bytes=_ip_bytes(facts.features, theirs),
                         sources=facts.features["addresses"],
                         packets=options.packets,
                         can_join=bool(facts.features["gso"]),
+                        further=list(
+                            zip(probers[1:], everyone[peer]["threads"]["ports"][1 : ready[peer]], strict=False)
+                        ),
                     )
                 )
             everybody(place, f"round-{step}", True, more_s)
-        return found, sorted(prober.heard) if prober is not None else []
+        return found, [sorted(prober.heard) for prober in probers] or [[]]
     finally:
-        if prober is not None:
+        for prober in probers:
             prober.close()
 
 
@@ -178,9 +196,23 @@ def _part(place: Place) -> None:
                 place.meeting.get(f"done/{other}", _PART_SECONDS)
 
 
-def _bind(facts: host.HostFacts, rank: int, token: int) -> Prober | None:
-    """The job's own port, where the engine could have it."""
-    return None if facts.features is None else Prober(facts.port, rank, token)
+def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> list[Prober]:
+    """The ports of the first network thread and of so many beside it, where the engine could have them.
+
+    Raises:
+        OSError: one is taken.
+    """
+    if facts.features is None:
+        return []
+    found: list[Prober] = []
+    try:
+        for port in facts.threads.ports[: 1 + further]:
+            found.append(Prober(port, rank, token))  # noqa: PERF401  those before one that fails are to be closed
+    except OSError:
+        for prober in found:
+            prober.close()
+        raise
+    return found
 
 
 def _ip_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> int:

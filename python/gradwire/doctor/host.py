@@ -22,6 +22,7 @@ from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.processor import Processor
+from gradwire.doctor.threads import Threads
 from gradwire.errors import GradwireError
 
 RECEIVE_WANTED, SEND_WANTED = (
@@ -60,6 +61,7 @@ class HostFacts:
     """What was seen on one host.
 
     Attributes:
+        threads: the network threads, and what decides how many a job uses.
         boot: identifies the running kernel: two hosts may have the same name and addresses.
         features: what the engine got; None: it did not start, and `error` says why.
         limits: sysctl values that bound it.
@@ -78,6 +80,7 @@ class HostFacts:
     clock: dict[str, Any] = field(default_factory=dict)
     processor: Processor = field(default_factory=lambda: Processor(cores=1, host_cores=1))
     counters: Counters = field(default_factory=Counters)
+    threads: Threads = field(default_factory=Threads)
     boot: str = ""
 
     @property
@@ -92,12 +95,12 @@ class HostFacts:
 
 def examine(config: Config) -> HostFacts:
     """Looks at this host. The engine's port is free again afterwards."""
-    features, port, error = _engine(config)
+    features, threads, error = _engine(config)
     chosen = [] if features is None else features["addresses"]
     return HostFacts(
         host=socket.gethostname(),
         kernel=os.uname().release,
-        port=port,
+        port=threads.ports[0],
         features=features,
         error=error,
         interfaces=_interfaces(config, chosen),
@@ -105,6 +108,7 @@ def examine(config: Config) -> HostFacts:
         clock=_clock(),
         processor=processor.examine(),
         counters=counters.read(),
+        threads=threads,
         boot=_boot(),
     )
 
@@ -143,20 +147,24 @@ def port_of(config: Config) -> int:
     return (PORT_BASE if config.port is None else config.port) + (local_rank() or 0)
 
 
-def _engine(config: Config) -> tuple[dict[str, Any] | None, int, str]:
+def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
+    """What the engine got, its network threads, and why it did not start."""
     from gradwire import _native
 
     settings = {
         "port": port_of(config), "interface": config.interface, "mtu": config.mtu, "offload": config.offload == "auto",
         "dscp": config.dscp, "dscp_classes": config.code_points(), "dscp_control": config.control_code_point(),
-        "ecn": config.marks_importance(), "paths": config.paths,
+        "ecn": config.marks_importance(), "paths": config.paths, "on_peer_loss": config.on_peer_loss,
+        # Who meets parameter servers of their own divides nothing.
+        "network_threads": 1 if config.dedicated_servers() else config.network_threads,
     }  # fmt: skip
     try:
         engine = _native.Engine(settings)
     except GradwireError as error:
-        return None, port_of(config), str(error)
+        return None, Threads([port_of(config)]), str(error)
     try:
-        return engine.features(), engine.port, ""
+        ports, is_asked = engine.thread_ports, config.network_threads is not None
+        return engine.features(), Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores), ""
     finally:
         engine.stop()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
-from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, Count, End, Prober, trace
+from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, WAIT_SECONDS, Count, End, Prober, trace
 
 CAPABLE = 0b10  # ECT(0)
 _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
@@ -53,6 +53,7 @@ class PairFacts:
         paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
         rails: for each further local address of this rank the packets that were sent from it and lost.
         offset_s: the peer's wall clock minus this one's.
+        threads: for each network thread beside the first, as far as both have it, whether the peer's answered this rank's.
     """
 
     rank: int
@@ -70,6 +71,7 @@ class PairFacts:
     paths: int = 0
     rails: tuple[tuple[str, int, int], ...] = ()
     offset_s: float = 0.0
+    threads: tuple[bool, ...] = ()
 
     def described(self) -> dict[str, Any]:
         """As JSON."""
@@ -85,6 +87,7 @@ def measure(
     sources: Sequence[str],
     packets: int,
     can_join: bool = False,
+    further: Sequence[tuple[Prober, int]] = (),
 ) -> PairFacts:
     """Measures the way to a peer.
 
@@ -96,6 +99,7 @@ def measure(
         sources: local addresses that gradwire would use.
         packets: of the loss test.
         can_join: whether the kernel cuts several packets of one call apart (GSO); an older one would send them as one.
+        further: this rank's socket and the peer's port of each network thread beside the first.
     """
     to = _first_answering(prober, peer)
     if to is None:
@@ -132,6 +136,7 @@ def measure(
         paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
         rails=rails,
         offset_s=statistics.median(answer.offset_s for answer in answers) if answers else 0.0,
+        threads=tuple(_first_answering(own, Peer(peer.rank, [to.address], port)) is not None for own, port in further),
     )
 
 
@@ -156,9 +161,10 @@ def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
     return findings
 
 
-def planned_s(packets: int, addresses: int) -> float:
-    """How long the counted tests of one pair take at least."""
-    return packets / _BATCH * _PAUSE_SECONDS * max(1, addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
+def planned_s(packets: int, addresses: int, further_ports: int) -> float:
+    """How long the counted tests of one pair take at least, and the tries of ports that nobody answers."""
+    counted_s = packets / _BATCH * _PAUSE_SECONDS * max(1, addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
+    return counted_s + further_ports * _TRIES * WAIT_SECONDS
 
 
 def octets_of(config: Config) -> list[int]:

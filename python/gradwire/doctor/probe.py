@@ -38,7 +38,7 @@ _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it shoul
 _STUCK_SECONDS = 1  # after which a card that takes no packets is not waited for
 _UNKNOWN_NS = (1 << 32) - 1
 _TELLING_PACKETS = 6  # of one call; of fewer a card may collect all before the kernel hears of any
-_WAIT_SECONDS = 0.2  # for an answer, where a test does not say
+WAIT_SECONDS = 0.2  # for an answer, where a test does not say
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
 
@@ -128,7 +128,7 @@ class Prober:
         self._thread.start()
 
     def ask(
-        self, to: End, size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = _WAIT_SECONDS
+        self, to: End, size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = WAIT_SECONDS
     ) -> Answer | None:
         """Sends one probe, an IP packet of this size and traffic class; None: no answer in time, or too large for the device."""
         found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, wait_s)
@@ -176,7 +176,7 @@ class Prober:
     def _ask_count(self, to: End, test: int, packets: int) -> Count | None:
         known: Count | None = None
         for _ in range(10):
-            found = self._exchange(_Probe(_ASK, test=test), to, _WAIT_SECONDS)
+            found = self._exchange(_Probe(_ASK, test=test), to, WAIT_SECONDS)
             if found is None:
                 continue
             arrived, reordered, duplicated, spacing_ns = _COUNTS.unpack_from(found[1])
