@@ -3,10 +3,11 @@
     python bench/collective/kernel_cost.py --json bench-out/kernel-cost.json    # 1 GB, five samples of each, a minute
     python bench/collective/kernel_cost.py --quick                              # 16 MB: only to see that it works
 
-Two namespaces joined by a bridge, MTU 1500, offloads on. The sender's memory is larger than a cache, as a bucket is. By turns:
+Two namespaces joined by a bridge, MTU 1500, offloads on. The sender's memory is larger than the caches, as a bucket is, where nothing else is said. By turns:
 
     udp             44 datagrams with one system call (segmentation offload), head and payload of each in memory of their own,
                     as gradwire sends in clear; the receiver takes them with one call (receive offload)
+    udp, cached     the same from memory that stays in the caches
     udp, one piece  the same datagrams one behind the other, as gradwire sends what it has sealed
     udp, zero copy  the same, lent to the kernel (MSG_ZEROCOPY). Heads of their own do not go that way: a message holds 17 pieces
     tcp             as many bytes with each system call
@@ -46,6 +47,7 @@ from rich.console import Console
 HEAD_BYTES, PAYLOAD_BYTES, SEGMENTS = 24, 1408, 44
 MESSAGE_BYTES = SEGMENTS * (HEAD_BYTES + PAYLOAD_BYTES)
 MEMORY_BYTES = 64 << 20
+CACHED_BYTES = 256 << 10
 PORT = 9911
 RECEIVE_BUFFER_BYTES = 64 << 20
 SILENCE_S = 0.5  # after which what has not come will not
@@ -71,6 +73,7 @@ class Way:
     is_tcp: bool = False
     has_own_heads: bool = False
     zero_copy: bool = False
+    memory_bytes: int = MEMORY_BYTES
 
     @property
     def payload_bytes(self) -> int:
@@ -80,6 +83,7 @@ class Way:
 
 WAYS = (
     Way("udp", has_own_heads=True),
+    Way("udp, cached", has_own_heads=True, memory_bytes=CACHED_BYTES),
     Way("udp, one piece"),
     Way("udp, zero copy", zero_copy=True),
     Way("tcp", is_tcp=True),
@@ -108,14 +112,14 @@ class Sample:
 
 def messages(way: Way) -> list[Parts]:
     """What each system call is given, over all of the memory."""
-    memory = memoryview(os.urandom(1 << 20) * (MEMORY_BYTES >> 20))
+    memory = memoryview(os.urandom(CACHED_BYTES) * (way.memory_bytes // CACHED_BYTES))
     if not way.has_own_heads:
-        return [[memory[at : at + MESSAGE_BYTES]] for at in range(0, MEMORY_BYTES - MESSAGE_BYTES, MESSAGE_BYTES)]
+        return [[memory[at : at + MESSAGE_BYTES]] for at in range(0, len(memory) - MESSAGE_BYTES, MESSAGE_BYTES)]
     heads = memoryview(bytes(SEGMENTS * HEAD_BYTES))
     step = way.payload_bytes
     return [
         [part for place in range(SEGMENTS) for part in _datagram(heads, memory[at : at + step], place)]
-        for at in range(0, MEMORY_BYTES - step, step)
+        for at in range(0, len(memory) - step, step)
     ]
 
 
