@@ -3,7 +3,8 @@
     python bench/collective/kernel_cost.py --json bench-out/kernel-cost.json    # 1 GB, five samples of each, a minute
     python bench/collective/kernel_cost.py --quick                              # 16 MB: only to see that it works
 
-Two namespaces joined by a bridge, MTU 1500, offloads on. The sender's memory is larger than the caches, as a bucket is, where nothing else is said. By turns:
+Two namespaces joined by a bridge, MTU 1500, offloads on. The sender's memory is larger than the caches, as a bucket is, but for one
+row. By turns:
 
     udp             44 datagrams with one system call (segmentation offload), head and payload of each in memory of their own,
                     as gradwire sends in clear; the receiver takes them with one call (receive offload)
