@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.config import Config
-from gradwire.doctor import host, pairs, threads
+from gradwire.doctor import check, host, pairs, threads
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
@@ -215,6 +215,28 @@ def test_a_job_uses_as_many_network_threads_as_each_rank_has_cores_unless_all_ha
     assert threads.used([threads_of(four, cores=(1, 1), is_asked=True), one]) == 0
     assert threads.used([one, threads_of([47400], cores=(8, 8))]) == 0
     assert threads.used([threads_of(four, cores=(999, 99999))] * 129) == 0
+
+
+def test_a_port_that_somebody_has_taken_since_is_a_problem_only_of_the_first_network_thread():
+    def bound(*ports):
+        facts = dataclasses.replace(HOST, threads=threads.Threads(list(ports)))
+        probers, findings = check._bind(facts, len(ports) - 1, 3, 7)
+        found = [prober.port for prober in probers]
+        for prober in probers:
+            prober.close()
+        return found, levels(findings)
+
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken,
+    ):
+        free.bind(("0.0.0.0", 0))
+        taken.bind(("0.0.0.0", 0))
+        here, not_here = free.getsockname()[1], taken.getsockname()[1]
+        free.close()
+        assert bound(here, not_here, 0) == ([here], {("threads", "warning")})
+        assert bound(not_here, here) == ([], {("engine", "problem")})
+        assert bound(here) == ([here], set())
 
 
 def test_only_problems_make_training_suffer_and_they_come_first():

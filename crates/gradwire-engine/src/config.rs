@@ -135,8 +135,8 @@ impl Default for EngineConfig {
             mtu: None,
             eager_bytes: 256 << 10,
             ack_every: 10,
-            // A quarter of the time that a flow may stand in queues. On slow links more saves processor time, as docs/benchmarks.md
-            // says; what it does elsewhere was not measured.
+            // A quarter of the time that a flow may stand in queues. On slow links more saves processor time
+            // (docs/benchmarks-earlier.md); what it does elsewhere was not measured.
             ack_delay_max: Duration::from_micros(250),
             controller: ControllerKind::default(),
             initial_rate: 125_000_000,

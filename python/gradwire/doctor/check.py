@@ -14,7 +14,7 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor import card, counters, host, pairs, threads
-from gradwire.doctor.findings import PROBLEM, Finding, ordered, suffers
+from gradwire.doctor.findings import PROBLEM, WARNING, Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
 from gradwire.doctor.probe import HEADER_BYTES, Prober
 from gradwire.errors import RendezvousError
@@ -80,20 +80,8 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     further = threads.used(everyone)
     findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
     findings += threads.judge_ports(everyone[rank]["threads"], further, rank)
-    probers: list[Prober] = []
-    try:
-        probers = _bind(facts, further, rank, everyone[0]["token"])
-    except OSError as error:
-        fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
-        findings.append(
-            Finding(
-                PROBLEM,
-                "engine",
-                f"UDP ports cannot be had any more, the first of which is {facts.port}: {error}",
-                fix,
-                rank,
-            )
-        )
+    probers, lost = _bind(facts, further, rank, everyone[0]["token"])
+    findings += lost
     ready = everybody(place, "ready", len(probers))
     before = counters.read()
     found, heard = _measure(probers, facts, everyone, ready, config=config, place=place, options=options, tell=tell)
@@ -196,23 +184,19 @@ def _part(place: Place) -> None:
                 place.meeting.get(f"done/{other}", _PART_SECONDS)
 
 
-def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> list[Prober]:
-    """The ports of the first network thread and of so many beside it, where the engine could have them.
-
-    Raises:
-        OSError: one is taken.
-    """
-    if facts.features is None:
-        return []
+def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> tuple[list[Prober], list[Finding]]:
+    """The ports of the first network thread and of so many beside it, up to one that another program has taken since the engine had it."""
     found: list[Prober] = []
-    try:
-        for port in facts.threads.ports[: 1 + further]:
-            found.append(Prober(port, rank, token))  # noqa: PERF401  those before one that fails are to be closed
-    except OSError:
-        for prober in found:
-            prober.close()
-        raise
-    return found
+    ports = facts.threads.ports[: 1 + further] if facts.features is not None else []
+    for number, port in enumerate(ports):
+        try:
+            found.append(Prober(port, rank, token))
+        except OSError as error:
+            text = f"UDP port {port} cannot be had any more: {error}"
+            fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
+            level, check = (PROBLEM, "engine") if number == 0 else (WARNING, "threads")
+            return found, [Finding(level, check, text, fix, rank)]
+    return found, []
 
 
 def _ip_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> int:

@@ -155,8 +155,7 @@ def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
         "port": port_of(config), "interface": config.interface, "mtu": config.mtu, "offload": config.offload == "auto",
         "dscp": config.dscp, "dscp_classes": config.code_points(), "dscp_control": config.control_code_point(),
         "ecn": config.marks_importance(), "paths": config.paths, "on_peer_loss": config.on_peer_loss,
-        # Who meets parameter servers of their own divides nothing.
-        "network_threads": 1 if config.dedicated_servers() else config.network_threads,
+        "network_threads": config.network_threads,
     }  # fmt: skip
     try:
         engine = _native.Engine(settings)

@@ -17,7 +17,9 @@ PORTS_APART = 64  # as the engine has it: so many ranks may be on a host
 PORT_MAX = 65_535
 RANKS_MAX = 128  # of groups that divide calls unasked
 _WITHOUT = "or do without: GRADWIRE_NETWORK_THREADS=1 on every rank"
-_THOSE_BEHIND = "it and those behind it are not used, so that large calls are divided between fewer threads"
+_THOSE_BEHIND = (
+    "it and those behind it are not used, so that large calls over fast links are divided between fewer threads"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Threads:
 
 
 def used(hosts: Sequence[Mapping[str, Any]]) -> int:
-    """How many beside the first a job would use at each rank, as the engines decide when they meet.
+    """How many beside the first of each rank would connect, as the engines decide when they meet.
+
+    On links up to 2.5 Gbit/s they have no part of any call unless all ranks have asked for them.
 
     Args:
         hosts: what each rank has said of itself.
@@ -46,8 +50,10 @@ def used(hosts: Sequence[Mapping[str, Any]]) -> int:
     further = min(len(host["threads"]["ports"]) - 1 for host in hosts)
     if all(host["threads"]["is_asked"] for host in hosts):
         return further
-    here = Counter(host["boot"] for host in hosts)
-    cores = [min(host["threads"]["cores"][0], host["threads"]["cores"][1] // here[host["boot"]]) for host in hosts]
+    boots = [host["boot"] or rank for rank, host in enumerate(hosts)]  # whose kernel says nothing is alone on its host
+    here = Counter(boots)
+    each = zip((host["threads"]["cores"] for host in hosts), boots, strict=True)
+    cores = [min(of_process, of_host // here[boot]) for (of_process, of_host), boot in each]
     return max(0, min(further, min(cores) - 1)) if len(hosts) <= RANKS_MAX else 0
 
 
