@@ -129,7 +129,7 @@ def _measure(
     """This rank's ways to all others, in rounds, and the ranks that it has heard meanwhile, at each of its ports."""
     found: list[pairs.PairFacts] = []
     addresses = max(len((each["features"] or {}).get("addresses", [])) for each in everyone)
-    more_s = pairs.planned_s(options.packets, addresses, max(ready))
+    more_s = pairs.planned_s(options.packets, addresses, max(0, max(ready) - 1))
     try:
         for step in range(1, place.world_size):
             peer = (place.rank + step) % place.world_size
