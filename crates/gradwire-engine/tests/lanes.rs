@@ -4,7 +4,7 @@ mod common;
 
 use common::dividing::{agree, dividing, losing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
 use common::{all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
-use gradwire_engine::collectives::{Given, OpError, Policy, ReduceOp, Request, Tags};
+use gradwire_engine::collectives::{Algorithm, Collective, Given, OpError, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -27,7 +27,8 @@ fn a_divided_call_has_the_exact_result_and_one_report_of_the_whole() {
         for (rank, report) in reports(&ops).iter().enumerate() {
             assert_eq!((report.elems, report.lost_share()), (ELEMS as u64, 0.0), "rank {rank}");
             assert_eq!(report.bytes_received, report.bytes_expected);
-            assert!(report.bytes_received > 4 * ELEMS as u64, "of two stages, two thirds of the bucket each");
+            // In the schedule for links that differ, a rank that reduces nothing receives the result alone.
+            assert!(report.bytes_received >= 4 * ELEMS as u64, "of all parts");
             assert!(report.peers.iter().chain(&report.sources).all(|peer| peer.elems_received > 0));
             assert_eq!(elems_counted(&groups[rank]) - before[rank], ELEMS as u64);
         }
@@ -101,10 +102,15 @@ fn who_waits_in_a_part_of_another_thread_is_seen() {
 fn tolerant_reductions_lose_no_more_and_replicas_stay_alike() {
     let (_engines, groups, policy) = losing();
     let mut lost = 0.0;
-    for _ in 0..10 {
+    // Named: in the schedule for links that differ, which `auto` may take for a busy machine's, parts may be too small to lose anything.
+    for algorithm in [Algorithm::Transpose, Algorithm::Ring].repeat(5) {
         let mut tensors: Vec<Tensor> = (0..3).map(|rank| Tensor(common::values(rank, ELEMS))).collect();
-        let ops =
-            submit(&groups, &mut tensors, |request| Request { policy, reduce: ReduceOp::Avg, ..request });
+        let ops = submit(&groups, &mut tensors, |request| Request {
+            collective: Collective::AllReduce { algorithm },
+            policy,
+            reduce: ReduceOp::Avg,
+            ..request
+        });
         for report in reports(&ops) {
             assert!(report.replicas_identical && report.lost_share() <= 0.051, "{}", report.lost_share());
             lost += report.lost_share();
@@ -262,14 +268,17 @@ fn lanes_that_do_not_reach_their_peers_or_fit_no_other_are_not_used() {
             .map(|(group, records)| std::thread::spawn(move || group.join(&records, Some(PATIENCE)).unwrap()))
             .collect();
         let groups: Vec<GroupHandle> = joining.into_iter().map(|thread| thread.join().unwrap()).collect();
-        let started = Instant::now();
-        while started.elapsed() < 3 * connect_timeout {
-            check_all_reduce(&groups, ELEMS);
-        }
         let agreed = |group: &GroupHandle| group.stats().unwrap().agreed.map(|agreed| agreed.threads);
-        assert!(groups.iter().all(|group| agreed(group) == Some(1)));
         let unreached = |group: &GroupHandle| group.watch().unwrap().unreached_threads;
-        assert!(groups.iter().all(|group| unreached(group) == without_way));
+        let started = Instant::now();
+        while !groups.iter().all(|group| agreed(group).is_some() && unreached(group) == without_way) {
+            check_all_reduce(&groups, ELEMS);
+            assert!(started.elapsed() < PATIENCE, "{:?}", groups.iter().map(unreached).collect::<Vec<_>>());
+        }
+        // Behind another exchange too.
+        (0..2 * CALLS_UNTIL_AGREED).for_each(|_| check_all_reduce(&groups, 50_000));
+        check_all_reduce(&groups, ELEMS);
+        assert!(groups.iter().all(|group| agreed(group) == Some(1) && unreached(group) == without_way));
         assert!(groups.iter().all(|group| group.leave(PATIENCE)));
     }
 }
