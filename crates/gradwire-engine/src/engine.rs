@@ -26,11 +26,22 @@ const MTU_LOCAL_CHAOS: usize = 9_000;
 const THREADS_UNASKED_MAX: usize = 4;
 /// As many ports are looked at by the processes of a host that nobody has told which one they are.
 const LANE_PORTS_APART: usize = 64;
+/// Where ranks have their ports unless they are told (`PORT_BASE` of the Python package).
+const PORT_UNASKED: u16 = 47_400;
 /// Names of network threads: the first, and those beside it.
 const THREAD: &str = "gradwire-net";
 const LANE_THREAD: &str = "gradwire-lane";
 /// Longest wait for counters; see `GroupHandle::stats`.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Near which port the other ranks of the host have theirs. Who has any port, such as a server beside them, knows no better than the default.
+fn port_of_ranks(config: &EngineConfig) -> u16 {
+    if config.port == 0 {
+        PORT_UNASKED
+    } else {
+        config.port
+    }
+}
 
 /// One process's part of all its groups. Clones refer to the same engine; it stops when [`Engine::stop`] is called or
 /// the last clone is dropped.
@@ -72,7 +83,7 @@ impl Engine {
         // Who goes on without lost ranks divides nothing.
         let threads = if config.on_peer_loss == OnPeerLoss::Continue { 1 } else { threads };
         let is_asked = config.network_threads.is_some();
-        let mut first = Self::start_one(config.clone(), THREAD, &common)?;
+        let mut first = Self::start_one(config.clone(), (THREAD, &common), port_of_ranks(&config))?;
         for number in 1..threads {
             match Self::start_lane(&config, &common, number) {
                 Ok(lane) => first.further.push(Self(Arc::new(lane))),
@@ -100,18 +111,23 @@ impl Engine {
             ..config.clone()
         };
         let any_port = EngineConfig { port: 0, ..lane.clone() };
-        Self::start_one(lane, LANE_THREAD, common).or_else(|error| match error {
-            EngineError::PortInUse { .. } => Self::start_one(any_port, LANE_THREAD, common),
+        let (name, near) = ((LANE_THREAD, common), port_of_ranks(config));
+        Self::start_one(lane, name, near).or_else(|error| match error {
+            EngineError::PortInUse { .. } => Self::start_one(any_port, name, near),
             error => Err(error),
         })
     }
 
-    /// One network thread.
-    fn start_one(config: EngineConfig, thread: &str, common: &Common) -> Result<Running, EngineError> {
+    /// One network thread. What the kernel chooses for it is no port near `not_near`.
+    fn start_one(
+        config: EngineConfig,
+        (thread, common): (&str, &Common),
+        not_near: u16,
+    ) -> Result<Running, EngineError> {
         let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
         let sources = selection.sources.clone();
-        let options = BindOptions { address: selection.bind, port, sources, dscp, offload };
+        let options = BindOptions { address: selection.bind, port, not_near, sources, dscp, offload };
         let BoundPaths { first: bound, further, ports } = PathSockets::bind(&options, config.paths)?;
         let overhead = if selection.bind.is_ipv6() { 40 + 8 } else { 20 + 8 };
         let mtu_local = if config.chaos.is_some() { MTU_LOCAL_CHAOS } else { MTU_LOCAL };

@@ -4,7 +4,10 @@ mod common;
 
 use common::{check_all_reduce, cluster, config, engines, join};
 use gradwire_engine::core::RoundTrips;
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, Offload, PathStats, Spray, TimeHistogram};
+use gradwire_engine::{
+    Engine, EngineConfig, EngineError, GroupHandle, Offload, PathStats, Spray, TimeHistogram,
+};
+use std::net::UdpSocket;
 
 fn connect(engines: &[Engine]) -> Vec<GroupHandle> {
     join(engines, "paths").into_iter().map(|group| group.expect("all ranks are there")).collect()
@@ -58,6 +61,33 @@ fn each_path_sends_from_a_port_of_its_own_that_the_record_names() {
     assert_eq!(used, ports);
     let record = engines[0].new_group(0, 1, "alone").expect("valid").record();
     assert!(record.contains(&format!("\"source_ports\":{ports:?}").replace(' ', "")), "{record}");
+}
+
+#[test]
+fn what_the_kernel_chooses_is_no_port_that_another_rank_of_the_host_may_be_about_to_bind() {
+    let holder = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let base = holder.local_addr().unwrap().port();
+    drop(holder);
+    let config = EngineConfig { port: base, paths: 8, network_threads: Some(2), ..config() };
+    // One of the kernel's choices in 28 would be near: of so many none was with a probability of one in 1,000.
+    let mut started = 0;
+    while started < 25 {
+        // The further thread's port is taken, by this or by who else has it: it has any.
+        let _taken = UdpSocket::bind(("127.0.0.1", base.saturating_add(64)));
+        let engine = match Engine::start(config.clone()) {
+            Err(EngineError::PortInUse { port }) if port == base => {
+                return eprintln!("skipped: {port} was taken")
+            }
+            engine => engine.expect("loopback exists"),
+        };
+        let [first, further] = engine.thread_ports()[..] else { panic!("two threads") };
+        assert_eq!(first, base);
+        let chosen = engine.features().source_ports.into_iter().skip(1).chain([further]);
+        let near: Vec<u16> = chosen.filter(|port| port.abs_diff(base) < 512).collect();
+        assert!(near.is_empty(), "{near:?} beside {base}");
+        engine.stop();
+        started += 1;
+    }
 }
 
 #[test]

@@ -13,6 +13,11 @@ const RECEIVE_BUFFER_BYTES: i32 = 16 << 20;
 /// Send buffer that is asked for: several batches, so that a shaped link keeps busy while the thread sleeps.
 const SEND_BUFFER_BYTES: i32 = 4 << 20;
 
+/// As far from a rank's port others of its host may have theirs, those of eight threads each.
+const PORTS_NEAR: u16 = 512;
+/// Of the kernel's 28,000 ports one in 28 is near; where it may choose among few (`ip_local_port_range`), one of those is better than none.
+const TRIES: usize = 64;
+
 /// What to bind.
 #[derive(Clone, Debug)]
 pub(crate) struct BindOptions {
@@ -20,6 +25,8 @@ pub(crate) struct BindOptions {
     pub(crate) address: IpAddr,
     /// Port or 0.
     pub(crate) port: u16,
+    /// What the kernel chooses is not near this port.
+    pub(crate) not_near: u16,
     /// Local addresses from which datagrams may leave through their interfaces ([`super::RawAddress::by_source`]).
     pub(crate) sources: Vec<Source>,
     /// Code point of datagrams that bring none of their own.
@@ -50,11 +57,11 @@ pub(crate) struct Bound {
 
 /// Binds the port and probes the kernel's features.
 pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
-    let address = SocketAddr::new(options.address, options.port);
-    let socket = UdpSocket::bind(address).map_err(|error| bind_error(&error, address))?;
-    let io = |what| move |error: std::io::Error| EngineError::Io { what, source: os_error(&error) };
+    let (socket, port) = match options.port {
+        0 => bind_away(options.address, options.not_near)?,
+        port => bind_to(SocketAddr::new(options.address, port))?,
+    };
     socket.set_nonblocking(true).map_err(io("making the UDP socket nonblocking"))?;
-    let port = socket.local_addr().map_err(io("reading the bound address"))?.port();
     let fd = socket.as_raw_fd();
     let receive_buffer_bytes =
         grow_buffer(fd, RECEIVE_BUFFER_BYTES, libc::SO_RCVBUF, force_option(libc::SO_RCVBUF));
@@ -79,6 +86,28 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
         return Ok(bound(Box::new(socket), features));
     }
     Ok(bound(Box::new(PlainSocket::new(socket)), [false; 4]))
+}
+
+fn bind_to(address: SocketAddr) -> Result<(UdpSocket, u16), EngineError> {
+    let socket = UdpSocket::bind(address).map_err(|error| bind_error(&error, address))?;
+    let port = socket.local_addr().map_err(io("reading the bound address"))?.port();
+    Ok((socket, port))
+}
+
+/// A port that the kernel chooses, and none that another process of this job may be about to bind: its ranks' ports on a host follow each other,
+/// and those of their further threads lie behind.
+fn bind_away(address: IpAddr, not_near: u16) -> Result<(UdpSocket, u16), EngineError> {
+    let mut found = bind_to(SocketAddr::new(address, 0))?;
+    // Held until the end, so that none is chosen twice.
+    let mut near = Vec::new();
+    while found.1.abs_diff(not_near) < PORTS_NEAR && near.len() < TRIES {
+        near.push(std::mem::replace(&mut found, bind_to(SocketAddr::new(address, 0))?));
+    }
+    Ok(found)
+}
+
+fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> EngineError {
+    move |error| EngineError::Io { what, source: os_error(&error) }
 }
 
 fn os_error(error: &std::io::Error) -> OsError {

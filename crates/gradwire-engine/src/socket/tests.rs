@@ -6,8 +6,13 @@ use crate::{EngineError, Offload};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+/// Any port of an address.
+fn at(address: IpAddr) -> BindOptions {
+    BindOptions { address, port: 0, not_near: 0, sources: Vec::new(), dscp: 0, offload: Offload::Auto }
+}
+
 fn bound(address: IpAddr, offload: Offload) -> (Box<dyn DatagramSocket>, SocketAddr) {
-    let bound = bind(&BindOptions { address, port: 0, sources: Vec::new(), dscp: 10, offload }).unwrap();
+    let bound = bind(&BindOptions { dscp: 10, offload, ..at(address) }).unwrap();
     (bound.socket, SocketAddr::new(address, bound.port))
 }
 
@@ -76,7 +81,7 @@ fn every_pair_of_forms_exchanges_the_same_datagrams() {
 fn classes_exchanged(address: IpAddr, octets: &[u8]) -> Option<(Vec<u8>, u64)> {
     let dscp = 10;
     let (mut sender, mut receiver) = {
-        let options = BindOptions { address, port: 0, sources: Vec::new(), dscp, offload: Offload::Auto };
+        let options = BindOptions { dscp, ..at(address) };
         let (sender, receiver) = (bind(&options).unwrap(), bind(&options).unwrap());
         if !sender.traffic_class {
             return None;
@@ -130,7 +135,7 @@ fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
     if std::net::UdpSocket::bind((address, 0)).is_err() {
         return eprintln!("skipped: no IPv6");
     }
-    let options = |dscp| BindOptions { address, port: 0, sources: Vec::new(), dscp, offload: Offload::Auto };
+    let options = |dscp| BindOptions { dscp, ..at(address) };
     // A traffic class has eight bits.
     let (mut sender, mut receiver) = (bind(&options(64)).unwrap(), bind(&options(63)).unwrap());
     assert!(!sender.traffic_class);
@@ -147,14 +152,7 @@ fn a_code_point_that_the_kernel_refuses_is_found_out_and_breaks_no_sending() {
 
 #[test]
 fn offload_sends_many_datagrams_with_one_call() {
-    let probe = bind(&BindOptions {
-        address: Ipv4Addr::LOCALHOST.into(),
-        port: 0,
-        sources: Vec::new(),
-        dscp: 0,
-        offload: Offload::Auto,
-    })
-    .unwrap();
+    let probe = bind(&at(Ipv4Addr::LOCALHOST.into())).unwrap();
     let (_, sent, _) = exchange(Offload::Auto, Offload::Auto, Ipv4Addr::LOCALHOST.into());
     let (_, plain, _) = exchange(Offload::Off, Offload::Off, Ipv4Addr::LOCALHOST.into());
     assert_eq!(plain.calls, plain.datagrams);
@@ -206,7 +204,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     let port = holder.local_addr().unwrap().port();
     let bind_to = |address: &str, port| {
         let address = address.parse().unwrap();
-        bind(&BindOptions { address, port, sources: Vec::new(), dscp: 0, offload: Offload::Auto }).err()
+        bind(&BindOptions { port, ..at(address) }).err()
     };
     assert_eq!(bind_to("127.0.0.1", port), Some(EngineError::PortInUse { port }));
     let unavailable = EngineError::AddressUnavailable { address: "192.0.2.77".to_owned() };
@@ -217,8 +215,7 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
 fn arrive_from(sources: &[Source], gso: &mut bool) -> (Vec<IpAddr>, SendCounts) {
     let bind_with = |sources: &[Source]| {
         let address = Ipv4Addr::UNSPECIFIED.into();
-        bind(&BindOptions { address, port: 0, sources: sources.to_vec(), dscp: 0, offload: Offload::Auto })
-            .unwrap()
+        bind(&BindOptions { sources: sources.to_vec(), ..at(address) }).unwrap()
     };
     let (mut sender, mut receiver) = (bind_with(sources), bind_with(&[]));
     *gso = sender.gso;
@@ -261,8 +258,7 @@ fn a_datagram_leaves_from_its_source_and_one_whose_address_is_gone_costs_nothing
 #[cfg(target_os = "linux")]
 fn what_is_sent_apart_arrives_as_it_was_pushed_and_in_order() {
     let local = Ipv4Addr::LOCALHOST.into();
-    let options =
-        BindOptions { address: local, port: 0, sources: Vec::new(), dscp: 0, offload: Offload::Auto };
+    let options = at(local);
     let BoundPaths { first, further, .. } = PathSockets::bind(&options, 1).unwrap();
     let mut sockets = PathSockets::new(first.socket, further);
     let (wake, woken) = std::sync::mpsc::channel();
