@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{all_reduce, cluster, config, Broken, Tensor, PATIENCE};
+use common::{all_reduce, cluster, config, impatient, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Bucket, ImportanceRule, Marks, OpError, Policy, ReduceOp, Request, Tags};
-use gradwire_engine::{EngineError, OpHandle};
+use gradwire_engine::{EngineConfig, EngineError, GroupHandle, OnPeerLoss, OpHandle};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 
@@ -50,4 +50,34 @@ fn calls_that_wait_for_a_thread_that_panics_hear_why_and_so_does_whoever_calls_l
     let later = groups[0].submit(all_reduce(tensor.view()), Box::new(()));
     let Err(EngineError::Stopped { cause: Some(cause) }) = later else { panic!("{later:?}") };
     assert!(cause.contains("the error in the rule"), "{cause}");
+}
+
+#[test]
+fn a_rank_whose_thread_panics_is_lost_and_those_that_may_go_on_do() {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..impatient() };
+    let (_engines, groups) = cluster(3, &config);
+    let means = |broken: bool, groups: &[GroupHandle]| {
+        let mut tensors: Vec<Tensor> =
+            (1..=groups.len()).map(|rank| Tensor(vec![rank as f32; 1_000])).collect();
+        let calls = groups.iter().zip(&mut tensors).enumerate();
+        let ops: Vec<OpHandle> = calls
+            .map(|(rank, (group, tensor))| {
+                let rule = (broken && rank == 2).then(|| Arc::new(Broken { on: "gradwire-net" }) as _);
+                group.submit(tolerant(tensor, rule), Box::new(())).unwrap()
+            })
+            .collect();
+        let outcomes = ops.iter().map(|op| op.wait(Some(PATIENCE)).expect("ends in time").clone());
+        (outcomes.collect::<Vec<_>>(), tensors)
+    };
+    let (outcomes, tensors) = means(true, &groups);
+    let Err(OpError::Aborted { rank: 2, cause, .. }) = &outcomes[2] else { panic!("{outcomes:?}") };
+    assert!(cause.contains("the error in the rule"), "{cause}");
+    assert!(outcomes[..2].iter().all(Result::is_ok), "{outcomes:?}");
+    assert!(
+        tensors[..2].iter().all(|tensor| tensor.0 == vec![1.5; 1_000]),
+        "the mean of those that are left"
+    );
+    let (outcomes, tensors) = means(false, &groups[..2]);
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    assert!(tensors.iter().all(|tensor| tensor.0 == vec![1.5; 1_000]));
 }
