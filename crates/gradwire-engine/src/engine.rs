@@ -118,7 +118,7 @@ impl Engine {
         })
     }
 
-    /// One network thread. What the kernel chooses for it is no port near `not_near`.
+    /// One network thread. For what the kernel chooses see [`BindOptions::not_near`].
     fn start_one(
         config: EngineConfig,
         (thread, common): (&str, &Common),

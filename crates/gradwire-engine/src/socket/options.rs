@@ -25,7 +25,7 @@ pub(crate) struct BindOptions {
     pub(crate) address: IpAddr,
     /// Port or 0.
     pub(crate) port: u16,
-    /// What the kernel chooses is not near this port.
+    /// What the kernel chooses is not near this port, where it has others.
     pub(crate) not_near: u16,
     /// Local addresses from which datagrams may leave through their interfaces ([`super::RawAddress::by_source`]).
     pub(crate) sources: Vec<Source>,
@@ -94,14 +94,15 @@ fn bind_to(address: SocketAddr) -> Result<(UdpSocket, u16), EngineError> {
     Ok((socket, port))
 }
 
-/// A port that the kernel chooses, and none that another process of this job may be about to bind: its ranks' ports on a host follow each other,
+/// A port that the kernel chooses, if it can be one that no other process of this job may be about to bind: its ranks' ports on a host follow each other,
 /// and those of their further threads lie behind.
 fn bind_away(address: IpAddr, not_near: u16) -> Result<(UdpSocket, u16), EngineError> {
     let mut found = bind_to(SocketAddr::new(address, 0))?;
     // Held until the end, so that none is chosen twice.
     let mut near = Vec::new();
     while found.1.abs_diff(not_near) < PORTS_NEAR && near.len() < TRIES {
-        near.push(std::mem::replace(&mut found, bind_to(SocketAddr::new(address, 0))?));
+        let Ok(next) = bind_to(SocketAddr::new(address, 0)) else { break };
+        near.push(std::mem::replace(&mut found, next));
     }
     Ok(found)
 }
