@@ -190,7 +190,7 @@ def test_silent_ports_of_network_threads_are_told_by_direction_unless_they_are_o
 
 
 def threads_of(ports, **more):
-    return {"threads": dataclasses.asdict(threads.Threads(ports, **more)), "boot": "a"}
+    return {"threads": dataclasses.asdict(threads.Threads(ports, **more)), "boot": "a", "interfaces": []}
 
 
 def test_ports_that_network_threads_do_not_get_are_told_as_far_as_a_job_uses_them():
@@ -215,6 +215,33 @@ def test_a_job_uses_as_many_network_threads_as_each_rank_has_cores_unless_all_ha
     assert threads.used([threads_of(four, cores=(1, 1), is_asked=True), one]) == 0
     assert threads.used([one, threads_of([47400], cores=(8, 8))]) == 0
     assert threads.used([threads_of(four, cores=(999, 99999))] * 129) == 0
+
+
+@pytest.mark.parametrize(
+    ("cards", "expected"),
+    [
+        ([[1000], [1000], [10_000]], "note"),
+        ([[1000], [10_000]], "note"),
+        ([[1000], [10_000], [10_000]], "warning"),
+        ([[1000, 1000, 1000], [1000, 1000, 1000]], "warning"),
+        ([[1000], [None]], "warning"),
+        ([[1000, None], [1000]], "warning"),
+        ([[], []], "warning"),
+    ],
+)
+def test_what_further_threads_lack_is_a_note_where_cards_say_that_links_are_too_slow_for_them(cards, expected):
+    def on_host(boot, speeds, **more):
+        used = [{"used": True, "name": "eth0", "card": {"speed_mbit": speed}} for speed in speeds]
+        unused = {"used": False, "name": "lo", "card": {"speed_mbit": None}}
+        return threads_of([47400, 50000], **more) | {"boot": boot, "interfaces": [*used, unused]}
+
+    hosts = [on_host(f"boot {at}", speeds) for at, speeds in enumerate(cards)]
+    assert threads.level_of(hosts) == expected
+    assert threads.level_of([on_host("one boot", speeds) for speeds in cards]) == "warning", "no card is between them"
+    assert threads.level_of([on_host(f"{at}", speeds, is_asked=True) for at, speeds in enumerate(cards)]) == "warning"
+    (taken,) = threads.judge_ports(hosts[0]["threads"], 1, 0, expected)
+    (shut,) = threads.judge(0, 1, threads.Ports([47464], [47464]), answered=[False], heard=[False], level=expected)
+    assert (taken.level, shut.level) == (expected, expected)
 
 
 def test_a_port_that_somebody_has_taken_since_is_a_problem_only_of_the_first_network_thread():

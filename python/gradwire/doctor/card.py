@@ -107,6 +107,16 @@ def settings(control: socket.socket, name: str) -> tuple[int, int, int]:
     return (0 if speed == _UNKNOWN_SPEED else speed), duplex, supported
 
 
+def rate_mbit(host: Mapping[str, Any]) -> int | None:
+    """Of the cards that a host uses, together; None: one of them does not say, as those without a wire.
+
+    Args:
+        host: as described.
+    """
+    known, count = _speeds(host), sum(i["used"] for i in host["interfaces"])
+    return sum(speed for speed, _ in known) if known and len(known) == count else None
+
+
 def _speeds(host: Mapping[str, Any]) -> list[tuple[int, str]]:
     return [(i["card"]["speed_mbit"], i["name"]) for i in host["interfaces"] if i["used"] and i["card"]["speed_mbit"]]
 

@@ -77,9 +77,9 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     facts = host.examine(config)
     everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
     tell(f"{place.world_size} ranks are here")
-    further = threads.used(everyone)
+    further, level = threads.used(everyone), threads.level_of(everyone)
     findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
-    findings += threads.judge_ports(everyone[rank]["threads"], further, rank)
+    findings += threads.judge_ports(everyone[rank]["threads"], further, rank, level)
     probers, lost = _bind(facts, further, rank, everyone[0]["token"])
     findings += lost
     ready = everybody(place, "ready", len(probers))
@@ -101,7 +101,7 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
         )  # fmt: skip
         ports = threads.Ports(threads.told(everyone[rank]["threads"]), threads.told(other["threads"]))
         heard_there = [rank in ranks for ranks in tested[pair.peer]["heard"][1:]]
-        findings += threads.judge(rank, pair.peer, ports, answered=pair.threads, heard=heard_there)
+        findings += threads.judge(rank, pair.peer, ports, answered=pair.threads, heard=heard_there, level=level)
         findings += pairs.judge(pair, config, options.loss_max)
     # Ranks of one host measure over the same link at once, and over none between each other.
     if all(len(_mates(everyone, other)) == 1 for other in range(place.world_size)):

@@ -6,16 +6,19 @@ one does what they would have done: training goes on, and large calls take longe
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradwire.doctor.findings import WARNING, Finding
+from gradwire.doctor.card import rate_mbit
+from gradwire.doctor.findings import NOTE, WARNING, Finding
 
 PORTS_APART = 64  # as the engine has it: so many ranks may be on a host
 PORT_MAX = 65_535
 RANKS_MAX = 128  # of groups that divide calls unasked
+RATE_MOST_MBIT = 2500  # of links over which they do not
 _WITHOUT = "or do without: GRADWIRE_NETWORK_THREADS=1 on every rank"
 _THOSE_BEHIND = (
     "it and those behind it are not used, so that large calls over fast links are divided between fewer threads"
@@ -42,19 +45,41 @@ class Threads:
 def used(hosts: Sequence[Mapping[str, Any]]) -> int:
     """How many beside the first of each rank would connect, as the engines decide when they meet.
 
-    On links up to 2.5 Gbit/s they have no part of any call unless all ranks have asked for them.
+    On links up to 2.5 Gbit/s they have no part of any call unless all ranks have asked for them (`level_of`).
 
     Args:
         hosts: what each rank has said of itself.
     """
     further = min(len(host["threads"]["ports"]) - 1 for host in hosts)
-    if all(host["threads"]["is_asked"] for host in hosts):
+    if _all_have_asked(hosts):
         return further
     boots = [host["boot"] or rank for rank, host in enumerate(hosts)]  # whose kernel says nothing is alone on its host
     here = Counter(boots)
     each = zip((host["threads"]["cores"] for host in hosts), boots, strict=True)
     cores = [min(of_process, of_host // here[boot]) for (of_process, of_host), boot in each]
     return max(0, min(further, min(cores) - 1)) if len(hosts) <= RANKS_MAX else 0
+
+
+def level_of(hosts: Sequence[Mapping[str, Any]]) -> str:
+    """How much it matters that some do not reach each other: little where cards say that they would have no part of any call.
+
+    Args:
+        hosts: what each rank has said of itself.
+    """
+    return NOTE if _have_slow_links(hosts) and not _all_have_asked(hosts) else WARNING
+
+
+def _all_have_asked(hosts: Sequence[Mapping[str, Any]]) -> bool:
+    return all(host["threads"]["is_asked"] for host in hosts)
+
+
+def _have_slow_links(hosts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the cards of half of the ranks or more are too slow, and no two ranks are on one host, between which no card is."""
+    boots = {host["boot"] for host in hosts if host["boot"]}
+    rates = [rate_mbit(host) for host in hosts]
+    known = [rate for rate in rates if rate is not None]
+    is_known = len(boots) == len(known) == len(hosts) > 1
+    return is_known and statistics.median_low(known) <= RATE_MOST_MBIT
 
 
 def told(threads: Mapping[str, Any]) -> list[int | None]:
@@ -68,8 +93,8 @@ def told(threads: Mapping[str, Any]) -> list[int | None]:
     return [got if threads["is_fixed"] and got == want else None for want, got in zip(wanted, further, strict=True)]
 
 
-def judge_ports(threads: Mapping[str, Any], most: int, rank: int) -> list[Finding]:
-    """Which of the first so many beside the first do not have the port that firewalls are told."""
+def judge_ports(threads: Mapping[str, Any], most: int, rank: int, level: str = WARNING) -> list[Finding]:
+    """Which of the first so many beside the first do not have the port that firewalls are told; `level`: how much it matters."""
     if not threads["is_fixed"]:
         return []
     missing = [at for at, port in enumerate(told(threads)[:most], 1) if port is None]
@@ -81,10 +106,10 @@ def judge_ports(threads: Mapping[str, Any], most: int, rank: int) -> list[Findin
             f"UDP port {', '.join(taken)} of further network threads cannot be had here: a job takes any free one, which "
             "a firewall may not let in"
         )
-        findings.append(Finding(WARNING, "threads", text, f"end the process that has it (ss -ulpn), {_WITHOUT}", rank))
+        findings.append(Finding(level, "threads", text, f"end the process that has it (ss -ulpn), {_WITHOUT}", rank))
     if len(taken) < len(wanted):
         text = f"further network threads would have ports beyond {PORT_MAX}: a job takes any free ones, which a firewall may not let in"
-        findings.append(Finding(WARNING, "threads", text, f"a lower GRADWIRE_PORT, {_WITHOUT}", rank))
+        findings.append(Finding(level, "threads", text, f"a lower GRADWIRE_PORT, {_WITHOUT}", rank))
     return findings
 
 
@@ -96,7 +121,9 @@ class Ports:
     peers: Sequence[int | None]
 
 
-def judge(rank: int, peer: int, ports: Ports, *, answered: Sequence[bool], heard: Sequence[bool]) -> list[Finding]:
+def judge(
+    rank: int, peer: int, ports: Ports, *, answered: Sequence[bool], heard: Sequence[bool], level: str = WARNING
+) -> list[Finding]:
     """What it means that some of a peer's did not answer.
 
     Args:
@@ -105,6 +132,7 @@ def judge(rank: int, peer: int, ports: Ports, *, answered: Sequence[bool], heard
         ports: of both.
         answered: for each thread that was asked whether the peer's answered.
         heard: whether the peer's has heard this rank's.
+        level: how much it matters (`level_of`).
     """
     silent = [at for at, is_well in enumerate(answered) if not is_well]
     there = [str(ports.peers[at]) for at in silent if not heard[at] and ports.peers[at] is not None]
@@ -113,9 +141,9 @@ def judge(rank: int, peer: int, ports: Ports, *, answered: Sequence[bool], heard
     if there:
         text = f"nothing arrives at UDP port {', '.join(there)} of a further network thread: {_THOSE_BEHIND}"
         fix = f"let it in on rank {peer}'s host and in the network, {_WITHOUT}"
-        findings.append(Finding(WARNING, "threads", text, fix, rank, peer))
+        findings.append(Finding(level, "threads", text, fix, rank, peer))
     if back:
         text = f"no answer comes back to UDP port {', '.join(back)} of a further network thread here: {_THOSE_BEHIND}"
         fix = f"let it in on rank {rank}'s host and in the network, {_WITHOUT}"
-        findings.append(Finding(WARNING, "threads", text, fix, rank, peer))
+        findings.append(Finding(level, "threads", text, fix, rank, peer))
     return findings
