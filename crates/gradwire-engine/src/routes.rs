@@ -32,7 +32,8 @@ impl ConnectionIds {
         };
         self.in_use[slot] = true;
         self.next = slot + 1;
-        let high = (self.next_random() & 0xFF) as u32;
+        // Never nought: datagrams of zeros are nobody's, and in a record 0 is no id.
+        let high = (self.next_random() % 255) as u32 + 1;
         ConnectionId::new(high << SLOT_BITS | slot as u32)
     }
 
@@ -175,6 +176,14 @@ mod tests {
             .collect();
         assert!(again.iter().all(|id| slot_of(*id) == slot_of(first)));
         assert!(again.iter().any(|id| *id != first), "the random part never changes");
+    }
+
+    #[test]
+    fn no_id_is_nought() {
+        for _ in 0..10_000 {
+            let id = ConnectionIds::default().draw().expect("all are free");
+            assert!(id.value() > 0 && slot_of(id) == 0, "{id:?}");
+        }
     }
 
     #[test]
