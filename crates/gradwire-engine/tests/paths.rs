@@ -70,8 +70,7 @@ fn what_the_kernel_chooses_is_no_port_that_another_rank_of_the_host_may_be_about
     drop(holder);
     let config = EngineConfig { port: base, paths: 8, network_threads: Some(2), ..config() };
     // One of the kernel's choices in 28 would be near: of so many none was with a probability of one in 1,000.
-    let mut started = 0;
-    while started < 25 {
+    for _ in 0..25 {
         // The further thread's port is taken, by this or by who else has it: it has any.
         let _taken = UdpSocket::bind(("127.0.0.1", base.saturating_add(64)));
         let engine = match Engine::start(config.clone()) {
@@ -86,7 +85,6 @@ fn what_the_kernel_chooses_is_no_port_that_another_rank_of_the_host_may_be_about
         let near: Vec<u16> = chosen.filter(|port| port.abs_diff(base) < 512).collect();
         assert!(near.is_empty(), "{near:?} beside {base}");
         engine.stop();
-        started += 1;
     }
 }
 
