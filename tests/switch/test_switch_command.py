@@ -1,6 +1,7 @@
 """`gradwire switch` from outside."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -37,7 +38,9 @@ def test_the_environment_of_the_job_decides_the_code_points():
 
 
 def test_classes_of_the_command_line_go_before_the_environments_and_keep_its_code_points():
-    result = run("--os", "sonic", *COMMON, "--classes", "3", GRADWIRE_DSCP_CLASSES="12,10,8")
+    result = run(
+        "--os", "sonic", *COMMON, "--classes", "3", GRADWIRE_DSCP_CLASSES="12,10,8", GRADWIRE_DSCP_CONTROL="46"
+    )
     assert result.exit_code == 0, result.output
     table = json.loads(result.stdout)["DSCP_TO_TC_MAP"]["gradwire"]
     assert (table["12"], table["10"], table["8"]) == ("6", "5", "4")
@@ -108,6 +111,7 @@ def test_the_configuration_goes_into_a_file(tmp_path):
         ["--os", "tc", "--rate", "1000", "--buffer", "10"],
         ["--os", "tc", *COMMON, "--layers", "nowhere.pt"],
         ["--os", "tc", *COMMON, "--first", "200"],
+        ["--os", "tc", *COMMON, "--first", "12.8"],
         ["--os", "tc", *COMMON, "--classes", "7", "--queues", "4"],
     ],
 )
@@ -116,6 +120,34 @@ def test_wrong_usage_is_status_2_in_one_line(arguments):
     assert result.exit_code == 2
     assert result.stderr.count("Error:") == 1
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("system", ["tc", "sonic", "onyx", "cumulus", "eos"])
+@pytest.mark.parametrize(
+    ("variables", "remedy"),
+    [
+        ({"GRADWIRE_DSCP_CLASSES": "10,12,14"}, "GRADWIRE_DSCP_CONTROL=40"),
+        ({"GRADWIRE_DSCP_CLASSES": "10,12,14", "GRADWIRE_DSCP": "14"}, "GRADWIRE_DSCP_CONTROL=40"),
+        ({"GRADWIRE_DSCP_CONTROL": "0"}, "GRADWIRE_DSCP_CONTROL=40"),
+        ({"GRADWIRE_DSCP_CLASSES": "10,0,14", "GRADWIRE_DSCP_CONTROL": "40"}, "GRADWIRE_DSCP_CLASSES=34,36,26"),
+    ],
+)
+def test_best_effort_never_goes_before_gradients_on_any_system(system, variables, remedy):
+    result = run("--os", system, *COMMON, GRADWIRE_CLASSES="3", **variables)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert remedy in result.stderr
+
+
+def test_the_largest_first_threshold_is_named_as_the_option_takes_it():
+    refused = run("--os", "tc", *COMMON, "--first", "12.8")
+    assert "--first 9.772" in refused.stderr
+    assert run("--os", "tc", *COMMON, "--first", "9.773").exit_code == 2
+    taken = run("--os", "tc", *COMMON, "--first", "9.772")
+    assert taken.exit_code == 0, taken.output
+    ends = re.findall(r"red limit (\d+) min \d+ max (\d+)", taken.stdout)
+    assert len(ends) == 7
+    assert all(int(limit) - int(high) >= 1513 for limit, high in ends), "a packet's room above RED's max"
 
 
 def test_without_scipy_the_optimum_says_what_to_install(monkeypatch):

@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 from gradwire.config import Config
-from gradwire.switch import arista, make_plan, nvidia, sonic
+from gradwire.switch import arista, linux, make_plan, nvidia, sonic
 from gradwire.switch.plan import Wish
 
 PLANS = [
@@ -25,6 +25,8 @@ PLANS = [
         (400_000, 16_000_000, 4, 2.0),
     ]
 ]
+# Code points of one's own, whose order is not that of their numbers.
+PLANS.append(make_plan(1_000, 256_000, Config(classes=3, dscp_classes="12,46,8", dscp_control=34)))
 
 PORT = r"(?P<port>\S+)"
 ONYX = [  # Onyx user manual 3.10, "Quality of Service" and "Congestion control"; thresholds in KB
@@ -117,6 +119,25 @@ def test_eos_lines_have_the_forms_of_its_manual_and_say_the_plan(plan, word):
     assert queues == {number: number for number, _ in plan.numbered() if number != 7}, "class 7 has its queue already"
     lows = [int(row["low"]) for row in rows if "low" in row]
     assert lows == [queue.threshold_bytes for queue in plan.queues if queue.threshold_bytes is not None]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_tc_filters_and_the_band_of_all_others_say_the_plan(plan):
+    text = "\n".join(linux.commands(plan, "eth1"))
+    filters = re.findall(r"match ip dsfield (0x\w+) 0xfc flowid 10:(\w+)", text)
+    (unnamed,) = {*re.search(r"priomap ([\d ]+)", text)[1].split()} - {"0"}
+    bands = {
+        **dict.fromkeys(range(64), int(unnamed)),
+        **{int(octet, 16) >> 2: int(band, 16) - 1 for octet, band in filters},
+    }
+    assert {point: 7 - band for point, band in bands.items()} == plan.queue_of_code_points()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_best_effort_has_the_last_queue_and_control_the_first_alone(plan):
+    table = plan.queue_of_code_points()
+    assert table[0] == min(table.values())
+    assert [point for point, number in table.items() if number == 7] == sorted(plan.queues[0].code_points)
 
 
 def test_a_wrong_line_is_noticed():

@@ -2,12 +2,14 @@
 
 import itertools
 import json
+import re
 
 import pytest
 from gradwire.config import Config
 from gradwire.switch import SwitchError, linux, make_plan
 from gradwire.switch.layers import class_shares, read_layers
 from gradwire.switch.plan import FRAME_BYTES, Wish
+from gradwire.switch.thresholds import HEADROOM_PACKETS
 
 RATE, BUFFER = 1000.0, 256_000
 
@@ -70,8 +72,8 @@ def test_the_queues_together_hold_the_buffer_and_no_more():
 
 
 def test_the_first_threshold_and_the_step_are_taken():
-    plan = plan_of(wish=Wish(first_bytes=5_000, step=1.0))
-    assert [queue.threshold_bytes for queue in plan.queues[1:]] == [5_000 * n for n in range(1, 8)]
+    plan = plan_of(wish=Wish(first_bytes=4_900, step=1.0))
+    assert [queue.threshold_bytes for queue in plan.queues[1:]] == [4_900 * n for n in range(1, 8)]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,88 @@ def test_a_small_buffer_and_a_taken_code_point_are_refused():
     with pytest.raises(SwitchError, match="at least"):
         make_plan(RATE, 20_000, Config.mlt(classes=7))
     with pytest.raises(SwitchError, match="code points of their own"):
-        make_plan(RATE, BUFFER, Config.mlt(classes=2, dscp_classes="34,48"))
+        make_plan(RATE, BUFFER, Config.mlt(classes=2, dscp_classes="34,48", dscp_control=40))
+
+
+def points_of_control(**settings):
+    return make_plan(RATE, BUFFER, Config(classes=3, **settings)).queues[0].code_points
+
+
+@pytest.mark.parametrize("preset", ["auto", "mlt"])
+@pytest.mark.parametrize(
+    ("settings", "whose"),
+    [
+        ({"dscp_classes": "10,12,14"}, "best effort"),
+        ({"dscp_classes": "10,12,14", "dscp_control": 0}, "best effort"),
+        ({"dscp_classes": "auto", "dscp_control": 0}, "best effort"),
+        ({"dscp_control": 0}, "best effort"),
+        ({"dscp_classes": "10,12,14", "dscp": 12}, "class 1"),
+        ({"dscp_classes": "10,40,14", "dscp_control": 40}, "class 1"),
+        ({"dscp_classes": "10,12,14", "dscp_control": 56}, "routing"),
+    ],
+)
+def test_control_needs_a_code_point_that_nobody_else_has_and_is_told_one(preset, settings, whose):
+    """Its queue is served before all others: whatever shares the code point goes before every gradient."""
+    with pytest.raises(SwitchError, match=f"control has code point .*{whose}.*GRADWIRE_DSCP_CONTROL=") as caught:
+        points_of_control(preset=preset, **settings)
+    advice = int(re.search(r"GRADWIRE_DSCP_CONTROL=(\d+)", str(caught.value))[1])
+    assert points_of_control(preset=preset, **{**settings, "dscp_control": advice}) == (advice, 48, 56)
+
+
+@pytest.mark.parametrize(
+    ("points", "control", "whose"),
+    [
+        ("10,0,14", 40, "class 1 has code point 0, .*best effort"),
+        ("0,12,14", 34, "class 0 has code point 0, .*best effort"),
+        ("10,12,10", 40, "class 2 has code point 10, .*class 0"),
+        ("10,12,48", 40, "class 2 has code point 48, .*routing"),
+    ],
+)
+def test_each_class_needs_a_code_point_that_nobody_else_has_and_is_told_some(points, control, whose):
+    with pytest.raises(SwitchError, match=f"{whose}.*GRADWIRE_DSCP_CLASSES=") as caught:
+        points_of_control(dscp_classes=points, dscp_control=control)
+    advice = re.search(r"GRADWIRE_DSCP_CLASSES=([\d,]*\d)", str(caught.value))[1]
+    assert points_of_control(dscp_classes=advice, dscp_control=control) == (control, 48, 56)
+
+
+def test_every_threshold_leaves_room_for_important_packets_above_it():
+    """Up to the largest first threshold, which the refusal of a larger one names, and down to the smallest buffer."""
+    headroom = HEADROOM_PACKETS * FRAME_BYTES - 1  # both ends are cut to whole bytes
+    for classes, step, buffer in itertools.product((1, 3, 7), (0.0, 0.1, 0.5, 2.0), (BUFFER, 1_000_000)):
+        with pytest.raises(SwitchError, match="at most") as caught:
+            plan_of(classes, wish=Wish(step=step, first_bytes=10 * buffer))
+        most = int(re.search(r"at most (\d+) ", str(caught.value))[1])
+        with pytest.raises(SwitchError, match="at most"):
+            plan_of(classes, wish=Wish(step=step, first_bytes=most + 1))
+        for first in (most, FRAME_BYTES, None):
+            plan = plan_of(classes, wish=Wish(step=step, first_bytes=first))
+            data = [queue for queue in plan.queues if queue.threshold_bytes is not None]
+            assert all(queue.limit_bytes - queue.threshold_bytes >= headroom for queue in data), (classes, step, first)
+            assert first is None or data[0].threshold_bytes == first
+
+
+def test_the_buffer_that_a_refusal_asks_for_is_enough_and_leaves_the_same_room():
+    for classes, step in itertools.product(range(1, 8), (0.0, 0.1, 0.5, 1 / 3, 2.0)):
+        with pytest.raises(SwitchError, match="at least") as caught:
+            make_plan(RATE, 4_000, Config.mlt(classes=classes), wish=Wish(step=step))
+        least = int(re.search(r"(\d+) at least", str(caught.value))[1])
+        plan = make_plan(RATE, least, Config.mlt(classes=classes), wish=Wish(step=step))
+        data = [queue for queue in plan.queues if queue.threshold_bytes is not None]
+        assert min(queue.limit_bytes - queue.threshold_bytes for queue in data) >= HEADROOM_PACKETS * FRAME_BYTES - 1
+        with pytest.raises(SwitchError, match="at least"):  # parts of a buffer are whole bytes: not to the last one
+            make_plan(RATE, least - 20, Config.mlt(classes=classes), wish=Wish(step=step))
+
+
+def test_sizes_of_layers_move_optimal_thresholds_and_only_the_expected_losses_of_arithmetic_ones():
+    def ends(method, layers):
+        plan = plan_of(classes=3, layers=layers, wish=Wish(method=method))
+        return [(queue.threshold_bytes, queue.limit_bytes) for queue in plan.queues], plan.queues[1].small_loss
+
+    (alike, loss), (uneven, other_loss) = ends("arithmetic", [1, 1, 1]), ends("arithmetic", [1, 1, 8])
+    assert alike == uneven
+    assert loss != other_loss
+    pytest.importorskip("scipy")
+    assert ends("optimal", [1, 1, 1])[0] != ends("optimal", [1, 1, 8])[0]
 
 
 def test_layers_are_spread_over_the_classes_as_the_transport_does():

@@ -94,7 +94,7 @@ def command(
         config = Config.from_env(Config(preset=preset, classes=classes or queues - 1))
         config = replace(config, classes=classes) if classes else config
         layers = read_layers(layers_text) if layers_text else []
-        wish = Wish(first_bytes=first_kb and first_kb * 1000, **wishes)  # type: ignore[arg-type]
+        wish = Wish(first_bytes=first_kb and round(first_kb * 1000), **wishes)  # type: ignore[arg-type]
         plan = make_plan(rate, round(buffer_kb * 1000), config, queues=queues, layers=layers, wish=wish)
         if plot is not None:
             from gradwire.switch import picture

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwire.simulation.tensors import read_checkpoint
 from gradwire.switch.errors import SwitchError
 
 
@@ -65,27 +66,12 @@ def _of_json(path: Path) -> list[int]:
 
 def _of_checkpoint(path: Path) -> list[int]:
     """Bytes of each layer, in the checkpoint's order, which for `state_dict()` is that of the modules."""
-    import torch
-
     try:
-        content = torch.load(path, map_location="meta", weights_only=True)
-    except Exception as error:  # noqa: BLE001  torch raises whatever its unpickler meets
-        raise SwitchError(f"{path} is not a torch checkpoint: {str(error).splitlines()[0]}") from None
-    tensors = _state(content)
-    if tensors is None:
-        raise SwitchError(f"{path} holds no state_dict: an object of parameter name to tensor")
+        parameters = read_checkpoint(path)
+    except ValueError as error:
+        raise SwitchError(f"--layers {error}") from None
     layers: dict[str, int] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in parameters.items():
         layer = name.rpartition(".")[0]
         layers[layer] = layers.get(layer, 0) + tensor.numel() * tensor.element_size()
     return list(layers.values())
-
-
-def _state(content: Any) -> dict[str, Any] | None:
-    """The state_dict in a checkpoint: itself, or the first one that it holds under a name (`model`, `state_dict`, ...)."""
-    if not isinstance(content, dict):
-        return None
-    tensors = {name: value for name, value in content.items() if hasattr(value, "numel") and isinstance(name, str)}
-    if tensors:
-        return tensors
-    return next((state for state in map(_state, content.values()) if state), None)

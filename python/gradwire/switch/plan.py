@@ -10,11 +10,12 @@ Code points are those that the transport sets, from the same configuration and e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gradwire.config import Config
+from gradwire.config import CODE_POINT_CONTROL, CODE_POINTS, Config
 from gradwire.switch import thresholds
 from gradwire.switch.errors import SwitchError
 from gradwire.switch.layers import class_shares
@@ -22,8 +23,10 @@ from gradwire.switch.layers import class_shares
 FRAME_BYTES = 1514  # a full Ethernet frame, which is what a queue holds
 QUEUES_MAX = 8  # traffic classes of a port (IEEE 802.1Q)
 CONTROL_SHARE = 1 / 8  # of the buffer: control is a few packets of 100 bytes for each data packet's 1500
+BEST_EFFORT = 0  # what all traffic has that nobody gave a code point: never before gradients
 NETWORK_CONTROL = (48, 56)  # CS6 and CS7, what routers tell each other: never behind gradients
 DEFAULT_STEP = 0.5  # d of DLCP 4.2, which names none; thresholds of 7 queues then span a factor of 4
+_HEADROOM_BYTES = thresholds.HEADROOM_PACKETS * FRAME_BYTES  # least room between a threshold and its queue's end
 _THRESHOLD_SHARE = 0.5  # of a queue's limit, where thresholds follow from the buffer: the rest is for important packets
 
 
@@ -149,11 +152,10 @@ def make_plan(
     control_bytes = int(buffer_bytes * CONTROL_SHARE)
     other_bytes = control_bytes if spare > 0 else 0
     data_bytes = buffer_bytes - control_bytes - other_bytes
-    if data_bytes < 4 * FRAME_BYTES * len(points):
-        least = int(4 * FRAME_BYTES * len(points) / (1 - (2 if spare > 0 else 1) * CONTROL_SHARE)) + 1
-        raise SwitchError(
-            f"{buffer_bytes} bytes of buffer are too little for {len(points)} data queues: {least} at least"
-        )
+    least_bytes, what_for = _least_bytes(len(points), wish)
+    if data_bytes < least_bytes:
+        least = int(least_bytes / (1 - (2 if spare > 0 else 1) * CONTROL_SHARE)) + 1
+        raise SwitchError(f"{buffer_bytes} bytes of buffer are too little for {what_for}: {least} at least")
     traffic = _traffic(class_shares(layers, len(points)), wish)
     pairs = _thresholds(traffic, data_bytes, wish)
     losses = traffic.losses(*_rooms(pairs, wish.small_share))
@@ -181,10 +183,31 @@ def _code_points(config: Config, queues: int) -> tuple[list[int], int]:
         raise SwitchError(
             f"{len(points)} classes and control need {len(points) + 1} queues, there are {queues}: set classes to {queues - 1}"
         )
-    taken = [control, *points, *NETWORK_CONTROL]
-    if len(set(taken)) < len(taken):
-        raise SwitchError(f"control ({control}), classes ({points}) and routing (48, 56) need code points of their own")
+    _refuse_shared(points, control)
     return points, control
+
+
+def _refuse_shared(points: list[int], control: int) -> None:
+    """The first queue is served before everything, so that what shares its code point starves all gradients."""
+    if control in (BEST_EFFORT, *points, *NETWORK_CONTROL):
+        free = next(point for point in (CODE_POINT_CONTROL, *range(47, 0, -1)) if point not in points)
+        raise SwitchError(
+            f"control has code point {control}, {_whose(control, points)}: it needs one of its own,"
+            f" set GRADWIRE_DSCP_CONTROL={free} here and for the job"
+        )
+    for number, point in enumerate(points):
+        if point in (BEST_EFFORT, *points[:number], *NETWORK_CONTROL):
+            fitting = [free for free in CODE_POINTS[-1] if free != control][: len(points)]
+            raise SwitchError(
+                f"class {number} has code point {point}, {_whose(point, points[:number])}: classes need code points of their own,"
+                f" such as GRADWIRE_DSCP_CLASSES={','.join(map(str, fitting))}, here and for the job"
+            )
+
+
+def _whose(point: int, points: list[int]) -> str:
+    if point == BEST_EFFORT:
+        return "which is best effort's (all other traffic)"
+    return "which is routing's" if point in NETWORK_CONTROL else f"which is that of class {points.index(point)}"
 
 
 def _environment(config: Config, points: list[int], control: int) -> dict[str, str]:
@@ -214,17 +237,37 @@ def _thresholds(traffic: thresholds.Traffic, data_bytes: int, wish: Wish) -> lis
         ]
     if wish.method != "arithmetic":
         raise SwitchError(f"thresholds are arithmetic or optimal, not {wish.method}")
-    queues = len(traffic.shares)
-    steps = sum(thresholds.arithmetic(queues, 1_000, wish.step)) / 1_000
-    first = _THRESHOLD_SHARE * data_bytes / steps if wish.first_bytes is None else wish.first_bytes
-    lows = thresholds.arithmetic(queues, first, wish.step)
-    scale = data_bytes / (first * steps)
-    if first < FRAME_BYTES or scale < 1:
-        most = data_bytes / steps
+    return _arithmetic(len(traffic.shares), data_bytes, wish)
+
+
+def _arithmetic(queues: int, data_bytes: int, wish: Wish) -> list[tuple[int, int]]:
+    """Limits in proportion to the thresholds, so the first queue has the least room above its own: that must be enough."""
+    first_limit = data_bytes / _steps(queues, wish.step)
+    most = first_limit - _HEADROOM_BYTES
+    first = wish.first_bytes
+    if first is None:
+        first = max(FRAME_BYTES, min(_THRESHOLD_SHARE * first_limit, most))
+    elif not FRAME_BYTES <= first <= most:
         raise SwitchError(
-            f"the first threshold is {first:.0f} bytes: at least a frame, {FRAME_BYTES}, at most {most:.0f} here"
+            f"the first threshold is {first:.0f} bytes: at least a frame, {FRAME_BYTES}, and at most {math.floor(most)}"
+            f" (--first {math.floor(most) / 1000:.3f}) with this buffer, or important packets are dropped with the others"
         )
-    return [(low, int(low * scale)) for low in lows]
+    lows, limits = (thresholds.arithmetic(queues, size, wish.step) for size in (first, first_limit))
+    return list(zip(lows, limits, strict=True))
+
+
+def _steps(queues: int, step: float) -> float:
+    """Sum of the sequence 1, 1+d, 1+2d, .."""
+    return sum(1 + step * number for number in range(queues))
+
+
+def _least_bytes(queues: int, wish: Wish) -> tuple[float, str]:
+    """For the data queues together, and what needs so much: four frames each, and one below the least headroom."""
+    least = 4.0 * FRAME_BYTES * queues
+    stepped = (FRAME_BYTES + _HEADROOM_BYTES) * _steps(queues, wish.step)
+    if wish.method == "arithmetic" and stepped > least:
+        return stepped, f"{queues} data queues whose thresholds have a step of {wish.step:g}"
+    return least, f"{queues} data queues"
 
 
 def _rooms(pairs: list[tuple[int, int]], small_share: float) -> tuple[list[float], list[float]]:
