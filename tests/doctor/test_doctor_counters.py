@@ -7,9 +7,11 @@ import struct
 import sys
 
 import pytest
+from doctors import needs_ipv6
 from gradwire.doctor import card, counters
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
+from gradwire.doctor.family import family_of
 from gradwire.lab import iproute
 from sandboxed import in_sandbox
 
@@ -21,21 +23,28 @@ Udp: 61101641 262051 9 61381793 5 6 4 0 0
 UdpLite: InDatagrams
 UdpLite: 0
 """
+SNMP6 = """Ip6InReceives                   \t4
+Udp6RcvbufErrors                \t100
+Udp6SndbufErrors                \t200
+Udp6InCsumErrors                \t300
+UdpLite6RcvbufErrors            \t9
+"""
 
 
 def test_the_kernels_files_are_read(tmp_path):
     (tmp_path / "softnet_stat").write_text(SOFTNET)
     (tmp_path / "snmp").write_text(SNMP)
+    (tmp_path / "snmp6").write_text(SNMP6)
     (tmp_path / "nf_conntrack_count").write_text("12\n")
     (tmp_path / "nf_conntrack_max").write_text("262144\n")
     found = counters.read(tmp_path, tmp_path)
-    assert dataclasses.replace(found, cards={}) == Counters({}, 16, 5, 6, 4, (12, 262144))
+    assert dataclasses.replace(found, cards={}) == Counters({}, 16, 105, 206, 304, (12, 262144)), "of both families"
 
 
 def test_what_a_kernel_does_not_count_is_zero(tmp_path):
     assert dataclasses.replace(counters.read(tmp_path, tmp_path), cards={}) == Counters()
-    for name in ("softnet_stat", "snmp", "nf_conntrack_count"):
-        (tmp_path / name).write_text("nonsense\nnonsense\nx: y\n")
+    for name in ("softnet_stat", "snmp", "snmp6", "nf_conntrack_count"):
+        (tmp_path / name).write_text("nonsense\nnonsense\nx: y\nUdp6RcvbufErrors\n")
     assert dataclasses.replace(counters.read(tmp_path, tmp_path), cards={}) == Counters()
 
 
@@ -144,14 +153,15 @@ def test_what_counts_since_the_start_say_is_judged(now, expected):
     assert all(finding.fix and finding.rank == 1 for finding in found)
 
 
-def test_a_full_buffer_of_a_real_socket_is_counted():
-    before = counters.read()
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_full_buffer_of_a_real_socket_is_counted(address):
+    before, family = counters.read(), family_of(address).number
     with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as narrow,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        socket.socket(family, socket.SOCK_DGRAM) as narrow,
+        socket.socket(family, socket.SOCK_DGRAM) as sender,
     ):
         narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        narrow.bind(("127.0.0.1", 0))
+        narrow.bind((address, 0))
         for _ in range(100):
             sender.sendto(bytes(1000), narrow.getsockname())
     found = counters.judge(before, counters.read(), [], 0)

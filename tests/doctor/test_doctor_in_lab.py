@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from doctors import DOCTOR, run_doctors, texts, told
 from gradwire.lab import iproute
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
 from gradwire.lab.uml_switch import PROGRAM
 from sandboxed import in_sandbox
 
-DOCTOR = [sys.executable, "-c", "from gradwire.cli import main; main()", "doctor", "--json"]
 PORT = 47400
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the program nft is not installed")
 
@@ -25,29 +25,6 @@ def on_host(network, host, ruleset):
     table = f"table ip faults {{\n chain c {{\n type filter hook prerouting priority -150;\n {ruleset}\n}}\n}}\n"
     with network.on_host(host):
         subprocess.run(["nft", "-f", "-"], input=table, text=True, check=True)
-
-
-def run_doctors(network, folder, environment, *, packets=500, prefix=(), more=()):
-    """One for each host; the report of rank 0 and everybody's status."""
-    hosts, pipe = network.layout.hosts, subprocess.PIPE
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GRADWIRE_", "RANK", "WORLD_SIZE", "LOCAL"))
-    }
-    children = [
-        network.spawn(
-            rank, [*prefix, *DOCTOR, "--rank", str(rank), "--world-size", str(hosts), "--packets", str(packets),
-                   "--store", f"file://{folder}/meeting", *more],
-            env={**clean, **environment}, stdout=pipe, stderr=pipe, text=True,
-        )
-        for rank in range(hosts)
-    ]  # fmt: skip
-    outputs = [child.communicate(timeout=90) for child in children]
-    statuses = [child.returncode for child in children]
-    if not outputs[0][0]:
-        return {"statuses": statuses, "errors": [error for _, error in outputs]}
-    return {**json.loads(outputs[0][0]), "statuses": statuses}
 
 
 def nothing(_network):
@@ -65,17 +42,6 @@ def diagnose(tmp_path, *, fault=nothing, port=None, switch="nft", environment=No
             return run_doctors(network, tmp_path, environment or {}, **options)
 
     return in_sandbox(tmp_path, main)
-
-
-def told(report, *levels):
-    """What was found at these levels: (check, rank, peer). Not what this machine gives all its namespaces alike."""
-    found = [f for f in report["findings"] if f["level"] in levels]
-    own = [f for f in found if f["check"] != "processor" and "between cards and sockets" not in f["text"]]
-    return {(f["check"], f["rank"], f["peer"]) for f in own}
-
-
-def texts(report, check):
-    return [f"{f['text']} / {f['fix']}" for f in report["findings"] if f["check"] == check]
 
 
 def test_a_healthy_network_passes(tmp_path):
@@ -349,7 +315,7 @@ OTHERS = {  # beside eth0 and eth1, which are up and have addresses
     "lo": "it reaches this host only",
     "docker0": "a bridge of containers has the same address on every host",
     "down0": "it is down",
-    "bare0": "it has no IPv4 address",
+    "bare0": "it has no address",
 }
 
 

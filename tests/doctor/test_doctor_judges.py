@@ -10,16 +10,16 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from doctors import GOOD, needs_ipv6
 from gradwire.cli import main
 from gradwire.config import Config
 from gradwire.doctor import check, host, pairs, threads
+from gradwire.doctor.family import family_of
 from gradwire.doctor.findings import Finding, ordered, suffers
 from gradwire.doctor.host import HostFacts
 from gradwire.doctor.pairs import PairFacts
 from gradwire.doctor.probe import Answer, Count, End, Prober, _Counting
 
-GOOD = {"gso": True, "gro": True, "traffic_class": True, "receive_buffer_bytes": 32 << 20, "send_buffer_bytes": 8 << 20,
-        "datagram_bytes": 1472, "addresses": ["10.0.0.1"]}  # fmt: skip
 HOST = HostFacts("a", "6.1", 47400, GOOD, clock={"source": "tsc", "synchronised": True})
 PAIR = PairFacts(0, 1, "10.0.0.2", (0.1, 0.2), 1500, 1500, 1000, paths=1)
 
@@ -114,24 +114,72 @@ def test_the_kernels_word_about_its_clock_is_one_bit(monkeypatch, status, synchr
 
 
 UP, LOOPBACK = 0x1, 0x8
+ONE, OTHERS = "10.0.0.1", "10.0.0.2"
+OF_LINK = "fe80::1"
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "address", "flags", "used", "reason"),
+    ("asked", "address", "reason"),
     [
-        ("", "eth0", "10.0.0.1", UP, True, "it is up and has an address"),
-        ("eth0", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=eth0 names it"),
-        ("^eth1", "eth0", "10.0.0.1", UP, True, "GRADWIRE_INTERFACE=^eth1 does not leave it out"),
-        ("eth1", "eth0", "10.0.0.1", 0, False, "it is down"),
-        ("eth1", "eth0", "", UP, False, "it has no IPv4 address"),
-        ("", "lo", "127.0.0.1", UP | LOOPBACK, False, "it reaches this host only"),
-        ("eth0", "eth1", "10.0.1.1", UP, False, "GRADWIRE_INTERFACE=eth0 leaves it out"),
-        ("", "virbr0", "10.0.1.1", UP, False, "a bridge of containers has the same address on every host"),
-        ("", "eth1", "10.0.1.1", UP, False, "another address was chosen"),
+        ("", ONE, "it is up and has an address"),
+        ("", "fd00::1", "it is up and has an address"),
+        ("", "127.0.0.1", "there is no other to use"),
+        ("", "::1", "there is no other to use"),
+        ("lo", "127.0.0.1", "GRADWIRE_INTERFACE=lo names it"),
+        ("eth0", ONE, "GRADWIRE_INTERFACE=eth0 names it"),
+        ("^eth1", ONE, "GRADWIRE_INTERFACE=^eth1 does not leave it out"),
     ],
 )
-def test_each_reason_why_an_interface_is_used_or_not(asked, name, address, flags, used, reason):
-    assert host._reason(Config(interface=asked), name, address, flags, used=used) == reason
+def test_each_reason_why_an_interface_is_used(asked, address, reason):
+    assert host._used_reason(Config(interface=asked), address) == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "addresses", "flags", "reason"),
+    [
+        ("eth1", "eth0", [ONE], 0, "it is down"),
+        ("eth1", "eth0", [], UP, "it has no address"),
+        ("", "eth0", [OF_LINK], UP, "it has no IPv4 address, and others have one"),
+        ("", "eth0", ["fd00::1"], UP, "it has no IPv4 address, and others have one"),
+        ("", "lo", ["127.0.0.1"], UP | LOOPBACK, "it reaches this host only"),
+        ("", "lo", ["::1"], UP | LOOPBACK, "it reaches this host only"),
+        ("eth0", "eth1", [ONE], UP, "GRADWIRE_INTERFACE=eth0 leaves it out"),
+        ("", "virbr0", [ONE], UP, "a bridge of containers has the same address on every host"),
+        ("", "eth1", [ONE], UP, "another address was chosen"),
+        ("", "eth1", ["169.254.1.1"], UP, "another address was chosen"),
+    ],
+)
+def test_each_reason_why_an_interface_is_not_used(asked, name, addresses, flags, reason):
+    assert host._unused_reason(Config(interface=asked), name, addresses, flags, [OTHERS]) == reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "addresses", "reason"),
+    [
+        ("", [OF_LINK], "it has no address but one of its link alone"),
+        ("fd00::/8", [ONE], "GRADWIRE_INTERFACE=fd00::/8 leaves it out"),
+        ("eth0", [ONE, "fd00::2"], "GRADWIRE_INTERFACE=eth0 leaves it out"),
+    ],
+)
+def test_beside_ipv6_addresses_an_interface_needs_no_ipv4_one(asked, addresses, reason):
+    assert host._unused_reason(Config(interface=asked), "eth1", addresses, UP, ["fd00::1"]) == reason
+
+
+def test_ipv6_addresses_are_read_by_interface(tmp_path):
+    (tmp_path / "if_inet6").write_text(
+        "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd000000000000000000000000000002 04 40 00 82     eth0\n"
+    )
+    found = host._ipv6_addresses(tmp_path / "if_inet6")
+    assert dict(found) == {"eth0": ["fe80::fc:ff:fe00:1", "fd00::2"], "lo": ["::1"]}
+    assert host._ipv6_addresses(tmp_path / "a kernel without")["eth0"] == []
+
+
+def test_loopback_alone_matters_only_to_ranks_elsewhere():
+    facts = with_features(addresses=[])
+    assert levels(host.judge(facts, meets_here=True)) == set()
+    assert levels(host.judge(facts)) == {("interface", "warning")}
 
 
 class Mute:
@@ -399,6 +447,26 @@ def test_ways_are_told_apart_by_each_two_of_them():
 def test_the_octets_tried_are_those_of_the_job():
     assert pairs.octets_of(Config.mlt(classes=2)) == [34 << 2 | 2, 26 << 2 | 2, 40 << 2 | 2]
     assert pairs.octets_of(Config.auto()) == pairs.octets_of(Config.mlt())
+
+
+@pytest.mark.parametrize(("address", "header_bytes"), [("127.0.0.1", 28), pytest.param("::1", 48, marks=needs_ipv6)])
+def test_probes_of_both_families_have_their_size_and_traffic_class(address, header_bytes):
+    with (
+        Prober(0, 0, token=1, address=address) as one,
+        socket.socket(family_of(address).number, socket.SOCK_DGRAM) as sink,
+    ):
+        sink.bind((address, 0))
+        sink.settimeout(5)
+        for asked_bytes, expected_bytes in ((0, 32 + header_bytes), (1400, 1400), (9000, 9000)):
+            assert one.ask(End(address, sink.getsockname()[1], 1), asked_bytes, wait_s=0) is None
+            assert len(sink.recv(1 << 16)) + header_bytes == expected_bytes
+        with Prober(0, 1, token=1, address=address) as other:
+            answer = one.ask(End(address, other.port, 1), octet=0xBB)
+            assert answer.octet == 0xBB
+            for joined in (False, True):
+                end = End(address, other.port, 1)
+                found = one.count(end, 1 + joined, 100, size_bytes=1500, batch=20, pause_s=0.02, joined=joined)
+                assert found.arrived == 100
 
 
 def test_packets_of_another_run_are_ignored():

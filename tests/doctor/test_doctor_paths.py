@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from doctors import needs_ipv6
 from gradwire.doctor import pairs
 from gradwire.doctor.probe import trace
 from gradwire.lab import iproute
@@ -14,11 +15,20 @@ HASH_POLICY = "fib_multipath_hash_policy"
 PORT, HOPS, WAIT_S = 47400, 6, 0.2
 
 
-class Routed:
-    """Namespaces in a row or beside each other, joined by links 10.50.n.0/24 that count up; host 0 asks."""
+def of_ipv4(number, place=0):
+    return f"10.50.{number}.{place}"
 
-    def __init__(self, hosts):
+
+def of_ipv6(number, place=0):
+    return f"fd50:{number + 1}::{place or ''}"
+
+
+class Routed:
+    """Namespaces in a row or beside each other, joined by links 10.50.n.0/24, or of IPv6, that count up; host 0 asks."""
+
+    def __init__(self, hosts, address=of_ipv4):
         iproute.require()
+        self._address = address
         self._namespaces = Namespaces()
         self._links = 0
         for host in range(hosts):
@@ -26,15 +36,21 @@ class Routed:
             self._on(host, "link set lo up")
             with self._namespaces.on_host(host):
                 Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+                if address is of_ipv6:
+                    # Without a look for others of the same address, before whose end nothing is forwarded.
+                    for name, value in (("all/forwarding", 1), ("all/accept_dad", 0), ("default/accept_dad", 0)):
+                        Path(f"/proc/sys/net/ipv6/conf/{name}").write_text(str(value))
 
     def join(self, near, far):
-        """A link whose near end is 10.50.n.1 and whose far end is 10.50.n.2."""
+        """A link whose near end is 10.50.n.1 and whose far end is 10.50.n.2, or the same of IPv6."""
         number, self._links = self._links, self._links + 1
         iproute.ip(f"link add n{number} type veth peer name f{number}")
         for host, end, place in ((near, "n", 1), (far, "f", 2)):
             device = f"{end}{number}"
             iproute.ip(f"link set {device} netns {self._namespaces.path(host)}")
-            self._on(host, f"addr add 10.50.{number}.{place}/24 dev {device}", f"link set {device} up")
+            bits, how = (24, "") if self._address is of_ipv4 else (64, "nodad")
+            address = f"{self._address(number, place)}/{bits}"
+            self._on(host, f"addr add {address} dev {device} {how}", f"link set {device} up")
 
     def route(self, host, to, *gateways):
         words = f"via {gateways[0]}" if len(gateways) == 1 else " ".join(f"nexthop via {each}" for each in gateways)
@@ -47,7 +63,7 @@ class Routed:
     def trace(self, to, flows):
         """What the flows met; JSON, which is how it leaves the sandbox, has no whole numbers as keys."""
         with self._namespaces.on_host(0):
-            return [sorted(way.items()) for way in trace("10.50.0.1", (to, PORT), flows, HOPS, WAIT_S)]
+            return [sorted(way.items()) for way in trace(self._address(0, 1), (to, PORT), flows, HOPS, WAIT_S)]
 
     def _on(self, host, *lines):
         with self._namespaces.on_host(host):
@@ -58,22 +74,24 @@ def ways_of(told):
     return [dict(map(tuple, way)) for way in told]
 
 
-def test_a_chain_of_routers_is_one_path(tmp_path):
+@pytest.mark.parametrize("address", [of_ipv4, pytest.param(of_ipv6, marks=needs_ipv6)])
+def test_a_chain_of_routers_is_one_path(tmp_path, address):
     """Each says something before the next packet leaves, and falls silent for the last flows: six answers, then one a second."""
+    bits = 24 if address is of_ipv4 else 64
 
     def main():
-        network = Routed(5)
+        network = Routed(5, address)
         for near in range(4):
             network.join(near, near + 1)
-        network.route(0, "default", "10.50.0.2")
+        network.route(0, "default", address(0, 2))
         for router in (1, 2):
-            network.route(router, "10.50.3.0/24", f"10.50.{router}.2")
+            network.route(router, f"{address(3)}/{bits}", address(router, 2))
         for router in (2, 3, 4):
-            network.route(router, "10.50.0.0/24", f"10.50.{router - 1}.1")
-        return network.trace("10.50.3.2", pairs._FLOWS)
+            network.route(router, f"{address(0)}/{bits}", address(router - 1, 1))
+        return network.trace(address(3, 2), pairs._FLOWS)
 
     ways = ways_of(in_sandbox(tmp_path, main))
-    assert ways[0] == {1: "10.50.0.2", 2: "10.50.1.2", 3: "10.50.2.2"}  # and nothing of the host, whose port is closed
+    assert ways[0] == {hop: address(hop - 1, 2) for hop in (1, 2, 3)}  # and nothing of the host, whose port is closed
     assert pairs._distinct(ways) == 1
 
 

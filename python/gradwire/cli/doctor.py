@@ -17,13 +17,14 @@ from gradwire.doctor.pairs import rate_most
 from gradwire.errors import ConfigError, GradwireError
 
 EXIT_SUFFERS, EXIT_NO_CHECK = 1, 3
+_ADDRESS_COLUMNS = 18  # of IPv4, and room
 
 _EPILOG = """
 \b
 Examples:
   gradwire doctor                                                    this host
   torchrun --nnodes 4 --nproc-per-node 1 ... --no-python gradwire doctor    all ranks, as the job would start
-  gradwire doctor --rank 1 --world-size 2 --store file:///shared/check      without torch, over an empty folder that all see
+  gradwire doctor --rank 1 --world-size 2 --store file:///shared/check      without torch, over a folder that all see
   GRADWIRE_PRESET=mlt gradwire doctor --json                          with the job's own settings
 
 \b
@@ -101,32 +102,40 @@ def _rate(pair: dict[str, Any]) -> str:
     return "-" if rate is None else f"{'> ' if rate >= most else ''}{rate:.0f}"
 
 
+def _table(pairs: list[dict[str, Any]]) -> list[str]:
+    if not pairs:
+        return []
+    width = max(_ADDRESS_COLUMNS, *(len(pair["address"]) for pair in pairs))
+    lines = [
+        "",
+        f"from   to  {'address':<{width}}  RTT ms: least  median   IP bytes      lost  reordered  paths  Mbit/s",
+    ]
+    for pair in pairs:
+        if not pair["address"]:
+            lines.append(f"{pair['rank']:>4} {pair['peer']:>4}  no answer")
+            continue
+        least, median = pair["rtt_ms"]
+        lines.append(
+            f"{pair['rank']:>4} {pair['peer']:>4}  {pair['address']:<{width}} {least:>14.3f} {median:>7.3f} {pair['ip_bytes']:>10}"
+            f" {pair['lost'] / max(1, pair['sent']):>9.3%} {pair['reordered']:>10} {pair['paths']:>6}"
+            f" {_rate(pair):>7}"
+        )
+    return lines
+
+
 def _lines(report: Report) -> list[str]:
     lines = []
     for rank, host in enumerate(report.hosts):
         features = host["features"] or {}
         offloads = ", ".join(name.upper() for name in ("gso", "gro") if features.get(name)) or "no offload"
         ports = ", ".join(map(str, host["threads"]["ports"]))
+        addresses = " ".join(features.get("addresses", ["no address"])) or "loopback alone"
         clock = {True: "synchronised", False: "not synchronised", None: "unknown"}[host["clock"].get("synchronised")]
         lines.append(
             f"rank {rank}: {host['host']}, Linux {host['kernel']}, {_cores(host['processor'])}, UDP port {ports},"
-            f" {offloads}, {' '.join(features.get('addresses', []))}, clock {host['clock'].get('source')} ({clock})"
+            f" {offloads}, {addresses}, clock {host['clock'].get('source')} ({clock})"
         )
-    if report.pairs:
-        lines += [
-            "",
-            "from   to  address             RTT ms: least  median   IP bytes      lost  reordered  paths  Mbit/s",
-        ]
-    for pair in report.pairs:
-        if not pair["address"]:
-            lines.append(f"{pair['rank']:>4} {pair['peer']:>4}  no answer")
-            continue
-        least, median = pair["rtt_ms"]
-        lines.append(
-            f"{pair['rank']:>4} {pair['peer']:>4}  {pair['address']:<18} {least:>14.3f} {median:>7.3f} {pair['ip_bytes']:>10}"
-            f" {pair['lost'] / max(1, pair['sent']):>9.3%} {pair['reordered']:>10} {pair['paths']:>6}"
-            f" {_rate(pair):>7}"
-        )
+    lines += _table(report.pairs)
     lines.append("")
     for finding in report.findings:
         lines.append(f"{finding.level}: {finding.where()}: {finding.check}: {finding.text}")

@@ -2,6 +2,7 @@
 
     host      what the engine gets from this kernel, which interfaces it uses and why, the clock
     meeting   where ranks find each other's facts
+    reach     at which addresses two ranks would meet
     probe     a UDP socket on the job's own port that answers the others and asks them
     pairs     what is measured between two ranks, and what follows from it
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.config import Config
-from gradwire.doctor import card, counters, host, pairs, threads
+from gradwire.doctor import card, counters, host, pairs, reach, threads
+from gradwire.doctor.family import family_of_engine
 from gradwire.doctor.findings import PROBLEM, WARNING, Finding, ordered, suffers
 from gradwire.doctor.meeting import Place, everybody
-from gradwire.doctor.probe import HEADER_BYTES, Prober
+from gradwire.doctor.probe import Prober
 from gradwire.errors import RendezvousError
 
 _PART_SECONDS = 10.0
@@ -78,7 +79,7 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
     everyone = everybody(place, "host", {**facts.described(), "token": secrets.randbits(32)})
     tell(f"{place.world_size} ranks are here")
     further, level = threads.used(everyone), threads.level_of(everyone)
-    findings = [*host.judge(facts, rank), *card.judge_speeds(everyone, rank)]
+    findings = [*host.judge(facts, rank, meets_here=reach.are_local(everyone)), *card.judge_speeds(everyone, rank)]
     findings += threads.judge_ports(everyone[rank]["threads"], further, rank, level)
     probers, lost = _bind(facts, further, rank, everyone[0]["token"])
     findings += lost
@@ -95,10 +96,10 @@ def check_all(config: Config, place: Place, options: Options, tell: Callable[[st
         findings = [finding for finding in findings if finding.check not in _OF_HOST]
     for pair in found:
         other = everyone[pair.peer]
-        findings += pairs.judge_reach(
-            rank, pair.peer, answered=bool(pair.address), peer_heard=rank in tested[pair.peer]["heard"][0],
-            peer_addresses=other["features"]["addresses"], port=other["port"], own_port=facts.port,
-        )  # fmt: skip
+        is_heard = rank in tested[pair.peer]["heard"][0]
+        findings += reach.judge(
+            (rank, pair.peer), everyone[rank], other, answered=bool(pair.address), peer_heard=is_heard
+        )
         ports = threads.Ports(threads.told(everyone[rank]["threads"]), threads.told(other["threads"]))
         heard_there = [rank in ranks for ranks in tested[pair.peer]["heard"][1:]]
         findings += threads.judge(rank, pair.peer, ports, answered=pair.threads, heard=heard_there, level=level)
@@ -139,7 +140,7 @@ def _measure(
                 found.append(
                     pairs.measure(
                         probers[0],
-                        pairs.Peer(peer, theirs["addresses"], everyone[peer]["port"]),
+                        pairs.Peer(peer, reach.addresses(facts.features, theirs), everyone[peer]["port"]),
                         config,
                         ip_bytes=_ip_bytes(facts.features, theirs),
                         sources=facts.features["addresses"],
@@ -158,16 +159,13 @@ def _measure(
 
 
 def _mates(everyone: list[dict[str, Any]], rank: int) -> list[int]:
-    """The ranks of this rank's host, itself among them: those with the same addresses of the same kernel."""
+    """The ranks of this rank's network namespace with the same addresses, itself among them; none where its engine did not start."""
+    own = everyone[rank]
 
-    def place_of(each: dict[str, Any]) -> Any:
-        features = each["features"]
-        return None if features is None or not features["addresses"] else (each["boot"], features["addresses"])
+    def is_mate(each: dict[str, Any]) -> bool:
+        return reach.are_local([own, each]) and own["features"]["addresses"] == each["features"]["addresses"]
 
-    own = place_of(everyone[rank])
-    return [
-        other for other, each in enumerate(everyone) if other == rank or (own is not None and place_of(each) == own)
-    ]
+    return [other for other, each in enumerate(everyone) if other == rank or is_mate(each)]
 
 
 def _with_counters(each: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
@@ -176,21 +174,24 @@ def _with_counters(each: dict[str, Any], tested: dict[str, Any]) -> dict[str, An
 
 
 def _part(place: Place) -> None:
-    """Rank 0, which may hold the Store, goes last: the others must have read everything."""
+    """Rank 0, which may hold the Store, goes last, and removes what was said: the others must have read everything."""
     with suppress(RendezvousError):  # whoever does not say so has gone without it
         place.meeting.put(f"done/{place.rank}", True)
         if place.rank == 0:
             for other in range(1, place.world_size):
                 place.meeting.get(f"done/{other}", _PART_SECONDS)
+            place.meeting.clear()
 
 
 def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> tuple[list[Prober], list[Finding]]:
     """The ports of the first network thread and of so many beside it, up to one that another program has taken since the engine had it."""
     found: list[Prober] = []
-    ports = facts.threads.ports[: 1 + further] if facts.features is not None else []
+    if facts.features is None:
+        return [], []
+    ports, address = facts.threads.ports[: 1 + further], family_of_engine(facts.features).anywhere
     for number, port in enumerate(ports):
         try:
-            found.append(Prober(port, rank, token))
+            found.append(Prober(port, rank, token, address))
         except OSError as error:
             text = f"UDP port {port} cannot be had any more: {error}"
             fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT"
@@ -201,4 +202,4 @@ def _bind(facts: host.HostFacts, further: int, rank: int, token: int) -> tuple[l
 
 def _ip_bytes(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
     """The packets that gradwire would send between two: those of the smaller interface."""
-    return int(min(ours["datagram_bytes"], theirs["datagram_bytes"])) + HEADER_BYTES
+    return int(min(ours["datagram_bytes"], theirs["datagram_bytes"])) + family_of_engine(ours).header_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from gradwire.doctor.findings import PROBLEM, WARNING, Finding
 
 _NET = Path("/proc/self/net")
 _CONNECTIONS = Path("/proc/sys/net/netfilter")
+_UDP_OF_IPV6 = "Udp6"
 _DAMAGED_SHARE, _DAMAGED_LEAST = 1e-5, 10  # since the driver was loaded: one of 70 MB, and not one bad minute long ago
 _COLLISIONS_SHARE = 1e-3
 _FULL_SHARE = 0.9
@@ -84,9 +86,9 @@ def read(net: Path = _NET, connections: Path = _CONNECTIONS) -> Counters:
     return Counters(
         cards=_cards(),
         backlog_dropped=_backlog_dropped(net),
-        buffer_dropped=udp.get("RcvbufErrors", 0),
-        queue_dropped=udp.get("SndbufErrors", 0),
-        wrong_checksum=udp.get("InCsumErrors", 0),
+        buffer_dropped=udp["RcvbufErrors"],
+        queue_dropped=udp["SndbufErrors"],
+        wrong_checksum=udp["InCsumErrors"],
         connections=(_number(connections / "nf_conntrack_count"), _number(connections / "nf_conntrack_max")),
     )
 
@@ -226,12 +228,16 @@ def _backlog_dropped(net: Path) -> int:
     return 0
 
 
-def _udp(net: Path) -> dict[str, int]:
-    """Two lines of names and of values."""
+def _udp(net: Path) -> Counter[str]:
+    """Of both families: two lines of names and of values, and a line for each of IPv6."""
+    found: Counter[str] = Counter()
     with suppress(OSError, ValueError):
         names, values = [line.split() for line in (net / "snmp").read_text().splitlines() if line.startswith("Udp:")]
-        return dict(zip(names[1:], map(int, values[1:]), strict=True))
-    return {}
+        found.update(dict(zip(names[1:], map(int, values[1:]), strict=True)))
+    with suppress(OSError, ValueError):
+        lines = [line.split() for line in (net / "snmp6").read_text().splitlines() if line.startswith(_UDP_OF_IPV6)]
+        found.update({name.removeprefix(_UDP_OF_IPV6): int(value) for name, value in lines})
+    return found
 
 
 def _number(path: Path) -> int:

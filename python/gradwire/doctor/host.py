@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import ipaddress
+import json
 import os
 import socket
 import struct
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradwire._launcher import local_rank
-from gradwire.config import PORT_BASE, Config
+from gradwire._launcher import candidate_ports
+from gradwire.config import Config
 from gradwire.doctor import card, counters, processor
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
+from gradwire.doctor.family import IPV4, IPV6, family_of, family_of_engine
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.processor import Processor
+from gradwire.doctor.reach import is_loopback
 from gradwire.doctor.threads import Threads
 from gradwire.errors import GradwireError
 
@@ -36,11 +42,17 @@ _CLOCK_UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU = 0x8913, 0x8915, 0x8921
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _BRIDGES = ("docker", "virbr", "podman")  # as the engine leaves them out
+_IPV6_ADDRESSES = Path("/proc/self/net/if_inet6")
+_RECORDED = ("ipv6", "loopback", "boot_id", "network_namespace")  # by which an engine's record says where it is reached
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface, and why gradwire uses it or not."""
+    """A network interface, and why gradwire uses it or not.
+
+    Attributes:
+        address: those that gradwire uses, or, where it uses none, those that it has; separated by spaces.
+    """
 
     name: str
     address: str
@@ -63,7 +75,7 @@ class HostFacts:
     Attributes:
         threads: the network threads, and what decides how many a job uses.
         boot: identifies the running kernel: two hosts may have the same name and addresses.
-        features: what the engine got; None: it did not start, and `error` says why.
+        features: what the engine got, and from where it can be reached; None: it did not start, and `error` says why.
         limits: sysctl values that bound it.
         clock: source, and whether it is synchronised (None: unknown).
         processor: the time that this process gets.
@@ -96,14 +108,13 @@ class HostFacts:
 def examine(config: Config) -> HostFacts:
     """Looks at this host. The engine's port is free again afterwards."""
     features, threads, error = _engine(config)
-    chosen = [] if features is None else features["addresses"]
     return HostFacts(
         host=socket.gethostname(),
         kernel=os.uname().release,
         port=threads.ports[0],
         features=features,
         error=error,
-        interfaces=_interfaces(config, chosen),
+        interfaces=_interfaces(config, [] if features is None else _in_use(features)),
         limits=_limits(),
         clock=_clock(),
         processor=processor.examine(),
@@ -113,8 +124,8 @@ def examine(config: Config) -> HostFacts:
     )
 
 
-def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
-    """What follows from it."""
+def judge(facts: HostFacts, rank: int = 0, *, meets_here: bool = False) -> list[Finding]:
+    """What follows from it; `meets_here`: all ranks are on this host."""
     if facts.features is None:
         fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT" if "port" in facts.error else ""
         return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank)]
@@ -136,15 +147,19 @@ def judge(facts: HostFacts, rank: int = 0) -> list[Finding]:
     ]
     if not facts.features["addresses"]:
         fix = "bring an interface up, or name one in GRADWIRE_INTERFACE"
-        findings.append(Finding(WARNING, "interface", "only loopback: no other host can reach this one", fix, rank))
+        level = NOTE if meets_here else WARNING
+        findings.append(Finding(level, "interface", "only loopback: no other host can reach this one", fix, rank))
     return findings
 
 
 def port_of(config: Config) -> int:
-    """The port that the job's process with this local rank binds."""
-    if config.port == 0:
-        return 0
-    return (PORT_BASE if config.port is None else config.port) + (local_rank() or 0)
+    """The port that the job's process with this local rank would get: the first free one of those that it tries."""
+    candidates = candidate_ports(config.port)
+    for port in candidates if len(candidates) > 1 else ():
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("", port))
+            return port
+    return candidates[0]
 
 
 def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
@@ -163,7 +178,9 @@ def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
         return None, Threads([port_of(config)]), str(error)
     try:
         ports, is_asked = engine.thread_ports, config.network_threads is not None
-        return engine.features(), Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores), ""
+        record = json.loads(engine.new_group(1, 2, "doctor").record())  # as the job's ranks would get it
+        features = {**engine.features(), **{name: record[name] for name in _RECORDED}}
+        return features, Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores), ""
     finally:
         engine.stop()
 
@@ -241,45 +258,81 @@ def _judge_clock(facts: HostFacts, rank: int) -> list[Finding]:
     return findings
 
 
+def _in_use(features: Mapping[str, Any]) -> list[str]:
+    """Addresses at which the engine is reached: loopback where there is no other."""
+    return features["addresses"] or [family_of_engine(features).loopback]
+
+
 def _interfaces(config: Config, chosen: list[str]) -> list[Interface]:
-    found = []
+    found, of_ipv6 = [], _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has gone since: hosts of containers make and delete them all the time
-                found.append(_interface(control, name, config, chosen))
+                found.append(_interface(control, name, of_ipv6[name], config, chosen))
     return found
 
 
-def _interface(control: socket.socket, name: str, config: Config, chosen: list[str]) -> Interface:
+def _interface(
+    control: socket.socket, name: str, of_ipv6: list[str], config: Config, chosen: Sequence[str]
+) -> Interface:
     flags = struct.unpack_from("H", _ask(control, _SIOCGIFFLAGS, name), 16)[0]
     mtu = struct.unpack_from("i", _ask(control, _SIOCGIFMTU, name), 16)[0]
-    try:
-        address = socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])
-    except OSError:
-        address = ""
-    used = address in chosen
-    reason = _reason(config, name, address, flags, used=used)
-    return Interface(name, address, mtu, used, reason, card.examine(control, name))
+    addresses = [*_ipv4_addresses(control, name), *of_ipv6]
+    used = [address for address in addresses if address in chosen]
+    told = used or [address for address in addresses if not _is_of_link(address)] or addresses
+    reason = _used_reason(config, used[0]) if used else _unused_reason(config, name, addresses, flags, chosen)
+    return Interface(name, " ".join(told), mtu, bool(used), reason, card.examine(control, name))
 
 
-def _reason(config: Config, name: str, address: str, flags: int, *, used: bool) -> str:
+def _used_reason(config: Config, address: str) -> str:
     asked = config.interface
-    if used:
-        how = "does not leave it out" if asked.startswith("^") else "names it"
-        return f"GRADWIRE_INTERFACE={asked} {how}" if asked else "it is up and has an address"
+    if asked:
+        return f"GRADWIRE_INTERFACE={asked} {'does not leave it out' if asked.startswith('^') else 'names it'}"
+    return "there is no other to use" if is_loopback(address) else "it is up and has an address"
+
+
+def _unused_reason(config: Config, name: str, addresses: list[str], flags: int, chosen: Sequence[str]) -> str:
+    asked = config.interface
     if not flags & _IFF_UP:
         return "it is down"
-    if not address:
-        return "it has no IPv4 address"
     if flags & _IFF_LOOPBACK:
         return "it reaches this host only"
-    if asked:
-        return f"GRADWIRE_INTERFACE={asked} leaves it out"
-    return (
-        "a bridge of containers has the same address on every host"
-        if name.startswith(_BRIDGES)
-        else "another address was chosen"
-    )
+    if reason := _useless(addresses, chosen):
+        return reason
+    if name.startswith(_BRIDGES) and (not asked or asked.startswith("^")):
+        return "a bridge of containers has the same address on every host"
+    return f"GRADWIRE_INTERFACE={asked} leaves it out" if asked else "another address was chosen"
+
+
+def _useless(addresses: list[str], chosen: Sequence[str]) -> str:
+    """Why none of an interface's addresses could be used, beside those that were chosen; empty: one could."""
+    if not addresses:
+        return "it has no address"
+    families = {family_of(address) for address in addresses if not _is_of_link(address)}
+    if IPV4 not in families and any(family_of(address) is IPV4 for address in chosen):
+        return "it has no IPv4 address, and others have one"
+    return "" if IPV4 in families or IPV6 in families else "it has no address but one of its link alone"
+
+
+def _is_of_link(address: str) -> bool:
+    """Whether it is of no use to a peer that does not know the link; as the engine has it, of IPv6 alone."""
+    return family_of(address) is IPV6 and ipaddress.ip_address(address).is_link_local
+
+
+def _ipv4_addresses(control: socket.socket, name: str) -> list[str]:
+    with suppress(OSError):
+        return [socket.inet_ntoa(_ask(control, _SIOCGIFADDR, name)[20:24])]
+    return []
+
+
+def _ipv6_addresses(path: Path = _IPV6_ADDRESSES) -> defaultdict[str, list[str]]:
+    """By interface: each line has 32 digits first and the name last."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            digits, *_, name = line.split()
+            found[name].append(str(ipaddress.IPv6Address(bytes.fromhex(digits))))
+    return found
 
 
 def _ask(control: socket.socket, request: int, name: str) -> bytes:

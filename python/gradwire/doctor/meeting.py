@@ -2,12 +2,24 @@
 
 `file:///folder` needs a folder that all see and nothing else. Everything else is a torch Store, by torch's own rendezvous:
 `env://` (what torchrun sets) or `tcp://host:port`.
+
+A folder outlives its runs, so ranks make sure that they are of one run before they believe what they read:
+
+   rank-2      the token of the process that is rank 2, until it has met the others; nobody else can be rank 2 meanwhile
+   met-TOKEN   the tokens of all ranks as that process has read them
+   RUN-...     values, after all processes have read the same tokens; their digest is RUN
+
+A process that has ended says nothing about tokens drawn after its end, so what it has left is never taken for a rank.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +28,7 @@ from typing import Any, Protocol
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError
 
 _POLL_SECONDS = 0.02  # of a folder
+_TOKEN_DIGITS = 16  # as good as never drawn twice
 
 
 class Meeting(Protocol):
@@ -26,6 +39,9 @@ class Meeting(Protocol):
 
     def get(self, key: str, timeout_s: float) -> Any:
         """Waits for a value. Raises RendezvousError when it does not come."""
+
+    def clear(self) -> None:
+        """Removes what was said, once all have read it and nobody waits."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +80,158 @@ def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[A
 
 
 class FolderMeeting:
-    """Values as files of a folder, which should be empty at first."""
+    """Values as files of a folder, of one run among others."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, run: str, tokens: list[str] | None = None) -> None:
+        self._folder, self._run = folder, run
+        self._told = [_met(folder, token) for token in tokens or []]
         folder.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def enter(cls, folder: Path, rank: int, world_size: int, timeout_s: float) -> FolderMeeting:
+        """Waits until all ranks of a run are here.
+
+        Args:
+            folder: that all see; other runs may have left something there.
+            rank: of this process.
+            world_size: ranks in all.
+            timeout_s: how long to wait at each of two steps, for the processes and for their word.
+
+        Raises:
+            ConfigError: there is a process of this rank, or one that was killed.
+            MissingRankError: ranks did not come; the message names the first.
+            RendezvousError: somebody has emptied the folder meanwhile.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        token = secrets.token_hex(_TOKEN_DIGITS // 2)
+        with _claimed(folder, rank, token) as is_mine:
+            waiting = _Waiting(folder, is_mine, timeout_s)
+            tokens = waiting.for_tokens(world_size)
+            _publish(_met(folder, token), tokens)
+            waiting = _Waiting(folder, is_mine, timeout_s)
+            for other in range(world_size):
+                waiting.for_word(other, tokens)
+        return cls(folder, hashlib.sha256("".join(tokens).encode()).hexdigest()[:_TOKEN_DIGITS], tokens)
 
     def put(self, key: str, value: Any) -> None:
         """See `Meeting`."""
-        path = self._folder / key.replace("/", "-")
-        partial = path.with_suffix(".part")
-        partial.write_text(json.dumps(value))
-        partial.rename(path)
+        _publish(self._path(key), value)
 
     def get(self, key: str, timeout_s: float) -> Any:
         """See `Meeting`."""
-        path, end = self._folder / key.replace("/", "-"), time.monotonic() + timeout_s
+        path, end = self._path(key), time.monotonic() + timeout_s
         while not path.exists():
             if time.monotonic() > end:
                 raise RendezvousError(f"{path} has not appeared within {timeout_s:g} s")
             time.sleep(_POLL_SECONDS)
         return json.loads(path.read_text())
+
+    def clear(self) -> None:
+        """See `Meeting`. What a run leaves that has not come so far is not in the way of others."""
+        for path in (*self._folder.glob(f"{self._run}-*"), *self._told):
+            with suppress(OSError):  # other users' files need not be ours to remove
+                path.unlink()
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{self._run}-{key.replace('/', '-')}"
+
+
+@dataclass
+class _Waiting:
+    """One step of meeting in a folder: what others have left there, while this process is its rank."""
+
+    folder: Path
+    is_mine: Callable[[], bool]
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        self.end = time.monotonic() + self.timeout_s
+
+    def for_tokens(self, world_size: int) -> list[str]:
+        """Those of the processes that are all ranks at once: one may end while others wait, and another come in its place."""
+        before: list[str] = []
+        tokens = [self._for_token(rank) for rank in range(world_size)]
+        while tokens != before:
+            before, tokens = tokens, [self._for_token(rank) for rank in range(world_size)]
+        return tokens
+
+    def for_word(self, rank: int, tokens: list[str]) -> None:
+        """That the process of this rank has read the same tokens; one that was killed never has."""
+        path = _met(self.folder, tokens[rank])
+        why = f": another run may have left {_claim(self.folder, rank)}; empty the folder, or name another"
+        self._until(lambda: _read(path) == tokens, rank, why)
+
+    def _for_token(self, rank: int) -> str:
+        """A process that has only begun to say its token has not come."""
+        token = self._until(lambda: _token(_claim(self.folder, rank)), rank, "")
+        assert isinstance(token, str)
+        return token
+
+    def _until(self, found: Callable[[], object], rank: int, why: str) -> object:
+        while not (value := found()):
+            if not self.is_mine():
+                raise RendezvousError(f"somebody has emptied {self.folder}: start all ranks again")
+            if time.monotonic() > self.end:
+                text = f"rank {rank} has not come within {self.timeout_s:g} s ({self.folder}){why}"
+                raise MissingRankError(text, rank=rank)
+            time.sleep(_POLL_SECONDS)
+        return value
+
+
+@contextmanager
+def _claimed(folder: Path, rank: int, token: str) -> Iterator[Callable[[], bool]]:
+    """While this process is the one of its rank that others may meet; says whether it still is. Raises ConfigError where there is one.
+
+    Where they do not meet, nothing of it stays.
+    """
+    path = _claim(folder, rank)
+    try:
+        with path.open("x") as claim:
+            claim.write(token)
+    except FileExistsError as error:
+        allowed = "an empty folder"
+        text = (
+            f"{path} is there already: a run that was killed has left it, or another process is rank {rank}. "
+            "If none is, empty the folder or name another one, for all ranks"
+        )
+        raise ConfigError(text, field="store", value=f"file://{folder}", allowed=allowed) from error
+    try:
+        yield lambda: _token(path) == token
+    except BaseException:
+        _met(folder, token).unlink(missing_ok=True)
+        raise
+    finally:
+        if _token(path) == token:
+            path.unlink(missing_ok=True)
+
+
+def _claim(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
+
+
+def _met(folder: Path, token: str) -> Path:
+    return folder / f"met-{token}"
+
+
+def _token(path: Path) -> str:
+    """That of a process; empty where there is none, or not all of it yet."""
+    with suppress(FileNotFoundError):
+        text = path.read_text()
+        return text if len(text) == _TOKEN_DIGITS else ""
+    return ""
+
+
+def _read(path: Path) -> object:
+    with suppress(FileNotFoundError):
+        return json.loads(path.read_text())
+    return None
+
+
+def _publish(path: Path, value: Any) -> None:
+    """Nobody reads a part of it."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(value))
+    partial.rename(path)
 
 
 class StoreMeeting:
@@ -109,17 +256,20 @@ class StoreMeeting:
         except RuntimeError as error:  # DistStoreError and DistNetworkError are
             raise RendezvousError(f"{key}: {error}") from error
 
+    def clear(self) -> None:
+        """See `Meeting`. A Store ends with its job."""
+
 
 def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> Meeting:
     """The meeting at `file:///folder`, `tcp://host:port` or `env://`.
 
     Raises:
-        ConfigError: the address is none of these.
-        RendezvousError: nobody answers there, or torch is missing.
+        ConfigError: the address is none of these, or the folder has a process of this rank.
+        RendezvousError: nobody answers there, or torch is missing; in a folder the others have not come.
     """
     kind, _, place = address.partition("://")
     if kind == "file" and place:
-        return FolderMeeting(Path(place))
+        return FolderMeeting.enter(Path(place), rank, world_size, timeout_s)
     if kind not in ("tcp", "env"):
         allowed = "file:///folder | tcp://host:port | env://"
         raise ConfigError(

@@ -9,7 +9,8 @@ from typing import Any
 
 from gradwire.config import Config
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
-from gradwire.doctor.probe import HEADER_BYTES, LEAST_BYTES, WAIT_SECONDS, Count, End, Prober, trace
+from gradwire.doctor.probe import WAIT_SECONDS, Count, End, Prober, trace
+from gradwire.doctor.reach import is_loopback
 
 CAPABLE = 0b10  # ECT(0)
 _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pairs is called unreachable
@@ -30,7 +31,7 @@ LOSS_TEST, BURST_TEST = 1, 2
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank as others reach it: addresses and port, and the code points that arrive there are its business."""
+    """A rank as this one reaches it: addresses, best first, and port; the code points that arrive there are its business."""
 
     rank: int
     addresses: Sequence[str]
@@ -104,6 +105,7 @@ def measure(
     to = _first_answering(prober, peer)
     if to is None:
         return PairFacts(prober.rank, peer.rank)
+    sources = [to.address] if is_loopback(to.address) else sources
     answers = [answer for answer in (prober.ask(to) for _ in range(_RTT_PROBES)) if answer is not None]
     times = [1e3 * answer.rtt_s for answer in answers] or [0.0]
     largest = _largest(prober, to, ip_bytes)
@@ -214,22 +216,6 @@ def judge(facts: PairFacts, config: Config, loss_max: float) -> list[Finding]:
     return findings
 
 
-def judge_reach(
-    rank: int, peer: int, *, answered: bool, peer_heard: bool, peer_addresses: Sequence[str], port: int, own_port: int
-) -> list[Finding]:
-    """What it means that a peer did not answer, given whether it has heard this rank, and where both listen."""
-    if answered:
-        return []
-    if peer_heard:
-        text = f"packets arrive there, but no answer comes back to UDP port {own_port} here"
-        accept = f"nft insert rule inet filter input udp dport {own_port} accept"
-        fix = f"let UDP port {own_port} in on rank {rank}'s host, for example: {accept}"
-    else:
-        text = f"nothing arrives at UDP port {port} of {' or '.join(peer_addresses) or 'no address'}"
-        fix = f"let UDP port {port} in on rank {peer}'s host and in the network, or name another interface in GRADWIRE_INTERFACE"
-    return [Finding(PROBLEM, "reachability", text, fix, rank, peer)]
-
-
 def _judge_size(facts: PairFacts, found: Any) -> list[Finding]:
     if facts.ip_bytes >= facts.ip_bytes_wanted:
         return []
@@ -338,7 +324,7 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
     """The largest IP packet up to `wanted` that is answered; the way back is tried by the peer itself."""
     if _passes(prober, to, wanted):
         return wanted
-    low, high = LEAST_BYTES, wanted  # `low` passes, `high` does not
+    low, high = to.least_bytes, wanted  # `low` passes, `high` does not
     for likely in (1500, 1450, 1400, 1280):
         if low < likely < high:
             low, high = (likely, high) if _passes(prober, to, likely) else (low, likely)
@@ -385,12 +371,10 @@ def _distinct(ways: Sequence[Mapping[int, str]]) -> int:
 
 
 __all__ = [
-    "HEADER_BYTES",
     "PairFacts",
     "Peer",
     "judge",
     "judge_rates",
-    "judge_reach",
     "measure",
     "octets_of",
     "planned_s",

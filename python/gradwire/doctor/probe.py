@@ -11,11 +11,14 @@ import collections
 import socket
 import statistics
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from gradwire.doctor.family import IPV4, Family, family_of
 
 # Magic, kind, octet or call, rank, token, sequence, sender's time; last, in a question, the rank that is asked and the test, in an
 # answer the answerer's time. Times are in ns.
@@ -25,11 +28,8 @@ _ECHO, _COUNT, _ASK, _ANSWER = range(4)
 _COUNTS = struct.Struct("<IIII")
 _TIMESPEC = struct.Struct("@ll")  # seconds and nanoseconds
 _FORCED_RECEIVE_BUFFER = 33  # SO_RCVBUFFORCE
-_MTU_DISCOVER, _MTU_PROBE, _RECEIVE_ERRORS = 10, 3, 11  # IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_RECVERR
+_MTU_PROBE = 3  # IP_PMTUDISC_PROBE, IPV6_PMTUDISC_PROBE
 _ASKED_SHIFT, _TEST_MASK = 32, (1 << 32) - 1
-HEADER_BYTES = 28  # IPv4 and UDP
-LEAST_BYTES = _HEADER.size + HEADER_BYTES  # of a probe, as an IP packet
-_FROM_ICMP, _TIME_EXCEEDED = 2, 11  # SO_EE_ORIGIN_ICMP; the type of RFC 792
 _TIMESTAMPS = 35  # SO_TIMESTAMPNS, and the kind of what comes with each packet: when the kernel got it
 _SEGMENT, _JOINED_BYTES = 103, 60_000  # UDP_SEGMENT; bytes of one call, a little below what IP can say
 _CALLS = 255  # numbers of calls fill an octet, 0: no number
@@ -54,6 +54,16 @@ class End(NamedTuple):
         """As a socket takes it."""
         return self.address, self.port
 
+    @property
+    def header_bytes(self) -> int:
+        """Of IP and UDP, of a packet to it."""
+        return family_of(self.address).header_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Of a probe to it, as an IP packet."""
+        return _HEADER.size + self.header_bytes
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -72,10 +82,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A packet to send: what for, how large as an IP packet, with which octet; of a count for which test, and by which call."""
+    """A packet to send: what for, how large as an IP packet (0: the least), with which octet; of a count for which test, by which call."""
 
     kind: int
-    size_bytes: int = LEAST_BYTES
+    size_bytes: int = 0
     octet: int = 0
     test: int = 0
     call: int = 0
@@ -101,16 +111,17 @@ class Count:
 class Prober:
     """The socket and its thread. A context manager."""
 
-    def __init__(self, port: int, rank: int, token: int, address: str = "0.0.0.0") -> None:  # noqa: S104  (as training does)
-        """Binds the port, 0: any, at one local address or at all. Raises OSError where the port is taken."""
+    def __init__(self, port: int, rank: int, token: int, address: str = IPV4.anywhere) -> None:
+        """Binds the port, 0: any, at one local address or at all of a family. Raises OSError where the port is taken."""
         self.rank, self.token = rank, token
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._family = family_of(address)
+        self.socket = socket.socket(self._family.number, socket.SOCK_DGRAM)
         with suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
             self.socket.setsockopt(socket.SOL_SOCKET, _FORCED_RECEIVE_BUFFER, 16 << 20)
-        self.socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        self.socket.setsockopt(self._family.level, self._family.class_of_received, 1)
         # Never in parts, and not bounded by what the kernel has learned about the way.
-        self.socket.setsockopt(socket.IPPROTO_IP, _MTU_DISCOVER, _MTU_PROBE)
+        self.socket.setsockopt(self._family.level, self._family.mtu_discover, _MTU_PROBE)
         with suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
         # Sending waits for the card, but not for one that stands still.
@@ -127,10 +138,8 @@ class Prober:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def ask(
-        self, to: End, size_bytes: int = LEAST_BYTES, octet: int = 0, wait_s: float = WAIT_SECONDS
-    ) -> Answer | None:
-        """Sends one probe, an IP packet of this size and traffic class; None: no answer in time, or too large for the device."""
+    def ask(self, to: End, size_bytes: int = 0, octet: int = 0, wait_s: float = WAIT_SECONDS) -> Answer | None:
+        """Sends one probe, an IP packet of this size (0: the least) and class; None: no answer in time, or too large for the device."""
         found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, wait_s)
         return None if found is None else found[0]
 
@@ -215,7 +224,7 @@ class Prober:
 
     def _send_joined(self, probe: _Probe, to: End, numbers: range, calls: int) -> tuple[int, bool]:
         """In as few calls as the kernel allows, numbered on from `calls`; the number of the last one, and whether it can do so at all."""
-        size = probe.size_bytes - HEADER_BYTES
+        size = probe.size_bytes - to.header_bytes
         most = max(1, _JOINED_BYTES // size)
         segment = [(socket.IPPROTO_UDP, _SEGMENT, struct.pack("H", size))]
         for first in range(0, len(numbers), most):
@@ -234,12 +243,13 @@ class Prober:
     def _content(self, probe: _Probe, to: End, number: int) -> bytes:
         octet, asked = probe.octet or probe.call, to.rank << _ASKED_SHIFT | probe.test
         header = _HEADER.pack(_MAGIC, probe.kind, octet, self.rank, self.token, number, time.time_ns(), asked)
-        return header.ljust(probe.size_bytes - HEADER_BYTES, b"\0")
+        return header.ljust(probe.size_bytes - to.header_bytes, b"\0")
 
     def _send(self, probe: _Probe, to: End, number: int) -> bool:
         """Whether it is on its way. Raises BlockingIOError where the card takes nothing."""
         content = self._content(probe, to, number)
-        ancillary = [(socket.IPPROTO_IP, socket.IP_TOS, struct.pack("i", probe.octet))] if probe.octet else []
+        octet = (self._family.level, self._family.class_of_sent, struct.pack("i", probe.octet))
+        ancillary = [octet] if probe.octet else []
         try:
             self.socket.sendmsg([content], ancillary, 0, to.place)
         except BlockingIOError:
@@ -255,12 +265,13 @@ class Prober:
             except OSError:  # nothing came for a while, or an error of an earlier packet is told
                 continue
             told = {(level, kind): value for level, kind, value in ancillary}
-            octet = told.get((socket.IPPROTO_IP, socket.IP_TOS), b"\0")[0]
+            # A byte of IPv4, a whole number of IPv6.
+            octet = int.from_bytes(told.get((self._family.level, self._family.class_of_sent), b"\0"), sys.byteorder)
             with suppress(struct.error, OSError):
                 came_ns = _nanoseconds(told.get((socket.SOL_SOCKET, _TIMESTAMPS)))
                 self._handle(data, octet, sender, came_ns)
 
-    def _handle(self, data: bytes, octet: int, sender: tuple[str, int], came_ns: int | None) -> None:
+    def _handle(self, data: bytes, octet: int, sender: tuple[Any, ...], came_ns: int | None) -> None:
         magic, kind, said, rank, token, number, sent, value = _HEADER.unpack_from(data)
         if magic != _MAGIC or token != self.token:
             return
@@ -355,17 +366,18 @@ def trace(source: str, to: tuple[str, int], flows: int, hops: int, wait_s: float
     says anything, as in a network of switches alone, or not enough: a router limits what it says, and may not repeat the
     payload, which is what tells its hop.
     """
-    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(flows)]
+    family = family_of(source)
+    sockets = [socket.socket(family.number, socket.SOCK_DGRAM) for _ in range(flows)]
     try:
         for flow in sockets:
             flow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_SECONDS, 0))
-            flow.setsockopt(socket.IPPROTO_IP, _RECEIVE_ERRORS, 1)
+            flow.setsockopt(family.level, family.errors, 1)
             flow.bind((source, 0))
             for hop in range(1, hops + 1):
-                flow.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, hop)
+                flow.setsockopt(family.level, family.hops, hop)
                 _send_in_spite_of_errors(flow, bytes([hop]), to)
         time.sleep(wait_s)  # routers answer when they like; who is later is not counted
-        return [_routers(flow) for flow in sockets]
+        return [_routers(flow, family) for flow in sockets]
     except OSError:  # the source is gone
         return []
     finally:
@@ -381,7 +393,7 @@ def _send_in_spite_of_errors(flow: socket.socket, content: bytes, to: tuple[str,
             return
 
 
-def _routers(flow: socket.socket) -> dict[int, str]:
+def _routers(flow: socket.socket, family: Family) -> dict[int, str]:
     """Who said that a packet's time to live has ended, by the hop that the packet carried as its payload."""
     found: dict[int, str] = {}
     flow.setblocking(False)
@@ -391,8 +403,8 @@ def _routers(flow: socket.socket) -> dict[int, str]:
         except OSError:
             return found
         for level, kind, value in ancillary:
-            if (level, kind) != (socket.IPPROTO_IP, _RECEIVE_ERRORS) or len(value) < 24 or not payload:
+            if (level, kind) != (family.level, family.errors) or len(value) < family.router.stop or not payload:
                 continue
             # struct sock_extended_err (16 bytes; origin and type in the fifth and sixth), then the address of who says it
-            if tuple(value[4:6]) == (_FROM_ICMP, _TIME_EXCEEDED):
-                found[payload[0]] = socket.inet_ntoa(value[20:24])
+            if tuple(value[4:6]) == family.hops_ended:
+                found[payload[0]] = socket.inet_ntop(family.number, value[family.router])
