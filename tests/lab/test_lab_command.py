@@ -1,5 +1,6 @@
 """`gradwire lab` from outside: what it builds obeys, and is gone afterwards, however it ends."""
 
+import contextlib
 import json
 import os
 import re
@@ -157,9 +158,39 @@ def test_down_leaves_nothing(lab):
     assert lab("down").returncode == 0
     assert_closed(reader)
     assert caller.wait(TIMEOUT_S) != 0
-    assert lab.sockets() == []
+    assert os.listdir(lab.folder) == []
     assert sorted(os.listdir("/sys/class/net")) == links
     assert lab("stats").returncode == 3
+    assert os.listdir(lab.folder) == [], "who only asks leaves nothing"
+
+
+def test_down_ends_a_lab_in_the_foreground_well(lab):
+    arguments = ("up", "--foreground", "--hosts", "1", "--switch", "nft")
+    with lab.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as caller:
+        assert caller.stdout.readline() == "ready\n"
+        assert lab("down").returncode == 0
+        assert (caller.wait(TIMEOUT_S), caller.stderr.read()) == (0, "")
+
+
+def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):
+    with lab.start("up", "--hosts", "16", "--switch", "nft", start_new_session=True, stderr=subprocess.PIPE) as caller:
+        builder = wait_for_child(caller.pid)
+        os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the builder has a session of its own
+        assert caller.wait(TIMEOUT_S) != 0
+        assert not Path(f"/proc/{builder}").exists()
+    assert os.listdir(lab.folder) == []
+
+
+def wait_for_child(pid):
+    """The first process that `pid` has started and that has become another program."""
+    while True:
+        for status in Path("/proc").glob("[0-9]*/status"):
+            with contextlib.suppress(OSError):
+                if (
+                    f"\nPPid:\t{pid}\n" in status.read_text()
+                    and b"--foreground" in status.with_name("cmdline").read_bytes()
+                ):
+                    return int(status.parent.name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

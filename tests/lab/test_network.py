@@ -271,6 +271,7 @@ def test_auto_takes_what_can_do_everything(monkeypatch):
     assert switches.choose("auto") == "nft"
     monkeypatch.setattr(switches.shutil, "which", lambda name: name if name == "cc" else None)
     assert switches.choose("auto") == "soft"
+    assert switches.choose("auto", 9000) == "nft", "soft would cut what is longer than 1500 bytes"
     monkeypatch.setattr(switches.shutil, "which", lambda name: name)
     assert switches.choose("auto") == "uml"
     monkeypatch.setattr(switches.netem, "available", lambda: True)

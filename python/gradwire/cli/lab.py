@@ -135,11 +135,11 @@ def _serve(layout: Layout, path: Path) -> int:
     """In the sandbox: builds and serves. Says `ready` on standard output."""
     try:
         with Network(layout) as network:
-            service = Service(network, path)
-            print("ready", flush=True)
-            service.run()
+            Service(network, path).run(lambda: print("ready", flush=True))
     except KeyboardInterrupt:
         return sandbox.EXIT_INTERRUPTED
+    except BrokenPipeError:  # who asked for it has gone
+        return EXIT_NO_LAB
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_NO_LAB
@@ -155,7 +155,13 @@ def _start_in_background(path: Path) -> None:
             arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
         )
         assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
+        try:
+            answer = process.stdout.readline()
+        except KeyboardInterrupt:  # a terminal's does not reach another session
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait()
+            raise
+        if answer != "ready\n":
             process.wait()
             errors.seek(0)
             raise LabError(

@@ -23,7 +23,7 @@ from typing import Any
 from gradwire.lab import iproute, offload
 from gradwire.lab.errors import LabError
 from gradwire.lab.namespaces import Namespaces
-from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, choose
+from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, check_mtu, choose
 
 HOSTS_MAX, RAILS_MAX = 15, 8  # hosts: those of the small switch program
 _HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
@@ -55,8 +55,7 @@ class Layout:
             raise LabError(f"1 to {HOSTS_MAX} hosts and 1 to {RAILS_MAX} rails, not {self.hosts} and {self.rails}")
         if not 576 <= self.mtu_bytes <= 9000:
             raise LabError(f"an MTU is between 576 and 9000 bytes, not {self.mtu_bytes}")
-        if self.mtu_bytes > 1500 and self.switch == "soft":
-            raise LabError("the switch `soft` carries 1500 bytes at most")
+        check_mtu(self.switch, self.mtu_bytes)
 
 
 class Network:
@@ -71,8 +70,9 @@ class Network:
         """
         self.layout = layout or Layout()
         iproute.require()
-        self.kind = choose(self.layout.switch)
+        self.kind = choose(self.layout.switch, self.layout.mtu_bytes)
         self._namespaces = Namespaces()
+        self._is_closed = False
         self._switches: list[Switch] = []
         self._losses: PortLosses | None = None
         self._ports: dict[tuple[int, int], Port] = {}
@@ -157,7 +157,10 @@ class Network:
         return self._namespaces.on_host(host)
 
     def close(self) -> None:
-        """Ends the programs that were started and the switches, and gives the namespaces up."""
+        """Ends the programs that were started and the switches, and gives the namespaces up. The second time nothing is left to do."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._namespaces.end_programs()
         for switch in self._switches:
             switch.close()

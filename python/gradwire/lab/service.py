@@ -27,13 +27,22 @@ _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
 
 
 def folder() -> Path:
-    """Where the sockets of this user's labs are; made if need be."""
+    """Where the sockets of this user's labs are; there as long as a lab is up.
+
+    Raises:
+        LabError: somebody else has made it.
+    """
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (the folder below is the user's alone)
     path = Path(base, f"gradwire-lab-{os.getuid()}")
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.stat().st_uid != os.getuid() or path.stat().st_mode & 0o077:
-        raise LabError(f"{path} belongs to somebody else or is open to others: remove it")
+    with suppress(FileNotFoundError):
+        _check_own(path)
     return path
+
+
+def _check_own(path: Path) -> None:
+    status = path.stat(follow_symlinks=False)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise LabError(f"{path} belongs to somebody else or is open to others: remove it")
 
 
 class Service:
@@ -47,14 +56,16 @@ class Service:
         }  # fmt: skip
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path = path
-        with suppress(FileNotFoundError):
-            path.unlink()
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _check_own(path.parent)
+        path.unlink(missing_ok=True)
         self._listener.bind(str(path))
         self._listener.listen()
 
-    def run(self) -> None:
-        """Answers until `down`."""
+    def run(self, ready: Callable[[], None]) -> None:
+        """Answers until `down`, and says `ready` before."""
         try:
+            ready()
             while True:
                 connection, _ = self._listener.accept()
                 try:
@@ -64,13 +75,18 @@ class Service:
                     continue
                 if request.get("do") == "down":
                     self._network.close()
+                    self._close()
                     _answer(connection, {"done": True})
                     return
                 threading.Thread(target=self._handle, args=(connection, request, descriptors), daemon=True).start()
         finally:
-            self._listener.close()
-            with suppress(FileNotFoundError):
-                self._path.unlink()
+            self._close()
+
+    def _close(self) -> None:
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # another lab is there
+            self._path.parent.rmdir()
 
     def _handle(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
         with connection:

@@ -25,6 +25,7 @@ from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
 
 KINDS = ("netem", "uml", "nft", "soft")
 _FRAME_BYTES = 1514
+_SOFT_MTU = 1500  # `FRAME_MAX` of soft_switch.c
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,17 @@ class SoftRail(Switch):
         self._switch.close()
 
 
-def choose(kind: str) -> str:
+def check_mtu(kind: str, mtu_bytes: int) -> None:
+    """Whether a switch of this kind carries such packets.
+
+    Raises:
+        LabError: it does not.
+    """
+    if mtu_bytes > _SOFT_MTU and kind == "soft":
+        raise LabError(f"the switch `soft` carries {_SOFT_MTU} bytes at most: another one, or a smaller MTU")
+
+
+def choose(kind: str, mtu_bytes: int = _SOFT_MTU) -> str:
     """The kind that `auto` stands for here: what needs least of the machine and can do everything, first."""
     if kind in KINDS:
         return kind
@@ -261,7 +272,7 @@ def choose(kind: str) -> str:
         return "netem"
     if shutil.which(PROGRAM) is not None and _has_compiler():
         return "uml"
-    return "soft" if _has_compiler() else "nft"
+    return "soft" if _has_compiler() and mtu_bytes <= _SOFT_MTU else "nft"
 
 
 def _has_compiler() -> bool:
