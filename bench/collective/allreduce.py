@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from gradwire.bench import plan, run
 from gradwire.bench.display import as_written
 from gradwire.bench.plan import MB, Condition, NetworkPlan, Plan
-from gradwire.lab import LabError, netem
+from gradwire.lab import LabError
 
 VARIANTS = {
     **{f"gloo-{tcp}": plan.gloo(tcp) for tcp in plan.TCP},
@@ -50,12 +51,12 @@ def main(
     json_file: Path | None, out: Path,
 ) -> None:
     """Reads the options and runs the benchmark."""
-    kind = {"kernel": "netem" if netem.available() else "nft"}.get(network, network)
+    source = click.get_current_context().get_parameter_source("names")
     added_ms = rtt if rtt is not None else (1.0 - SWITCH_RTT_MS if network == "uml" else 0.0)
     conditions = [Condition()] if network == "loopback" else [Condition(loss, added_ms) for loss in losses]
     try:
         chosen = Plan(
-            NetworkPlan(kind, rate, buffer * 1024),
+            NetworkPlan(network, rate, buffer * 1024),
             tuple(VARIANTS[name] for name in names),
             ranks=(ranks,),
             sizes=tuple(max(4, int(size * MB) // 4 * 4) for size in sizes),
@@ -63,6 +64,7 @@ def main(
             samples=samples,
             block=min(block, samples),
             minutes=minutes,
+            is_tcp_chosen=source != ParameterSource.DEFAULT,
         )
         sys.exit(run.run_collectives(chosen, run.Outcome(out, json_file)))
     except LabError as error:

@@ -20,7 +20,6 @@ import frame
 from gradwire.bench.display import as_written
 from gradwire.bench.plan import NetworkPlan
 from gradwire.demo.results import percentile
-from gradwire.lab import netem
 from rich.console import Console
 
 SWITCH_RTT_MS = 0.4  # what the user-mode-linux switch adds by itself
@@ -103,9 +102,8 @@ def main(
     incasts: tuple[int, ...] = (1, 2, 3, 5)
     if quick:
         network, ranks, samples, incasts = "loopback", 4, 3, (1, 3)
-    kind = {"kernel": "netem" if netem.available() else "nft"}.get(network, network)
     engines = frame.Engines(
-        NetworkPlan(kind, rate),
+        NetworkPlan(network, rate),
         ranks,
         {str(incast): {"incast": incast} for incast in incasts},
         elems,

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire.bench import plan, tcp
+from gradwire.lab import NamespacesUnavailable, sandbox
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "collective"
 
@@ -28,6 +30,22 @@ def load_benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
         return module
 
     return load
+
+
+@pytest.fixture
+def kernel_tcp(tmp_path: Path) -> set[str]:
+    """Congestion controls that this kernel has, as the benchmarks see them: many have bbr as a module that only root may load."""
+    file = tmp_path / "tcp.json"
+
+    def look() -> int:
+        file.write_text(json.dumps(sorted(tcp.available() or plan.TCP)))
+        return 0
+
+    try:
+        assert sandbox.run(look) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    return set(json.loads(file.read_text()))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`gradwire bench`: what is verified, counted and concluded. Plain values; no network, no timing."""
 
 import json
+import struct
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gradwire.bench.plan import Condition, NetworkPlan, Plan
 from gradwire.bench.worker import Worker
 from gradwire.cli import main
 from gradwire.cli.bench import variants_of
+from gradwire.report import Contributions, DeliveryReport
 
 RANKS = 3
 
@@ -100,14 +102,42 @@ def test_bandwidths_are_those_of_the_nccl_tests():
     assert {factors[name] for name in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")} == {0.75}
     assert {factors["broadcast"], factors["reduce"]} == {1.0}
     series = results.Series(plan.Cell("all_reduce", 4, 1_000_000, Condition(), plan.gloo("cubic")))
-    for ended, counted in ((9.0, False), (0.002, True), (0.004, True)):
-        ranks = [{"begun": 0.0, "ended": ended / 2}, {"begun": 0.0, "ended": ended}]
-        answers = [{**each, "cpu_s": 0.5, "wrong": 1, "lost": 0.25, "resent": 0.0} for each in ranks]
-        series.add(answers, 2, counted=counted)
+    for ended, counted in ((9.0, False), (0.001, True), (0.002, True)):
+        series.add([answer(0.0, [ended / 2]), answer(0.0, [ended], unjudged=1)], counted=counted)
     row = series.row()
     assert (row["samples_ms"], row["algbw_gb_s"], row["busbw_gb_s"]) == ([1.0, 2.0], 1.0, 1.5)
-    assert row["cpu_s_per_gb"] == 2.0 / (4 * 0.001)  # two counted samples of two calls, one second of all ranks in each
+    assert row["cpu_s_per_gb"] == 2.0 / (2 * 0.001)  # two counted calls, one second of all ranks in each
     assert (row["wrong"], row["lost_share"]) == (6, 0.25)  # a wrong result counts wherever it is
+    assert (row["filled_share"], row["unjudged"]) == (0.125, 3)
+
+
+def answer(begun: float, ended: list[float], **more) -> dict:
+    """What one rank says of a sample."""
+    found = {"wrong": 1, "unjudged": 0, "lost": 0.25, "filled": 0.125, "resent": 0.0}
+    return {"begun": begun, "ended": ended, "cpu_s": 0.5, **found, **more}
+
+
+def test_the_time_of_a_small_call_is_its_own_and_a_late_rank_makes_one_call_long():
+    """Two ranks and four calls of 1 ms, before which rank 1 was late. In the third rank 0 stands still, and rank 1 waits in the fourth."""
+    ranks = [answer(0.0, [0.0060, 0.0070, 0.0120, 0.0130]), answer(0.005, [0.0060, 0.0070, 0.0080, 0.0130])]
+    series = results.Series(plan.Cell("all_reduce", 2, 1000, Condition(), plan.gloo("cubic")), block=1)
+    for _ in range(2):
+        series.add(ranks, counted=True)
+    assert series.samples_ms == pytest.approx([1.0, 5.0, 1.0] * 2)
+    row = series.row()
+    assert (row["samples"], row["block"], row["max_ms"]) == (6, 3, pytest.approx(5.0))
+    assert row["cpu_s_per_gb"] == pytest.approx(2.0 / (8 * 1e-6)), (
+        "processor time is of the call in which they meet, too"
+    )
+
+
+def test_small_samples_give_the_calls_that_a_percentile_needs():
+    variants = (plan.gradwire("auto"),)
+    for sizes, samples, times in (((65536,), 5, 100), ((65540,), 5, 5), ((4, 1 << 20), 5, 5)):
+        assert Plan(NetworkPlan("loopback"), variants, sizes=sizes, samples=samples).least_times == times
+    results.check_samples(["tail"], 100)
+    with pytest.raises(ValueError, match="needs 100 samples"):
+        results.check_samples(["tail"], 99)
 
 
 def test_a_percentile_needs_a_sample_above_it():
@@ -130,6 +160,7 @@ def row_of(variant: str, p50: float, p99: float | None = None, **more) -> dict:
         "variant": variant, "peer": variant.startswith("gloo"), "collective": "all_reduce", "ranks": 4, "bytes": 1 << 20,
         "rtt_ms": 0.0, "loss": 0.0, "scenario": plan.HEALTHY, "samples": 10, "p50_ms": p50, "p95_ms": p50, "p99_ms": p99,
         "p999_ms": None, "max_ms": 3 * p50, "algbw_gb_s": 1 / p50, "busbw_gb_s": 1.5 / p50, "lost_share": 0.0, "wrong": 0,
+        "filled_share": 0.0, "unjudged": 0,
         "cpu_s_per_gb": 2 * p50, "samples_ms": [p50] * 10, **more,
     }  # fmt: skip
 
@@ -179,12 +210,21 @@ def test_a_file_without_blocks_is_compared_by_its_medians():
         ["--ranks", "9"], ["--scenario", "incast", "--buffer", "64"], ["--network", "bridge", "--scenario", "gray"],
         ["--training", "--steps", "25"], ["--training", "--rtt", "1", "--rtt", "2"], ["--training", "--require", "busbw=1"],
         ["--training", "--examples", "/nonexistent"], ["--training", "--network", "loopback"],
+        ["--training", "--scenario", "gray"],
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_before_anything_is_measured(arguments, tmp_path):
     found = CliRunner().invoke(main, ["bench", "--out", str(tmp_path), *arguments])
     assert found.exit_code == 2, found.output
     assert "Error" in found.output
+
+
+def test_training_says_what_it_has_none_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "run_training", lambda *_: pytest.fail("it would report variants that were never run"))
+    asked = ["--algorithm", "ring", "--algorithm", "auto", "--rotated"]
+    found = CliRunner().invoke(main, ["bench", "--training", "--out", str(tmp_path), *asked])
+    assert found.exit_code == 2
+    assert "--training has no --algorithm and no --rotated" in found.output
 
 
 def test_training_is_at_five_rates_of_loss_unless_told(tmp_path, monkeypatch):
@@ -232,6 +272,75 @@ def test_a_rule_reaches_a_reduce_scatter_with_input_and_output(monkeypatch):
     assert output is into
     assert tensor is source
     assert (chosen["preset"], chosen["contributions"], chosen["group"]) == ("dlcp", True, "group")
+
+
+class Work:
+    """A call that ended with this report."""
+
+    def __init__(self, **fields) -> None:
+        self._report = DeliveryReport(**fields)
+
+    def report(self) -> DeliveryReport:
+        return self._report
+
+
+def counted(*ranks: int) -> Contributions:
+    """So many ranks in each block of ten elements."""
+    return Contributions(
+        memoryview(struct.pack(f"={len(ranks)}H", *ranks)).cast("H", (1, len(ranks))), 10 * len(ranks), 10
+    )
+
+
+def judged(name: str, output: torch.Tensor, work: Work) -> dict:
+    """What a worker finds in one result."""
+    worker = object.__new__(Worker)  # a whole one would start a group
+    worker._torch = torch
+    return worker._judged(Task(name, 40, 0, RANKS), output, work)
+
+
+def test_results_that_did_not_come_back_are_counted_beside_what_did_not_count():
+    output = Task("all_reduce", 40, 0, RANKS).expected / RANKS
+    output[10:20] = 0
+    found = judged(
+        "all_reduce", output, Work(contributions=counted(3, 0, 3, 3), filled=((10, 20),), uncounted=((0, 2),))
+    )
+    assert found == {"wrong": 0, "unjudged": 0, "lost": 0.05, "filled": 0.25, "sent": 0, "resent": 0}
+    exact = judged("all_reduce", Task("all_reduce", 40, 0, RANKS).expected, None)
+    assert exact == {"wrong": 0, "unjudged": 0, "lost": 0, "filled": 0, "sent": 0, "resent": 0}
+
+
+@pytest.mark.parametrize(
+    ("missing", "wrong", "unjudged"),
+    [
+        ({"contributions": counted(3, 3, 3, 3)}, 1, 0), ({"contributions": None}, 1, 0),
+        ({"contributions": counted(3, 3, 2, 3)}, 0, 1), ({"contributions": counted(3, 3, 3, 3), "uncounted": ((0, 4),)}, 0, 1),
+        ({"contributions": counted(3, 0, 3, 3), "filled": ((10, 20),)}, 0, 1),
+    ],
+)  # fmt: skip
+def test_a_rotated_result_is_judged_where_nothing_is_missing_on_either_way(missing, wrong, unjudged):
+    output = Task("all_reduce", 40, 0, RANKS).expected / RANKS
+    output[3] = 0
+    found = judged("all_reduce", output, Work(rotated_elems=64, **missing))
+    assert (found["wrong"], found["unjudged"]) == (wrong, unjudged)
+    assert found["filled"] == (10 / 64 if missing.get("filled") else 0), "of the elements that were sent"
+
+
+def test_what_could_not_be_judged_is_not_told_as_right():
+    rows = [row_of("gradwire-auto/rotated", 1.0, wrong=wrong, unjudged=unjudged, filled_share=0.125)
+            for wrong, unjudged in ((0, 0), (0, 7), (2, 7))]  # fmt: skip
+    lines = [dict(zip(report._HEADS, report.cells_of(row), strict=True)) for row in rows]
+    assert [line["wrong"] for line in lines] == ["0", "-", "2"]
+    assert [(line["lost"], line["filled"]) for line in lines] == [("0.000%", "12.500%")] * 3
+    page = report.html_table(report._HEADS, [report.cells_of(row) for row in rows])
+    assert (page.count("<td class=bad>2</td>"), page.count("class=bad")) == (1, 1)
+
+
+def test_a_file_of_an_earlier_version_says_nothing_of_what_was_filled_in():
+    row = row_of("gradwire-auto", 1.0)
+    for name in ("filled_share", "unjudged"):
+        del row[name]
+    line = dict(zip(report._HEADS, report.cells_of(row), strict=True))
+    assert (line["wrong"], line["filled"]) == ("0", "-")
 
 
 def test_cells_take_turns_and_a_broadcast_has_no_presets():

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gradwire.bench.ground import Ground
-from gradwire.bench.plan import Plan, Variant
+from gradwire.bench.plan import Plan, Variant, timed_calls
 from gradwire.bench.results import Series
 from gradwire.lab.crew import Crew
 
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
-_SMALL_BYTES = 64 * 1024
-_SMALL_REPEAT = 20  # calls in a sample of a size that takes less than waking all ranks; as many buffers are made before
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
 
@@ -76,7 +74,8 @@ class Crews:
 
     def form(self, variant: Variant, ranks: int) -> None:
         """Makes the variant's group of the first so many ranks; a connection keeps the congestion control of its start."""
-        self._ground.use_tcp(variant.tcp or "cubic")
+        if variant.tcp:
+            self._ground.use_tcp(variant.tcp)
         order = {"do": "group", "name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
         self.order(variant, order, "made")
 
@@ -124,16 +123,16 @@ def measure(
 
 
 def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
-    """One sample: from a common start to the end on the slowest rank."""
-    cell = series.cell
-    repeat = _SMALL_REPEAT if cell.bytes <= _SMALL_BYTES else 1
+    """One sample: a call from a common start, or several that follow one in which the ranks meet (`results.times_ms`)."""
+    cell, timed = series.cell, timed_calls(series.cell.bytes)
+    calls = timed if timed == 1 else 1 + timed
     group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
-    crews.order(cell.variant, {"do": "prepare", **group, "repeat": repeat}, "prepared")
+    crews.order(cell.variant, {"do": "prepare", **group, "calls": calls}, "prepared")
     order = {"do": "sample", "variant": asdict(cell.variant), "at": time.monotonic() + START_AHEAD_S}
     sampled = crews.order(cell.variant, order, "sampled")
     judged = crews.order(cell.variant, {"do": "judge"}, "judged")
     answers = [{**took[-1], **found[-1]} for took, found in zip(sampled, judged, strict=True)]
-    series.add([answer for answer in answers if answer["sampled"]], repeat, counted=counted)
+    series.add([answer for answer in answers if answer["sampled"]], counted=counted)
 
 
 def group_of(variant: Variant, ranks: int) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-_WIDTH_OF_A_FILE = 170  # columns; a terminal says its own
+_WIDTH_OF_A_FILE = 180  # columns; a terminal says its own
 _LINE_EVERY_S = 10.0
 
 

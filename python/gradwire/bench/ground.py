@@ -20,11 +20,12 @@ from gradwire.bench.plan import (
     GRAY_LOSS,
     HEALTHY,
     INCAST_BUFFER_PACKETS,
+    KERNEL,
     SLOW_SHARE,
     Condition,
     NetworkPlan,
 )
-from gradwire.lab import Link, iproute
+from gradwire.lab import Link, iproute, netem
 from gradwire.lab.crew import rendezvous_environment
 from gradwire.lab.namespaces import Namespaces
 from gradwire.lab.network import Layout, Network
@@ -185,10 +186,16 @@ class Ground:
 
 
 def layout_of(hosts: int, plan: NetworkPlan) -> Layout:
-    """The lab's network. Several rails are switched by the small program: another kernel would need a core for each."""
+    """The lab's network. Several rails are switched by the small program: another kernel would need a core for each.
+
+    Raises:
+        LabError: no switch of this kind can do it.
+    """
     kind = "auto" if plan.kind == "lab" else plan.kind
     if kind == "auto" and plan.rails > 1 and choose("auto") == "uml":
         kind = "soft"
+    if kind == KERNEL:
+        kind = "netem" if netem.available() else "nft"
     port = Port(
         rate_mbit=plan.rate_mbit, buffer_bytes=plan.buffer_bytes, bucket_bytes=plan.bucket_bytes or iproute.BUCKET_BYTES
     )

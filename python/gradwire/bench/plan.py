@@ -14,6 +14,7 @@ EXACT = "exact"  # the backend's own collective, which is exact, instead of an o
 ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server", "weighted_transpose")
 TCP = ("cubic", "reno", "bbr")
 NETWORKS = ("loopback", "bridge", "lab", "netem", "uml", "nft", "soft")
+KERNEL = "kernel"  # netem, or nft where the kernel has no netem; only the sandbox can tell, so it is decided there
 SCENARIOS = ("gray", "slow-host", "incast")
 HEALTHY = "healthy"
 GRAY_RAILS, GRAY_LOSS = 4, 0.1
@@ -23,6 +24,8 @@ SLOW_SHARE = 0.5  # of the rate that a slow host has left
 SETTLE_CALLS = 160
 INCAST_BUFFER_PACKETS = 64
 MB = 1 << 20
+_SMALL_BYTES = 64 * 1024
+_SMALL_CALLS = 20  # in a row of a size that takes less than waking all ranks
 _Item = TypeVar("_Item")
 
 
@@ -121,7 +124,7 @@ class NetworkPlan:
     """The network; links as in `gradwire.lab`. Loopback and bridge are not shaped.
 
     Attributes:
-        kind: one of `NETWORKS`.
+        kind: one of `NETWORKS`, or `KERNEL`.
         rate_mbit, buffer_bytes, mtu_bytes: of each link.
         rails: links of each host.
         bucket_bytes: what a link lets go at once after it was idle; None: four packets.
@@ -146,11 +149,12 @@ class Plan:
 
     Attributes:
         sizes: bytes.
-        samples: of each cell.
+        samples: of each cell; of a small size (`timed_calls`) each is several calls in a row, every one of which is timed.
         block: samples of one variant in a row. One more comes before, which is not counted: TCP forgets its window when idle,
             and gradwire its estimates grow old.
         settle: so many come before a block of gradwire's. Its ranks agree on what they measure every 64th call (docs/architecture.md).
         minutes: after about so long no new turn is begun.
+        is_tcp_chosen: whether the peers' congestion controls were named, so that one that the kernel lacks is an error (`tcp.fitted`).
     """
 
     network: NetworkPlan
@@ -163,6 +167,7 @@ class Plan:
     block: int = 10
     minutes: float = 9.0
     settle: int = 1
+    is_tcp_chosen: bool = True
 
     def __post_init__(self) -> None:
         unknown = set(self.collectives) - set(COLLECTIVES)
@@ -204,6 +209,11 @@ class Plan:
             found += [f"not measured: {', '.join(names)}, as {collective} {why}"] if names else []
         return found
 
+    @property
+    def least_times(self) -> int:
+        """Times that each cell gets at least, if nothing ends it early."""
+        return self.samples * min(map(timed_calls, self.sizes))
+
     def uncounted(self, variant: Variant) -> int:
         """Samples before each block."""
         return 1 if variant.is_peer else self.settle
@@ -227,6 +237,11 @@ class Plan:
 def _rotated(items: list[_Item], by: int) -> list[_Item]:
     by %= len(items)
     return items[by:] + items[:by]
+
+
+def timed_calls(size: int) -> int:
+    """Calls in a row that one sample of so many bytes times."""
+    return _SMALL_CALLS if size <= _SMALL_BYTES else 1
 
 
 def size_text(size: int) -> str:

@@ -17,7 +17,7 @@ from gradwire.bench.results import Row, comparisons
 
 _HEADS = (
     "variant", "collective", "ranks", "size", "condition", "samples", "wrong", "p50 ms", "p95", "p99", "p99.9",
-    "algbw GB/s", "busbw GB/s", "lost", "CPU s/GB",
+    "algbw GB/s", "busbw GB/s", "lost", "filled", "CPU s/GB",
 )  # fmt: skip
 _COMPARED_HEADS = (
     "gradwire", "beside", "collective", "ranks", "size", "condition", "p50 times", "by turns", "p99 times", "CPU times",
@@ -35,12 +35,12 @@ tr.own td:first-child{color:#0b7a75;font-weight:600}td.bad,li.bad{color:#b3261e;
 
 
 def cells_of(row: Row) -> list[str]:
-    """One line of the table; what a percentile has too few samples for is a dash."""
+    """One line of the table; what a percentile has too few samples for is a dash, and so is what could not be judged."""
     times = [_number(row[name]) for name in ("p50_ms", "p95_ms", "p99_ms", "p999_ms")]
     bandwidths = [f"{row[name]:.3g}" for name in ("algbw_gb_s", "busbw_gb_s")]
     return [
         row["variant"], row["collective"], str(row["ranks"]), size_text(row["bytes"]), figures.condition_text(row),
-        str(row["samples"]), str(row["wrong"]), *times, *bandwidths, f"{row['lost_share']:.3%}", f"{row['cpu_s_per_gb']:.3g}",
+        str(row["samples"]), _wrong_text(row), *times, *bandwidths, *_shares(row), f"{row['cpu_s_per_gb']:.3g}",
     ]  # fmt: skip
 
 
@@ -93,11 +93,14 @@ def html_page(title: str, subtitle: str, body: str, results: dict[str, Any]) -> 
 
 
 def html_table(heads: Sequence[str], lines: list[list[str]]) -> str:
-    """A table whose first column is the variant's name; `wrong` stands out where it is not 0."""
+    """A table whose first column is the variant's name; `wrong` stands out where something is."""
     wrong = heads.index("wrong") if "wrong" in heads else -1
     rows = []
     for line in lines:
-        cells = [f"<td{_class(at == wrong and cell != '0')}>{html.escape(cell)}</td>" for at, cell in enumerate(line)]
+        cells = [
+            f"<td{_class(at == wrong and cell not in ('0', '-'))}>{html.escape(cell)}</td>"
+            for at, cell in enumerate(line)
+        ]
         rows.append(f"<tr{' class=own' if line[0].startswith('gradwire') else ''}>{''.join(cells)}</tr>")
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     return f"<div class='wide'><table><tr>{head}</tr>{''.join(rows)}</table></div>"
@@ -168,6 +171,17 @@ def targets_html(targets: list[dict[str, Any]]) -> str:
 
 def _class(bad: bool) -> str:
     return " class=bad" if bad else ""
+
+
+def _wrong_text(row: Row) -> str:
+    """A dash where nothing was found wrong, but not all could be judged."""
+    return "-" if not row["wrong"] and row.get("unjudged") else str(row["wrong"])
+
+
+def _shares(row: Row) -> list[str]:
+    """What did not count, and what did not come back; of the latter a file of an earlier version says nothing."""
+    filled = row.get("filled_share")
+    return [f"{row['lost_share']:.3%}", "-" if filled is None else f"{filled:.3%}"]
 
 
 def _number(value: float | None, digits: int = 4) -> str:

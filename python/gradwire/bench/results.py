@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 
 from gradwire.bench.collectives import COLLECTIVES
@@ -12,7 +13,7 @@ from gradwire.bench.plan import HEALTHY, Cell, size_text
 from gradwire.demo.results import percentile
 
 GB = 1e9  # as in the NCCL tests
-# Samples that a percentile needs: one of them at least lies above it.
+# Times that a percentile needs: one of them at least lies above it.
 SAMPLES_OF = {"p95_ms": 20, "p99_ms": 100, "p999_ms": 1000}
 _PERCENTS = {"p50_ms": 50.0, "p95_ms": 95.0, "p99_ms": 99.0, "p999_ms": 99.9}
 # What `--require NAME=FACTOR` asks of every gradwire variant, everywhere it was measured.
@@ -35,39 +36,44 @@ class Series:
 
     Attributes:
         block: samples of one turn; 0: all are of one.
-        samples_ms: time of one call, on the slowest rank.
-        lost: share of the elements that did not count, mean of the ranks.
+        samples_ms: time of each call that is timed (`times_ms`); equally many of each sample.
+        lost: of each sample, share of the elements that did not count, mean of the ranks.
+        filled: share of the results that did not come back and were filled in, mean of the ranks.
         resent: share of the payload bytes that were sent again.
-        cpu_s, calls: processor time of all ranks in all counted calls, and how many those were.
+        cpu_s, calls: processor time of all ranks in all calls of these samples, and how many those were.
         wrong: wrong elements in any result, counted or not.
+        unjudged: results that nobody could judge, counted or not: rotated ones that lost something.
     """
 
     cell: Cell
     block: int = 0
     samples_ms: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+    filled: list[float] = field(default_factory=list)
     resent: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
     calls: int = 0
     wrong: int = 0
+    unjudged: int = 0
 
-    def add(self, answers: list[Row], repeat: int, *, counted: bool) -> None:
-        """Adds a sample of `repeat` calls; one answer for each rank."""
+    def add(self, answers: list[Row], *, counted: bool) -> None:
+        """Adds a sample; one answer for each rank."""
         self.wrong += sum(answer["wrong"] for answer in answers)
+        self.unjudged += sum(answer["unjudged"] for answer in answers)
         if not counted:
             return
-        took = max(answer["ended"] for answer in answers) - min(answer["begun"] for answer in answers)
-        self.samples_ms.append(took * 1e3 / repeat)
-        self.lost.append(sum(answer["lost"] for answer in answers) / len(answers))
-        self.resent.append(sum(answer["resent"] for answer in answers) / len(answers))
+        self.samples_ms += times_ms(answers)
+        for name, shares in (("lost", self.lost), ("filled", self.filled), ("resent", self.resent)):
+            shares.append(fmean(answer[name] for answer in answers))
         self.cpu_s += sum(answer["cpu_s"] for answer in answers)
-        self.calls += repeat
+        self.calls += len(answers[0]["ended"])
 
     def row(self) -> Row:
         """The numbers that are printed and written."""
         cell, condition = self.cell, self.cell.condition
         p50 = percentile(self.samples_ms, 50)
         algbw = cell.bytes / GB / (p50 / 1e3)
+        runs = len(self.lost)
         return {
             "variant": cell.variant.name,
             "peer": cell.variant.is_peer,
@@ -78,18 +84,37 @@ class Series:
             "loss": condition.loss,
             "scenario": condition.scenario,
             "samples": len(self.samples_ms),
-            "block": self.block or len(self.samples_ms),
+            "block": (self.block or runs) * (len(self.samples_ms) // runs),
             "min_ms": min(self.samples_ms),
             **{name: percent_of(self.samples_ms, name) for name in _PERCENTS},
             "max_ms": max(self.samples_ms),
             "algbw_gb_s": algbw,
             "busbw_gb_s": algbw * COLLECTIVES[cell.collective].bus_factor(cell.ranks),
-            "lost_share": sum(self.lost) / len(self.lost),
-            "resent_share": sum(self.resent) / len(self.resent),
+            "lost_share": fmean(self.lost),
+            "filled_share": fmean(self.filled),
+            "resent_share": fmean(self.resent),
             "cpu_s_per_gb": self.cpu_s / (self.calls * cell.bytes / GB),
             "wrong": self.wrong,
+            "unjudged": self.unjudged,
             "samples_ms": [round(sample, 4) for sample in self.samples_ms],
         }
+
+
+def times_ms(answers: list[Row]) -> list[float]:
+    """Time of each call of a sample that is timed, in milliseconds.
+
+    Of one call: from a common start to the end on its slowest rank. Of several in a row, each but the first: from when the last rank
+    has begun it, which is when that rank has ended the call before, to the end on its slowest rank. The first brings the ranks
+    together: their starts at a common time are further apart than such a call takes. The largest of the ranks' own times lost,
+    since a rank that is late in one call holds the others up in the next one, which would have that time, too.
+
+    Args:
+        answers: of each rank: when it began, `begun`, and when each of its calls `ended`.
+    """
+    ends = [max(ranks) for ranks in zip(*(answer["ended"] for answer in answers), strict=True)]
+    if len(ends) == 1:
+        return [(ends[0] - min(answer["begun"] for answer in answers)) * 1e3]
+    return [(after - before) * 1e3 for before, after in pairwise(ends)]
 
 
 def percent_of(samples_ms: list[float], name: str) -> float | None:
@@ -125,9 +150,9 @@ def parse_requirements(words: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def check_samples(requirements: Iterable[str], samples: int) -> None:
-    """Raises ValueError where a requirement is about percentiles that so few samples do not have."""
-    if samples < SAMPLES_OF["p99_ms"] and (wanting := [name for name in requirements if name in _NEEDS_P99]):
+def check_samples(requirements: Iterable[str], times: int) -> None:
+    """Raises ValueError where a requirement is about percentiles that so few times do not have."""
+    if times < SAMPLES_OF["p99_ms"] and (wanting := [name for name in requirements if name in _NEEDS_P99]):
         raise ValueError(f"--require {wanting[0]} is about p99, which needs {SAMPLES_OF['p99_ms']} samples: --samples")
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from gradwire.bench import display, report, results, training, training_report
+from gradwire.bench import display, report, results, tcp, training, training_report
 from gradwire.bench.conductor import Crews, Interrupted, measure
 from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import command, machine
@@ -86,7 +86,9 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     worker = [sys.executable, "-m", "gradwire.bench.worker"]
     patience_s = time_limit_s(max(plan.sizes), plan.network)
     console = display.make_console()
-    with display.Display(console, plan.minutes) as shown, Ground(plan.hosts, plan.network) as ground:
+    shown = display.Display(console, plan.minutes)
+    plan = tcp.fitted(plan, shown.say)
+    with shown, Ground(plan.hosts, plan.network) as ground:
         counted = _look_around(shown, ground, plan.conditions, facts["machine"])
         for words in plan.left_out():
             shown.say(words)
@@ -112,7 +114,8 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
     if was_interrupted:
-        console.print(f"interrupted: {rows[0]['samples']} samples of each cell are kept{_GONE}")
+        counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
+        console.print(f"interrupted: {' or '.join(map(str, counts))} samples of each cell are kept{_GONE}")
         return sandbox.EXIT_INTERRUPTED
     return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
 
@@ -122,7 +125,9 @@ def _training(plan: TrainingPlan, outcome: Outcome) -> int:
     worker = [sys.executable, "-m", "gradwire.demo.worker", str(plan.example), "gloo"]
     conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
     console = display.make_console()
-    with display.Display(console, plan.minutes) as shown, Ground(plan.ranks, plan.network) as ground:
+    shown = display.Display(console, plan.minutes)
+    plan = tcp.fitted(plan, shown.say)
+    with shown, Ground(plan.ranks, plan.network) as ground:
         counted = _look_around(shown, ground, conditions, facts["machine"])
         with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S) as crews:
             found, was_interrupted = _kept(lambda: training.train(plan, crews, ground, shown.advance))

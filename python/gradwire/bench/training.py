@@ -45,6 +45,7 @@ class TrainingPlan:
         target: validation loss in nats for each byte, the mean of three validations; None: what the first run without loss has at
             four fifths of its steps.
         validation_batches: of the example's, that a validation looks at.
+        is_tcp_chosen: as in `Plan`.
     """
 
     example: Path
@@ -60,6 +61,7 @@ class TrainingPlan:
     target: float | None = None
     minutes: float = 60.0
     validation_batches: int = 16
+    is_tcp_chosen: bool = True
 
     def __post_init__(self) -> None:
         if self.steps < self.block or self.steps % self.block or self.block < 1:

@@ -3,9 +3,9 @@
 Orders and their answers (see `gradwire.lab.crew`):
 
     {"do": "group", "name": g, "backend": b, "ranks": n}  ->  {"made": g}
-    {"do": "prepare", "group": g, "collective": c, "elems": n, "repeat": k}  ->  {"prepared": true}
-    {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended", "cpu_s"}
-    {"do": "judge"}                             ->  {"judged": true, "wrong", "lost", "resent"}
+    {"do": "prepare", "group": g, "collective": c, "elems": n, "calls": k}  ->  {"prepared": true}
+    {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
+    {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent"}
 
 Three orders for one sample: a rank that made or judged its tensors while others are in the call would take their cores.
 A group holds the first `n` ranks; the others answer with `false`. `at` is a time of the machine's
@@ -24,6 +24,7 @@ from gradwire.lab import crew
 
 GROUP_TIMEOUT = timedelta(seconds=120)
 _KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
+_JUDGED = ("wrong", "unjudged", "lost", "filled", "sent", "resent")  # what is found in each call, and summed
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Worker:
         group = self._groups.get(order["group"])
         if group is not None:
             task = self._task(order["collective"], order["elems"], self._dist.get_world_size(group))
-            self._prepared = _Prepared(task, group, [task.fresh() for _ in range(order["repeat"])])
+            self._prepared = _Prepared(task, group, [task.fresh() for _ in range(order["calls"])])
         self._say({"prepared": group is not None})
 
     def _sample(self, order: crew.Answer) -> None:
@@ -79,9 +80,12 @@ class Worker:
             self._say({"sampled": False})
             return
         time.sleep(max(0.0, order["at"] - time.monotonic()))
+        ended: list[float] = []
         used, begun = time.process_time(), time.monotonic()
-        prepared.works = [self._call(prepared.task, each, variant, prepared.group) for each in prepared.buffers]
-        ended, used = time.monotonic(), time.process_time() - used
+        for each in prepared.buffers:
+            prepared.works.append(self._call(prepared.task, each, variant, prepared.group))
+            ended.append(time.monotonic())
+        used = time.process_time() - used
         self._say({"sampled": True, "begun": begun, "ended": ended, "cpu_s": used})
 
     def _judge(self, _order: crew.Answer) -> None:
@@ -91,9 +95,10 @@ class Worker:
             return
         task, works = prepared.task, prepared.works
         found = [self._judged(task, each[1], work) for each, work in zip(prepared.buffers, works, strict=True)]
-        wrong, lost, sent, resent = (sum(column) for column in zip(*found, strict=True))
-        shares = {"lost": lost / (task.elems * len(works)), "resent": resent / max(1, sent)}
-        self._say({"judged": True, "wrong": wrong, **shares})
+        total = {name: sum(each[name] for each in found) for name in _JUDGED}
+        shares = {"lost": total["lost"] / len(works), "filled": total["filled"] / len(works)}
+        shares["resent"] = total["resent"] / max(1, total["sent"])
+        self._say({"judged": True, "wrong": total["wrong"], "unjudged": total["unjudged"], **shares})
 
     def _task(self, name: str, elems: int, ranks: int) -> Task:
         key = (name, elems, ranks)
@@ -117,21 +122,38 @@ class Worker:
         schedule = {"algorithm": variant["algorithm"], "hadamard": variant["hadamard"]}
         return gradwire.torch.all_reduce(buffers[1], gather_fill="zero", **schedule, **rule)
 
-    def _judged(self, task: Task, output: Any, work: Any) -> tuple[int, int, int, int]:
-        """Wrong elements, elements of this rank that did not count, bytes sent and bytes sent again."""
+    def _judged(self, task: Task, output: Any, work: Any) -> dict[str, float]:
+        """Of one call: wrong elements; whether it could not be judged; shares of the elements; bytes sent, and sent again.
+
+        The shares are of this rank's elements that did not count (`lost`), and of its result's that did not come and were filled in.
+        """
         if work is None:
-            return task.wrong_bits(output), 0, 0, 0
+            return {**dict.fromkeys(_JUDGED, 0), "wrong": task.wrong_bits(output)}
         report = work.report()
-        if report.rotated_elems:
-            wrong = task.wrong_rotated(output) if self._is_whole(report, task.ranks) else 0
+        judged = not report.rotated_elems or self._is_whole(report, task.ranks)
+        if not judged:
+            wrong = 0
+        elif report.rotated_elems:
+            wrong = task.wrong_rotated(output)
         else:
             wrong = task.wrong_means(output, self._counts(task, len(output), report.contributions))
-        return wrong, int(report.elems_uncounted), int(report.bytes_sent), int(report.bytes_retransmitted)
+        return {
+            "wrong": wrong,
+            "unjudged": int(not judged),
+            "lost": report.elems_uncounted / (report.rotated_elems or task.elems),
+            "filled": sum(end - start for start, end in report.filled) / (report.rotated_elems or len(output)),
+            "sent": report.bytes_sent,
+            "resent": report.bytes_retransmitted,
+        }
 
     def _is_whole(self, report: Any, ranks: int) -> bool:
-        """Whether nobody's values are missing; else each rotated element has a little of every loss, and none can be judged."""
+        """Whether nothing is missing on either way; else each rotated element has a little of every loss, and none can be judged."""
+        if report.uncounted or report.filled:
+            return False
+        if report.contributions is None:
+            return True
         counts = self._torch.frombuffer(bytearray(report.contributions.counts), dtype=self._torch.uint16)
-        return not report.uncounted and bool(((counts == ranks) | (counts == 0)).all())
+        return bool(((counts == ranks) | (counts == 0)).all())
 
     def _counts(self, task: Task, elems: int, announced: Any) -> Any:
         """`[elems]`: how many ranks' values the report says are in each element. It counts nothing where all are: all ranks."""

@@ -1,0 +1,116 @@
+"""What `gradwire bench` does where the kernel lacks a congestion control of TCP."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from gradwire.bench import plan, run, tcp
+from gradwire.bench.conductor import Crews
+from gradwire.bench.plan import NetworkPlan, Plan
+from gradwire.bench.training import TrainingPlan
+from gradwire.cli import main
+from gradwire.lab import LabError
+
+VARIANTS = (plan.gloo("cubic"), plan.gloo("bbr"), plan.gradwire("auto"))
+
+
+@pytest.fixture
+def without_bbr(tmp_path, monkeypatch):
+    """A kernel as that of stock Debian, where bbr is a module that nobody has loaded."""
+    file = tmp_path / "available"
+    file.write_text("reno cubic\n")
+    monkeypatch.setattr(tcp, "AVAILABLE", file)
+    return file
+
+
+def plans(tmp_path, *, is_tcp_chosen: bool) -> list[Plan | TrainingPlan]:
+    (tmp_path / "train_gpt.py").touch()
+    network, chosen = NetworkPlan("nft"), {"is_tcp_chosen": is_tcp_chosen}
+    return [Plan(network, VARIANTS, **chosen), TrainingPlan(tmp_path, network, VARIANTS, **chosen)]
+
+
+@pytest.mark.usefixtures("without_bbr")
+def test_peers_that_nobody_named_and_the_kernel_lacks_are_left_out_with_a_word(tmp_path):
+    for whole in plans(tmp_path, is_tcp_chosen=False):
+        said: list[str] = []
+        assert [variant.name for variant in tcp.fitted(whole, said.append).variants] == ["gloo-cubic", "gradwire-auto"]
+        (words,) = said
+        assert words.startswith("not measured: gloo-bbr, as this kernel has no TCP congestion control bbr")
+        assert "modprobe tcp_bbr" in words
+        assert "\n" not in words
+
+
+@pytest.mark.usefixtures("without_bbr")
+def test_a_peer_that_was_named_and_the_kernel_lacks_is_an_error_that_says_what_to_do(tmp_path):
+    for whole in plans(tmp_path, is_tcp_chosen=True):
+        with pytest.raises(
+            LabError, match=r"no TCP congestion control bbr: as root, `modprobe tcp_bbr`.* among cubic, reno"
+        ):
+            tcp.fitted(whole, pytest.fail)
+
+
+def test_where_the_kernel_has_all_or_does_not_say_nothing_is_left_out(tmp_path, without_bbr):
+    (whole, _) = plans(tmp_path, is_tcp_chosen=False)
+    without_bbr.write_text("reno bbr cubic\n")
+    assert tcp.fitted(whole, pytest.fail) is whole
+    without_bbr.unlink()
+    assert tcp.fitted(whole, pytest.fail) is whole
+
+
+@pytest.mark.usefixtures("without_bbr")
+def test_nothing_that_is_left_is_an_error_too():
+    only_peers = Plan(NetworkPlan("nft"), (plan.gloo("bbr"),), ("broadcast",), is_tcp_chosen=False)
+    with pytest.raises(LabError, match="no variant"):
+        tcp.fitted(only_peers, lambda _: None)
+
+
+def test_the_command_knows_whether_a_peer_was_named(tmp_path, monkeypatch):
+    asked = []
+    for name in ("run_collectives", "run_training"):
+        monkeypatch.setattr(run, name, lambda whole, _: asked.append(whole) or run.REACHED)
+    for arguments in ([], ["--quick"], ["--training"], ["--tcp", "cubic"], ["--tcp", "bbr", "--training"]):
+        found = CliRunner().invoke(main, ["bench", "--out", str(tmp_path), *arguments])
+        assert found.exit_code == 0, found.output
+    assert [whole.is_tcp_chosen for whole in asked] == [False, False, False, True, True]
+
+
+# A command on a kernel without bbr.
+WITHOUT_BBR = """
+import pathlib, sys
+from gradwire.bench import tcp
+tcp.AVAILABLE = pathlib.Path(sys.argv.pop())
+from gradwire.cli import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("kernel_tcp")  # where there are no namespaces it skips
+@pytest.mark.parametrize("kind", [[], ["--training"]])
+def test_nothing_is_built_for_a_peer_that_the_kernel_lacks(tmp_path, without_bbr, kind):
+    few = ["bench", *kind, "--quick", "--network", "nft", "--tcp", "bbr"]
+    few += ["--out", tmp_path, "--json", tmp_path / "numbers.json"]
+    line = [sys.executable, "-c", WITHOUT_BBR, *few, without_bbr]
+    ran = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == run.NOT_RUN, ran.stdout + ran.stderr
+    assert "modprobe tcp_bbr" in ran.stdout
+    assert "counting" not in ran.stdout, "which is after the network is built"
+    assert not (tmp_path / "numbers.json").exists()
+
+
+class Ground:
+    """Remembers which congestion controls were set."""
+
+    def __init__(self) -> None:
+        self.used: list[str] = []
+
+    def use_tcp(self, algorithm: str) -> None:
+        self.used.append(algorithm)
+
+
+def test_only_peers_choose_a_congestion_control():
+    crews, ground = object.__new__(Crews), Ground()  # a whole one would start processes
+    crews._ground, crews.order = ground, lambda *_: []
+    for variant in (plan.gloo("reno"), plan.gradwire("auto")):
+        crews.form(variant, 2)
+    assert ground.used == ["reno"]
