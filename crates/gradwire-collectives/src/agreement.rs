@@ -45,6 +45,14 @@ pub struct AgreedNetwork {
     pub threads: u8,
 }
 
+impl AgreedNetwork {
+    /// Whether links are so fast that calls wait for processors: large calls are divided unasked, and links are not compared.
+    #[must_use]
+    pub const fn has_fast_links(&self) -> bool {
+        self.rate > RATE_MAX
+    }
+}
+
 /// Where in the sequence ranks exchange what they measured. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExchangePlan {

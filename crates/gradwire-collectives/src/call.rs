@@ -133,7 +133,7 @@ impl Call {
         self.dtype
     }
 
-    /// The reduction; a scaled sum has its factor in the settings.
+    /// The reduction; a scaled sum has its factor in the settings, if there are any, and else 1.
     pub(crate) fn reduce_op(&self) -> Option<ReduceOp> {
         self.reduce.and_then(ReduceOp::from_code)
     }

@@ -219,7 +219,7 @@ mod tests {
                 if part.collective == Collective::ReduceScatter {
                     assert_eq!(places(&part.residual, &owed), places(long, &memory));
                 }
-                assert_eq!(crate::validate::validate(part, 1, rows as u32), Ok(()));
+                assert_eq!(crate::validate::validate(part, 1, rows as u32, 1408), Ok(()));
                 all.extend(places(long, &memory));
             }
             all.sort_unstable_by_key(|piece| piece.start);

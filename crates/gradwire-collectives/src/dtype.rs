@@ -147,7 +147,8 @@ impl ReduceOp {
         }
     }
 
-    /// The reduction with this code. The factor of a scaled sum does not travel: it is 0 here.
+    /// The reduction with this code. The factor of a scaled sum is among the settings of the call, which do not travel where it is 1 and
+    /// nothing may be lost: it is 1 here.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
@@ -159,7 +160,7 @@ impl ReduceOp {
             5 => Self::BitAnd,
             6 => Self::BitOr,
             7 => Self::BitXor,
-            8 => Self::PremulSum(0.0),
+            8 => Self::PremulSum(1.0),
             _ => return None,
         })
     }
@@ -185,6 +186,7 @@ mod tests {
         for code in 0..9 {
             assert_eq!(ReduceOp::from_code(code).map(ReduceOp::code), Some(code));
         }
+        assert_eq!(ReduceOp::from_code(8), Some(ReduceOp::PremulSum(1.0)));
         assert_eq!(ReduceOp::from_code(9), None);
     }
 

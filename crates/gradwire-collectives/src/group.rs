@@ -533,6 +533,12 @@ impl Group {
         self.agreement.current().map(|network| network.threads)
     }
 
+    /// Whether ranks have agreed on links so fast that calls wait for processors ([`AgreedNetwork::has_fast_links`]).
+    #[must_use]
+    pub fn has_fast_links(&self) -> bool {
+        self.agreement.current().is_some_and(AgreedNetwork::has_fast_links)
+    }
+
     /// What every rank knows alike about the network at the collective that was started last: ranks that have started
     /// the same collectives get the same answer. `None` until the first exchange has ended, and for a group of one rank.
     #[must_use]

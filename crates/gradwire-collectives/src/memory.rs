@@ -501,7 +501,8 @@ impl Memory {
     fn is_scaled(&self, factor: f64) -> bool {
         let reduce = self.reduction.reduce;
         let is_sum = reduce.is_additive() && reduce != ReduceOp::Avg;
-        is_sum && (factor - 1.0).abs() > 0.0
+        // By its bits: what is no number differs from one, too.
+        is_sum && factor.to_bits() != 1.0_f64.to_bits()
     }
 
     /// Gives the scratch back.

@@ -1,15 +1,21 @@
 //! Requests that cannot be right are refused before anything is sent.
 
 use crate::{rotation, Algorithm, Collective, Dtype, Fill, Policy, Request, Rotation, View};
-use gradwire_core::CLASSES_MAX;
+use gradwire_core::{CHUNKS_MAX, CLASSES_MAX};
 
-/// Checks `request` for a rank of a group of `world_size` ranks.
+/// Checks `request` for a rank of a group of `world_size` ranks, packets of which have `chunk_bytes` bytes of payload.
 ///
 /// # Errors
 /// What is wrong, for [`crate::OpError::Invalid`].
-pub(crate) fn validate(request: &Request, rank: u32, world_size: u32) -> Result<(), String> {
+pub(crate) fn validate(
+    request: &Request,
+    rank: u32,
+    world_size: u32,
+    chunk_bytes: usize,
+) -> Result<(), String> {
     check_ranks(&request.collective, rank, world_size)?;
     check_sizes(request, rank, world_size as usize)?;
+    check_transfers(largest_transfer(request, world_size as usize), chunk_bytes)?;
     check_aliases(request, rank)?;
     check_reduction(request)?;
     check_policy(request)?;
@@ -64,9 +70,20 @@ fn check_sizes(request: &Request, rank: u32, world_size: usize) -> Result<(), St
         let got = format!("{input} bytes of input and {output} of output");
         return Err(format!("{got} where {want_input} and {want_output} fit each other"));
     }
-    let largest = largest_transfer(request, world_size);
+    Ok(())
+}
+
+/// Whether a connection takes the largest transfer.
+fn check_transfers(largest: usize, chunk_bytes: usize) -> Result<(), String> {
     if largest > TRANSFER_BYTES_MAX {
         return Err(format!("a transfer of {largest} bytes; at most {TRANSFER_BYTES_MAX} are possible"));
+    }
+    let most = chunk_bytes.saturating_mul(CHUNKS_MAX as usize);
+    if largest > most {
+        return Err(format!(
+            "a transfer of {largest} bytes; the MTU is too small for it: packets with {chunk_bytes} bytes of \
+             payload carry at most {most}"
+        ));
     }
     Ok(())
 }

@@ -400,3 +400,20 @@ fn ranks_may_leave_at_once_after_a_small_call_on_a_lossy_network() {
         assert!(data.iter().all(|got| got.0 == want.0));
     }
 }
+
+#[test]
+fn a_sum_scaled_by_what_is_no_number_is_none() {
+    for algorithm in [Algorithm::Transpose, Algorithm::Ring, Algorithm::HalvingDoubling] {
+        for world_size in [1, 3] {
+            let mut net = Net::perfect(world_size);
+            let mut data = each(world_size, |rank| Tensor::f32(row(rank, 0, 1000)));
+            for rank in 0..world_size {
+                let request = all_reduce(&mut data[rank as usize], algorithm);
+                net.submit(rank, Request { reduce: ReduceOp::PremulSum(f64::NAN), ..request });
+            }
+            net.run_all(1);
+            let is_nan = |tensor: &Tensor| tensor.to_f32().iter().all(|value| value.is_nan());
+            assert!(data.iter().all(is_nan), "{algorithm:?} among {world_size}");
+        }
+    }
+}

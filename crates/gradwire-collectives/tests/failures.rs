@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{all_reduce, lossy, request, Net, Tensor, PEER_TIMEOUT};
+use common::{all_reduce, lossy, request, Net, Tensor, NORMAL, PEER_TIMEOUT};
 use gradwire_collectives::{Algorithm, Collective, Dtype, OpError, Policy, ReduceOp, Request, View};
 use std::time::Duration;
 
@@ -355,6 +355,7 @@ fn whatever_needs_a_rank_that_is_gone_in_good_order_ends_at_once_and_names_it() 
         Collective::Broadcast { root: 0 },
         Collective::Send { to: 1, tag: 3 },
         Collective::Receive { from: Some(1), tag: 3 },
+        Collective::Receive { from: None, tag: 3 },
     ];
     for collective in calls {
         let mut net = Net::perfect(2);
@@ -382,4 +383,23 @@ fn whatever_needs_a_rank_that_is_gone_in_good_order_ends_at_once_and_names_it() 
         };
         assert!(detail.starts_with(&format!("{seen}; it ")), "{collective:?}: {detail}");
     }
+}
+
+#[test]
+fn a_receive_from_any_rank_ends_when_the_last_other_one_has_left_and_not_before() {
+    let mut net = Net::with_dedicated(3, (1, 1 << 20), |_| NORMAL);
+    net.run_until(Duration::from_secs(1), |net| net.connected.iter().all(|connected| *connected));
+    let mut tensor = data(10);
+    let any = Collective::Receive { from: None, tag: 3 };
+    net.submit(0, Request { output: tensor.view(), ..request(any) });
+    for leaver in [1, 2] {
+        assert!(net.done[0].is_empty(), "rank {leaver} may still send something");
+        let now = net.now;
+        net.groups[leaver].leave(now);
+        net.run_for(Duration::from_secs(1));
+    }
+    // The server is still there, but sends nothing of its own.
+    let OpError::PeerLeft { during, waited, .. } = net.error(0) else { panic!("{:?}", net.error(0)) };
+    assert_eq!(during, "send/receive #0 (10 x F32)");
+    assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(waited), "{waited:?}");
 }

@@ -123,7 +123,9 @@ fn calls_over_servers_mix_with_others_and_many_are_in_flight() {
 
 #[test]
 fn a_scaled_sum_has_its_factor_and_a_mean_its_count() {
-    for (reduce, divisor) in [(ReduceOp::PremulSum(0.25), 4.0), (ReduceOp::Avg, 2.0)] {
+    // A factor of one is no setting that travels.
+    let premul = ReduceOp::PremulSum;
+    for (reduce, divisor) in [(premul(0.25), 4.0), (premul(1.0), 1.0), (ReduceOp::Avg, 2.0)] {
         let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
         let mut tensors = inputs(2, 3000);
         submit_all(&mut net, &mut tensors, |request| Request { reduce, ..request });

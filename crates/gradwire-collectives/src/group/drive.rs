@@ -1,6 +1,6 @@
 //! Starting collectives, carrying events to them, ending them.
 
-use super::told_incast::{is_fast, senders};
+use super::told_incast::senders;
 use super::{Group, GroupEvent, Key, Purpose, Queued};
 use crate::division::divide;
 use crate::op::{Name, Op};
@@ -73,7 +73,7 @@ impl Group {
         if self.is_server() {
             return Some(OpError::Invalid("a parameter server calls nothing".to_owned()));
         }
-        validate(request, self.rank, self.world_size).err().map(OpError::Invalid)
+        validate(request, self.rank, self.world_size, self.chunk_bytes).err().map(OpError::Invalid)
     }
 
     /// Starts queued collectives while there is room in flight.
@@ -154,7 +154,7 @@ impl Group {
     /// Tells the connections how many ranks send to one receiver.
     // claim: auto/schedule-aware-incast
     fn tell_incast(&mut self) {
-        let is_fast = is_fast(self.agreement.current());
+        let is_fast = self.has_fast_links();
         let senders = senders(self.ops.iter(), self.chunk_bytes, is_fast);
         if let Some(senders) = self.told_incast.on_begun(senders, is_fast) {
             for slot in 0..self.peers.len() {

@@ -121,11 +121,16 @@ impl Group {
         self.on_worker_left();
     }
 
-    /// A receive from a rank that has left, which had nothing more to send.
+    /// A receive from a rank that has left, which had nothing more to send, or from any rank where all others have.
     pub(super) fn check_deserted(&mut self, now: Timestamp) {
         let gone = |receive: &Queued| match receive.request.collective {
             Collective::Receive { from: Some(from), .. } => {
                 self.slot_of(from).filter(|slot| self.peers[*slot].has_left)
+            }
+            // Dedicated servers send nothing of their own.
+            Collective::Receive { from: None, .. } => {
+                let may_send = |peer: &Peer| !peer.serves && !peer.has_left;
+                (!self.peers.iter().any(may_send)).then_some(0)
             }
             _ => None,
         };

@@ -3,6 +3,8 @@
 use super::*;
 use crate::schedules::{Loss, Stage};
 use crate::{Algorithm, Dtype, Policy, View};
+use gradwire_core::wire::{OPENING_BYTES, TAG_BYTES};
+use gradwire_core::CHUNKS_MAX;
 
 const WORLD_SIZE: u32 = 6;
 
@@ -60,4 +62,31 @@ fn connections_are_told_the_most_senders_at_one_receiver_that_any_collective_has
         assert_eq!(told(all_reduce(Algorithm::Ring)), transpose, "never fewer than before");
         assert_eq!(told(Collective::Barrier), 5, "everybody signals to everybody");
     }
+}
+
+#[test]
+fn a_call_whose_transfers_have_more_packets_than_a_connection_counts_is_refused_and_blames_the_mtu() {
+    const CHUNK_BYTES: usize = 64;
+    let mut peers: Vec<PeerConfig> = (1..3).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
+    for peer in &mut peers {
+        peer.connection.datagram_bytes = HEADER_BYTES + OPENING_BYTES + TAG_BYTES + CHUNK_BYTES;
+    }
+    let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::default());
+    let config = GroupConfig { rank: 0, world_size: 3, peers, incast: None, exchange, servers };
+    let mut group = Group::new(config, Timestamp::ZERO);
+    // Nobody touches it, so it takes no memory.
+    let most = CHUNKS_MAX as usize * CHUNK_BYTES;
+    let mut memory = vec![0; most + 4];
+    let done = |group: &mut Group| {
+        std::iter::from_fn(|| group.poll_event()).find_map(|event| match event {
+            GroupEvent::Done { outcome, .. } => Some(outcome),
+            _ => None,
+        })
+    };
+    submit(&mut group, Collective::Broadcast { root: 1 }, &mut memory[..most]);
+    assert!(done(&mut group).is_none(), "it fits");
+    submit(&mut group, Collective::Broadcast { root: 1 }, &mut memory);
+    let refused = done(&mut group).expect("it ends at once");
+    let Err(OpError::Invalid(reason)) = refused else { panic!("{refused:?}") };
+    assert!(reason.contains("the MTU is too small") && reason.contains("268435456"), "{reason}");
 }

@@ -7,8 +7,6 @@
 //! it is forgotten there, and what fits into a small buffer with all that runs beside it is no incast: barriers and the sums of a few numbers come
 //! with every step.
 
-use crate::agreement::AgreedNetwork;
-use crate::links::RATE_MAX;
 use crate::op::Op;
 
 // claim: auto/schedule-aware-incast
@@ -42,11 +40,6 @@ impl ToldIncast {
         self.told = most;
         is_news.then_some(most)
     }
-}
-
-/// Whether links are too fast to be compared: calls wait for processors.
-pub(super) fn is_fast(known: Option<&AgreedNetwork>) -> bool {
-    known.is_some_and(|known| known.rate > RATE_MAX)
 }
 
 /// How many ranks send to one receiver while these run; `packet_bytes` of payload are in a packet.
