@@ -12,7 +12,8 @@ pub const CLASSES_MAX: usize = 8;
 /// What a datagram is to the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TrafficClass {
-    /// Acknowledgements, statuses, questions: small, and everybody waits for them.
+    /// Acknowledgements, statuses, farewells: small, and everybody waits for them. Questions about a transfer are not among them: they go
+    /// with its class, since the answer says what was lost of all that left before.
     Control,
     /// Payload of this class, 0 the most urgent.
     Data(u8),

@@ -284,9 +284,8 @@ impl Connection {
     /// Everything in the space of `below` that is before it is over for this rank: late packets are dropped,
     /// probes are answered with "closed", buffered early data is freed.
     pub fn retire(&mut self, below: TransferId) {
-        self.closed.retire(below);
+        self.early.discard_before(self.closed.retire(below));
         let closed = &self.closed;
-        self.early.discard(|transfer| closed.is_retired(transfer));
         self.pregrants.retain(|transfer| !closed.is_retired(*transfer));
     }
 

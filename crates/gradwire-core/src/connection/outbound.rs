@@ -247,7 +247,9 @@ impl Connection {
         send.opening(now).encode(&mut out);
         let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
         self.last_probe = Some(Probe { stamp: header.sent_at_us, sent_at: now, next });
-        Some(control(header, out.finish()?))
+        // Behind the transfer's own data where classes have queues of their own: what it overtook would count as lost.
+        let mark = Mark { class: TrafficClass::Data(send.request.tags.class), ..Mark::CONTROL };
+        Some(Transmit { mark, ..control(header, out.finish()?) })
     }
 
     fn poll_data(&mut self, now: Timestamp) -> Option<Transmit> {

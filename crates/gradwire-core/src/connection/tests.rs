@@ -11,6 +11,7 @@ mod runs;
 mod silence;
 mod tags;
 mod tail;
+mod waiting;
 
 use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
@@ -567,19 +568,6 @@ fn an_answer_without_paths_changes_nothing_again() {
     datagram.extend([0; 17]);
     sender.handle_datagram(pair.now, &datagram).expect("well-formed");
     assert_eq!(sender.stats().packets_lost, lost);
-}
-
-#[test]
-fn every_transfer_that_waits_for_a_grant_is_announced_in_the_end() {
-    // Which one the receiver wants first is known to it alone: it must hear of all, however many block each other.
-    let mut pair = Pair::connected(never);
-    for transfer in 0..30 {
-        pair.send(0, transfer, pattern(200_000), Reliability::Exact);
-    }
-    pair.run_until(Duration::from_secs(2), |pair| {
-        let offered = |event: &&Event| matches!(event, Event::Offered { .. });
-        pair.ends[1].events.iter().filter(offered).count() == 30
-    });
 }
 
 #[test]

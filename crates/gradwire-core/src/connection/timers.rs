@@ -2,6 +2,7 @@
 
 use super::Connection;
 use crate::recovery::RttEstimator;
+use crate::transfer::SendHalf;
 use crate::{Timeout, TimeoutReason, Timestamp};
 use core::time::Duration;
 use gradwire_wire::TransferId;
@@ -103,23 +104,23 @@ impl Connection {
         self.progress_at = now;
         self.probe_backoff += 1;
         let eager_full = self.eager_used >= self.config.eager_chunks();
-        let waits = |send: &&crate::transfer::SendHalf| send.is_all_sent() || !send.granted && eager_full;
+        let waits = |send: &&SendHalf| send.is_all_sent() || send.is_closing() || !send.granted && eager_full;
         let waiting = self.sends.iter().filter(waits).count();
         let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
         self.asked_before = first + PROBES_AT_ONCE;
-        let mut ids = [TransferId(0); PROBES_AT_ONCE];
+        let mut asked = [(TransferId(0), 0); PROBES_AT_ONCE];
         let mut count = 0;
         let in_turn = self.sends.iter().filter(waits).cycle().skip(first).take(waiting);
-        for (slot, send) in ids.iter_mut().zip(in_turn) {
-            *slot = send.request.transfer;
+        for (slot, send) in asked.iter_mut().zip(in_turn) {
+            *slot = (send.request.transfer, send.unknown_from());
             count += 1;
         }
         if count == 0 {
-            ids[0] = self.sends[0].request.transfer;
+            asked[0] = (self.sends[0].request.transfer, 0);
             count = 1;
         }
-        for transfer in &ids[..count] {
-            self.queue_probe(*transfer, 0);
+        for (transfer, first_chunk) in &asked[..count] {
+            self.queue_probe(*transfer, *first_chunk);
         }
         self.stats.probes_sent += count as u64;
     }

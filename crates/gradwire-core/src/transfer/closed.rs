@@ -3,7 +3,7 @@
 use super::receive::status_of;
 use super::Bitmap;
 use crate::Timestamp;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use gradwire_wire::{StatusBody, TransferId, TransferState};
 
 /// Transfers remembered at least. More are while the oldest may still be asked about: a collective ends on a rank only when its sends have
@@ -51,7 +51,10 @@ impl Closed {
 /// The latest transfers that are over, and a mark below which all are.
 #[derive(Debug, Default)]
 pub(crate) struct ClosedTransfers {
-    latest: VecDeque<Closed>,
+    /// By id, because each early packet and each posted receive asks for one that is mostly not here.
+    latest: BTreeMap<TransferId, Closed>,
+    /// Their ids, oldest first.
+    order: VecDeque<TransferId>,
     /// The last one, in the order of ids, of collectives: data of later ones come early, and need not be looked for.
     last: Option<TransferId>,
     /// First id not known to be over, for collectives and for point-to-point transfers.
@@ -62,19 +65,25 @@ pub(crate) struct ClosedTransfers {
 
 impl ClosedTransfers {
     pub(crate) fn push(&mut self, closed: Closed) {
-        while self.latest.len() >= REMEMBERED && self.may_forget_oldest() {
-            self.latest.pop_front();
+        while self.order.len() >= REMEMBERED && self.may_forget_oldest() {
+            if let Some(oldest) = self.order.pop_front() {
+                self.latest.remove(&oldest);
+            }
         }
         let transfer = closed.transfer;
         if !transfer.is_point_to_point() && self.last.is_none_or(|last| last.is_before(transfer)) {
             self.last = Some(transfer);
         }
-        self.latest.push_back(closed);
+        if self.latest.insert(transfer, closed).is_some() {
+            // Its number has come round, and nobody has said that the old one may be forgotten.
+            self.order.retain(|id| *id != transfer);
+        }
+        self.order.push_back(transfer);
     }
 
     fn may_forget_oldest(&self) -> bool {
-        let oldest = self.latest.front().map(|closed| closed.transfer);
-        self.latest.len() >= REMEMBERED_AT_MOST || oldest.is_some_and(|oldest| self.is_retired(oldest))
+        let oldest = self.order.front();
+        self.order.len() >= REMEMBERED_AT_MOST || oldest.is_some_and(|oldest| self.is_retired(*oldest))
     }
 
     /// Whether no collective that is over comes after `transfer`, nor is that one of them.
@@ -82,35 +91,35 @@ impl ClosedTransfers {
         self.last.is_some_and(|last| last.is_before(transfer))
     }
 
-    /// Newest first: late packets belong to recent transfers.
     pub(crate) fn find(&self, transfer: TransferId) -> Option<&Closed> {
         if self.is_ahead(transfer) {
             return None;
         }
-        self.latest.iter().rev().find(|closed| closed.transfer == transfer)
+        self.latest.get(&transfer)
     }
 
     pub(crate) fn find_mut(&mut self, transfer: TransferId) -> Option<&mut Closed> {
         if self.is_ahead(transfer) {
             return None;
         }
-        self.latest.iter_mut().rev().find(|closed| closed.transfer == transfer)
+        self.latest.get_mut(&transfer)
     }
 
-    pub(crate) fn retire(&mut self, below: TransferId) {
-        let mark = &mut self.retired_below[usize::from(below.is_point_to_point())];
-        if mark.is_none_or(|old| old.is_before(below)) {
-            *mark = Some(below);
-        }
+    /// Returns the first id of that space that is not known to be over.
+    pub(crate) fn retire(&mut self, below: TransferId) -> TransferId {
+        let known = &mut self.retired_below[usize::from(below.is_point_to_point())];
+        let mark = known.filter(|old| !old.is_before(below)).unwrap_or(below);
+        *known = Some(mark);
         if !below.is_point_to_point() && ops_since(below, self.forgotten_at) >= FORGOTTEN_AFTER {
             self.forgotten_at = below.op();
-            self.latest.retain(|closed| {
-                let transfer = closed.transfer;
+            self.latest.retain(|transfer, _| {
                 // What is not before the mark may be over already: collectives end in any order.
                 let old = transfer.is_before(below) && ops_since(below, transfer.op()) >= FORGOTTEN_AFTER;
                 transfer.is_point_to_point() || !old
             });
+            self.order.retain(|transfer| self.latest.contains_key(transfer));
         }
+        mark
     }
 
     /// Whether `transfer` is over although nothing more is remembered of it.
@@ -158,6 +167,20 @@ mod tests {
         assert!(closed.find(TransferId::collective(1_000, 0)).is_some());
         (1_501..20_000).for_each(|op| closed.push(over(TransferId::collective(op, 0))));
         assert_eq!(closed.latest.len(), REMEMBERED_AT_MOST);
+    }
+
+    #[test]
+    fn each_is_remembered_once_and_the_oldest_is_forgotten_first() {
+        let mut closed = ClosedTransfers::default();
+        let id = TransferId::point_to_point;
+        let most = REMEMBERED_AT_MOST as u32;
+        (0..most).for_each(|count| closed.push(over(id(count))));
+        // Its number has come round: it is the newest now.
+        closed.push(over(id(5)));
+        (most..most + 6).for_each(|count| closed.push(over(id(count))));
+        assert_eq!((closed.latest.len(), closed.order.len()), (REMEMBERED_AT_MOST, REMEMBERED_AT_MOST));
+        let known: alloc::vec::Vec<u32> = (0..9).filter(|count| closed.find(id(*count)).is_some()).collect();
+        assert_eq!(known, [5, 7, 8]);
     }
 
     fn over(transfer: TransferId) -> Closed {

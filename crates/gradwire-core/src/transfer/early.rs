@@ -5,9 +5,11 @@
 //! reused.
 
 use crate::Timestamp;
-use alloc::collections::VecDeque;
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::RangeInclusive;
 use core::time::Duration;
 use gradwire_wire::{Opening, TransferId};
 
@@ -24,9 +26,8 @@ pub(crate) struct EarlyChunk {
 
 /// What came early of one transfer.
 #[derive(Debug)]
-pub(crate) struct EarlyTransfer {
-    pub(crate) transfer: TransferId,
-    pub(crate) opening: Opening,
+struct EarlyTransfer {
+    opening: Opening,
     /// When its sender had called, by its first packet.
     called_at: Timestamp,
     chunks: Vec<EarlyChunk>,
@@ -52,7 +53,8 @@ pub(crate) struct EarlyBuffer {
     slots_max: u32,
     memory: Vec<u8>,
     free: Vec<u32>,
-    transfers: VecDeque<EarlyTransfer>,
+    /// By id, because each early packet looks for its own. They were offered in the order in which they came.
+    transfers: BTreeMap<TransferId, EarlyTransfer>,
     /// Chunks of transfers that have been posted since, waiting to be handed out.
     ready: VecDeque<(TransferId, EarlyChunk)>,
 }
@@ -64,24 +66,27 @@ impl EarlyBuffer {
             slots_max,
             memory: Vec::new(),
             free: Vec::new(),
-            transfers: VecDeque::new(),
+            transfers: BTreeMap::new(),
             ready: VecDeque::new(),
         }
     }
 
     /// What the peer said about a transfer that is not posted here.
     pub(crate) fn opening(&self, transfer: TransferId) -> Option<Opening> {
-        self.transfers.iter().find(|early| early.transfer == transfer).map(|early| early.opening)
+        self.transfers.get(&transfer).map(|early| early.opening)
     }
 
     /// Remembers a transfer of which only a probe has come so far; `true` when it is new.
     pub(crate) fn announce(&mut self, called_at: Timestamp, transfer: TransferId, opening: Opening) -> bool {
-        // More transfers than slots are announced only by a peer that does not keep the rules.
-        if self.opening(transfer).is_some() || self.transfers.len() >= 4 * self.slots_max as usize {
-            return false;
+        // Not as many as there are slots: a sender asks about all that wait, and the one wanted first may be the last.
+        let is_full = self.transfers.len() >= ANNOUNCED_MAX;
+        match self.transfers.entry(transfer) {
+            Entry::Vacant(free) if !is_full => {
+                free.insert(EarlyTransfer { opening, called_at, chunks: Vec::new() });
+                true
+            }
+            _ => false,
         }
-        self.transfers.push_back(EarlyTransfer { transfer, opening, called_at, chunks: Vec::new() });
-        true
     }
 
     pub(crate) fn store(
@@ -96,17 +101,15 @@ impl EarlyBuffer {
             return Stored::Full;
         }
         let first = self.announce(called_at, transfer, opening);
-        let Some(index) = self.transfers.iter().position(|early| early.transfer == transfer) else {
-            return Stored::Full;
-        };
-        if self.transfers[index].chunks.iter().any(|held| held.offset == chunk.offset) {
+        let Some(early) = self.transfers.get(&transfer) else { return Stored::Full };
+        if early.chunks.iter().any(|held| held.offset == chunk.offset) {
             return Stored::Duplicate;
         }
         let Some(slot) = self.take_slot() else { return Stored::Full };
         let start = slot as usize * self.slot_bytes;
         self.memory[start..start + bytes.len()].copy_from_slice(bytes);
         chunk.slot = slot;
-        self.transfers[index].chunks.push(chunk);
+        self.transfers.entry(transfer).and_modify(|early| early.chunks.push(chunk));
         if first {
             Stored::First
         } else {
@@ -140,9 +143,8 @@ impl EarlyBuffer {
 
     /// The transfer has been posted: its chunks become ready, and what the peer said about it is returned, with when it had called.
     pub(crate) fn post(&mut self, transfer: TransferId) -> Option<(Opening, Timestamp)> {
-        let index = self.transfers.iter().position(|early| early.transfer == transfer)?;
-        let early = self.transfers.remove(index)?;
-        self.ready.extend(early.chunks.into_iter().map(|chunk| (early.transfer, chunk)));
+        let early = self.transfers.remove(&transfer)?;
+        self.ready.extend(early.chunks.into_iter().map(|chunk| (transfer, chunk)));
         Some((early.opening, early.called_at))
     }
 
@@ -159,18 +161,34 @@ impl EarlyBuffer {
         Some((transfer, chunk, &self.memory[start..start + chunk.len as usize]))
     }
 
-    /// Forgets transfers for which `over` holds.
-    pub(crate) fn discard(&mut self, mut over: impl FnMut(TransferId) -> bool) {
-        let free = &mut self.free;
-        self.transfers.retain(|early| {
-            let keep = !over(early.transfer);
-            if !keep {
-                free.extend(early.chunks.iter().map(|chunk| chunk.slot));
+    /// Forgets the transfers before `below`, in its space.
+    pub(crate) fn discard_before(&mut self, below: TransferId) {
+        for range in ids_before(below) {
+            while let Some((transfer, _)) = self.transfers.range(range.clone()).next() {
+                let transfer = *transfer;
+                let chunks = self.transfers.remove(&transfer).map_or_else(Vec::new, |early| early.chunks);
+                self.free.extend(chunks.iter().map(|chunk| chunk.slot));
             }
-            keep
-        });
+        }
     }
 }
+
+/// The ids of the same space for which [`TransferId::is_before`] holds.
+fn ids_before(below: TransferId) -> impl Iterator<Item = RangeInclusive<TransferId>> {
+    let (space, end) = (below.0 & TransferId::POINT_TO_POINT, below.0 & !TransferId::POINT_TO_POINT);
+    let start = end.wrapping_sub(BEFORE_MAX) & !TransferId::POINT_TO_POINT;
+    // Numbers come round: those at the end of the space may be before the first ones.
+    let has_come_round = start > end;
+    let older = has_come_round.then_some((start, !TransferId::POINT_TO_POINT));
+    let newer = end.checked_sub(1).map(|last| (if has_come_round { 0 } else { start }, last));
+    let range = move |(first, last)| TransferId(space | first)..=TransferId(space | last);
+    older.into_iter().chain(newer).map(range)
+}
+
+/// Transfers announced at most that are not posted here: far more than a program has in flight with one peer, and 8 MB.
+const ANNOUNCED_MAX: usize = 1 << 16;
+/// Ids that are before another, in serial arithmetic over 31 bits.
+const BEFORE_MAX: u32 = (1 << 30) - 1;
 
 /// When the sender of a packet that came `now` and stood in queues for so long had called, by its opening.
 pub(crate) fn called_at(now: Timestamp, queued: Duration, opening: &Opening) -> Timestamp {
@@ -213,7 +231,7 @@ mod tests {
         assert_eq!(store(&mut buffer, 1, 0), Stored::First);
         assert_eq!(store(&mut buffer, 2, 0), Stored::First);
         assert_eq!(store(&mut buffer, 2, 10), Stored::Full);
-        buffer.discard(|transfer| transfer == TransferId(1));
+        buffer.discard_before(TransferId(2));
         assert_eq!(store(&mut buffer, 2, 10), Stored::Kept);
         assert_eq!(buffer.memory.len(), 20);
     }
@@ -224,7 +242,34 @@ mod tests {
         assert_eq!(store(&mut buffer, 1, 0), Stored::First);
         assert_eq!(store(&mut buffer, 2, 0), Stored::Full);
         assert_eq!(buffer.opening(TransferId(2)), None);
-        buffer.discard(|transfer| transfer == TransferId(1));
+        buffer.discard_before(TransferId(2));
         assert_eq!(store(&mut buffer, 2, 0), Stored::First);
+    }
+
+    #[test]
+    fn announcements_are_bounded_whatever_room_there_is_for_data() {
+        let mut buffer = EarlyBuffer::new(10, 8);
+        let mut announce = |id| buffer.announce(Timestamp::ZERO, TransferId(id), OPENING);
+        let many = ANNOUNCED_MAX as u32;
+        assert!((0..many).all(&mut announce));
+        assert!(!announce(0) && !announce(many), "known, and one too many");
+        buffer.discard_before(TransferId(1));
+        assert!(buffer.announce(Timestamp::ZERO, TransferId(many), OPENING));
+    }
+
+    #[test]
+    fn what_is_discarded_is_what_is_before_the_mark_in_its_space() {
+        let last = !TransferId::POINT_TO_POINT;
+        let ids = [0, 1, 5, 1 << 29, (1 << 30) + 4, (1 << 30) + 5, (1 << 30) + 6, last - 1, last];
+        for (below, space) in
+            ids.iter().flat_map(|id| [0, TransferId::POINT_TO_POINT].map(|space| (*id, space)))
+        {
+            let mut buffer = EarlyBuffer::new(10, 8);
+            let all = || ids.iter().flat_map(|id| [*id, id | TransferId::POINT_TO_POINT]).map(TransferId);
+            all().for_each(|id| _ = buffer.announce(Timestamp::ZERO, id, OPENING));
+            let below = TransferId(below | space);
+            buffer.discard_before(below);
+            assert!(all().all(|id| buffer.opening(id).is_none() == id.is_before(below)), "{below:?}");
+        }
     }
 }

@@ -45,6 +45,13 @@ struct Closing {
     described: Bitmap,
 }
 
+impl Closing {
+    /// The first chunk whose end is not known yet, of a transfer with so many words of 64 chunks.
+    fn unknown_from(&self, words: u32) -> Option<u32> {
+        (0..words).find(|word| !self.described.contains(*word)).map(|word| word * 64)
+    }
+}
+
 /// What a status changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum StatusEffect {
@@ -117,6 +124,17 @@ impl SendHalf {
     /// Everything has been sent at least once.
     pub(crate) fn is_all_sent(&self) -> bool {
         self.sent == self.grid.chunks()
+    }
+
+    /// Whether the receiver has closed it, and has not said of all chunks which count.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// From which chunk on the receiver is asked.
+    pub(crate) fn unknown_from(&self) -> u32 {
+        let words = self.grid.chunks().div_ceil(64);
+        self.closing.as_ref().and_then(|closing| closing.unknown_from(words)).unwrap_or(0)
     }
 
     /// Chunks of the first pass that have been sent.
@@ -333,8 +351,8 @@ impl SendHalf {
         for chunk in set_bits(status) {
             closing.missing.insert(chunk);
         }
-        match (0..words).find(|word| !closing.described.contains(*word)) {
-            Some(word) => StatusEffect::AskFrom(word * 64),
+        match closing.unknown_from(words) {
+            Some(chunk) => StatusEffect::AskFrom(chunk),
             None => StatusEffect::Done(SendReceipt {
                 transfer: self.request.transfer,
                 missing: byte_ranges(&closing.missing, self.grid),

@@ -82,6 +82,22 @@ fn classes_importance_and_congestion_marks_are_counted_at_both_ends() {
     assert_eq!(pair.ends[1].connection.stats().tags, expected);
 }
 
+/// In the first queue of a switch with one for each class it would overtake what it asks about, which would then count as lost.
+#[test]
+fn a_question_stays_behind_the_data_of_its_class() {
+    let mut pair = Pair::connected(never);
+    let packets = first_pass(&mut pair, odd_ones_matter(5, CHUNKS, Reliability::Tolerant));
+    assert_eq!(packets.len(), CHUNKS);
+    // Nothing was delivered.
+    pair.now = pair.now + Duration::from_millis(100);
+    let sender = &mut pair.ends[0].connection;
+    sender.handle_timeout(pair.now);
+    let mut scratch = [0; 2048];
+    let mut out = core::iter::from_fn(|| sender.poll_transmit(pair.now, &mut scratch));
+    let question = out.find(|transmit| transmit.header.kind == Kind::Probe).expect("it asks");
+    assert_eq!(question.mark, Mark { class: TrafficClass::Data(CLASS), ecn_capable: true });
+}
+
 #[test]
 fn of_what_a_tolerant_receiver_asks_for_the_important_goes_first() {
     let missing = |chunks: &[u32]| chunks.iter().fold(0_u64, |word, chunk| word | 1 << chunk);
