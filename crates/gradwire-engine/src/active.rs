@@ -246,13 +246,21 @@ impl ActiveGroup {
     /// Says what the host is like, of which at most so many ranks are here in any group.
     pub(crate) fn tell_host(&mut self, now: Timestamp, cores: &Cores, most_ranks: usize) {
         let insists = self.setup.lanes.insists;
-        if self.is_up() && self.lanes.look(now, self.patience) {
+        if self.is_up() {
+            self.lanes.look(now, self.patience);
+        }
+        if self.lanes.are_newly_missed(self.would_use_lanes()) {
             self.about().cannot_divide(self.lanes.count() + 1);
         }
         let most = if insists { usize::MAX } else { cores.for_each_of(most_ranks) };
         let threads = (1 + self.lanes.count()).min(most).clamp(1, usize::from(Host::THREADS_MAX)) as u8;
         let shares_cores = cores.are_shared_by(self.setup.here.ranks);
         self.group.set_host(Host { shares_cores, threads, insists });
+    }
+
+    /// Whether large calls would be divided between its lanes if all had connected, as far as this rank knows: it was asked for, or links are fast.
+    fn would_use_lanes(&self) -> bool {
+        self.setup.lanes.insists || self.group.has_fast_links()
     }
 
     /// Whether it has reached its peers, and neither failed nor begun to leave.

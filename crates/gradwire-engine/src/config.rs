@@ -56,8 +56,9 @@ pub struct EngineConfig {
     /// UDP port; 0 lets the kernel choose one.
     pub port: u16,
     /// Which local addresses are used: a comma-separated list of interface names (`eth0`), addresses
-    /// (`10.0.0.4`) and networks (`10.0.0.0/8`); with `^` in front everything else. Empty: all but loopback, which
-    /// then serves ranks in the same network namespace.
+    /// (`10.0.0.4`) and networks (`10.0.0.0/8`); with `^` in front everything else. Empty, or with `^`: neither loopback, which
+    /// then serves ranks in the same network namespace, nor bridges of containers, nor link-local addresses. Of IPv4 those may be named, or an
+    /// interface that has no others; so may a further address of the loopback interface.
     pub interface: String,
     /// Largest IP packet in bytes, the interface's MTU. `None`: that of the interface, at most 9000.
     pub mtu: Option<usize>,
@@ -167,7 +168,9 @@ impl Default for EngineConfig {
 }
 
 /// Smallest MTU: what every IPv4 link must carry.
-const MTU_MIN: usize = 576;
+pub(crate) const MTU_MIN: usize = 576;
+/// Smallest datagram: what is left of that beside the headers of IPv6 and UDP.
+pub(crate) const DATAGRAM_BYTES_MIN: usize = MTU_MIN - 48;
 /// Largest MTU: an IPv4 packet.
 const MTU_MAX: usize = 65_535;
 /// As long as a time slice: a thread that looks for longer takes a core from those that compute.

@@ -1,12 +1,14 @@
 //! One UDP port and one network thread for each process, with a thread beside it that sends where cores abound.
 
+use crate::config::MTU_MIN;
 use crate::cores::Cores;
 use crate::driver::Driver;
 use crate::handle::Closing;
+use crate::interfaces::Selection;
 use crate::place::Place;
 use crate::rendezvous::Local;
 use crate::shared::{Command, Shared};
-use crate::socket::{BindOptions, BoundPaths, PathSockets, DATAGRAM_BYTES_MAX};
+use crate::socket::{BindOptions, BoundPaths, Descriptor, PathSockets, DATAGRAM_BYTES_MAX};
 use crate::{
     interfaces, news, Choice, Completions, DedicatedServers, EngineConfig, EngineError, EngineStats,
     Features, OnPeerLoss, OsError, PendingGroup,
@@ -125,6 +127,7 @@ impl Engine {
         not_near: u16,
     ) -> Result<Running, EngineError> {
         let selection = interfaces::select(&config.interface, &interfaces::list()?)?;
+        let mtu = mtu_of(&config, &selection)?;
         let (port, dscp, offload) = (config.port, config.dscp, config.offload);
         let sources = selection.sources.clone();
         let options = BindOptions { address: selection.bind, port, not_near, sources, dscp, offload };
@@ -140,7 +143,7 @@ impl Engine {
             addresses: selection.addresses.clone(),
             sources: if bound.batched_calls { selection.sources.clone() } else { Vec::new() },
             loopback: selection.loopback,
-            datagram_bytes: payload(config.mtu.unwrap_or(selection.mtu)),
+            datagram_bytes: payload(mtu),
             datagram_bytes_local: payload(config.mtu.unwrap_or(mtu_local)),
             receive_buffer_bytes: bound.receive_buffer_bytes as u64,
             cores: Cores::read(),
@@ -159,6 +162,9 @@ impl Engine {
             addresses: selection.addresses.iter().map(ToString::to_string).collect(),
             source_ports: ports,
         };
+        let descriptors = std::iter::once(&bound.socket).chain(&further);
+        let descriptors = descriptors.filter_map(|socket| Descriptor::of(socket.fd())).collect();
+        let features = (features, descriptors);
         let shared = Arc::new(Shared::new(local, features, (common.origin, common.completions.clone()))?);
         let (for_thread, closing) = (Arc::clone(&shared), Arc::clone(&common.closing));
         let thread = std::thread::Builder::new()
@@ -247,6 +253,13 @@ impl Engine {
         Ok(stats)
     }
 
+    /// For a forked child of the process that started it, which cannot use it: closes the child's copies of its sockets, so that the ports are
+    /// free as soon as the parent has ended. Elsewhere it does nothing; again it does nothing.
+    pub fn let_go_in_child(&self) {
+        self.0.shared.let_go_in_child();
+        self.0.further.iter().for_each(Self::let_go_in_child);
+    }
+
     /// Leaves every group (at most about half a second), ends what is in flight with
     /// [`gradwire_collectives::OpError::ShutDown`] and joins the network thread. Later calls do nothing; in a forked child
     /// it does nothing.
@@ -290,7 +303,46 @@ impl Drop for Running {
     }
 }
 
+/// Largest IP packet towards other hosts.
+///
+/// # Errors
+/// [`EngineError::ConfigInvalid`]: the interface's is too small, and nobody has asked for another.
+fn mtu_of(config: &EngineConfig, selection: &Selection) -> Result<usize, EngineError> {
+    let mtu = config.mtu.unwrap_or(selection.mtu);
+    if mtu >= MTU_MIN {
+        return Ok(mtu);
+    }
+    let value = format!("{mtu} (of {})", selection.narrowest);
+    Err(EngineError::ConfigInvalid {
+        field: "mtu",
+        value,
+        allowed: "576 to 65535 bytes; leave that interface out, or make its MTU larger",
+    })
+}
+
 /// One for each two cores that the process may use; each group looks at how many ranks share them.
 fn threads_unasked() -> usize {
     (Cores::read().of_process / 2).clamp(1, THREADS_UNASKED_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_with_too_small_an_mtu_is_named_unless_another_was_asked_for() {
+        let selection = Selection {
+            bind: std::net::Ipv4Addr::UNSPECIFIED.into(),
+            addresses: Vec::new(),
+            sources: Vec::new(),
+            loopback: true,
+            mtu: 296,
+            narrowest: "sl0".to_owned(),
+        };
+        let error = mtu_of(&EngineConfig::default(), &selection).unwrap_err().to_string();
+        assert!(error.starts_with("mtu = 296 (of sl0) is not allowed: 576 to 65535 bytes"), "{error}");
+        let asked = EngineConfig { mtu: Some(1_400), ..EngineConfig::default() };
+        assert_eq!(mtu_of(&asked, &selection), Ok(1_400));
+        assert_eq!(mtu_of(&EngineConfig::default(), &Selection { mtu: 576, ..selection }), Ok(576));
+    }
 }

@@ -236,7 +236,9 @@ pub fn choose_interfaces(asked: &str) {
     let is_ipv4 = chosen.bind.is_ipv4();
     for address in &chosen.addresses {
         let known = found.iter().find(|interface| interface.address == *address);
-        assert!(known.is_some_and(|interface| !interface.loopback && interface.mtu >= chosen.mtu));
+        assert!(
+            known.is_some_and(|interface| !interface.address.is_loopback() && interface.mtu >= chosen.mtu)
+        );
         assert!(address.is_ipv4() == is_ipv4 && !address.to_string().starts_with("fe80"));
     }
     assert!(chosen.loopback || !chosen.addresses.is_empty(), "nobody can reach this rank");

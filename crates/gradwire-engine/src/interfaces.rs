@@ -8,6 +8,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 const MTU_AUTO_MAX: usize = 9_000;
 /// Bridges of container and virtual machine managers: the same address on every host, so they never lead to a peer.
 const BRIDGES: [&str; 3] = ["docker", "virbr", "podman"];
+/// A network that a user of docker makes has a bridge of this name, and as many digits. Only so: `br-ex` and `br-lan` may be a host's way out.
+const DOCKER_NETWORK: (&str, usize) = ("br-", 12);
 
 /// One address of one interface that is up.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,6 +41,8 @@ pub(crate) struct Selection {
     pub(crate) loopback: bool,
     /// Largest IP packet towards other hosts.
     pub(crate) mtu: usize,
+    /// The interface that says so; empty: none does.
+    pub(crate) narrowest: String,
 }
 
 /// A local address and its interface, for what is sent from it.
@@ -47,7 +51,7 @@ pub(crate) struct Source {
     pub(crate) address: IpAddr,
     /// Bits of its network.
     pub(crate) bits: u8,
-    /// The kernel's number of the interface.
+    /// The kernel's number of the interface; 0: the kernel routes, because the address is on the loopback interface.
     pub(crate) interface: u32,
 }
 
@@ -74,13 +78,14 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
     }
     let by_name_only_exact = |name: &str| found.iter().any(|i| i.name == name);
     let named = |i: &Interface| patterns.iter().any(|p| p.matches(i, &by_name_only_exact));
-    // A link-local address is of no use to a peer that does not know the link.
+    // A link-local address is of no use to a peer that does not know the link. Of IPv4 it may be all that a cable between two hosts has.
+    let is_asked = |i: &Interface| !excluding && patterns.iter().any(|p| p.means_link_local(i, found));
     let chosen: Vec<&Interface> = found
         .iter()
-        .filter(|i| !is_link_local(i.address))
+        .filter(|i| !is_link_local(i.address) || i.address.is_ipv4() && is_asked(i))
         .filter(|i| match (patterns.is_empty(), excluding) {
-            (true, _) => !i.loopback && !BRIDGES.iter().any(|b| i.name.starts_with(b)),
-            (false, true) => !i.loopback && !named(i),
+            (true, _) => is_outward(i),
+            (false, true) => is_outward(i) && !named(i),
             (false, false) => named(i),
         })
         .collect();
@@ -93,32 +98,53 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
     Ok(selection(&chosen, !excluding && !patterns.is_empty(), found))
 }
 
+/// Whether it may lead to other hosts.
+fn is_outward(interface: &Interface) -> bool {
+    let name = &interface.name;
+    let (prefix, digits) = DOCKER_NETWORK;
+    let is_id = |id: &str| id.len() == digits && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_bridge = BRIDGES.iter().any(|bridge| name.starts_with(bridge));
+    !interface.loopback && !is_bridge && !name.strip_prefix(prefix).is_some_and(is_id)
+}
+
 fn selection(chosen: &[&Interface], explicit: bool, found: &[Interface]) -> Selection {
     // One socket has one family: IPv4 where there is any.
     let among: Vec<&Interface> = if chosen.is_empty() { found.iter().collect() } else { chosen.to_vec() };
     let ipv4 = among.iter().any(|i| i.address.is_ipv4());
     let family: Vec<&Interface> = chosen.iter().copied().filter(|i| i.address.is_ipv4() == ipv4).collect();
-    let outward = || family.iter().filter(|i| !i.loopback);
+    // A host that is reached by several routers may have its address on the loopback interface; others have one there that leads nowhere.
+    let outward = || family.iter().filter(|i| !i.loopback || explicit && !i.address.is_loopback());
     let addresses: Vec<IpAddr> = outward().map(|i| i.address).collect();
-    let sources =
-        outward().map(|i| Source { address: i.address, bits: i.bits, interface: i.index }).collect();
+    let source = |i: &&Interface| Source {
+        address: i.address,
+        bits: i.bits,
+        interface: if i.loopback { 0 } else { i.index },
+    };
+    let sources = outward().map(source).collect();
     let all = if ipv4 { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let bind = match family[..] {
         [only] if explicit => only.address,
         _ => all,
     };
-    let mtu = family.iter().filter(|i| !i.loopback).map(|i| i.mtu).min().unwrap_or(MTU_AUTO_MAX);
+    // Through which it then leaves the routes say.
+    let leaves_by_any = outward().any(|i| i.loopback);
+    let others = found.iter().filter(|i| leaves_by_any && is_outward(i));
+    let narrowest = outward().copied().filter(|i| !i.loopback).chain(others).min_by_key(|i| i.mtu);
     Selection {
         bind,
         addresses,
         sources,
         loopback: bind == all || bind.is_loopback(),
-        mtu: mtu.min(MTU_AUTO_MAX),
+        mtu: narrowest.map_or(MTU_AUTO_MAX, |i| i.mtu.min(MTU_AUTO_MAX)),
+        narrowest: narrowest.map_or_else(String::new, |i| i.name.clone()),
     }
 }
 
 fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xFFC0 == 0xFE80)
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.segments()[0] & 0xFFC0 == 0xFE80,
+    }
 }
 
 enum Pattern<'a> {
@@ -148,6 +174,14 @@ impl<'a> Pattern<'a> {
             Self::Name(name) if exists(name) => interface.name == name,
             Self::Name(name) => interface.name.starts_with(name),
             Self::Network(network, bits) => in_network(interface.address, network, bits),
+        }
+    }
+
+    /// Whether it names a link-local address as such, or an interface that has no other.
+    fn means_link_local(&self, interface: &Interface, found: &[Interface]) -> bool {
+        match *self {
+            Self::Name(_) => found.iter().all(|i| i.name != interface.name || is_link_local(i.address)),
+            Self::Network(network, _) => is_link_local(network),
         }
     }
 }
@@ -286,6 +320,7 @@ mod tests {
         assert_eq!(addresses("eth"), ["10.0.0.5", "192.168.7.5"]);
         assert_eq!(addresses("192.168.0.0/16"), ["192.168.7.5"]);
         assert_eq!(addresses("^lo,docker"), ["10.0.0.5", "192.168.7.5"]);
+        assert_eq!(addresses("^eth1"), ["192.168.7.5"], "bridges of containers stay out");
         assert_eq!(addresses("10.0.0.5, docker0"), ["10.0.0.5", "172.17.0.1"]);
         assert_eq!(addresses("lo"), [""; 0]);
     }
@@ -308,6 +343,73 @@ mod tests {
         assert!(select("eth10", &link_local_only).is_err());
         let error = select("10.9.9.9", &host()).unwrap_err();
         assert_eq!(error, EngineError::AddressUnavailable { address: "10.9.9.9".to_owned() });
+    }
+
+    fn with(more: &[(&str, &str, usize)]) -> Vec<Interface> {
+        let interface = |(name, address, mtu): &(&str, &str, usize)| Interface {
+            name: (*name).to_owned(),
+            address: address.parse().unwrap(),
+            mtu: *mtu,
+            loopback: *name == "lo",
+            ..host()[0].clone()
+        };
+        more.iter().map(interface).collect()
+    }
+
+    fn texts(asked: &str, found: &[Interface]) -> Vec<String> {
+        select(asked, found).unwrap().addresses.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_link_local_address_of_ipv4_does_not_decide_the_family_but_may_be_asked_for() {
+        let pod = with(&[
+            ("lo", "127.0.0.1", 65_536),
+            ("eth0", "2001:db8::5", 9_001),
+            ("v4if0", "169.254.172.2", 9_001),
+        ]);
+        assert_eq!(texts("", &pod), ["2001:db8::5"]);
+        assert_eq!(texts("^lo", &pod), ["2001:db8::5"]);
+        assert!(select("", &pod).unwrap().bind.is_ipv6());
+        let server = with(&[
+            ("eth0", "10.0.0.5", 1_500),
+            ("eth0", "169.254.7.7", 1_500),
+            ("usb0", "169.254.3.1", 1_500),
+        ]);
+        assert_eq!(texts("", &server), ["10.0.0.5"]);
+        assert_eq!(texts("eth0", &server), ["10.0.0.5"]);
+        assert_eq!(texts("0.0.0.0/0", &server), ["10.0.0.5"]);
+        for asked in ["usb0", "169.254.3.1", "169.254.3.0/24"] {
+            assert_eq!(texts(asked, &server), ["169.254.3.1"], "{asked}");
+        }
+        assert_eq!(texts("169.254.0.0/16", &server), ["169.254.7.7", "169.254.3.1"]);
+    }
+
+    #[test]
+    fn bridges_of_container_networks_stay_out_and_bridges_that_lead_out_do_not() {
+        let found = with(&[
+            ("br-0a1b2c3d4e5f", "172.18.0.1", 1_500),
+            ("br-ex", "10.0.0.5", 1_500),
+            ("br-lan", "10.1.0.5", 1_500),
+        ]);
+        assert_eq!(texts("", &found), ["10.0.0.5", "10.1.0.5"]);
+        assert_eq!(texts("br-0a1b2c3d4e5f", &found), ["172.18.0.1"]);
+    }
+
+    #[test]
+    fn an_address_on_the_loopback_interface_is_used_where_it_is_named() {
+        let found = with(&[
+            ("lo", "127.0.0.1", 65_536),
+            ("lo", "10.255.0.5", 65_536),
+            ("eth0", "10.0.0.5", 9_000),
+            ("eth1", "10.1.0.5", 1_500),
+            ("docker0", "172.17.0.1", 1_280),
+        ]);
+        let chosen = select("10.255.0.5", &found).unwrap();
+        let address: IpAddr = "10.255.0.5".parse().unwrap();
+        assert_eq!((chosen.bind, &chosen.addresses[..], chosen.mtu), (address, &[address][..], 1_500));
+        assert_eq!(chosen.sources[0].interface, 0, "it leaves by a card, as the kernel routes");
+        assert_eq!(texts("", &found), ["10.0.0.5", "10.1.0.5"]);
+        assert_eq!(texts("127.0.0.1", &found), [""; 0]);
     }
 
     #[test]

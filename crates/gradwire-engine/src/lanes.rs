@@ -110,6 +110,8 @@ pub(crate) struct Lanes {
     connected: Vec<Lane>,
     /// So many have not, or stood behind one that had not.
     unreached: u32,
+    /// The program has been told of those.
+    are_told_missed: bool,
     /// Some have had parts.
     are_used: bool,
     /// Why they are gone, if one of them failed before that.
@@ -131,26 +133,33 @@ impl Lanes {
         self.connected.len()
     }
 
-    /// How many are of no use, since they have not reached their peers.
-    pub(crate) fn unreached(&self) -> u32 {
-        self.unreached
+    /// How many are of no use, since they have not reached their peers; none where nothing would be divided between them anyway.
+    pub(crate) fn missed(&self, would_be_used: bool) -> u32 {
+        if would_be_used {
+            self.unreached
+        } else {
+            0
+        }
     }
 
-    /// Looks whether they have connected, for so long since the group has. Those behind one that cannot are of no use; whether that has shown now.
-    pub(crate) fn look(&mut self, now: Timestamp, patience: Duration) -> bool {
+    /// Whether some are missed, asked for the first time since that has been so.
+    pub(crate) fn are_newly_missed(&mut self, would_be_used: bool) -> bool {
+        self.missed(would_be_used) > 0 && !std::mem::replace(&mut self.are_told_missed, true)
+    }
+
+    /// Looks whether they have connected, for so long since the group has. Those behind one that cannot are of no use.
+    pub(crate) fn look(&mut self, now: Timestamp, patience: Duration) {
         let since = *self.since.get_or_insert(now);
         while let Some(first) = self.connecting.first() {
             match first.has_connected() {
                 Some(true) => self.connected.push(self.connecting.remove(0).lane),
-                None if now.since(since) < patience => return false,
+                None if now.since(since) < patience => return,
                 Some(false) | None => {
                     self.unreached = self.connecting.len() as u32;
                     self.connecting.drain(..).for_each(|one| drop(one.lane.leave()));
-                    return true;
                 }
             }
         }
-        false
     }
 
     /// Hands out the parts of a call behind the first, which is returned; and why that will be in vain, if it is.
@@ -195,4 +204,18 @@ pub(crate) fn wait_for_all(left: &[Receiver<()>], timeout: Duration) -> bool {
         !matches!(outcome, Err(std::sync::mpsc::RecvTimeoutError::Timeout))
     };
     left.iter().all(has_left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_that_nothing_would_be_divided_between_are_not_missed_and_others_once() {
+        let mut lanes = Lanes { unreached: 2, ..Lanes::default() };
+        assert_eq!((lanes.missed(false), lanes.are_newly_missed(false)), (0, false), "links are slow");
+        let said = [true, true, false, true].map(|would_be_used| lanes.are_newly_missed(would_be_used));
+        assert_eq!(said, [true, false, false, false]);
+        assert_eq!(lanes.missed(true), 2);
+    }
 }

@@ -1,5 +1,8 @@
 //! Where a process is, as its record says it.
 
+use crate::security::random_bytes;
+use std::sync::OnceLock;
+
 /// Where a process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -13,11 +16,27 @@ impl Place {
     pub(crate) fn here() -> Self {
         let read = |path| std::fs::read_to_string(path).map(|s: String| s.trim().to_owned());
         let host = read("/proc/sys/kernel/hostname").unwrap_or_else(|_| "unknown".to_owned());
-        // Without a boot id nobody counts as local: the safe direction.
-        let boot_id =
-            read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| format!("pid-{}", std::process::id()));
+        let boot_id = read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| unknown_boot());
         let network_namespace = std::fs::metadata("/proc/self/ns/net")
             .map_or(0, |metadata| std::os::unix::fs::MetadataExt::ino(&metadata));
         Self { host, boot_id, network_namespace }
+    }
+}
+
+/// Without a boot id nobody counts as local: the safe direction. Process ids repeat, on other hosts and in other containers.
+fn unknown_boot() -> String {
+    static RANDOM: OnceLock<u128> = OnceLock::new();
+    let random = RANDOM.get_or_init(|| u128::from_ne_bytes(random_bytes()));
+    format!("pid-{}-{random:032x}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_boot_id_is_like_no_other_and_the_same_for_all_threads() {
+        assert_eq!(unknown_boot(), unknown_boot());
+        assert!(unknown_boot().len() > 36);
     }
 }

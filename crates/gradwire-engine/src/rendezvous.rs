@@ -3,6 +3,7 @@
 //! Everything that can be compared is compared here, before the first packet: a difference becomes an error that names
 //! the rank and both values, on every rank, because every rank reads every record.
 
+use crate::config::DATAGRAM_BYTES_MIN;
 use crate::cores::Cores;
 use crate::digest::Fnv;
 use crate::interfaces::Source;
@@ -257,6 +258,11 @@ impl Roster {
             return Err(JoinError::MissingRanks { ranks: missing, world_size });
         }
         let records: Vec<Record> = slots.into_iter().flatten().collect();
+        let least = |r: &Record| r.datagram_bytes.min(r.datagram_bytes_local);
+        if let Some(small) = records.iter().find(|r| least(r) < DATAGRAM_BYTES_MIN) {
+            let problem = format!("rank {} has datagrams of {} bytes", small.rank, least(small));
+            return Err(JoinError::RecordInvalid { position: small.rank as usize, problem });
+        }
         let datagram_bytes = common_datagram_bytes(&records);
         let paths = common_paths(&records);
         Ok(Self { records, datagram_bytes, paths })
@@ -547,9 +553,13 @@ pub(crate) mod tests {
         wrong.connections.pop();
         let error = Roster::new(&all[0], &[wrong.to_json()]).unwrap_err();
         assert!(matches!(error, JoinError::RecordInvalid { .. }), "{error}");
-        let mut wrong = all[1].clone();
-        wrong.rank = 9;
+        let wrong = Record { rank: 9, ..all[1].clone() };
         assert!(Roster::new(&all[0], &[wrong.to_json()]).is_err());
+        for (outward, local) in [(0, 8_972), (527, 8_972), (1_472, 527)] {
+            let small = Record { datagram_bytes: outward, datagram_bytes_local: local, ..all[1].clone() };
+            let error = Roster::new(&all[0], &[small.to_json()]).unwrap_err().to_string();
+            assert!(error.contains("rank 1 has datagrams of"), "{error}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::handle::lock;
 use crate::in_flight::InFlight;
 use crate::rendezvous::Local;
 use crate::routes::ConnectionIds;
+use crate::socket::Descriptor;
 use crate::succession::Before;
 use crate::{
     Completions, EngineError, EngineStats, Features, GroupStats, JoinError, OsError, Timeline, WatchStats,
@@ -76,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) local: Local,
     /// What the kernel granted.
     pub(crate) features: Features,
+    /// Of its sockets, which the network thread owns.
+    descriptors: Vec<Descriptor>,
 }
 
 #[derive(Default)]
@@ -88,7 +91,7 @@ struct Inbox {
 impl Shared {
     pub(crate) fn new(
         local: Local,
-        features: Features,
+        (features, descriptors): (Features, Vec<Descriptor>),
         (origin, completions): (Instant, Completions),
     ) -> Result<Self, EngineError> {
         Ok(Self {
@@ -101,6 +104,7 @@ impl Shared {
             ids: Mutex::default(),
             local,
             features,
+            descriptors,
         })
     }
 
@@ -116,6 +120,13 @@ impl Shared {
             return Ok(());
         }
         Err(EngineError::Forked { parent: self.parent, child })
+    }
+
+    /// In a forked child: closes what it has inherited of the sockets. Else nothing. Takes no lock.
+    pub(crate) fn let_go_in_child(&self) {
+        if self.check_process().is_err() {
+            self.descriptors.iter().for_each(Descriptor::close_inherited);
+        }
     }
 
     /// Hands a command to the network thread.

@@ -316,7 +316,7 @@ pub struct WatchStats {
     /// Who is in the group, where it goes on without lost ranks.
     pub epoch: Option<EpochStats>,
     /// Network threads of this rank that have not reached those of its peers, as behind a firewall that lets only the first one's port
-    /// through: calls are divided between the others.
+    /// through: calls are divided between the others. None as long as links are not known to be fast enough for more than one to be used, unless `network_threads` asks for them.
     pub unreached_threads: u32,
     /// Strangers flood a port of this rank's (docs/security.md).
     pub is_flooded: bool,

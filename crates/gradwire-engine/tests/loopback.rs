@@ -11,7 +11,7 @@ use gradwire_engine::{
 };
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 fn is_send_and_sync<T: Send + Sync>() {}
@@ -404,9 +404,50 @@ fn on_one_core(what: impl FnOnce() + Send) {
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
+/// Forked children hold copies of all sockets of this process.
+static FORKS: Mutex<()> = Mutex::new(());
+
+/// Lives on when its parent has ended, as a worker that loads data may.
+#[test]
+fn a_forked_child_holds_no_port_of_its_parent_and_closes_nothing_else() {
+    let engine = Engine::start(EngineConfig { network_threads: Some(2), paths: 3, ..config() }).unwrap();
+    let ports = [&engine.thread_ports()[1..], &engine.features().source_ports].concat();
+    let _others = FORKS.lock();
+    // SAFETY: the child only calls code that takes no lock of the engine, stops itself, and is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        engine.let_go_in_child();
+        let others: Vec<UdpSocket> = ports.iter().map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        engine.let_go_in_child();
+        engine.stop();
+        if others.iter().all(|other| other.local_addr().is_ok()) {
+            // SAFETY: waits for the parent.
+            unsafe { libc::raise(libc::SIGSTOP) };
+        }
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(1) };
+    }
+    let mut status = 0;
+    // SAFETY: `child` is ours, `status` is live.
+    unsafe { libc::waitpid(child, &mut status, libc::WUNTRACED) };
+    engine.let_go_in_child();
+    assert!(engine.stats().is_ok(), "in the parent it does nothing");
+    engine.stop();
+    let bound: Vec<_> = ports.iter().map(|port| UdpSocket::bind(("0.0.0.0", *port))).collect();
+    let has_stopped = libc::WIFSTOPPED(status);
+    // SAFETY: `child` is ours, `status` is live.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, &mut status, 0);
+    }
+    assert!(has_stopped, "what the child opened was closed");
+    assert!(bound.iter().all(Result::is_ok), "{bound:?}");
+}
+
 #[test]
 fn a_forked_child_is_refused_and_its_parent_goes_on() {
     let (engines, groups) = cluster(2, &config());
+    let others = FORKS.lock();
     // SAFETY: the child only calls code that takes no lock, and leaves with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -418,6 +459,7 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
     let mut status = 0;
     // SAFETY: `child` is ours, `status` is live.
     unsafe { libc::waitpid(child, &mut status, 0) };
+    drop(others);
     assert_eq!(status, 0);
     check_all_reduce(&groups, 1_000);
 }

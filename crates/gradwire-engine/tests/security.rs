@@ -14,6 +14,7 @@ use gradwire_engine::{
 };
 use relay::{Meddler, Relay};
 use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -401,6 +402,11 @@ fn speak_as_peer(stranger: &UdpSocket, engine: &Engine, id: ConnectionId, kinds:
             stranger.send(&[&header.encode()[..], &[0; 80]].concat()).expect("loopback");
         }
     }
+    until_all_are_seen(stranger, engine);
+}
+
+/// Waits until an engine has looked at all that a stranger has sent.
+fn until_all_are_seen(stranger: &UdpSocket, engine: &Engine) {
     let (begun, before) = (Instant::now(), unknown(engine));
     stranger.send(&[0]).expect("loopback");
     while unknown(engine) == before {
@@ -456,4 +462,42 @@ fn a_stranger_who_speaks_before_the_peer_is_sent_nothing_in_clear() {
             assert!(joining.join().expect("join does not panic").is_err());
         });
     }
+}
+
+/// A peer's hellos that have not arrived, sent on from elsewhere: the first that is heard of it is authentic, and does not say where it is.
+#[test]
+fn who_sends_on_what_a_peer_has_sealed_does_not_take_its_place() {
+    let (captured, is_open) =
+        (Arc::new(Mutex::new([Vec::new(), Vec::new()])), Arc::new(AtomicBool::new(false)));
+    let meddler = {
+        let (captured, is_open) = (Arc::clone(&captured), Arc::clone(&is_open));
+        move |from: usize, datagram: &[u8]| {
+            if is_open.load(Ordering::SeqCst) {
+                return (vec![datagram.to_vec()], Vec::new());
+            }
+            captured.lock().expect("no panic")[from].push(datagram.to_vec());
+            (Vec::new(), Vec::new())
+        }
+    };
+    let engines = engines(2, &secure());
+    let relay = Relay::new(&engines, Arc::new(meddler));
+    let stranger = stranger_of(&engines[0]);
+    let groups = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| relay.join(&engines, "attacked"));
+        let begun = Instant::now();
+        // Rank 0 has joined as well, or it would hear nothing yet.
+        while captured.lock().expect("no panic").iter().any(Vec::is_empty) {
+            assert!(begun.elapsed() < PATIENCE, "no hello goes anywhere");
+        }
+        let copies = captured.lock().expect("no panic")[1].clone();
+        copies.iter().for_each(|copy| _ = stranger.send(copy).expect("loopback"));
+        until_all_are_seen(&stranger, &engines[0]);
+        assert_ne!(answered(&stranger), 0, "it was heard first");
+        is_open.store(true, Ordering::SeqCst);
+        joining.join().expect("join does not panic")
+    });
+    let groups: Vec<GroupHandle> = groups.into_iter().map(|group| group.expect("connected")).collect();
+    let address = &groups[0].stats().expect("running").peers[0].address;
+    assert_ne!(*address, stranger.local_addr().expect("bound").to_string());
+    check_all_reduce(&groups, 100_003);
 }

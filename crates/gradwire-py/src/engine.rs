@@ -104,6 +104,11 @@ impl NativeEngine {
         }
     }
 
+    /// In a forked child: closes the child's copies of the sockets. Elsewhere nothing.
+    fn let_go_in_child(&self) {
+        self.engine.let_go_in_child();
+    }
+
     /// Leaves every group, ends what is in flight and joins the network thread.
     fn stop(&self, py: Python<'_>) {
         py.detach(|| self.engine.stop());

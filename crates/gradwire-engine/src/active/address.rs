@@ -1,4 +1,4 @@
-//! Where a peer is: at all addresses of its record until it has been heard, then where it was heard.
+//! Where a peer is: at all addresses of its record until it is connected, and where it has been heard.
 
 use crate::interfaces::Source;
 use crate::security::Channel;
@@ -13,33 +13,57 @@ use std::net::{IpAddr, SocketAddr};
 pub(super) struct PeerAddress {
     pub(super) host: String,
     pub(super) candidates: Vec<RawAddress>,
-    /// The first address that answered.
+    /// The address at which it was heard, and what showed it.
     pub(super) locked: Option<RawAddress>,
+    pub(super) shown: Option<Shown>,
+    /// It is connected, and stays there.
+    pub(super) is_settled: bool,
     /// Of each path, once an address has answered.
     pub(super) ways: Option<Ways>,
     /// What seals and opens its datagrams; `None`: they travel in clear.
     pub(super) channel: Option<Channel>,
 }
 
-impl PeerAddress {
-    pub(super) const NOWHERE: Self =
-        Self { host: String::new(), candidates: Vec::new(), locked: None, ways: None, channel: None };
+/// That a peer is at an address: whether its record names it, and whether it has answered a hello from there. The greater the surer.
+pub(super) type Shown = (bool, bool);
 
-    /// Whether a datagram from there shows that the peer is there. What was sealed, it has made. In clear anybody may have: then it must
-    /// come from an address of the peer's record, or answer a hello, which nobody else was sent. Else who speaks first,
-    /// under whatever address, would be sent hellos of full size in the peer's place.
-    pub(super) fn is_heard_at(&self, from: SocketAddr, header: &Header, is_connected: bool) -> bool {
+impl PeerAddress {
+    pub(super) const NOWHERE: Self = Self {
+        host: String::new(),
+        candidates: Vec::new(),
+        locked: None,
+        shown: None,
+        is_settled: false,
+        ways: None,
+        channel: None,
+    };
+
+    /// Whether a datagram from there shows that the peer is there. What was sealed, it has made, but anybody may have sent on. In clear anybody may
+    /// have made it: then it must come from an address of the peer's record, or answer a hello, which nobody else was sent. Else who
+    /// speaks first, under whatever address, would be sent hellos of full size in the peer's place.
+    pub(super) fn shown_at(&self, from: SocketAddr, header: &Header, is_connected: bool) -> Option<Shown> {
         let is_published = |candidate: SocketAddr| {
             candidate.ip() == from.ip() && (header.path != PathId(0) || candidate.port() == from.port())
         };
         let answers = is_connected && header.kind == Kind::Hello && header.flags.contains(Flags::REPLY);
-        self.channel.is_some()
-            || answers
-            || self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).any(is_published)
+        let is_published = self.candidates.iter().filter_map(|raw| raw.to_socket_addr()).any(is_published);
+        (self.channel.is_some() || answers || is_published).then_some((is_published, answers))
+    }
+
+    /// Whether it is surer than before that the peer is where this was shown.
+    pub(super) fn is_surer(&self, shown: Option<Shown>) -> bool {
+        shown > self.shown
     }
 
     /// The peer was heard from there, on this path: the first path ends there.
-    pub(super) fn lock(&mut self, from: SocketAddr, path: PathId, sources: &[Source], paths: u8) {
+    pub(super) fn lock(
+        &mut self,
+        (from, path): (SocketAddr, PathId),
+        shown: Option<Shown>,
+        sources: &[Source],
+        paths: u8,
+    ) {
+        self.shown = shown;
         let published = self.candidates.first().and_then(|candidate| candidate.to_socket_addr());
         // Further paths of the peer come from ports at which nobody need listen.
         let port = published.filter(|_| path != PathId(0)).map_or(from.port(), |published| published.port());

@@ -247,11 +247,11 @@ impl ActiveGroup {
     pub(super) fn on_failed(&mut self, now: Timestamp, error: &OpError) {
         let is_forming = self.connected.is_some() && !self.is_joining();
         let Some(succession) = &mut self.succession else { return self.tell_failed(error) };
-        let has_stopped = succession.has_stopped();
+        let is_news = succession.concerns(error);
         if is_forming || !succession.on_failed(now, error) {
             return self.end_succession(error.clone());
         }
-        let verdict = succession.verdict.clone().filter(|_| !has_stopped);
+        let verdict = succession.verdict.clone().filter(|_| is_news);
         if let Some(verdict) = verdict {
             self.about().lost(&verdict);
         }
@@ -352,7 +352,11 @@ impl ActiveGroup {
         let mut setup = match setup {
             Ok(setup) => setup,
             // Somebody asked for a connection id that cannot be.
-            Err(error) => return self.end_succession(OpError::Invalid(error.to_string())),
+            Err(error) => {
+                // It lets go of the callers' memory.
+                self.group.leave(now);
+                return self.end_succession(OpError::Invalid(error.to_string()));
+            }
         };
         let peers = std::mem::replace(&mut self.peers, addresses_of(&mut setup));
         self.group = Group::new(setup.config.clone(), now);

@@ -52,8 +52,8 @@ impl ActiveGroup {
         datagrams: Datagrams<'_>,
         mark: ReceivedMark,
     ) -> usize {
-        // What comes over a relay is not for the group as it is now, and the first datagram of a peer shows where that is (`hear_first`).
-        let is_known = !is_relay(peer) && self.peers[peer as usize].locked.is_some();
+        // What comes over a relay is not for the group as it is now, and the first datagrams of a peer show where that is (`hear`).
+        let is_known = !is_relay(peer) && self.peers[peer as usize].is_settled;
         if !is_known || !datagrams.are_several() {
             return 0;
         }
@@ -74,23 +74,26 @@ impl ActiveGroup {
         if self.takes_note(now, peer, bytes) {
             return;
         }
-        let is_first = self.peers[peer as usize].locked.is_none();
+        let is_settled = self.peers[peer as usize].is_settled;
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
-        if let (true, Ok((header, _)), Some(from)) = (is_first, Header::decode(bytes), from.to_socket_addr())
+        if let (false, Ok((header, _)), Some(from)) =
+            (is_settled, Header::decode(bytes), from.to_socket_addr())
         {
-            self.hear_first(now, peer, from, &header);
+            self.hear(now, peer, from, &header);
         }
     }
 
-    /// Nothing of the peer's had come before; or nothing that shows where it is.
-    fn hear_first(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
+    /// Where the peer is has not been settled: who sends on what it has sealed may be heard before it, from another address.
+    fn hear(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
         let is_connected = self.group.is_connected(peer);
         let address = &mut self.peers[peer as usize];
-        if address.is_heard_at(from, header, is_connected) {
-            address.lock(from, header.path, &self.setup.sources, self.setup.paths);
+        let shown = address.shown_at(from, header, is_connected);
+        if address.is_surer(shown) {
+            address.lock((from, header.path), shown, &self.setup.sources, self.setup.paths);
             // First pings by the way in use are on their way, and a question at the same instant would not count.
             self.search_at[peer as usize] = Some(now + ways::PAUSE);
         }
+        address.is_settled = is_connected && address.locked.is_some();
     }
 }

@@ -25,12 +25,16 @@ impl TransmitSink for Sink<'_> {
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
         let octet = self.codes.octet(mark);
         let address = &self.peers[peer as usize];
-        if let Some(ways) = &address.ways {
-            let end = ways.end(usize::from(head[HEADER_PATH]));
+        let heard = address.ways.as_ref().map(|ways| ways.end(usize::from(head[HEADER_PATH])));
+        if let (true, Some(end)) = (address.is_settled, heard) {
             return self.put(peer, (end, octet), head, payload);
         }
-        // Until the peer has answered only small control traffic flows: it goes to all its addresses.
-        for index in 0..address.candidates.len() {
+        // Until the peer has answered only small control traffic flows: it goes to all its addresses, and where the peer was heard.
+        let other = heard.filter(|end| !address.candidates.contains(end));
+        if let Some(end) = other.filter(|_| self.sockets.has_room()) {
+            self.put(peer, (end, octet), head, payload);
+        }
+        for index in 0..self.peers[peer as usize].candidates.len() {
             let to = self.peers[peer as usize].candidates[index];
             if self.sockets.has_room() {
                 self.put(peer, (to, octet), head, payload);
@@ -46,7 +50,7 @@ impl TransmitSink for Sink<'_> {
     fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
         let address = &self.peers[peer as usize];
         let path = usize::from(run.header.path.0);
-        let Some(ways) = &address.ways else {
+        let Some(ways) = address.ways.as_ref().filter(|_| address.is_settled) else {
             for (place, part) in payload.chunks(run.bytes).enumerate() {
                 self.push(peer, run.mark, &run.header_of(place).encode(), part);
             }

@@ -40,7 +40,7 @@ impl ActiveGroup {
             waiting: self.waiting(now),
             stragglers: all.filter(|(_, stats)| *stats != StragglerStats::default()).collect(),
             epoch: self.epoch(),
-            unreached_threads: self.lanes.unreached(),
+            unreached_threads: self.lanes.missed(self.would_use_lanes()),
             is_flooded: self.is_flooded,
         }
     }

@@ -16,7 +16,7 @@ mod tests;
 
 pub(crate) use address::RawAddress;
 pub(crate) use batch::{Batch, Seal, SharedSeal, DATAGRAM_BYTES_MAX};
-pub(crate) use options::{bind, BindOptions, Bound};
+pub(crate) use options::{bind, BindOptions, Bound, Descriptor};
 pub(crate) use paths::{BoundPaths, BoundSocket, PathSockets};
 
 use crate::EngineStats;

@@ -88,6 +88,34 @@ pub(crate) fn bind(options: &BindOptions) -> Result<Bound, EngineError> {
     Ok(bound(Box::new(PlainSocket::new(socket)), [false; 4]))
 }
 
+/// The descriptor of a socket, and what it stands for: once it is closed its number is given to something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    fd: RawFd,
+    /// Device and inode.
+    identity: (u64, u64),
+}
+
+impl Descriptor {
+    /// Of an open one.
+    pub(crate) fn of(fd: RawFd) -> Option<Self> {
+        // SAFETY: an all-zero `stat` is valid.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: `stat` is live.
+        let failed = unsafe { libc::fstat(fd, &mut stat) };
+        (failed == 0).then_some(Self { fd, identity: (stat.st_dev as u64, stat.st_ino as u64) })
+    }
+
+    /// In a forked child, where nobody uses it: closes the child's copy if it stands for the same still. The thread that owns the socket is the
+    /// parent's, so that nothing closes the number once more.
+    pub(crate) fn close_inherited(&self) {
+        if Self::of(self.fd) == Some(*self) {
+            // SAFETY: it is the copy of a socket that only threads of the parent use.
+            unsafe { libc::close(self.fd) };
+        }
+    }
+}
+
 fn bind_to(address: SocketAddr) -> Result<(UdpSocket, u16), EngineError> {
     let socket = UdpSocket::bind(address).map_err(|error| bind_error(&error, address))?;
     let port = socket.local_addr().map_err(io("reading the bound address"))?.port();
@@ -145,17 +173,18 @@ fn grow_buffer(fd: RawFd, bytes: i32, option: i32, force: Option<i32>) -> usize 
     get(fd, libc::SOL_SOCKET, option).and_then(|granted| usize::try_from(granted).ok()).unwrap_or(0)
 }
 
-/// Code point, and no fragmentation: a datagram that does not fit is refused instead, and the hello finds out. `false`
-/// when the kernel refuses the code point; everything is sent all the same.
+/// Code point, and no fragmentation: a datagram that does not fit is lost instead, and the hello finds out. What fits the device is sent whatever
+/// ICMP says of the way (`PROBE`): anybody can write such a message, and `DO` would refuse all full datagrams for ten minutes after it. `false` when
+/// the kernel refuses the code point; everything is sent all the same.
 fn mark(fd: RawFd, options: &BindOptions) -> bool {
     let traffic_class = i32::from(options.dscp) << 2;
     if options.address.is_ipv6() {
         #[cfg(target_os = "linux")]
-        set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO);
+        set(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE);
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, traffic_class)
     } else {
         #[cfg(target_os = "linux")]
-        set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
+        set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE);
         set(fd, libc::IPPROTO_IP, libc::IP_TOS, traffic_class)
     }
 }

@@ -211,6 +211,72 @@ fn a_port_in_use_and_a_foreign_address_are_named() {
     assert_eq!(bind_to("192.0.2.77", 0), Some(unavailable));
 }
 
+/// A stranger's message to `from` that what it sent to `to` was too large for a router; `false`: this process may send none.
+#[cfg(target_os = "linux")]
+fn forge_fragmentation_needed(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), mtu: u16) -> bool {
+    let mut message = vec![3, 4, 0, 0, 0, 0];
+    message.extend(mtu.to_be_bytes());
+    // The datagram that it is about: an IP header and a UDP header.
+    message.extend([0x45, 0, 5, 0xA0, 0, 1, 0x40, 0, 64, 17, 0, 0]);
+    message.extend(from.0.octets().into_iter().chain(to.0.octets()));
+    message.extend([from.1.to_be_bytes(), to.1.to_be_bytes(), 1_420_u16.to_be_bytes(), [0, 0]].concat());
+    let sum: u32 = message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    let sum = (sum >> 16) + (sum & 0xFFFF);
+    message[2..4].copy_from_slice(&(!((sum >> 16) + sum) as u16).to_be_bytes());
+    let to = RawAddress::new((from.0, 0).into());
+    // SAFETY: system calls with a live buffer and address; the socket is closed again.
+    unsafe {
+        let raw = libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP);
+        let sent = libc::sendto(raw, message.as_ptr().cast(), message.len(), 0, to.as_ptr().cast(), to.len());
+        libc::close(raw);
+        sent == message.len() as isize
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_stranger_says_of_the_way_by_icmp_makes_no_datagram_too_large() {
+    // An address that nothing else uses: the kernel remembers for ten minutes.
+    let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 77, 1, 2));
+    for offload in [Offload::Auto, Offload::Off] {
+        let (mut sender, from) = bound(here.into(), offload);
+        let (_receiver, to) = bound(there.into(), offload);
+        if !forge_fragmentation_needed((here, from.port()), (there, to.port()), 600) {
+            return eprintln!("skipped: only root may send ICMP");
+        }
+        let (mut batch, mut counts, payload) = (Batch::new(), SendCounts::default(), [7; 1_408]);
+        for _ in 0..10 {
+            // SAFETY: `payload` outlives the batch's last use.
+            unsafe { batch.push((RawAddress::new(to), 40), &[1; 24], &payload) };
+        }
+        assert_eq!(sender.send(&mut batch, &mut counts), SendOutcome::Sent);
+        assert_eq!((counts.datagrams, counts.refused), (10, 0), "{offload:?}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn datagrams_are_never_fragmented_and_only_the_device_says_what_is_too_large() {
+    let families = [
+        (
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+            libc::IP_PMTUDISC_PROBE,
+        ),
+        (
+            Ipv6Addr::LOCALHOST.into(),
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+            libc::IPV6_PMTUDISC_PROBE,
+        ),
+    ];
+    for (address, (level, option), expected) in families {
+        if std::net::UdpSocket::bind((address, 0)).is_ok() {
+            let bound = bind(&at(address)).unwrap();
+            assert_eq!(options::get(bound.socket.fd(), level, option), Some(expected), "{address}");
+        }
+    }
+}
+
 /// Sends runs of datagrams from the sources of the list in turn, and returns the addresses from which they came.
 fn arrive_from(sources: &[Source], gso: &mut bool) -> (Vec<IpAddr>, SendCounts) {
     let bind_with = |sources: &[Source]| {

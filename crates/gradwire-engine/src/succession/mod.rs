@@ -301,10 +301,18 @@ impl Succession {
         }
     }
 
-    /// The present group has failed; `false`: for a reason that is no loss of a rank, and it ends. What is said while the next epoch is
-    /// decided comes from ranks that have stopped.
+    /// Whether the present group's failure says something new. What is said while the next epoch is decided comes from ranks that have stopped. Once
+    /// it is decided the present group is the one before, and only the loss of a rank that is to go on counts.
+    pub(crate) fn concerns(&self, error: &OpError) -> bool {
+        match &self.phase {
+            Phase::Forming(forming) => loses_member(&forming.epoch, &self.lives, error),
+            _ => !self.has_stopped(),
+        }
+    }
+
+    /// The present group has failed; `false`: for a reason that is no loss of a rank, and it ends.
     pub(crate) fn on_failed(&mut self, now: Timestamp, error: &OpError) -> bool {
-        if self.has_stopped() {
+        if !self.concerns(error) {
             return true;
         }
         let mut error = error.clone();
@@ -447,7 +455,7 @@ impl Succession {
                 self.said.insert(*member, ready);
             }
         }
-        self.phase = Phase::Forming(Forming { epoch, ids, since: now, say_at: now });
+        self.change(Phase::Forming(Forming { epoch, ids, since: now, say_at: now }));
     }
 
     fn check_phase(&mut self, now: Timestamp) -> Option<Step> {
@@ -530,6 +538,12 @@ impl Succession {
     }
 }
 
+/// Whether a group of these ranks has lost one that is a member of `epoch`.
+fn loses_member(epoch: &Epoch, lives: &[Member], error: &OpError) -> bool {
+    let (OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) = error else { return false };
+    lives.get(*rank as usize).is_some_and(|life| epoch.has(*life))
+}
+
 fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {
     epoch.members.iter().map(|member| member.rank).collect()
 }
@@ -549,3 +563,27 @@ const REPEAT_MIN: Duration = Duration::from_millis(20);
 /// Attempts of half the peer timeout until a rank without a majority gives up: the first may be in the way of others' attempts, and
 /// every further one waits longer.
 const ATTEMPTS_MAX: u32 = 6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn once_an_epoch_is_decided_only_the_loss_of_one_of_its_members_concerns_it() {
+        let life = |rank, incarnation| Member { rank, incarnation };
+        let before = [life(0, 0), life(2, 0), life(3, 0), life(5, 1)];
+        // Rank 2 is lost, and rank 3 has come back.
+        let epoch = Epoch { number: 4, ..Epoch::first(vec![life(0, 0), life(3, 1), life(5, 1)]) };
+        let lost = |rank| OpError::PeerLost {
+            rank,
+            host: String::new(),
+            silent: Duration::ZERO,
+            during: String::new(),
+            detail: "".into(),
+            reported_by: None,
+        };
+        let of = |error: OpError| loses_member(&epoch, &before, &error);
+        assert_eq!([0, 1, 2, 3, 4].map(|rank| of(lost(rank))), [true, false, false, true, false]);
+        assert!(!of(OpError::ShutDown("a call".to_owned())));
+    }
+}

@@ -94,6 +94,7 @@ impl Outlet for LinuxOutlet {
 
     fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome {
         self.build(batch, 0);
+        let had_gso = self.gso;
         let mut message = 0;
         let mut datagram = 0;
         while message < self.arrays.messages.len() {
@@ -128,6 +129,8 @@ impl Outlet for LinuxOutlet {
                 }
                 Err(errno) => {
                     debug_assert!(is_network_fact(errno), "sending failed with error {errno}");
+                    // One alone does not fit the device either: segmentation offload was not what the kernel refused.
+                    self.gso |= had_gso && errno == libc::EMSGSIZE;
                     let count = self.arrays.counts[message];
                     counts.refused += count as u64;
                     datagram += count;
