@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from gradwire._calling import POLL_MIN_S
 from gradwire._entrance import Watch
 from gradwire._heritage import Heritage, Reopening
 from gradwire._meeting import (
@@ -23,7 +24,7 @@ from gradwire._meeting import (
     PartOfStore,
     parse_address,
 )
-from gradwire._rendezvous import POLL_MIN_S, Formed, Place, form_group
+from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
 from gradwire.config import Config
 from gradwire.errors import ConfigError, GradwireError, MissingRankError, RendezvousError, SecretMismatchError

@@ -49,15 +49,13 @@ VERSION = 1
 # A record has a few hundred bytes for each peer: enough for thousands of ranks.
 FRAME_BYTES_MAX = 1 << 20
 KEY_CHARS_MAX = 256
-# A rank writes its round, its record and the end, and some more when it joins again; groups that are formed one after the other. Parts are
-# forgotten when they are there.
+# For its round, its record and the end of groups that are formed one after the other, and for joining again. Parts are forgotten.
 KEYS_PER_RANK = 64
 # Of the values, and of requests and answers under way: each record has 4 KiB, quoted, and 32 bytes for each peer. Room for
 # eight groups of all ranks that are formed one after the other, and for small jobs.
 BOARD_BYTES = 16 << 20
 GROUPS_MAX = 8
-# Connections beyond two for each rank, one that meets others and one that looks: ranks of a job of another size, which learn that they
-# are, and strangers.
+# Connections beyond two for each rank, one that meets and one that looks: ranks of a job of another size, which learn it, and strangers.
 SPARE_CLIENTS = 16
 # Within this a client says who it is, in so few bytes.
 HELLO_TIMEOUT_S = 5.0
@@ -334,6 +332,8 @@ class MeetingStore:
         AddressError: the host has no address.
     """
 
+    is_of_one_start = True  # rank 0's process has it, and nothing of those before
+
     def __init__(self, host: str, port: int, rank: int | None, timeout_s: float, secret: bytes | None = None) -> None:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
@@ -461,6 +461,8 @@ class MeetingStore:
 
 class PartOfStore:
     """A Store whose keys lie below a prefix: for groups that meet on one board at the same time."""
+
+    is_of_one_start = True
 
     def __init__(self, store: MeetingStore, prefix: str) -> None:
         self._store = store

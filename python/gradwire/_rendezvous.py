@@ -6,15 +6,17 @@ why, so that the others do not wait for their timeout to learn it.
 A default group with dedicated parameter servers meets below `gradwire-served` of the Store that lies under all prefixes,
 because the server processes know no prefix of torch's; they are numbered behind the workers.
 
-Keys, below the prefix that torch gives each group: `gradwire/rounds/<rank>` counts how often a rank has formed a group on
-this Store (a destroyed group may be formed again under the same name); `gradwire/<round>/<rank>` holds its record;
-`gradwire/<round>/joined` counts the ranks that reached all others; `gradwire/<round>/end` says how it ended for all. A rank that is started
-again while a group with `on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a
-board that it serves anew, the members say which group that is (`_heritage.py`).
+Keys, below the prefix that torch gives each group: on torch's Store rank 0 counts rounds (a destroyed group may be formed again under the
+same name) and calls the others into them (`_calling.py`); on a board without torch `gradwire/rounds/<rank>` counts how often a rank has
+formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/joined` counts the ranks that reached all
+others; `gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with `on_peer_loss="continue"` runs
+joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew, the members say which group
+that is (`_heritage.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,6 +28,18 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
+from gradwire._calling import (
+    POLL_MIN_S,
+    TELLING_S,
+    Caller,
+    be_called,
+    checked,
+    latest_round,
+    no_entry,
+    other_world_size,
+    pause,
+    read,
+)
 from gradwire._entrance import Door
 from gradwire._heritage import Heritage
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
@@ -35,19 +49,14 @@ from gradwire.errors import (
     NotMemberError,
     RendezvousError,
     SettingsMismatchError,
-    WorldSizeError,
 )
 
 logger = logging.getLogger("gradwire")
 
-# Longest single wait on the Store: between two, a missing rank's neighbours are looked at and Ctrl-C is answered.
-POLL_S = 1.0
 # Below this dedicated servers and their workers meet.
 SERVED = "gradwire-served"
 # Of a group; the engine refuses more.
 RANKS_MAX = 16_384
-# Stores count in whole milliseconds, and 0 means for ever.
-POLL_MIN_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -140,12 +149,15 @@ def form_group(store: Any, place: Place) -> Formed:
     servers = _dedicated_servers(place)
     if servers:
         return Formed(*form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s))
-    round_number = int(store.add(f"gradwire/rounds/{rank}", 1))
+    started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
+    latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1
     continues = _continues()
-    running = _running_round(store, rank, round_number) if continues else 0
+    running = _running_round(store, rank, latest) if continues else 0
     if running:
         return _join_running(store, place, running)
+    round_number, caller = (latest, None) if is_of_one_start else _round_together(store, place)
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
+    board.caller, board.started = caller, started
     more = {"name": place.name}
     try:
         formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
@@ -153,6 +165,32 @@ def form_group(store: Any, place: Place) -> Formed:
         return _join_running(store, place, found.round_number)
     heritage = _heritage.heritage(formed[2]) if continues else None
     return Formed(*formed[:2], round_number, heritage=heritage)
+
+
+def _round_together(store: Any, place: Place) -> tuple[int, Caller | None]:
+    """The round of all ranks that were started with this one, and with rank 0 who calls the others into it.
+
+    Raises:
+        MissingRankError, RendezvousError: rank 0 is not there, or could not start.
+        GradwireError: this rank cannot; the others are told, if rank 0 calls it soon.
+    """
+    if place.rank == 0:
+        caller = Caller(store, place.world_size)
+        return caller.round_number, caller
+    timeout_s = place.timeout.total_seconds()
+    try:
+        runtime().check_process()
+    except GradwireError as error:
+        text = _told(error)
+        with contextlib.suppress(MissingRankError):
+            number = be_called(store, place.rank, place.world_size, min(timeout_s, TELLING_S), text)
+            _Board(store, f"gradwire/{number}", place.rank, place.world_size).publish({"error": text})
+        raise
+    return be_called(store, place.rank, place.world_size, timeout_s), None
+
+
+def _told(error: GradwireError) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def form_served_group(
@@ -224,7 +262,7 @@ def _running_round(store: Any, rank: int, round_number: int) -> int:
     """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
     for earlier in range(round_number - 1, 0, -1):
         key = f"gradwire/{earlier}/end"
-        if store.check([key]) and not _entry(store, key, error=str)["error"]:
+        if store.check([key]) and not read(store, key, error=str)["error"]:
             return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier
     return 0
 
@@ -240,7 +278,7 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
     _compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
     formed = [entries[other]["record"] for other in sorted(entries)]
     door = Door(lambda: store, round_number, rank, place.world_size)
-    name = _checked_fields(entries[rank], f"gradwire/{round_number}/{rank}", name=str)["name"]
+    name = checked(entries[rank], f"gradwire/{round_number}/{rank}", name=str)["name"]
     while True:
         pending = owner.engine.new_group(rank, place.world_size, name)
 
@@ -273,7 +311,7 @@ def _form(
         pending = prepare(owner)
         board.publish({"record": pending.record(), "settings": group_settings(owner.config), **more})
     except GradwireError as error:
-        board.publish({"error": f"{type(error).__name__}: {error}"})
+        board.publish_failure(_told(error))
         raise
     entries = board.collect(timeout_s)
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
@@ -281,7 +319,7 @@ def _form(
         _compare_settings(entries, rank)
         group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
     except GradwireError as error:
-        board.conclude(f"{type(error).__name__}: {error}")
+        board.conclude(_told(error))
         raise
     board.confirm(connect_s)
     stats = group.stats()
@@ -305,6 +343,9 @@ class _Board:
         self._prefix = prefix
         self.rank = rank
         self._world_size = world_size
+        # Of rank 0 on a Store where processes of earlier starts have written.
+        self.caller: Caller | None = None
+        self.started: float | None = None
 
     @property
     def address(self) -> str:
@@ -321,11 +362,19 @@ class _Board:
         }
         self._store.set(self._key(self.rank), json.dumps(entry))
 
+    def publish_failure(self, error: str) -> None:
+        """This rank cannot start, and says why."""
+        self.publish({"error": error})
+        if self.caller is not None:
+            self.caller.give_up(range(1, self._world_size), error)
+
     def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
-        end = time.monotonic() + timeout_s
+        end = (self.started or time.monotonic()) + timeout_s
         entries: dict[int, dict[str, Any]] = {}
         while missing := [r for r in range(self._world_size) if r not in entries]:
+            if self.caller is not None:
+                self.caller.call(r for r in missing if r != self.rank)
             here = [r for r in missing if self._store.check([self._key(r)])]
             for other in here:
                 entries[other] = self._checked(other, self._entry_of(other))
@@ -346,8 +395,8 @@ class _Board:
         while not self._store.check([self._key(0)]):
             self._wait_for([0], end, timeout_s)
         entry = self._entry_of(0)
-        if "error" not in entry and not 0 < _checked_fields(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
-            raise _no_entry(self._key(0))
+        if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
+            raise no_entry(self._key(0))
         return entry
 
     def confirm(self, timeout_s: float) -> None:
@@ -371,8 +420,8 @@ class _Board:
         while not self._store.check([key]):
             if time.monotonic() > end:
                 raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
-            self._pause_for(key, timeout_s)
-        outcome = _entry(self._store, key, rank=int, error=str)
+            pause(self._store, key, timeout_s)
+        outcome = read(self._store, key, rank=int, error=str)
         if outcome["error"]:
             raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
 
@@ -389,28 +438,12 @@ class _Board:
                 ranks=missing,
                 waited_s=timeout_s,
             )
-        self._pause_for(self._key(missing[0]), left)
-
-    def _pause_for(self, key: str, longest_s: float) -> None:
-        """Waits for a key, but not for long."""
-        try:
-            self._store.wait([key], timedelta(seconds=min(max(longest_s, POLL_MIN_S), POLL_S)))
-        except GradwireError:  # of our own Store, and already what its caller should see
-            raise
-        except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
-            text = str(error).lower()
-            if "timeout" not in text and "timed out" not in text:
-                raise RendezvousError(f"the Store failed while waiting for {key}: {error}") from error
+        key = self._key(missing[0])
+        pause(self._store, self.caller.awaited_key(missing[0], key) if self.caller is not None else key, left)
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:
-            raise WorldSizeError(
-                f"rank {rank} on {entry['host']} was started with world size {entry['world_size']}, "
-                f"rank {self.rank} with {self._world_size}",
-                rank=rank,
-                theirs=entry["world_size"],
-                ours=self._world_size,
-            )
+            raise other_world_size((rank, entry), (self.rank, self._world_size))
         if "error" in entry:
             raise RendezvousError(
                 f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"]
@@ -419,37 +452,11 @@ class _Board:
 
     def _entry_of(self, rank: int) -> dict[str, Any]:
         key = self._key(rank)
-        entry = _entry(self._store, key, host=str, world_size=int)
-        return entry if "error" in entry else _checked_fields(entry, key, record=str, settings=dict)
+        entry = read(self._store, key, host=str, world_size=int)
+        return entry if "error" in entry else checked(entry, key, record=str, settings=dict)
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
-
-
-def _entry(store: Any, key: str, **fields: type) -> dict[str, Any]:
-    """What a rank has written under `key`, with these fields.
-
-    Raises:
-        RendezvousError: it is something else.
-    """
-    text = store.get(key)
-    try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _no_entry(key) from error
-    return _checked_fields(entry, key, **fields)
-
-
-def _checked_fields(entry: Any, key: str, **fields: type) -> dict[str, Any]:
-    if not isinstance(entry, dict) or not all(type(entry.get(name)) is kind for name, kind in fields.items()):
-        raise _no_entry(key)
-    return entry
-
-
-def _no_entry(key: str) -> RendezvousError:
-    return RendezvousError(
-        f"what lies at {key} of the Store was not written by this version of gradwire: does another program use the Store?"
-    )
 
 
 def _compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

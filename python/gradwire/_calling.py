@@ -1,0 +1,217 @@
+"""How the ranks that form a group on torch's Store know that they were started together.
+
+That Store outlives processes: torchrun keeps one for all its attempts, and what an attempt wrote that came to nothing stays there. So each
+process draws a number of its own and says that it is here; rank 0 begins a round that nobody has begun before, and calls each process into
+it by that number. Who has ended hears no call, and a round's keys are those of processes that do.
+
+    rounds/all     rounds that rank 0 has begun
+    here/<rank>    the latest process of a rank that came: its number, and why it cannot start, if so
+    called/<it>    the round into which it was called
+    gave_up        the latest round whose rank 0 could not start, and why
+
+Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` board is of one start, and needs none of this.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from gradwire.errors import GradwireError, MissingRankError, RendezvousError, WorldSizeError
+
+# Longest single wait on the Store: between two, a missing rank's neighbours are looked at and Ctrl-C is answered.
+POLL_S = 1.0
+# Stores count in whole milliseconds, and 0 means for ever.
+POLL_MIN_S = 0.01
+# Who cannot start stays so long to tell the others of its start.
+TELLING_S = 5.0
+# What an ended process has said of itself is believed when no other one of its rank has come for so long.
+AGAIN_S = 30.0
+
+_ROUNDS = "gradwire/rounds/all"
+_GAVE_UP = "gradwire/gave_up"
+
+
+class Caller:
+    """Rank 0, which begins a round and calls the others into it.
+
+    Args:
+        store: of the group.
+        world_size: of this process.
+    """
+
+    def __init__(self, store: Any, world_size: int) -> None:
+        self._store = store
+        self._world_size = world_size
+        self.round_number = int(store.add(_ROUNDS, 1))
+        self._called: dict[int, str] = {}
+        self._failed_since: dict[str, float] = {}
+
+    def call(self, ranks: Iterable[int]) -> None:
+        """Calls those of these ranks that have come.
+
+        Raises:
+            RendezvousError: one of them cannot start, and no other process has taken its place.
+        """
+        for rank in filter(self._is_here, ranks):
+            self._look_at(rank, self._call(rank))
+        # Who was started with a larger world size has to hear of this one's.
+        for rank in itertools.takewhile(self._is_here, itertools.count(self._world_size)):
+            self._call(rank)
+
+    def _is_here(self, rank: int) -> bool:
+        return bool(self._store.check([_here(rank)]))
+
+    def _call(self, rank: int) -> dict[str, Any]:
+        one = read(self._store, _here(rank), number=str, host=str, error=str)
+        if one["number"] != self._called.get(rank):
+            self._store.set(_called(one["number"]), str(self.round_number))
+            self._called[rank] = one["number"]
+        return one
+
+    def awaited_key(self, rank: int, record: str) -> str:
+        """What to wait for next of a rank: that it comes, or its record."""
+        return record if rank in self._called else _here(rank)
+
+    def give_up(self, ranks: Iterable[int], error: str) -> None:
+        """This process cannot start: stays for a moment to call who comes, so that they read why, and leaves a note for others."""
+        note = {"round": self.round_number, "host": socket.gethostname(), "error": error}
+        self._store.set(_GAVE_UP, json.dumps(note))
+        end, left = time.monotonic() + TELLING_S, list(ranks)
+        while left and time.monotonic() < end:
+            self.call(left)
+            left = [rank for rank in left if rank not in self._called]
+            if left:
+                pause(self._store, _here(left[0]), end - time.monotonic())
+
+    def _look_at(self, rank: int, one: dict[str, Any]) -> None:
+        if not one["error"]:
+            return
+        since = self._failed_since.setdefault(one["number"], time.monotonic())
+        if time.monotonic() - since > AGAIN_S:
+            raise _could_not_start(rank, one)
+
+
+def be_called(store: Any, rank: int, world_size: int, timeout_s: float, error: str = "") -> int:
+    """Another rank than 0: says that it is here and waits for its round.
+
+    Args:
+        store: of the group.
+        rank: of this process.
+        world_size: of its group, as it was started.
+        timeout_s: longest wait.
+        error: why it cannot start, if so.
+
+    Raises:
+        MissingRankError: rank 0 did not call it.
+        WorldSizeError: a group was formed without it.
+        RendezvousError: rank 0 could not start, and no other process has taken its place.
+    """
+    number = secrets.token_hex(16)
+    store.set(_here(rank), json.dumps({"number": number, "host": socket.gethostname(), "error": error}))
+    started, key = time.monotonic(), _called(number)
+    while not store.check([key]):
+        waited_s = time.monotonic() - started
+        if waited_s > AGAIN_S:
+            _look_at_the_latest(store, rank, world_size)
+        if waited_s >= timeout_s:
+            raise MissingRankError(
+                f"rank(s) 0 did not appear within {timeout_s:g} s (this is rank {rank} on {socket.gethostname()})",
+                ranks=[0],
+                waited_s=timeout_s,
+            )
+        pause(store, key, timeout_s - waited_s)
+    try:
+        return int(store.get(key))
+    except ValueError as wrong:
+        raise no_entry(key) from wrong
+
+
+def latest_round(store: Any) -> int:
+    """The latest that a rank 0 has begun; 0: none."""
+    return int(store.add(_ROUNDS, 0))
+
+
+def pause(store: Any, key: str, longest_s: float) -> None:
+    """Waits for a key, but not for long.
+
+    Raises:
+        RendezvousError: the Store failed.
+    """
+    try:
+        store.wait([key], timedelta(seconds=min(max(longest_s, POLL_MIN_S), POLL_S)))
+    except GradwireError:  # of our own Store, and already what its caller should see
+        raise
+    except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
+        text = str(error).lower()
+        if "timeout" not in text and "timed out" not in text:
+            raise RendezvousError(f"the Store failed while waiting for {key}: {error}") from error
+
+
+def read(store: Any, key: str, **fields: type) -> dict[str, Any]:
+    """What a rank has written under `key`, with these fields.
+
+    Raises:
+        RendezvousError: it is something else.
+    """
+    text = store.get(key)
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise no_entry(key) from error
+    return checked(entry, key, **fields)
+
+
+def checked(entry: Any, key: str, **fields: type) -> dict[str, Any]:
+    """An entry, if it has these fields."""
+    if not isinstance(entry, dict) or not all(type(entry.get(name)) is kind for name, kind in fields.items()):
+        raise no_entry(key)
+    return entry
+
+
+def no_entry(key: str) -> RendezvousError:
+    """For what no rank wrote."""
+    return RendezvousError(
+        f"what lies at {key} of the Store was not written by this version of gradwire: does another program use the Store?"
+    )
+
+
+def _look_at_the_latest(store: Any, rank: int, world_size: int) -> None:
+    """Whether the latest rank 0 will not call this one: it could not start, or knows of fewer ranks."""
+    latest = latest_round(store)
+    if store.check([_GAVE_UP]):
+        note = read(store, _GAVE_UP, round=int, host=str, error=str)
+        if note["round"] == latest:
+            raise _could_not_start(0, note)
+    key = f"gradwire/{latest}/0"
+    if store.check([key]):
+        first = read(store, key, host=str, world_size=int)
+        if first["world_size"] <= rank:
+            raise other_world_size((0, first), (rank, world_size))
+
+
+def other_world_size(their: tuple[int, dict[str, Any]], our: tuple[int, int]) -> WorldSizeError:
+    """For a rank and its entry, and this rank and its world size."""
+    (other, entry), (rank, world_size) = their, our
+    theirs = entry["world_size"]
+    text = f"rank {other} on {entry['host']} was started with world size {theirs}, rank {rank} with {world_size}"
+    return WorldSizeError(text, rank=other, theirs=theirs, ours=world_size)
+
+
+def _could_not_start(rank: int, one: dict[str, Any]) -> RendezvousError:
+    text = f"rank {rank} on {one['host']} could not start: {one['error']}"
+    return RendezvousError(text, rank=rank, cause=one["error"])
+
+
+def _here(rank: int) -> str:
+    return f"gradwire/here/{rank}"
+
+
+def _called(number: str) -> str:
+    return f"gradwire/called/{number}"

@@ -1,0 +1,97 @@
+"""How processes that were started together find each other on a Store where those of earlier starts have written."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from gradwire import _calling
+from gradwire._calling import Caller, be_called, latest_round
+from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
+from torch.distributed import HashStore
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def store() -> Any:
+    return HashStore()
+
+
+@pytest.fixture
+def others() -> Any:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def come(others: ThreadPoolExecutor, store: Any, rank: int, world_size: int = 2) -> Future[int]:
+    return others.submit(be_called, store, rank, world_size, PATIENCE_S)
+
+
+def call_until(caller: Caller, ranks: list[int], future: Future[int]) -> int:
+    """What the one who is called hears."""
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    while not done.wait(0.01):
+        caller.call(ranks)
+    return future.result()
+
+
+def test_who_has_ended_is_called_in_vain_and_who_takes_its_place_into_the_same_round(store: Any, others: Any) -> None:
+    with pytest.raises(MissingRankError):
+        be_called(store, 1, 2, 0.0)  # a process of an earlier start
+    Caller(store, 2)  # its rank 0, which has ended too
+    caller = Caller(store, 2)
+    caller.call([1])
+    assert caller.awaited_key(1, "its record") == "its record"
+    assert call_until(caller, [1], come(others, store, 1)) == caller.round_number == 2
+
+
+def test_who_cannot_start_is_believed_once_nobody_has_taken_its_place(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MissingRankError):
+        be_called(store, 1, 2, 0.0, error="PortInUseError: 47401")
+    caller = Caller(store, 2)
+    caller.call([1])
+    monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
+    with pytest.raises(RendezvousError, match=r"rank 1 on .* could not start: PortInUseError: 47401") as caught:
+        caller.call([1])
+    assert caught.value.rank == 1
+
+
+def test_a_rank_0_that_cannot_start_tells_who_comes_later(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_calling, "TELLING_S", 0.0)
+    monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
+    Caller(store, 2).give_up([1], "ConfigError: no such setting")
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* could not start: ConfigError: no such setting"):
+        be_called(store, 1, 2, PATIENCE_S)
+    Caller(store, 2)  # it was started again
+    with pytest.raises(MissingRankError):
+        be_called(store, 1, 2, 0.5)
+
+
+def test_a_rank_0_that_cannot_start_calls_who_is_there_or_comes_soon(store: Any, others: Any) -> None:
+    waits = come(others, store, 1)
+    caller = Caller(store, 2)
+    caller.give_up([1], "ConfigError: no such setting")
+    assert waits.result(PATIENCE_S) == caller.round_number, "so that it reads the record that says why"
+
+
+def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = Caller(store, 2)
+    assert call_until(caller, [], come(others, store, 2, world_size=3)) == caller.round_number
+    monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
+    store.set(f"gradwire/{latest_round(store)}/0", json.dumps({"host": "elsewhere", "world_size": 2}))
+    with pytest.raises(WorldSizeError, match="world size 2, rank 2 with 3"):
+        be_called(store, 2, 3, PATIENCE_S)
+
+
+@pytest.mark.parametrize("here", ["", "[]", '{"number": 1, "host": "a", "error": ""}'])
+def test_what_no_rank_wrote_is_named(store: Any, here: str) -> None:
+    store.set("gradwire/here/1", here)
+    with pytest.raises(RendezvousError, match="gradwire/here/1"):
+        Caller(store, 2).call([1])
