@@ -130,14 +130,18 @@ def test_a_gpus_own_streams_are_told_what_the_lazy_ones_are(monkeypatch: pytest.
     tensor.is_inference.return_value = False
     tensor.copy_.side_effect = lambda *_, **__: inside.append("copied")
 
-    @contextmanager
-    def entered(given: Any) -> Iterator[None]:
-        inside.append(given)
-        yield
-        inside.append("left")
+    def enters(kind: str) -> Callable[[Any], Any]:
+        @contextmanager
+        def entered(given: Any) -> Iterator[None]:
+            inside.append((kind, given))
+            yield
+            inside.append(f"left the {kind}")
+
+        return entered
 
     monkeypatch.setattr(torch.cuda, "Event", made)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(torch.cuda, "stream", enters("stream"))
+    monkeypatch.setattr(torch.cuda, "device", enters("device"))
     streams = _streams.CudaStreams()
     assert streams.record(stream) is event
     made.assert_called_once_with(blocking=True)
@@ -145,14 +149,26 @@ def test_a_gpus_own_streams_are_told_what_the_lazy_ones_are(monkeypatch: pytest.
     streams.wait(stream, event)
     stream.wait_event.assert_called_once_with(event)
     streams.copy(stream, tensor, torch.ones(1))
-    assert inside == [stream, "copied", "left"]
+    # `torch.cuda.stream` alone returns to the thread's current device, 0 on gradwire's own threads, with a context on it.
+    on_stream = [("device", stream.device), ("stream", stream)]
+    left = ["left the stream", "left the device"]
+    assert inside == [*on_stream, "copied", *left]
+    inside.clear()
+    with streams.entered(stream):
+        inside.append("within")
+    assert inside == [*on_stream, "within", *left]
     assert tensor.copy_.call_args.kwargs == {"non_blocking": True}
     streams.hold(tensor, stream)
     tensor.record_stream.assert_called_once_with(stream)
     event.synchronize.assert_not_called()
     stream.synchronize.assert_not_called()
+    inside.clear()
+    event.synchronize.side_effect = lambda: inside.append("waited")
+    event.query.side_effect = lambda: inside.append("asked") or True
     streams.synchronize(event)
-    event.synchronize.assert_called_once_with()
+    assert streams.passed(event)
+    on_device, left_it = ("device", event.device), "left the device"
+    assert inside == [on_device, "waited", left_it, on_device, "asked", left_it]
 
 
 def test_memory_of_a_device_is_nothing_that_the_engine_may_read() -> None:

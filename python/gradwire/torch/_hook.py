@@ -68,8 +68,8 @@ def tolerate_loss(
     Args:
         model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
-            the all-gather of parameters stays exact; `steps_kept`, `drift_every`, `compression` and `tensorboard` are for DDP
-            alone.
+            the all-gather of parameters stays exact; `drift_every`, `compression` and `tensorboard` are for DDP
+            alone, and `steps_kept` is of no use there.
         loss_bound: share of each transfer of the reduce stage that may be missing. None: the preset's.
         preset: `auto`, `mlt`, `dlcp`, `ltp`, `ultima` or `reliable`. None: the configuration's.
         deadline: after which a transfer is closed with what has arrived. None: the preset's; zero: never.

@@ -2,15 +2,17 @@
 
 FSDP hands each module's gradients to a reduce-scatter that may be exchanged for another; the all-gather of parameters is
 left alone and stays exact. The one here is the engine's, tolerant: contributions are lost, and nothing is sent back. What a rank
-owes the next step takes no mean of another rank's shard: docs/error-feedback.md, "Without the results". Rotated gradients
-(`hadamard="on"`) and schedules of an all-reduce that are asked for by name go through a tolerant all-reduce of which a rank keeps its
-shard, at twice the bytes. Where there is a replicate dimension (HSDP), the all-reduce between replicas is torch's, and exact.
+owes the next step takes no mean of another rank's shard (docs/error-feedback.md, "Without the results") and is kept by parameter
+(`_sharded_residuals.py`). Rotated gradients (`hadamard="on"`) and schedules of an all-reduce that are asked for by name go through a
+tolerant all-reduce of which a rank keeps its shard, at twice the bytes. Where there is a replicate dimension (HSDP), the all-reduce
+between replicas is torch's, and exact.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,9 +23,12 @@ from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
+from gradwire.torch._sharded_residuals import ShardedResiduals
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
 from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
+
+logger = logging.getLogger("gradwire")
 
 # Arguments that a reduce-scatter has no use for.
 OF_ALL_REDUCES = ("algorithm", "hadamard", "gather_loss_bound", "gather_fill")
@@ -41,7 +46,7 @@ class ShardedLossTolerance(Delivered):
     ) -> None:
         check(model, arguments)
         self._total = StepRecord()
-        self._scatters: dict[str, ReduceScatter] = {}
+        self.residuals = ShardedResiduals(cast("torch.nn.Module", model)) if error_feedback else None
         modules = list(_sharded(model))
         # Each reduces once in a step.
         arguments = arguments | {"delay_share": 1 / len(modules)}
@@ -50,9 +55,7 @@ class ShardedLossTolerance(Delivered):
             arguments["gather_loss_bound"] = 0.0
         tagged = _tagging(model, [name for name, _ in modules], priority)
         for name, module in modules:
-            scatter = ReduceScatter(self, arguments, error_feedback=error_feedback, tags_of=tagged[name])
-            module.set_custom_reduce_scatter(scatter)
-            self._scatters[name] = scatter
+            module.set_custom_reduce_scatter(ReduceScatter(self, arguments, self.residuals, tagged[name]))
 
     @property
     def total(self) -> StepRecord:
@@ -65,15 +68,20 @@ class ShardedLossTolerance(Delivered):
 
     def state_dict(self) -> dict[str, Any]:
         """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
-        residuals = {name: s.residual for name, s in self._scatters.items() if s.residual is not None}
+        residuals = {} if self.residuals is None else self.residuals.state_dict()
         return {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "residuals": residuals}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes up what `state_dict` of the same rank returned; another rank's is ignored, as it would count twice."""
-        if (state["rank"], state["world_size"]) != (dist.get_rank(), dist.get_world_size()):
-            return
-        for name, residual in state["residuals"].items():
-            self._scatters[name].residual = residual
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes up what `state_dict` of the same rank returned, from memory of any device.
+
+        Another rank's state, or that of another number of ranks, is ignored with a warning: it would count twice, or at other places.
+        """
+        here = (dist.get_rank(), dist.get_world_size())
+        saved = (state["rank"], state["world_size"])
+        if saved != here:
+            logger.warning("residuals of rank %d of %d are not used on rank %d of %d", *saved, *here)
+        elif self.residuals is not None:
+            self.residuals.load_state_dict(state["residuals"])
 
 
 class ReduceScatter:
@@ -82,7 +90,7 @@ class ReduceScatter:
     Args:
         owner: is told what was delivered.
         arguments: of `gradwire.torch.all_reduce`. What only that can do is reduced by it.
-        error_feedback: whether what did not count is added to the module's next gradients.
+        residuals: where what did not count waits for the next gradients of its parameters; None: it is lost.
         tags_of: traffic class of the module's gradients, and what of them is important.
     """
 
@@ -90,16 +98,14 @@ class ReduceScatter:
         self,
         owner: ShardedLossTolerance,
         arguments: dict[str, Any],
-        *,
-        error_feedback: bool,
+        residuals: ShardedResiduals | None,
         tags_of: Callable[[torch.Tensor], Tagged],
     ) -> None:
         self._owner = owner
         self._tags_of = tags_of
         self._arguments = arguments
         self._scatters = scatters(arguments)
-        self._error_feedback = error_feedback
-        self.residual: torch.Tensor | None = None
+        self._residuals = residuals
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for input and output."""
@@ -120,7 +126,12 @@ class ReduceScatter:
             GradwireError: the reduction failed.
         """
         del async_op  # FSDP waits for it in any case
-        residual = self._feed_back(input_tensor)
+        residual = None
+        if self._residuals is not None:
+            residual = self._residuals.feed_back(input_tensor, dist.get_world_size(group))
+            if residual is None:  # what would be lost has no place to wait at
+                dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
+                return
         traffic_class, important = split(self._tags_of(input_tensor))
         given: dict[str, Any] = {"group": group, "residual": residual}
         given |= {"traffic_class": traffic_class, "important": important}
@@ -131,16 +142,6 @@ class ReduceScatter:
             work = all_reduce(input_tensor, op, **given, **self._arguments)
             output_tensor.copy_(input_tensor.view(dist.get_world_size(group), -1)[dist.get_rank(group)])
         self._owner.count(work.report(), input_tensor.element_size())
-
-    def _feed_back(self, gradients: torch.Tensor) -> torch.Tensor | None:
-        if not self._error_feedback:
-            return None
-        if self.residual is None or self.residual.shape != gradients.shape or self.residual.dtype != gradients.dtype:
-            self.residual = torch.zeros_like(gradients)
-        else:
-            gradients += self.residual.nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would never leave again
-            self.residual.zero_()
-        return self.residual
 
 
 def scatters(arguments: dict[str, Any]) -> bool:

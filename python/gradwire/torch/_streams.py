@@ -6,7 +6,8 @@ that the order can be tested where there is none (`tests/e2e/lazy_streams.py`).
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -57,7 +58,12 @@ class Streams(Protocol):
 
 
 class CudaStreams:
-    """`Streams` of CUDA's devices, all of them."""
+    """`Streams` of CUDA's devices, all of them.
+
+    gradwire's own threads have device 0 for their current one, whatever the process computes on. Whatever returns to "the current device"
+    there would create a context on it, hundreds of MB that a process on another GPU has no use for, so the stream's or the event's device
+    is entered first: leaving it sets the old one back only if that has a context already.
+    """
 
     def __init__(self) -> None:
         self._sides: dict[tuple[int | None, str], torch.cuda.Stream] = {}
@@ -85,7 +91,7 @@ class CudaStreams:
 
     def copy(self, stream: Stream, target: Tensor, source: Tensor) -> None:
         """Asynchronous if the host's side is page-locked; torch makes what is not dense so on the device."""
-        with torch.cuda.stream(stream):
+        with self.entered(stream):
             copy_into(target, source, non_blocking=True)
 
     def hold(self, tensor: Tensor, stream: Stream) -> None:
@@ -94,15 +100,19 @@ class CudaStreams:
 
     def synchronize(self, event: Event) -> None:
         """Without the GIL."""
-        event.synchronize()
+        with torch.cuda.device(event.device):
+            event.synchronize()
 
     def passed(self, event: Event) -> bool:
         """Asks the driver."""
-        return bool(event.query())
+        with torch.cuda.device(event.device):
+            return bool(event.query())
 
-    def entered(self, stream: Stream) -> AbstractContextManager[Any]:
-        """Sets the device too."""
-        return torch.cuda.stream(stream)
+    @contextmanager
+    def entered(self, stream: Stream) -> Iterator[None]:
+        """The device first: `torch.cuda.stream` alone ends by setting the stream that was current on the device that was."""
+        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+            yield
 
     def pinned(self, size: int) -> Tensor:
         """From torch's allocator, which keeps it from reuse as long as a copy that it knows of is under way."""

@@ -154,6 +154,28 @@ def check_sharded_models_train() -> None:
     assert losses[-1] < losses[0]
 
 
+def check_residuals_of_a_sharded_model_may_come_from_host_memory() -> None:
+    mesh = dist.init_device_mesh("cuda", (WORLD_SIZE,))
+    model = fully_shard(nn.Linear(64, 8).to(GPU), mesh=mesh)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+
+    def gradients() -> list[torch.Tensor]:
+        model(torch.ones(4, 64, device=GPU)).sum().backward()
+        found = [p.grad.to_local() for p in model.parameters()]
+        for parameter in model.parameters():
+            parameter.grad = None
+        return found
+
+    before, saved = gradients(), state.state_dict()
+    owed = {
+        name: torch.full_like(part, 2.0).cpu() for name, part in saved["residuals"].items()
+    }  # as torch.load(map_location="cpu")
+    state.load_state_dict({**saved, "residuals": owed})
+    for ours, plain in zip(gradients(), before, strict=True):
+        torch.testing.assert_close(ours, plain + 2.0)
+    assert all(part.device == GPU and not part.any() for part in state.state_dict()["residuals"].values())
+
+
 def check_a_captured_graph_is_refused() -> None:
     tensor = torch.ones(4, device=GPU)
     side = torch.cuda.Stream(GPU)

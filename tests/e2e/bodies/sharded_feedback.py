@@ -1,0 +1,303 @@
+"""Error feedback of sharded models over sockets that lose packets: what one parameter is owed is its own.
+
+FSDP reduces the parameters that have a gradient in a step, side by side. Heads that take turns, or are frozen later, make that
+another set in each step, and sets may have the same size. For each parameter, with N ranks, over a run:
+
+    sum over ranks and steps of its gradients  =  N * sum over steps of what was applied  +  sum over ranks of what is owed
+
+added up in float64 here, so what is left is the rounding of each step's sum, mean and residual.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gradwire.torch
+import torch
+import torch.distributed as dist
+from gradwire.torch import _sharded_residuals
+from rank import RANK, WORLD_SIZE
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+GLOO = dist.new_group(backend="gloo")
+# Of two equal heads, one of another size, none a multiple of the ranks, and one that is sharded by its columns.
+SHAPES = {"trunk": (40_003,), "a": (150_001,), "b": (150_001,), "small": (70_001,), "wide": (50, 300 * WORLD_SIZE)}
+HEADS = ("a", "b")
+# Everything that was sent once may be all that there will be: at 10 % loss a tenth does not count.
+TOLERANT = {"loss_bound": 0.5, "preset": "auto"}
+
+
+class Trunk(nn.Module):
+    """Is a module of its own to FSDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(SHAPES["trunk"]))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.weight * gradient).sum()
+
+
+class Heads(nn.Module):
+    """A loss whose gradient with respect to each parameter is what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = Trunk()
+        for name in ("a", "b", "small", "wide"):
+            self.register_parameter(name, nn.Parameter(torch.zeros(SHAPES[name])))
+
+    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+        terms = [(getattr(self, name) * value).sum() for name, value in gradients.items() if name != "trunk"]
+        if "trunk" in gradients:
+            terms.append(self.trunk(gradients["trunk"]))
+        return torch.stack(terms).sum()
+
+
+class Renamed(Heads):
+    """The same with a head of another name, and a smaller one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = self.b
+        del self.b
+        self.small = nn.Parameter(torch.zeros(10))
+
+
+def sharded(model: nn.Module | None = None, **options: Any) -> Any:
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("shard",))
+    model = Heads() if model is None else model
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        return Shard(1) if parameter.ndim == 2 else None
+
+    fully_shard(model.trunk, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, shard_placement_fn=placement, **options)
+
+
+def name_of(parameter: str) -> str:
+    return "trunk.weight" if parameter == "trunk" else parameter
+
+
+def step_of(model: Any, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a step applies to each parameter that has a gradient then; the same on every rank."""
+    model(gradients).backward()
+    applied = {}
+    for name in SHAPES:  # some ranks may have gradients of others
+        parameter = model.get_parameter(name_of(name))
+        if parameter.grad is not None:
+            applied[name] = parameter.grad.full_tensor()
+    for parameter in model.parameters():
+        parameter.grad = None
+    return applied
+
+
+def whole_of(owed: torch.Tensor, name: str) -> torch.Tensor:
+    """Rows of ranks as a tensor like the parameter."""
+    if name == "wide":
+        return torch.cat([row.view(SHAPES[name][0], -1) for row in owed], dim=1)
+    return owed.flatten()[: SHAPES[name][0]]
+
+
+class Ledger:
+    """Trains and adds up, in float64: what every rank gave, what was applied, and at last what is owed."""
+
+    def __init__(self, model: Any = None, **options: Any) -> None:
+        self.model = sharded() if model is None else model
+        self.state = gradwire.torch.tolerate_loss(self.model, **{**TOLERANT, **options})
+        self.given = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+        self.applied = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+        self.lost = torch.zeros(())
+        self.largest, self.steps = 0.0, 0
+
+    def step(self, *names: str) -> None:
+        generator = torch.Generator().manual_seed(1000 * self.steps + RANK)
+        gradients = {name: torch.randn(SHAPES[name], generator=generator) for name in names}
+        for name, gradient in gradients.items():
+            self.given[name] += gradient
+            self.largest = max(self.largest, gradient.abs().max().item())
+        for name, mean in step_of(self.model, gradients).items():
+            self.applied[name] += WORLD_SIZE * mean.double()
+        self.steps += 1
+
+    def goes_on_with(self, other: Ledger) -> None:
+        """What another one has added up until now."""
+        self.given, self.applied, self.largest, self.steps = other.given, other.applied, other.largest, other.steps
+        self.lost = other.lost + other.state.total.elems_uncounted
+
+    def check(self, names: Sequence[str]) -> None:
+        owed = self.state.state_dict()["residuals"]
+        lost = self.lost + self.state.total.elems_uncounted
+        for name in names:
+            given, late = self.given[name].clone(), whole_of(owed[name_of(name)], name).double()
+            dist.all_reduce(given, group=GLOO)
+            dist.all_reduce(late, group=GLOO)
+            # Each step rounds, for each rank, what it adds up, the mean (times N) and what it owes, of values that a few
+            # steps' gradients of all ranks bound; half a unit each.
+            unit = torch.finfo(torch.float32).eps
+            rounding = 3 * self.steps * WORLD_SIZE * unit / 2 * 4 * WORLD_SIZE * self.largest
+            wrong = given - self.applied[name] - late
+            worst = wrong.abs().max()
+            assert worst <= rounding, f"{name}[{int(wrong.abs().argmax())}]: {worst} of {rounding} allowed"
+            # Roundings go up and down, over many elements they cancel; what counts twice or never goes one way.
+            share = ((wrong * given).sum() / given.square().sum()).item()
+            assert abs(share) <= unit, f"{name}: {share:.2%} of the gradients too few"
+        dist.all_reduce(lost, group=GLOO)
+        assert lost > 0, "nothing was lost: the test has shown nothing"
+
+
+@contextmanager
+def warnings() -> Iterator[list[str]]:
+    """What gradwire warns of inside."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+
+
+# test of: auto/error-feedback
+def check_what_a_head_is_owed_never_reaches_another_of_its_size() -> None:
+    for algorithm in ("auto", "ring"):  # by a reduce-scatter, and by an all-reduce
+        model = sharded()
+        state = gradwire.torch.tolerate_loss(model, divide_by="world", algorithm=algorithm, **TOLERANT)
+        step_of(model, {"a": torch.full(SHAPES["a"], 1000.0)})
+        lost = torch.tensor(float(state.total.elems_uncounted))
+        dist.all_reduce(lost, group=GLOO)
+        assert lost > 0, "nothing was lost: the test has shown nothing"
+        applied = step_of(model, {"b": torch.ones(SHAPES["b"])})["b"]
+        # As a sum of c ones divided by all ranks: c / N. What a is owed are thousands.
+        assert applied.max() <= 1, (algorithm, applied.unique())
+
+
+def check_what_a_head_is_owed_waits_for_its_next_turn() -> None:
+    for other in ("b", "small"):  # of the same size, of another
+        model = sharded()
+        gradwire.torch.tolerate_loss(model, divide_by="world", **TOLERANT)
+        step_of(model, {"a": torch.ones(SHAPES["a"])})
+        step_of(model, {other: torch.ones(SHAPES[other])})
+        # As a sum of ones divided by all ranks: above 1 only where what was late has come.
+        assert step_of(model, {"a": torch.ones(SHAPES["a"])})["a"].max() > 1, other
+
+
+def check_every_gradient_counts_once_where_heads_take_turns() -> None:
+    for algorithm, divide_by in (("auto", "contributions"), ("ring", "contributions"), ("auto", "world")):
+        ledger = Ledger(algorithm=algorithm, divide_by=divide_by)
+        turns = (("a",), ("b",), ("a", "small"), ("wide", "b"), ("small",), ("a", "b", "small", "wide"))
+        for turn in (*turns, *turns):
+            ledger.step("trunk", *turn)
+        ledger.check(tuple(SHAPES))
+
+
+def check_what_a_parameter_is_owed_waits_while_it_is_frozen() -> None:
+    ledger = Ledger()
+    for frozen in (False, True, False):
+        ledger.model.a.requires_grad_(not frozen)
+        for _ in range(3):
+            ledger.step("trunk", "b", *(() if frozen else ("a",)))
+        if frozen:
+            assert ledger.state.state_dict()["residuals"]["a"].any()
+    ledger.check(("trunk", "a", "b"))
+
+
+def check_every_gradient_counts_once_where_unused_parameters_are_reduced_as_zeros() -> None:
+    model = sharded()
+    if not hasattr(model, "set_reduce_scatter_unused_params"):
+        return  # torch before 2.15
+    model.set_reduce_scatter_unused_params(True)
+    ledger = Ledger(model)
+    for step in range(6):
+        ledger.step("trunk", HEADS[(step + RANK) % 2])  # of which each rank has another
+    ledger.check(("trunk", *HEADS))
+
+
+def check_halves_are_fed_back_by_parameter_too() -> None:
+    model = sharded(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    gradwire.torch.tolerate_loss(model, divide_by="world", **TOLERANT)
+    step_of(model, {"a": torch.full(SHAPES["a"], 1024.0)})
+    assert step_of(model, {"b": torch.ones(SHAPES["b"])})["b"].max() <= 1
+    assert step_of(model, {"a": torch.zeros(SHAPES["a"])})["a"].max() > 1
+
+
+def check_training_goes_on_from_a_checkpoint_as_if_it_had_never_stopped() -> None:
+    first, second = Ledger(), Ledger()
+    for turn in (("a", "small"), ("b",), ("wide",), ("a",)):
+        first.step("trunk", *turn)
+    state, file = first.state.state_dict(), io.BytesIO()
+    assert {name for name, owed in state["residuals"].items() if owed.any()} == {name_of(name) for name in SHAPES}
+    torch.save(state, file)
+    second.goes_on_with(first)
+    second.state.load_state_dict(state)
+    for owed in state["residuals"].values():
+        owed.fill_(1e6)  # the caller's own again
+    file.seek(0)
+    saved, kept = torch.load(file, weights_only=True)["residuals"], second.state.state_dict()["residuals"]
+    assert all(torch.equal(kept[name], owed) for name, owed in saved.items())
+    for turn in (("b", "small"), ("a",), ("a", "wide")):
+        second.step("trunk", *turn)
+    second.check(tuple(SHAPES))
+
+
+def check_what_was_saved_is_not_what_later_steps_owe() -> None:
+    ledger = Ledger()
+    ledger.step("trunk", "a")
+    saved = ledger.state.state_dict()["residuals"]
+    before = {name: owed.clone() for name, owed in saved.items()}
+    ledger.step("trunk", "a")
+    assert any(owed.any() for owed in saved.values())
+    assert all(torch.equal(saved[name], owed) for name, owed in before.items())
+
+
+def check_a_state_that_does_not_fit_is_left_out_with_a_warning() -> None:
+    first = Ledger()
+    first.step("trunk", "a", "b", "small")
+    state = first.state.state_dict()
+    for wrong in ({"rank": RANK + 1}, {"world_size": WORLD_SIZE + 1}):
+        other = Ledger()
+        with warnings() as said:
+            other.state.load_state_dict({**state, **wrong})
+        assert other.state.state_dict()["residuals"] == {}
+        assert any("are not used on rank" in text for text in said), said
+    renamed = sharded(Renamed())
+    loaded = gradwire.torch.tolerate_loss(renamed, **TOLERANT)
+    with warnings() as said:
+        loaded.load_state_dict(state)
+    assert any("the model has not" in text and text.endswith(": b") for text in said), said
+    kept = loaded.state_dict()["residuals"]
+    assert set(kept) == {"trunk.weight", "a", "small"}
+    assert torch.equal(kept["a"], state["residuals"]["a"])
+    with warnings() as said:
+        renamed({"a": torch.ones(SHAPES["a"]), "small": torch.ones(10)}).backward()
+    assert any("residual of small" in text for text in said), said
+    assert loaded.state_dict()["residuals"]["small"].shape == (WORLD_SIZE, -(-10 // WORLD_SIZE))
+
+
+def check_gradients_of_nobody_knows_which_parameters_are_reduced_exactly() -> None:
+    ledger = Ledger()
+    ledger.step("a", "b")
+    before = ledger.state.state_dict()["residuals"]
+    known = _sharded_residuals.REDUCED
+    _sharded_residuals.REDUCED = "called otherwise in another torch"
+    try:
+        with warnings() as said:
+            for _ in range(3):
+                applied = step_of(ledger.model, {"b": torch.full(SHAPES["b"], float(RANK))})["b"]
+                assert torch.equal(applied, torch.full(SHAPES["b"], (WORLD_SIZE - 1) / 2))
+    finally:
+        _sharded_residuals.REDUCED = known
+    assert len(said) == 1, said
+    assert "does not say whose gradients" in said[0]
+    after = ledger.state.state_dict()["residuals"]
+    assert all(torch.equal(after[name], owed) for name, owed in before.items())
+    ledger.step("a", "b")
+    ledger.check(HEADS)
