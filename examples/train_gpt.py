@@ -248,7 +248,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--preset", default="auto", help="gradwire: auto, mlt, dlcp, ltp, ultima, reliable (default: %(default)s)"
     )
-    parser.add_argument("--loss-bound", type=float, help="gradwire: share of a gradient that may be missing, 0 to 1")
+    parser.add_argument(
+        "--loss-bound", type=float, help="gradwire: share of each transfer that may be missing, 0 to 0.9"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=8, help="windows of text for each rank and step")
     parser.add_argument("--learning-rate", type=float, default=1e-3)

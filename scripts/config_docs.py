@@ -25,7 +25,21 @@ Each field can be given to `gradwire.Config`, which `gradwire.torch.configure` m
 argument of a single call, environment variable: the operator wins. A `GRADWIRE_*` variable that does not exist, and a value
 that is not allowed, is a `ConfigError`. `Config.explain()` says where each value comes from.
 
+A call that names another preset than `Config` does starts from that preset's own numbers: `loss_bound`, `deadline_ms`, `floor`,
+`step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give them to the call, or as environment variables.
+
 "Ranks agree" marks the fields that must be equal on all ranks; a difference is found when the group forms, and named.
+
+Words used below:
+
+- **Bucket**: the flat tensor of gradients that DDP hands over. **Shard**: the part of it that one rank sums up.
+- **Reduce stage**: every rank sends each shard to the rank that sums it up. **Gather stage**: that rank sends the mean back.
+- **Transfer**: one shard on its way from one rank to another. Bounds and deadlines hold for each transfer.
+- **Transpose**: the schedule in which every rank exchanges shards with every other one directly. **Ring**: each sends to the next one only.
+
+Most jobs need none of this page. What some do: `GRADWIRE_INTERFACE` (hosts with several networks), `GRADWIRE_PORT` (several jobs on
+a host), `GRADWIRE_SECRET_FILE` ([security.md](security.md)), `loss_bound` and `floor` (how much may be missing), `on_peer_loss`
+(whether a lost rank ends the job). [performance.md](performance.md#what-to-set) has those that are about speed.
 """
 
 LABELS = {

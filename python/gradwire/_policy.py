@@ -36,8 +36,8 @@ def policy_numbers(
 ) -> _native.PolicyNumbers:
     """The numbers of one call. None means that the call does not say.
 
-    A call that names a preset starts from the preset's own values: bounds of the configuration belong to the
-    configuration's preset. Options that only one preset has go with that preset. What the operator set in the environment
+    A call that names another preset than the configuration starts from the preset's own values: bounds of the configuration
+    belong to the configuration's preset. Options that only one preset has go with that preset. What the operator set in the environment
     wins over everything. `delay_share`: the call's part of what its step may be delayed.
 
     Raises:
@@ -46,7 +46,7 @@ def policy_numbers(
     name = _chosen(config, "preset", preset)
     numbers = _native.preset_defaults(name)
     assert numbers is not None, f"Config allows preset {name}, the engine has no such"
-    own_preset = preset is None or name != preset
+    own_preset = name == config.preset
     loss = _value(config, "loss_bound", loss_bound, own_preset=own_preset)
     deadline = _value(config, "deadline_ms", deadline_ms, own_preset=own_preset)
     least = _value(config, "floor", floor, own_preset=own_preset)

@@ -13,13 +13,14 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from gradwire import _native
 from gradwire._completer import Completer
-from gradwire._launcher import local_rank
+from gradwire._launcher import candidate_ports, local_rank
 from gradwire._outbox import Outbox
-from gradwire.config import PORT_BASE, Config, settings
+from gradwire.config import Config, service_links, settings
 from gradwire.errors import ConfigError, ForkedError, PortInUseError
 from gradwire.observe import Observer
 from gradwire.observe.export import check_extras
@@ -27,8 +28,6 @@ from gradwire.secret import job_secret
 
 logger = logging.getLogger("gradwire")
 
-# How far from PORT_BASE a free port is looked for when no launcher says which process of the host this is.
-PORTS_TRIED = 64
 MEGABIT_BYTES = 1_000_000 / 8
 
 
@@ -59,6 +58,7 @@ class Runtime:
             self.engine.stop()
             raise
         logger.setLevel(config.log_level.upper())
+        self._say_what_deviates()
         if config.chaos is not None:
             logger.warning(
                 "FAULT INJECTION IS ON in process %d: chaos = %s (%s). What this process receives is lost or delayed on purpose",
@@ -82,6 +82,18 @@ class Runtime:
                 f"this process group belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}",
                 owner_pid=self.pid,
             )
+
+    def _say_what_deviates(self) -> None:
+        """Logs a port that is not this rank's own, and variables that are taken for nobody's settings."""
+        number, own = local_rank(), candidate_ports(self.config.port)[0]
+        if self.config.port is None and number is not None and self.engine.port != own:
+            logger.warning(
+                "UDP port %d, that of local rank %d, is taken (`ss -ulpn` says by whom): this rank listens on %d instead, which a "
+                "firewall between hosts may not let through. If ranks have the same number since one task of Slurm starts several, set "
+                "LOCAL_RANK for each", own, number, self.engine.port,
+            )  # fmt: skip
+        if links := service_links(os.environ):
+            logger.info("ignored, since Kubernetes makes such variables of its Services: %s", ", ".join(links))
 
     def say_how_it_travels(self, name: str, security: dict[str, Any]) -> None:
         """Logs how the datagrams of a new group travel; once a warning, if they cross hosts in clear."""
@@ -204,28 +216,17 @@ def _start_engine(config: Config) -> _native.Engine:
         "fingerprint": fingerprint(config),
         "chaos": None if faults is None else faults.numbers(),
     }
-    ports = _ports(config.port)
-    for port in ports[:-1]:
+    return _engine_at(values, candidate_ports(config.port))
+
+
+def _engine_at(values: dict[str, Any], candidates: Sequence[int]) -> _native.Engine:
+    """An engine at the first port that is free; the error is that of the first one."""
+    for port in candidates:
         try:
             return _native.Engine({**values, "port": port})
         except PortInUseError:
             continue
-    return _native.Engine({**values, "port": ports[-1]})
-
-
-def _ports(base: int | None) -> list[int]:
-    """Ports to try, in order."""
-    if base == 0:
-        return [0]
-    number = local_rank()
-    if base is None and number is None:
-        return list(range(PORT_BASE, PORT_BASE + PORTS_TRIED))
-    port = (PORT_BASE if base is None else base) + (number or 0)
-    if port > 65535:
-        raise ConfigError(
-            f"port = {base} is not allowed: with LOCAL_RANK {number} it would be {port}", field="port", value=base
-        )
-    return [port]
+    return _native.Engine({**values, "port": candidates[0]})
 
 
 class _Process:
@@ -238,9 +239,10 @@ class _Process:
         self.inherited: list[Runtime] = []
 
     def after_fork_in_child(self) -> None:
-        """Forgets the parent's runtime without dropping it: socket and thread are the parent's."""
+        """Forgets the parent's runtime without dropping it: its thread is the parent's. Its ports are free once the parent has ended."""
         self.lock = threading.Lock()
         if self.runtime is not None:
+            self.runtime.engine.let_go_in_child()
             self.inherited.append(self.runtime)
             self.runtime = None
 

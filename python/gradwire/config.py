@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 SECRET_VARIABLE = "GRADWIRE_SECRET"  # noqa: S105  its name
 # Variables that other parts of the package read (command line, lab, tests); never settings of the transport.
 ENV_PREFIXES_ELSEWHERE = ("GRADWIRE_LAB_", "GRADWIRE_DEMO_", "GRADWIRE_BENCH_", "GRADWIRE_TEST_")
+# What Kubernetes puts into the environment of every pod for a Service, by whose name they begin ("service links"): one that is called
+# gradwire-metrics makes GRADWIRE_METRICS_PORT=tcp://10.0.0.7:9400, GRADWIRE_METRICS_SERVICE_HOST, GRADWIRE_METRICS_PORT_9400_TCP_ADDR, ...
+_SERVICE_NAME = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
+_SERVICE_VALUES = ("tcp://", "udp://", "sctp://")
 
 
 def _setting(default: Any, kind: type, doc: str, **limits: Any) -> Any:
@@ -62,11 +67,15 @@ class Config:
     """
 
     # fmt: off
-    port: int | None = _setting(None, int, "UDP port. Rank with LOCAL_RANK r on its host (or as Slurm or MPI number it) binds `port + r`; "
-        "0 lets the kernel choose. Unset: 47400 + LOCAL_RANK, and where no launcher set it the first free one from 47400.",
+    port: int | None = _setting(None, int, "UDP port. Rank with LOCAL_RANK r on its host (or as MPI or Slurm number it) binds `port + r`; "
+        "0 lets the kernel choose. Unset: 47400 + LOCAL_RANK, or where another process has that port, one that no rank of the host is "
+        "about to bind, which a warning names: up to 47463 behind theirs where the launcher says how many they are, or 47144 to 47207. "
+        "Where no launcher set LOCAL_RANK: the first free one from 47400.",
         low=0, high=65535, optional=True)
     interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
-        "separated by commas; `^name` excludes one. Empty: every one that is up.")
+        "separated by commas; `^name,...` leaves out all in the list. Empty or with `^`: every other one that is up, but for loopback, "
+        "link-local addresses, and bridges of containers (docker and its networks `br-<12 hex digits>`, virbr, podman), whose addresses "
+        "are the same on every host. Those, and what is on `lo`, may be named.")
     mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
         "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
         unit="bytes", low=576, high=65535, optional=True)
@@ -352,13 +361,14 @@ class Config:
             environ: None means `os.environ`.
 
         Raises:
-            ConfigError: a variable does not exist (the message has the nearest name that does) or its value is wrong.
+            ConfigError: a variable does not exist (the message has the nearest name that does) or its value is wrong. Those that
+                Kubernetes makes of a Service are ignored.
         """
         base = cls() if base is None else base
         values = {f.name: getattr(base, f.name) for f in settings()}
         origins = {name: base.origin(name) for name in values}
         for name, text in sorted((os.environ if environ is None else environ).items()):
-            if not name.startswith(ENV_PREFIX) or name.startswith(ENV_PREFIXES_ELSEWHERE) or name == SECRET_VARIABLE:
+            if not _is_setting(name, text):
                 continue
             field = _field_of_variable(name)
             values[field.name] = _parsed(field, name, text)
@@ -402,6 +412,13 @@ def check(name: str, value: Any) -> Any:
         if field.name == name:
             return _checked(field, value)
     raise ConfigError(f"there is no setting {name!r}", field=name)
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like settings and that Kubernetes made of a Service; `Config.from_env` ignores them."""
+    return sorted(
+        name for name, text in environ.items() if name.startswith(ENV_PREFIX) and _is_service_link(name, text)
+    )
 
 
 def allowed(field: dataclasses.Field[Any]) -> str:
@@ -455,6 +472,17 @@ def _bad_value(field: dataclasses.Field[Any], name: str, value: Any) -> ConfigEr
     return ConfigError(
         f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field)
     )
+
+
+def _is_setting(variable: str, text: str) -> bool:
+    if not variable.startswith(ENV_PREFIX) or variable.startswith(ENV_PREFIXES_ELSEWHERE):
+        return False
+    return variable != SECRET_VARIABLE and not _is_service_link(variable, text)
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    is_port_of_service = variable.endswith("_PORT") and text.startswith(_SERVICE_VALUES)
+    return is_port_of_service or _SERVICE_NAME.search(variable) is not None
 
 
 def _field_of_variable(variable: str) -> dataclasses.Field[Any]:

@@ -139,14 +139,16 @@ def test_each_reason_why_an_interface_is_used(asked, address, reason):
     [
         ("eth1", "eth0", [ONE], 0, "it is down"),
         ("eth1", "eth0", [], UP, "it has no address"),
-        ("", "eth0", [OF_LINK], UP, "it has no IPv4 address, and others have one"),
+        ("", "eth0", [OF_LINK], UP, "it has no address but one of its link alone"),
         ("", "eth0", ["fd00::1"], UP, "it has no IPv4 address, and others have one"),
         ("", "lo", ["127.0.0.1"], UP | LOOPBACK, "it reaches this host only"),
         ("", "lo", ["::1"], UP | LOOPBACK, "it reaches this host only"),
         ("eth0", "eth1", [ONE], UP, "GRADWIRE_INTERFACE=eth0 leaves it out"),
         ("", "virbr0", [ONE], UP, "a bridge of containers has the same address on every host"),
         ("", "eth1", [ONE], UP, "another address was chosen"),
-        ("", "eth1", ["169.254.1.1"], UP, "another address was chosen"),
+        ("", "eth1", ["169.254.1.1"], UP, "it has no address but one of its link alone"),
+        ("", "br-0123456789ab", [ONE], UP, "a bridge of containers has the same address on every host"),
+        ("", "br-ex", [ONE], UP, "another address was chosen"),
     ],
 )
 def test_each_reason_why_an_interface_is_not_used(asked, name, addresses, flags, reason):

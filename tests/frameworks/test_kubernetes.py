@@ -22,3 +22,4 @@ def test_the_kubernetes_objects_mean_each_other() -> None:
     assert f"--rdzv-endpoint={job['metadata']['name']}-0.{name}:29500" in container["args"]
     assert f"--nnodes={job['spec']['completions']}" in container["args"]
     assert {port["port"] for port in service["spec"]["ports"]} == {port["containerPort"] for port in container["ports"]}
+    assert pod["spec"]["enableServiceLinks"] is False, "a Service may be called gradwire"

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from gradwire import Config
-from gradwire.config import PRESETS, settings
+from gradwire.config import PRESETS, service_links, settings
 from gradwire.errors import ConfigError
 
 
@@ -54,6 +54,34 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="GRADWIRE_LOSS_BOUND") as caught:
         Config.from_env(environ={"GRADWIRE_LOSBOUND": "0.1"})
     assert caught.value.nearest == "GRADWIRE_LOSS_BOUND"
+
+
+def test_what_kubernetes_makes_of_services_is_ignored() -> None:
+    links = {
+        "GRADWIRE_SERVICE_HOST": "10.0.0.7", "GRADWIRE_SERVICE_PORT": "47400", "GRADWIRE_SERVICE_PORT_METRICS": "9400",
+        "GRADWIRE_PORT": "udp://10.0.0.7:47400", "GRADWIRE_PORT_47400_UDP": "udp://10.0.0.7:47400",
+        "GRADWIRE_PORT_47400_UDP_PROTO": "udp", "GRADWIRE_PORT_47400_UDP_PORT": "47400", "GRADWIRE_PORT_47400_UDP_ADDR": "10.0.0.7",
+        "GRADWIRE_METRICS_PORT": "tcp://10.0.0.8:9400", "GRADWIRE_METRICS_SERVICE_HOST": "10.0.0.8",
+        "GRADWIRE_METRICS_PORT_9400_TCP_ADDR": "10.0.0.8", "GRADWIRE_X_PORT": "sctp://10.0.0.9:1",
+        "GRADWIRE_X_PORT_1_SCTP": "sctp://10.0.0.9:1",
+    }  # fmt: skip
+    config = Config.from_env(environ={**links, "GRADWIRE_DSCP": "8"})
+    assert (config.port, config.metrics_port, config.dscp) == (None, None, 8)
+    assert config.origin("port") == config.origin("metrics_port") == "default"
+    assert service_links({**links, "GRADWIRE_DSCP": "8", "TRAIN_PORT": "tcp://10.0.0.9:1"}) == sorted(links)
+    assert service_links({f"GRADWIRE_{field.name.upper()}": "1" for field in settings()}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("GRADWIRE_PORT", "http://10.0.0.7:47400"), ("GRADWIRE_METRICS_PORT", "tcp"), ("GRADWIRE_PORTS", "tcp://10.0.0.7:1"),
+        ("GRADWIRE_MTU", "tcp://10.0.0.7:1"), ("GRADWIRE_SERVICE_HOSTS", "10.0.0.7"), ("GRADWIRE_PORT_TCP", "1"),
+    ],
+)  # fmt: skip
+def test_what_only_resembles_a_service_of_kubernetes_is_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Config.from_env(environ={name: text})
 
 
 @pytest.mark.parametrize("text", ["many", "", "1.5", "0x10"])

@@ -36,6 +36,12 @@ def test_a_call_that_names_a_preset_starts_from_that_presets_own_numbers() -> No
     assert policy_numbers(config, "auto", loss_bound=0.1)["loss_bound"] == 0.1
 
 
+def test_a_call_that_names_the_configured_preset_has_its_bounds() -> None:
+    config = Config.mlt(loss_bound=0.3, deadline_ms=5.0)
+    assert policy_numbers(config, "mlt") == policy_numbers(config)
+    assert policy_numbers(config, "mlt", loss_bound=0.1)["loss_bound"] == 0.1
+
+
 def test_the_operator_wins_over_the_call() -> None:
     config = Config.from_env(
         environ={"GRADWIRE_LOSS_BOUND": "0.0", "GRADWIRE_PRESET": "reliable", "GRADWIRE_ALGORITHM": "ring"}

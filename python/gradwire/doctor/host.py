@@ -10,6 +10,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import socket
 import struct
 from collections import defaultdict
@@ -24,7 +25,7 @@ from gradwire.config import Config
 from gradwire.doctor import card, counters, processor
 from gradwire.doctor.card import Card
 from gradwire.doctor.counters import Counters
-from gradwire.doctor.family import IPV4, IPV6, family_of, family_of_engine
+from gradwire.doctor.family import IPV4, family_of, family_of_engine
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.processor import Processor
 from gradwire.doctor.reach import is_loopback
@@ -41,7 +42,7 @@ _SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")  # a microsecon
 _CLOCK_UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU = 0x8913, 0x8915, 0x8921
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
-_BRIDGES = ("docker", "virbr", "podman")  # as the engine leaves them out
+_BRIDGES = re.compile("docker|virbr|podman|br-[0-9a-fA-F]{12}$")  # as the engine leaves them out
 _IPV6_ADDRESSES = Path("/proc/self/net/if_inet6")
 _RECORDED = ("ipv6", "loopback", "boot_id", "network_namespace")  # by which an engine's record says where it is reached
 
@@ -299,7 +300,7 @@ def _unused_reason(config: Config, name: str, addresses: list[str], flags: int, 
         return "it reaches this host only"
     if reason := _useless(addresses, chosen):
         return reason
-    if name.startswith(_BRIDGES) and (not asked or asked.startswith("^")):
+    if _BRIDGES.match(name) and (not asked or asked.startswith("^")):
         return "a bridge of containers has the same address on every host"
     return f"GRADWIRE_INTERFACE={asked} leaves it out" if asked else "another address was chosen"
 
@@ -309,14 +310,15 @@ def _useless(addresses: list[str], chosen: Sequence[str]) -> str:
     if not addresses:
         return "it has no address"
     families = {family_of(address) for address in addresses if not _is_of_link(address)}
-    if IPV4 not in families and any(family_of(address) is IPV4 for address in chosen):
-        return "it has no IPv4 address, and others have one"
-    return "" if IPV4 in families or IPV6 in families else "it has no address but one of its link alone"
+    if not families:
+        return "it has no address but one of its link alone"
+    is_behind = IPV4 not in families and any(family_of(address) is IPV4 for address in chosen)
+    return "it has no IPv4 address, and others have one" if is_behind else ""
 
 
 def _is_of_link(address: str) -> bool:
-    """Whether it is of no use to a peer that does not know the link; as the engine has it, of IPv6 alone."""
-    return family_of(address) is IPV6 and ipaddress.ip_address(address).is_link_local
+    """Whether it is of no use to a peer that does not know the link."""
+    return ipaddress.ip_address(address).is_link_local
 
 
 def _ipv4_addresses(control: socket.socket, name: str) -> list[str]:
