@@ -7,7 +7,7 @@ it by that number. Who has ended hears no call, and a round's keys are those of 
     rounds/all     rounds that rank 0 has begun
     here/<rank>    the latest process of a rank that came: its number, and why it cannot start, if so
     called/<it>    the round into which it was called
-    gave_up        the latest round whose rank 0 could not start, and why
+    gave_up        the latest round that its rank 0 gave up, and why
 
 Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` board is of one start, and needs none of this.
 """
@@ -31,8 +31,10 @@ POLL_S = 1.0
 POLL_MIN_S = 0.01
 # Who cannot start stays so long to tell the others of its start.
 TELLING_S = 5.0
-# What an ended process has said of itself is believed when no other one of its rank has come for so long.
-AGAIN_S = 30.0
+# What may be of an earlier start is believed when nothing else has come for so long: ranks of one start come further apart than seconds.
+AGAIN_S = 120.0
+# First pause for who was called, and may have ended long ago; each is twice as long as the one before.
+PAUSE_S = 0.05
 
 _ROUNDS = "gradwire/rounds/all"
 _GAVE_UP = "gradwire/gave_up"
@@ -52,6 +54,7 @@ class Caller:
         self.round_number = int(store.add(_ROUNDS, 1))
         self._called: dict[int, str] = {}
         self._failed_since: dict[str, float] = {}
+        self._pause_s = PAUSE_S
 
     def call(self, ranks: Iterable[int]) -> None:
         """Calls those of these ranks that have come.
@@ -73,22 +76,31 @@ class Caller:
         if one["number"] != self._called.get(rank):
             self._store.set(_called(one["number"]), str(self.round_number))
             self._called[rank] = one["number"]
+            self._pause_s = PAUSE_S
         return one
 
-    def awaited_key(self, rank: int, record: str) -> str:
-        """What to wait for next of a rank: that it comes, or its record."""
-        return record if rank in self._called else _here(rank)
+    def wait_for(self, rank: int, record: str, longest_s: float) -> None:
+        """Waits for what comes next of a rank, itself or its record, but not for long: who was called may have ended."""
+        if rank not in self._called:
+            return pause(self._store, _here(rank), longest_s)
+        pause(self._store, record, min(longest_s, self._pause_s))
+        self._pause_s = min(2 * self._pause_s, POLL_S)
+        return None
 
-    def give_up(self, ranks: Iterable[int], error: str) -> None:
-        """This process cannot start: stays for a moment to call who comes, so that they read why, and leaves a note for others."""
+    def note(self, error: str) -> None:
+        """Leaves word that this round has come to nothing, for who is in it and for who comes later."""
         note = {"round": self.round_number, "host": socket.gethostname(), "error": error}
         self._store.set(_GAVE_UP, json.dumps(note))
-        end, left = time.monotonic() + TELLING_S, list(ranks)
-        while left and time.monotonic() < end:
-            self.call(left)
-            left = [rank for rank in left if rank not in self._called]
-            if left:
-                pause(self._store, _here(left[0]), end - time.monotonic())
+
+    def give_up(self, ranks: Iterable[int], error: str) -> None:
+        """This process cannot start: leaves word, and stays for a moment to call who comes, so that they read why."""
+        self.note(error)
+        ranks, end = list(ranks), time.monotonic() + TELLING_S
+        self.call(ranks)
+        may_have_ended = dict(self._called)
+        while time.monotonic() < end and any(self._called.get(rank) == may_have_ended.get(rank) for rank in ranks):
+            pause(self._store, f"{_GAVE_UP}/never", PAUSE_S)
+            self.call(ranks)
 
     def _look_at(self, rank: int, one: dict[str, Any]) -> None:
         if not one["error"]:
@@ -113,13 +125,15 @@ def be_called(store: Any, rank: int, world_size: int, timeout_s: float, error: s
         WorldSizeError: a group was formed without it.
         RendezvousError: rank 0 could not start, and no other process has taken its place.
     """
-    number = secrets.token_hex(16)
+    number, known = secrets.token_hex(16), latest_round(store)
     store.set(_here(rank), json.dumps({"number": number, "host": socket.gethostname(), "error": error}))
     started, key = time.monotonic(), _called(number)
     while not store.check([key]):
         waited_s = time.monotonic() - started
-        if waited_s > AGAIN_S:
-            _look_at_the_latest(store, rank, world_size)
+        latest = latest_round(store)
+        # A round from before this process came may be of an earlier start.
+        if latest > known or waited_s > AGAIN_S:
+            _look_at_the_latest(store, latest, rank, world_size)
         if waited_s >= timeout_s:
             raise MissingRankError(
                 f"rank(s) 0 did not appear within {timeout_s:g} s (this is rank {rank} on {socket.gethostname()})",
@@ -182,13 +196,22 @@ def no_entry(key: str) -> RendezvousError:
     )
 
 
-def _look_at_the_latest(store: Any, rank: int, world_size: int) -> None:
-    """Whether the latest rank 0 will not call this one: it could not start, or knows of fewer ranks."""
-    latest = latest_round(store)
-    if store.check([_GAVE_UP]):
-        note = read(store, _GAVE_UP, round=int, host=str, error=str)
-        if note["round"] == latest:
-            raise _could_not_start(0, note)
+def look_for_a_note(store: Any, round_number: int) -> None:
+    """Whether rank 0 has given this round up.
+
+    Raises:
+        RendezvousError: it has, and why.
+    """
+    if not store.check([_GAVE_UP]):
+        return
+    note = read(store, _GAVE_UP, round=int, host=str, error=str)
+    if note["round"] == round_number:
+        raise RendezvousError(f"rank 0 on {note['host']} gave up: {note['error']}", rank=0, cause=note["error"])
+
+
+def _look_at_the_latest(store: Any, latest: int, rank: int, world_size: int) -> None:
+    """Whether its rank 0 will not call this one: it has given up, or knows of fewer ranks."""
+    look_for_a_note(store, latest)
     key = f"gradwire/{latest}/0"
     if store.check([key]):
         first = read(store, key, host=str, world_size=int)

@@ -35,6 +35,7 @@ from gradwire._calling import (
     be_called,
     checked,
     latest_round,
+    look_for_a_note,
     no_entry,
     other_world_size,
     pause,
@@ -158,6 +159,7 @@ def form_group(store: Any, place: Place) -> Formed:
     round_number, caller = (latest, None) if is_of_one_start else _round_together(store, place)
     board = _Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
     board.caller, board.started = caller, started
+    board.called = round_number if caller is None and not is_of_one_start else 0
     more = {"name": place.name}
     try:
         formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
@@ -182,11 +184,16 @@ def _round_together(store: Any, place: Place) -> tuple[int, Caller | None]:
         runtime().check_process()
     except GradwireError as error:
         text = _told(error)
-        with contextlib.suppress(MissingRankError):
+        with _telling():
             number = be_called(store, place.rank, place.world_size, min(timeout_s, TELLING_S), text)
             _Board(store, f"gradwire/{number}", place.rank, place.world_size).publish({"error": text})
         raise
     return be_called(store, place.rank, place.world_size, timeout_s), None
+
+
+def _telling() -> contextlib.suppress:
+    """For what is said to others before an error is raised: a Store that fails meanwhile is not what the caller should see."""
+    return contextlib.suppress(GradwireError, RuntimeError)
 
 
 def _told(error: GradwireError) -> str:
@@ -311,9 +318,16 @@ def _form(
         pending = prepare(owner)
         board.publish({"record": pending.record(), "settings": group_settings(owner.config), **more})
     except GradwireError as error:
-        board.publish_failure(_told(error))
+        with _telling():
+            board.publish_failure(_told(error))
         raise
-    entries = board.collect(timeout_s)
+    try:
+        entries = board.collect(timeout_s)
+    except GradwireError as error:
+        if board.caller is not None:
+            with _telling():
+                board.caller.note(_told(error))
+        raise
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     try:
         _compare_settings(entries, rank)
@@ -345,6 +359,8 @@ class _Board:
         self._world_size = world_size
         # Of rank 0 on a Store where processes of earlier starts have written.
         self.caller: Caller | None = None
+        # Of the others there: the round into which it called this one.
+        self.called = 0
         self.started: float | None = None
 
     @property
@@ -380,6 +396,8 @@ class _Board:
                 entries[other] = self._checked(other, self._entry_of(other))
             if not here:
                 self._look_for_a_group()
+                if self.called:
+                    look_for_a_note(self._store, self.called)
                 self._wait_for(missing, end, timeout_s)
         return entries
 
@@ -438,8 +456,11 @@ class _Board:
                 ranks=missing,
                 waited_s=timeout_s,
             )
-        key = self._key(missing[0])
-        pause(self._store, self.caller.awaited_key(missing[0], key) if self.caller is not None else key, left)
+        rank, key = missing[0], self._key(missing[0])
+        if self.caller is None or rank == self.rank:
+            pause(self._store, key, left)
+        else:
+            self.caller.wait_for(rank, key, left)
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:

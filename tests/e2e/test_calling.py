@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire import _calling
-from gradwire._calling import Caller, be_called, latest_round
+from gradwire._calling import Caller, be_called, latest_round, look_for_a_note
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
 from torch.distributed import HashStore
 
@@ -46,7 +46,6 @@ def test_who_has_ended_is_called_in_vain_and_who_takes_its_place_into_the_same_r
     Caller(store, 2)  # its rank 0, which has ended too
     caller = Caller(store, 2)
     caller.call([1])
-    assert caller.awaited_key(1, "its record") == "its record"
     assert call_until(caller, [1], come(others, store, 1)) == caller.round_number == 2
 
 
@@ -67,7 +66,7 @@ def test_a_rank_0_that_cannot_start_tells_who_comes_later(store: Any, monkeypatc
     monkeypatch.setattr(_calling, "TELLING_S", 0.0)
     monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
     Caller(store, 2).give_up([1], "ConfigError: no such setting")
-    with pytest.raises(RendezvousError, match=r"rank 0 on .* could not start: ConfigError: no such setting"):
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
         be_called(store, 1, 2, PATIENCE_S)
     Caller(store, 2)  # it was started again
     with pytest.raises(MissingRankError):
@@ -79,6 +78,28 @@ def test_a_rank_0_that_cannot_start_calls_who_is_there_or_comes_soon(store: Any,
     caller = Caller(store, 2)
     caller.give_up([1], "ConfigError: no such setting")
     assert waits.result(PATIENCE_S) == caller.round_number, "so that it reads the record that says why"
+
+
+def test_who_cannot_start_is_not_kept_from_telling_by_processes_that_have_ended(store: Any, others: Any) -> None:
+    with pytest.raises(MissingRankError):
+        be_called(store, 1, 2, 0.0)
+    caller = Caller(store, 2)
+    telling = others.submit(caller.give_up, [1], "ConfigError: no such setting")
+    assert be_called(store, 1, 2, PATIENCE_S) == caller.round_number
+    telling.result(PATIENCE_S)
+
+
+def test_a_round_that_is_given_up_ends_the_wait_of_who_came_before_it_began(store: Any, others: Any) -> None:
+    waits = come(others, store, 2, world_size=3)
+    while not store.check(["gradwire/here/2"]):
+        pass
+    caller = Caller(store, 3)
+    caller.note("RendezvousError: rank 1 could not start")
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: RendezvousError: rank 1 could not start"):
+        waits.result(PATIENCE_S)
+    with pytest.raises(RendezvousError, match="gave up"):
+        look_for_a_note(store, caller.round_number)
+    look_for_a_note(store, caller.round_number + 1)
 
 
 def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, monkeypatch: pytest.MonkeyPatch) -> None:

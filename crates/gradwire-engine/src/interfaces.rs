@@ -80,7 +80,7 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
     let named = |i: &Interface| patterns.iter().any(|p| p.matches(i, &by_name_only_exact));
     // A link-local address is of no use to a peer that does not know the link. Of IPv4 it may be all that a cable between two hosts has.
     let is_asked = |i: &Interface| !excluding && patterns.iter().any(|p| p.means_link_local(i, found));
-    let chosen: Vec<&Interface> = found
+    let mut chosen: Vec<&Interface> = found
         .iter()
         .filter(|i| !is_link_local(i.address) || i.address.is_ipv4() && is_asked(i))
         .filter(|i| match (patterns.is_empty(), excluding) {
@@ -89,6 +89,9 @@ pub(crate) fn select(asked: &str, found: &[Interface]) -> Result<Selection, Engi
             (false, false) => named(i),
         })
         .collect();
+    if chosen.is_empty() && patterns.is_empty() {
+        chosen.extend(found.iter().filter(|i| i.address.is_ipv4() && is_outward(i)));
+    }
     // Without any network a single host can still train.
     let alone = patterns.is_empty() && found.iter().any(|i| i.loopback);
     if chosen.is_empty() && !alone {
@@ -180,7 +183,10 @@ impl<'a> Pattern<'a> {
     /// Whether it names a link-local address as such, or an interface that has no other.
     fn means_link_local(&self, interface: &Interface, found: &[Interface]) -> bool {
         match *self {
-            Self::Name(_) => found.iter().all(|i| i.name != interface.name || is_link_local(i.address)),
+            Self::Name(name) => {
+                interface.name.starts_with(name)
+                    && found.iter().all(|i| i.name != interface.name || is_link_local(i.address))
+            }
             Self::Network(network, _) => is_link_local(network),
         }
     }
@@ -382,6 +388,9 @@ mod tests {
             assert_eq!(texts(asked, &server), ["169.254.3.1"], "{asked}");
         }
         assert_eq!(texts("169.254.0.0/16", &server), ["169.254.7.7", "169.254.3.1"]);
+        assert_eq!(texts("eth0,0.0.0.0/0", &server), ["10.0.0.5"], "a name means its own alone");
+        let cable = with(&[("lo", "127.0.0.1", 65_536), ("eth0", "169.254.7.7", 1_500)]);
+        assert_eq!(texts("", &cable), ["169.254.7.7"], "it is all that there is");
     }
 
     #[test]
