@@ -173,24 +173,23 @@ def test_down_ends_a_lab_in_the_foreground_well(lab):
 
 
 def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):
-    with lab.start("up", "--hosts", "16", "--switch", "nft", start_new_session=True, stderr=subprocess.PIPE) as caller:
-        builder = wait_for_child(caller.pid)
+    with lab.start("up", "--hosts", "15", "--switch", "nft", start_new_session=True, stderr=subprocess.PIPE) as caller:
+        builder = wait_for_child(caller)
         os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the builder has a session of its own
         assert caller.wait(TIMEOUT_S) != 0
         assert not Path(f"/proc/{builder}").exists()
     assert os.listdir(lab.folder) == []
 
 
-def wait_for_child(pid):
-    """The first process that `pid` has started and that has become another program."""
-    while True:
+def wait_for_child(caller):
+    """The first process that it has started and that has become another program."""
+    while caller.poll() is None:
         for status in Path("/proc").glob("[0-9]*/status"):
             with contextlib.suppress(OSError):
-                if (
-                    f"\nPPid:\t{pid}\n" in status.read_text()
-                    and b"--foreground" in status.with_name("cmdline").read_bytes()
-                ):
+                is_child = f"\nPPid:\t{caller.pid}\n" in status.read_text()
+                if is_child and b"--foreground" in status.with_name("cmdline").read_bytes():
                     return int(status.parent.name)
+    raise AssertionError(f"it ended with {caller.returncode}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
