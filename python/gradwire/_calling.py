@@ -7,7 +7,7 @@ it by that number. Who has ended hears no call, and a round's keys are those of 
     rounds/all     rounds that rank 0 has begun
     here/<rank>    the latest process of a rank that came: its number, and why it cannot start, if so
     called/<it>    the round into which it was called
-    gave_up        the latest round that its rank 0 gave up, and why
+    gave_up        the latest round that its rank 0 gave up, why, and for which ranks it had waited in vain
 
 Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` board is of one start, and needs none of this.
 """
@@ -87,9 +87,15 @@ class Caller:
         self._pause_s = min(2 * self._pause_s, POLL_S)
         return None
 
-    def note(self, error: str) -> None:
-        """Leaves word that this round has come to nothing, for who is in it and for who comes later."""
-        note = {"round": self.round_number, "host": socket.gethostname(), "error": error}
+    def note(self, error: str, missing: Iterable[int] = ()) -> None:
+        """Leaves word that this round has come to nothing, for who is in it and for who comes later.
+
+        Args:
+            error: why.
+            missing: the ranks that did not come, if that is why.
+        """
+        host = socket.gethostname()
+        note = {"round": self.round_number, "host": host, "error": error, "missing": list(missing)}
         self._store.set(_GAVE_UP, json.dumps(note))
 
     def give_up(self, ranks: Iterable[int], error: str) -> None:
@@ -200,13 +206,16 @@ def look_for_a_note(store: Any, round_number: int) -> None:
     """Whether rank 0 has given this round up.
 
     Raises:
-        RendezvousError: it has, and why.
+        MissingRankError: it has, because ranks did not come; so that all who waited for them get the same error.
+        RendezvousError: it has, for another reason.
     """
     if not store.check([_GAVE_UP]):
         return
-    note = read(store, _GAVE_UP, round=int, host=str, error=str)
-    if note["round"] == round_number:
-        raise RendezvousError(f"rank 0 on {note['host']} gave up: {note['error']}", rank=0, cause=note["error"])
+    note = read(store, _GAVE_UP, round=int, host=str, error=str, missing=list)
+    if note["round"] != round_number:
+        return
+    kind, more = (MissingRankError, {"ranks": note["missing"]}) if note["missing"] else (RendezvousError, {})
+    raise kind(f"rank 0 on {note['host']} gave up: {note['error']}", rank=0, cause=note["error"], **more)
 
 
 def _look_at_the_latest(store: Any, latest: int, rank: int, world_size: int) -> None:

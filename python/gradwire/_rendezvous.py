@@ -326,7 +326,9 @@ def _form(
     except GradwireError as error:
         if board.caller is not None:
             with _telling():
-                board.caller.note(_told(error))
+                board.caller.note(
+                    _told(error), error.fields.get("ranks", ()) if isinstance(error, MissingRankError) else ()
+                )
         raise
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     try:

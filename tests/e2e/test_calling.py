@@ -74,10 +74,30 @@ def test_a_rank_0_that_cannot_start_tells_who_comes_later(store: Any, monkeypatc
 
 
 def test_a_rank_0_that_cannot_start_calls_who_is_there_or_comes_soon(store: Any, others: Any) -> None:
+    telling = others.submit(Caller(store, 2).give_up, [1], "ConfigError: no such setting")
+    while not store.check(["gradwire/gave_up"]):
+        pass
+    # It came after the round, so it waits for its call, and then reads why.
+    assert be_called(store, 1, 2, PATIENCE_S) == latest_round(store) == 1
+    telling.result(PATIENCE_S)
+
+
+def test_who_waits_hears_why_rank_0_cannot_start(store: Any, others: Any) -> None:
     waits = come(others, store, 1)
-    caller = Caller(store, 2)
-    caller.give_up([1], "ConfigError: no such setting")
-    assert waits.result(PATIENCE_S) == caller.round_number, "so that it reads the record that says why"
+    while not store.check(["gradwire/here/1"]):
+        pass
+    Caller(store, 2).give_up([1], "ConfigError: no such setting")
+    # Called into the round, or at once.
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
+        look_for_a_note(store, waits.result(PATIENCE_S))
+
+
+def test_all_who_waited_for_a_rank_get_the_same_error(store: Any) -> None:
+    caller = Caller(store, 3)
+    caller.note("MissingRankError: rank(s) 2 of 3 did not appear within 1 s", [2])
+    with pytest.raises(MissingRankError, match=r"rank 0 on .* gave up: MissingRankError: rank\(s\) 2") as caught:
+        look_for_a_note(store, caller.round_number)
+    assert caught.value.ranks == [2]
 
 
 def test_who_cannot_start_is_not_kept_from_telling_by_processes_that_have_ended(store: Any, others: Any) -> None:
