@@ -346,7 +346,7 @@ impl Connection {
             self.on_reached(newest.sent_at);
         }
         self.outcome = outcome;
-        self.apply_outcome(usize::from(ack.path.0));
+        self.apply_outcome(now, usize::from(ack.path.0));
         plausible
     }
 
@@ -386,7 +386,7 @@ impl Connection {
                 self.paths.on_answer(sent_at);
             }
             if changed {
-                self.apply_outcome(index);
+                self.apply_outcome(now, index);
             }
         }
     }
@@ -413,6 +413,7 @@ impl Connection {
         }
         let (was_granted, posted_at) = (send.granted, send.posted_at);
         let effect = send.on_status(&status);
+        send.on_told(now, status.state);
         // The end of a short transfer comes before an acknowledgement, which then names what nobody remembers.
         let came = status.received_chunks > 0 && status.received_chunks != ALL_CHUNKS;
         if came && effect != StatusEffect::Implausible {
@@ -482,7 +483,7 @@ impl Connection {
             // The sender asks although it was told long ago: that was lost.
             closed.repeated += u32::from(now.since(closed.answered_at) > patience);
         }
-        if self.liveness.is_open() {
+        if self.liveness.is_open() && header.flags.contains(Flags::ACK_NOW) {
             // An answer that waited until this rank is connected would look like a round trip that took as long.
             self.ack_requested = Some((header.sent_at_us, header.path));
         }

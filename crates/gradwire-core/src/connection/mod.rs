@@ -2,7 +2,7 @@
 //!
 //! Split by the way of a packet: `inbound` takes datagrams, `arriving_run` many of them at once, `outbound` gives them, `leaving_run` many at once, `timers` does what is due,
 //! `hellos` begins the association, `liveness` keeps, ends and fails it, `beats` says when a heartbeat is due, `silence` when
-//! a peer is missed, `parting` sees off one that leaves. This file holds the state and the commands.
+//! a peer is missed, `parting` sees off one that leaves, `questions` asks the receiver. This file holds the state and the commands.
 
 mod arriving_run;
 mod beats;
@@ -12,6 +12,7 @@ mod leaving_run;
 mod liveness;
 mod outbound;
 mod parting;
+mod questions;
 mod silence;
 mod timers;
 mod trials;
@@ -33,11 +34,12 @@ use crate::{
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use gradwire_wire::{PacketNumber, PathId, TransferId};
+use gradwire_wire::{PathId, TransferId};
 use leaving_run::Run;
 pub use leaving_run::TransmitRun;
 use liveness::Liveness;
 use parting::Parting;
+use questions::{Probe, Question};
 use silence::Silence;
 pub use trials::Attempt;
 use trials::Trials;
@@ -68,8 +70,7 @@ pub struct Connection {
     eager_used: u32,
     /// Statuses to send: transfer, first chunk described, time stamp echoed.
     status_due: VecDeque<(TransferId, u32, u32)>,
-    /// Probes to send: transfer, first chunk of interest.
-    probe_due: VecDeque<(TransferId, u32)>,
+    probe_due: VecDeque<Question>,
     /// Last sign of progress for what we send, and how often we have asked since.
     progress_at: Timestamp,
     probe_backoff: u32,
@@ -77,6 +78,8 @@ pub struct Connection {
     greetings: u32,
     /// Where in the list of waiting sends the next questions begin.
     asked_before: usize,
+    /// When was last asked for words that others' progress says nothing about.
+    asked_for_words_at: Timestamp,
     /// The latest probe, until it is answered.
     last_probe: Option<Probe>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
@@ -94,15 +97,6 @@ pub struct Connection {
     reception: ReceptionRate,
     outcome: AckOutcome,
     stats: ConnectionStats,
-}
-
-/// A question that was sent.
-#[derive(Clone, Copy, Debug)]
-struct Probe {
-    stamp: u32,
-    sent_at: Timestamp,
-    /// Number of the next packet on its path: what is sent at the same time may have been sent behind it.
-    next: PacketNumber,
 }
 
 impl Connection {
@@ -129,6 +123,7 @@ impl Connection {
             probe_backoff: 0,
             greetings: 0,
             asked_before: 0,
+            asked_for_words_at: Timestamp::ZERO,
             last_probe: None,
             ack_requested: None,
             is_flooded: false,
@@ -347,12 +342,6 @@ impl Connection {
         }
     }
 
-    fn queue_probe(&mut self, transfer: TransferId, first_chunk: u32) {
-        if !self.probe_due.contains(&(transfer, first_chunk)) {
-            self.probe_due.push_back((transfer, first_chunk));
-        }
-    }
-
     fn note_progress(&mut self, now: Timestamp) {
         self.progress_at = now;
         self.probe_backoff = 0;
@@ -365,14 +354,14 @@ impl Connection {
         if !send.granted {
             self.eager_used -= send.first_pass_chunks();
         }
-        self.probe_due.retain(|(transfer, _)| *transfer != receipt.transfer);
+        self.probe_due.retain(|question| question.transfer != receipt.transfer);
         // Another transfer may bear this number later, and be shorter.
         self.latest_sent = self.latest_sent.filter(|(transfer, _)| *transfer != receipt.transfer);
         self.events.push_back(Event::Sent(receipt));
     }
 
     /// Packets that the path at `index` took for lost go back to their transfers. A copy belongs to none.
-    fn apply_outcome(&mut self, index: usize) {
+    fn apply_outcome(&mut self, now: Timestamp, index: usize) {
         let outcome = core::mem::take(&mut self.outcome);
         self.paths.learn(index, &outcome);
         // What left in a run arrives in one, mostly.
@@ -384,12 +373,14 @@ impl Connection {
         for run in outcome.acked.chunk_by(is_next).filter(|run| run[0].chunk != COPY) {
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == run[0].transfer) {
                 send.on_acked(run[0].chunk, run.len() as u32);
+                send.note_waiting(now);
             }
         }
         for packet in outcome.lost.iter().filter(|packet| packet.chunk != COPY) {
             self.stats.packets_lost += 1;
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == packet.transfer) {
                 send.on_lost(packet.chunk);
+                send.note_waiting(now);
             }
         }
         // Keeps the capacity of its lists for the next acknowledgement.

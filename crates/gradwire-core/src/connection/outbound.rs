@@ -8,7 +8,8 @@
 
 use super::leaving_run::Run;
 use super::liveness::Due;
-use super::{Connection, Probe};
+use super::questions::{Probe, Question};
+use super::Connection;
 use crate::paths::COPY;
 use crate::recovery::{RateController, SentPacket};
 use crate::transfer::ALL_CHUNKS;
@@ -76,8 +77,8 @@ impl Connection {
         if let Some((transfer, first_chunk, echo_us)) = self.status_due.pop_front() {
             return self.transmit_status(now, transfer, (first_chunk, echo_us), scratch);
         }
-        while let Some((transfer, first_chunk)) = self.probe_due.pop_front() {
-            if let Some(transmit) = self.transmit_probe(now, transfer, first_chunk, scratch) {
+        while let Some(question) = self.probe_due.pop_front() {
+            if let Some(transmit) = self.transmit_probe(now, question, scratch) {
                 return Some(transmit);
             }
         }
@@ -233,20 +234,24 @@ impl Connection {
     fn transmit_probe(
         &mut self,
         now: Timestamp,
-        transfer: TransferId,
-        first_chunk: u32,
+        Question { transfer, first_chunk, turn, settles }: Question,
         scratch: &mut [u8],
     ) -> Option<Transmit> {
         let send = self.sends.iter().find(|send| send.request.transfer == transfer)?;
-        let mut header = self.control(now, Kind::Probe, transfer, self.probe_backoff);
+        let mut header = self.control(now, Kind::Probe, transfer, turn);
         header.offset = first_chunk;
         if send.is_all_sent() {
             header.flags = Flags::ALL_SENT;
         }
+        if settles {
+            header.flags = header.flags.with(Flags::ACK_NOW);
+        }
         let mut out = Writer::new(scratch);
         send.opening(now).encode(&mut out);
-        let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
-        self.last_probe = Some(Probe { stamp: header.sent_at_us, sent_at: now, next });
+        if settles {
+            let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
+            self.last_probe = Some(Probe { stamp: header.sent_at_us, sent_at: now, next });
+        }
         // Behind the transfer's own data where classes have queues of their own: what it overtook would count as lost.
         let mark = Mark { class: TrafficClass::Data(send.request.tags.class), ..Mark::CONTROL };
         Some(Transmit { mark, ..control(header, out.finish()?) })

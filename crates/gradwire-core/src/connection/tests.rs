@@ -12,6 +12,7 @@ mod silence;
 mod tags;
 mod tail;
 mod waiting;
+mod words;
 
 use super::*;
 use crate::{Body, Contract, Early, Reliability, Transmit};
@@ -563,7 +564,7 @@ fn an_answer_without_paths_changes_nothing_again() {
     sender.paths.at_mut(0).ledger.lose_before(pair.now, &mut sender.outcome);
     let lost = sender.outcome.lost.len() as u64;
     assert!(lost > 0);
-    sender.apply_outcome(0);
+    sender.apply_outcome(pair.now, 0);
     let mut datagram = Header::control(Kind::Ack, ConnectionId::new(1).expect("fits")).encode().to_vec();
     datagram.extend([0; 17]);
     sender.handle_datagram(pair.now, &datagram).expect("well-formed");

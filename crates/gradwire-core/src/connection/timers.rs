@@ -1,11 +1,8 @@
 //! Time: what is due when.
 
 use super::Connection;
-use crate::recovery::RttEstimator;
-use crate::transfer::SendHalf;
 use crate::{Timeout, TimeoutReason, Timestamp};
 use core::time::Duration;
-use gradwire_wire::TransferId;
 
 /// Longest pause between two probes, and between two grants, that bring no progress: the peer is busy elsewhere.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -17,9 +14,6 @@ const RTT_MIN_MULTIPLE: u32 = 4;
 const BELIEVED_MAX: Duration = Duration::from_secs(1);
 /// Shortest probe timeout: what is said again after it is said to a peer that computes, whose threads are late.
 const PROBE_MIN: Duration = Duration::from_micros(500);
-/// Most transfers asked about at once.
-const PROBES_AT_ONCE: usize = 8;
-
 impl Connection {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Timestamp) {
@@ -34,6 +28,9 @@ impl Connection {
         self.check_statuses(now);
         if self.probe_at().is_some_and(|at| now >= at) {
             self.ask(now);
+        }
+        if self.word_at().is_some_and(|at| now >= at) {
+            self.ask_for_words(now);
         }
     }
 
@@ -55,6 +52,7 @@ impl Connection {
             offer(self.paths.ack_due_at(), TimeoutReason::AckDelay);
             offer(self.paths.loss_time(), TimeoutReason::Loss);
             offer(self.probe_at(), TimeoutReason::Probe);
+            offer(self.word_at(), TimeoutReason::Probe);
             for half in &self.receives {
                 offer(half.contract_at, TimeoutReason::Contract);
                 offer(half.status_at, TimeoutReason::Status);
@@ -74,55 +72,12 @@ impl Connection {
     }
 
     /// How often a pause is doubled. In a flood what is asked gets lost, and no time brings it back.
-    fn doublings(&self, backoff: u32) -> u32 {
+    pub(super) fn doublings(&self, backoff: u32) -> u32 {
         if self.is_flooded || self.peer_is_flooded {
             0
         } else {
             backoff
         }
-    }
-
-    /// When the receiver must be asked: something is outstanding, nothing can be sent, and nothing was heard. A receiver that
-    /// has everything says so at once, and of a full window four packets have asked for an acknowledgement: what it may hold back is
-    /// no part of this pause (RACK-TLP, RFC 8985 section 7.2, adds it to that of a single packet only).
-    fn probe_at(&self) -> Option<Timestamp> {
-        if self.sends.is_empty() {
-            return None;
-        }
-        Some(
-            self.progress_at
-                + paused(
-                    believed(self.paths.longest(RttEstimator::answer_timeout)),
-                    self.doublings(self.probe_backoff),
-                ),
-        )
-    }
-
-    /// Asks about what is outstanding: the transfers that wait for a word of the receiver, else the first one. If many
-    /// wait, each time about others, because which one the receiver wants first is known to it alone.
-    fn ask(&mut self, now: Timestamp) {
-        self.progress_at = now;
-        self.probe_backoff += 1;
-        let eager_full = self.eager_used >= self.config.eager_chunks();
-        let waits = |send: &&SendHalf| send.is_all_sent() || send.is_closing() || !send.granted && eager_full;
-        let waiting = self.sends.iter().filter(waits).count();
-        let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
-        self.asked_before = first + PROBES_AT_ONCE;
-        let mut asked = [(TransferId(0), 0); PROBES_AT_ONCE];
-        let mut count = 0;
-        let in_turn = self.sends.iter().filter(waits).cycle().skip(first).take(waiting);
-        for (slot, send) in asked.iter_mut().zip(in_turn) {
-            *slot = (send.request.transfer, send.unknown_from());
-            count += 1;
-        }
-        if count == 0 {
-            asked[0] = (self.sends[0].request.transfer, 0);
-            count = 1;
-        }
-        for (transfer, first_chunk) in &asked[..count] {
-            self.queue_probe(*transfer, *first_chunk);
-        }
-        self.stats.probes_sent += count as u64;
     }
 
     fn check_losses(&mut self, now: Timestamp) {
@@ -131,7 +86,7 @@ impl Connection {
             let due = self.paths.check_losses(now, index, &mut outcome);
             self.outcome = outcome;
             if due {
-                self.apply_outcome(index);
+                self.apply_outcome(now, index);
             }
         }
     }
@@ -180,11 +135,11 @@ impl Connection {
 }
 
 /// What a peer that stood still has made of a timeout, bounded by the least round trip.
-fn believed((timeout, rtt_min): (Duration, Duration)) -> Duration {
+pub(super) fn believed((timeout, rtt_min): (Duration, Duration)) -> Duration {
     timeout.min(PAUSE_MAX.max((rtt_min * RTT_MIN_MULTIPLE).min(BELIEVED_MAX)))
 }
 
 /// The pause before what was said `backoff` times in vain is said again.
-fn paused(pause: Duration, backoff: u32) -> Duration {
+pub(super) fn paused(pause: Duration, backoff: u32) -> Duration {
     (pause * 2u32.saturating_pow(backoff.min(16))).min(PAUSE_MAX.max(pause))
 }

@@ -16,4 +16,4 @@ pub(crate) use early::{called_at, EarlyBuffer, EarlyChunk, Stored};
 pub(crate) use grid::{byte_ranges, Grid};
 pub(crate) use receive::ReceiveHalf;
 pub(crate) use reception::ReceptionRate;
-pub(crate) use send::{SendHalf, StatusEffect, ALL_CHUNKS};
+pub(crate) use send::{SendHalf, StatusEffect, Waiting, ALL_CHUNKS};

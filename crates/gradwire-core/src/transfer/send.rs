@@ -34,8 +34,23 @@ pub(crate) struct SendHalf {
     /// The probe that follows the first pass has been sent.
     pub(crate) end_announced: bool,
     closing: Option<Closing>,
+    waiting: Option<Waiting>,
     /// For each chunk the path of its latest packet; empty where there is one path only.
     sent_over: Vec<u8>,
+}
+
+/// How long a transfer has waited for the receiver's word, which is said once and may be lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Waiting {
+    /// When the wait began, or when it was last asked about or told of.
+    pub(crate) since: Timestamp,
+    /// How often was asked.
+    pub(crate) asked: u32,
+}
+
+impl Waiting {
+    /// Of one whose receiver has not called it: it will speak when it does, and each question of before is in vain.
+    pub(crate) const UNPOSTED: u32 = 16;
 }
 
 /// The final bitmap while it is put together from several statuses.
@@ -84,6 +99,7 @@ impl SendHalf {
             asked: false,
             end_announced: false,
             closing: None,
+            waiting: None,
             sent_over: Vec::new(),
         }
     }
@@ -129,6 +145,40 @@ impl SendHalf {
     /// Whether the receiver has closed it, and has not said of all chunks which count.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.is_some()
+    }
+
+    /// How long it has waited for the receiver's word, if nothing else can help it on: what is on its way is acknowledged or lost, and
+    /// what can be sent is sent, whatever the receiver says.
+    pub(crate) fn waiting(&self) -> Option<Waiting> {
+        self.waiting
+    }
+
+    /// What is on its way, or may be sent, has changed: looks whether it waits.
+    pub(crate) fn note_waiting(&mut self, now: Timestamp) {
+        let is_quiet = self.is_all_sent() && self.in_flight.is_empty() && self.resend.is_empty();
+        if is_quiet || self.is_closing() {
+            self.waiting.get_or_insert(Waiting { since: now, asked: 0 });
+        } else {
+            self.waiting = None;
+        }
+    }
+
+    /// The receiver is asked about it.
+    pub(crate) fn on_asked(&mut self, now: Timestamp) {
+        if let Some(waiting) = &mut self.waiting {
+            *waiting = Waiting { since: now, asked: waiting.asked + 1 };
+        }
+    }
+
+    /// The receiver has said something that does not end it.
+    pub(crate) fn on_told(&mut self, now: Timestamp, state: TransferState) {
+        self.note_waiting(now);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.since = now;
+            if state == TransferState::Unposted {
+                waiting.asked = Waiting::UNPOSTED;
+            }
+        }
     }
 
     /// From which chunk on the receiver is asked.
@@ -192,6 +242,7 @@ impl SendHalf {
         }
         self.resend.remove(chunk);
         self.in_flight.insert(chunk);
+        self.waiting = None;
         if self.turn_of(chunk) == self.sent {
             self.sent += 1;
         }
