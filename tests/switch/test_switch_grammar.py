@@ -122,9 +122,12 @@ def test_eos_lines_have_the_forms_of_its_manual_and_say_the_plan(plan, word):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_tc_filters_and_the_band_of_all_others_say_the_plan(plan):
+@pytest.mark.parametrize(
+    "words", ["protocol ip prio 1 u32 match ip dsfield", "protocol ipv6 prio 2 u32 match ip6 priority"]
+)
+def test_tc_filters_and_the_band_of_all_others_say_the_plan(plan, words):
     text = "\n".join(linux.commands(plan, "eth1"))
-    filters = re.findall(r"match ip dsfield (0x\w+) 0xfc flowid 10:(\w+)", text)
+    filters = re.findall(words + r" (0x\w+) 0xfc flowid 10:(\w+)", text)
     (unnamed,) = {*re.search(r"priomap ([\d ]+)", text)[1].split()} - {"0"}
     bands = {
         **dict.fromkeys(range(64), int(unnamed)),

@@ -6,15 +6,19 @@ when. The bursts are separated by a packet of the last queue that is sent until 
 """
 
 import collections
+import itertools
+import re
 import shutil
 import socket
 import statistics
 import struct
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from gradwire.config import Config
-from gradwire.lab import Link
+from gradwire.lab import Link, iproute, uml_cluster
 from gradwire.lab.uml_cluster import UmlCluster
 from gradwire.lab.uml_switch import PROGRAM
 from gradwire.switch import linux, make_plan
@@ -29,6 +33,13 @@ PAYLOAD_BYTES = 1208  # 1250 on the wire: 4 ms on the port
 BURSTS, PACKETS = 3, 20  # in a burst: so many of each layer and importance, and half as many of control
 CONTROL, FENCE = CLASSES, CLASSES + 1
 CAPABLE, CONGESTION = 0b10, 0b11
+FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}
+IPV6_NETWORK = "fd00::a{}"
+# A module of the switch's kernel: what insmod does, which need not be installed.
+LOAD = (
+    "import ctypes, os, sys; file = f'/usr/lib/uml/modules/{os.uname().release}/kernel/{sys.argv[1]}.ko';"
+    "sys.exit(ctypes.CDLL(None).syscall(313, os.open(file, 0), b'', 0))"
+)
 _FORCED_BUFFER, _TIMESTAMPS = 33, 35  # SO_RCVBUFFORCE; SO_TIMESTAMPNS
 
 
@@ -94,6 +105,51 @@ def run_bursts(cluster):
     return sent, inbox.rows
 
 
+def count_bands(cluster, family):
+    """Packets that each band gets when the first queue's code point is sent once, the second's twice, and so on."""
+    before = packets_of_bands(cluster)
+    with cluster.on_host(0):
+        sender = socket.socket(FAMILIES[family], socket.SOCK_DGRAM)
+    level, octet = (socket.IPPROTO_IPV6, socket.IPV6_TCLASS) if family == "IPv6" else (socket.IPPROTO_IP, socket.IP_TOS)
+    address = IPV6_NETWORK.format(1) if family == "IPv6" else cluster.address(1)
+    for number, queue in enumerate(PLAN.queues):
+        points = itertools.cycle(queue.code_points or [0])
+        for point in itertools.islice(points, number + 1):
+            sender.setsockopt(level, octet, point << 2)
+            sender.sendto(b"0", (address, 9))
+    end, sent = time.monotonic() + 30, sum(range(len(PLAN.queues) + 1))
+    while time.monotonic() < end:
+        counts = [now - then for now, then in zip(packets_of_bands(cluster), before, strict=True)]
+        if sum(counts) >= sent:
+            return counts
+    raise AssertionError(f"{sent} packets were sent, and the bands have {counts}")
+
+
+def packets_of_bands(cluster):
+    found = re.findall(r"parent 10:(\w+) .*\n Sent \d+ bytes (\d+) pkt", cluster.port_statistics(1))
+    packets = {int(band, 16): int(count) for band, count in found}
+    return [packets[band] for band in range(1, len(PLAN.queues) + 1)]
+
+
+def give_ipv6(cluster):
+    """A way from the first host to the second, with fixed neighbours, so that nothing but what is sent comes through."""
+
+    def switch_has(device):
+        return [
+            *(f'{sys.executable} -c "{LOAD}" {module}' for module in ("lib/crc-ccitt", "net/ipv6/ipv6")),
+            "echo 1 > /proc/sys/net/ipv6/conf/all/forwarding",
+            f"ip -6 route add {IPV6_NETWORK.format(1)}/128 dev {device}",
+            f"ip -6 neigh add {IPV6_NETWORK.format(1)} lladdr {uml_cluster._mac(1)} dev {device} nud permanent",
+        ]
+
+    cluster.configure(1, switch_has)
+    with cluster.on_host(0):
+        Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("0")
+        iproute.ip(f"addr add {IPV6_NETWORK.format(0)}/64 dev eth0 nodad")
+        port = uml_cluster._port_mac(0)
+        iproute.ip(f"neigh add {IPV6_NETWORK.format(1)} lladdr {port} dev eth0 nud permanent")
+
+
 def drain(inbox, sockets, to, burst):
     """Receives until a packet of the last queue that was sent after this burst is there."""
     end = time.monotonic() + 60
@@ -115,7 +171,9 @@ def outcome(tmp_path_factory):
             for _ in range(2):  # loading it a second time replaces it
                 cluster.configure(1, lambda device: linux.commands(PLAN, device))
             sent, rows = run_bursts(cluster)
-            return {"sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
+            give_ipv6(cluster)
+            return {"bands": {family: count_bands(cluster, family) for family in FAMILIES},
+                    "sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
                     "statistics": cluster.port_statistics(1)}  # fmt: skip
 
     result = in_sandbox(tmp_path_factory.mktemp("kernel"), main)
@@ -167,6 +225,15 @@ def test_front_layers_wait_least_and_control_less_than_all(outcome):
         waits[layer].append(seconds)
     medians = [statistics.median(waits[kind]) for kind in (CONTROL, *range(CLASSES))]
     assert medians == sorted(medians), medians
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_code_point_has_its_queue_in_either_family(outcome, family):
+    """One packet more for each queue than for the one before it; neighbours and reports go to the last one."""
+    expected = [count + 1 for count in range(len(PLAN.queues))]
+    *ours, other = outcome["bands"][family]
+    assert ours == expected[:-1], outcome["bands"]
+    assert other >= expected[-1]
 
 
 def test_code_points_arrive_as_they_were_sent(outcome):

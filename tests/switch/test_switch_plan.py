@@ -221,9 +221,11 @@ def test_no_file_and_no_checkpoint_are_refused(tmp_path):
         read_layers(str(tmp_path / "broken.pt"))
 
 
-def test_the_script_for_linux_names_every_queue_and_code_point_once():
+def test_the_script_for_linux_names_every_queue_and_every_code_point_once_for_each_family():
     lines = linux.commands(plan_of(classes=3), "eth7")
-    filters = [line.split("dsfield ")[1].split()[0] for line in lines if " u32 " in line]
-    assert sorted(int(value, 16) >> 2 for value in filters) == sorted([40, 48, 56, 34, 26, 18])
+    for octet in (" ip dsfield ", " ip6 priority "):
+        filters = [line.split(octet)[1].split()[0] for line in lines if octet in line]
+        assert sorted(int(value, 16) >> 2 for value in filters) == sorted([40, 48, 56, 34, 26, 18])
+    assert sum(" u32 " in line for line in lines) == 2 * 6
     assert sum(" red " in line for line in lines) == 3
     assert all("eth7" in line for line in lines)

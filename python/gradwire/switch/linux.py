@@ -14,6 +14,8 @@ from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
 
 _TBF_BURST_FRAMES = 4  # what leaves back to back; smaller would cost a timer interrupt for each packet
 _TBF_BURST_SECONDS = 250e-6  # at high rates as much as comes between two wake-ups of a timer
+# Which packets, and where u32 finds the octet with their code point. One order number holds filters of one protocol.
+_FAMILIES = (("ip", "prio 1", "ip dsfield"), ("ipv6", "prio 2", "ip6 priority"))
 
 
 # claim: mlt/selective-dropping
@@ -37,9 +39,10 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
     lines.append(f"tc filter del dev {device} parent 10: 2>/dev/null || true")
     for band, queue in enumerate(plan.queues, 1):
         lines += [
-            f"tc filter add dev {device} parent 10: protocol ip prio 1 u32 match ip dsfield {point << 2:#04x} 0xfc"
+            f"tc filter add dev {device} parent 10: protocol {protocol} {order} u32 match {octet} {point << 2:#04x} 0xfc"
             f" flowid 10:{band:x}"
             for point in queue.code_points
+            for protocol, order, octet in _FAMILIES
         ]
     return lines
 
