@@ -87,16 +87,16 @@ class Caller:
         self._pause_s = min(2 * self._pause_s, POLL_S)
         return None
 
-    def note(self, error: str, missing: Iterable[int] = ()) -> None:
+    def note(self, error: str, missing: Iterable[int] = (), waited_s: float | None = None) -> None:
         """Leaves word that this round has come to nothing, for who is in it and for who comes later.
 
         Args:
             error: why.
             missing: the ranks that did not come, if that is why.
+            waited_s: for them.
         """
-        host = socket.gethostname()
-        note = {"round": self.round_number, "host": host, "error": error, "missing": list(missing)}
-        self._store.set(_GAVE_UP, json.dumps(note))
+        note = {"round": self.round_number, "host": socket.gethostname(), "error": error}
+        self._store.set(_GAVE_UP, json.dumps({**note, "missing": list(missing), "waited_s": waited_s}))
 
     def give_up(self, ranks: Iterable[int], error: str) -> None:
         """This process cannot start: leaves word, and stays for a moment to call who comes, so that they read why."""
@@ -202,25 +202,32 @@ def no_entry(key: str) -> RendezvousError:
     )
 
 
-def look_for_a_note(store: Any, round_number: int) -> None:
+def look_for_a_note(store: Any, round_number: int, rank: int) -> None:
     """Whether rank 0 has given this round up.
+
+    Args:
+        store: of the group.
+        round_number: of interest.
+        rank: of this process.
 
     Raises:
         MissingRankError: it has, because ranks did not come; so that all who waited for them get the same error.
-        RendezvousError: it has, for another reason.
+        RendezvousError: it has, for another reason, or because this rank was too late.
     """
     if not store.check([_GAVE_UP]):
         return
     note = read(store, _GAVE_UP, round=int, host=str, error=str, missing=list)
     if note["round"] != round_number:
         return
-    kind, more = (MissingRankError, {"ranks": note["missing"]}) if note["missing"] else (RendezvousError, {})
-    raise kind(f"rank 0 on {note['host']} gave up: {note['error']}", rank=0, cause=note["error"], **more)
+    text, cause = f"rank 0 on {note['host']} gave up: {note['error']}", note["error"]
+    if note["missing"] and rank not in note["missing"]:
+        raise MissingRankError(text, ranks=note["missing"], waited_s=note.get("waited_s"), cause=cause)
+    raise RendezvousError(text, rank=0, cause=cause)
 
 
 def _look_at_the_latest(store: Any, latest: int, rank: int, world_size: int) -> None:
     """Whether its rank 0 will not call this one: it has given up, or knows of fewer ranks."""
-    look_for_a_note(store, latest)
+    look_for_a_note(store, latest, rank)
     key = f"gradwire/{latest}/0"
     if store.check([key]):
         first = read(store, key, host=str, world_size=int)

@@ -200,6 +200,11 @@ def _told(error: GradwireError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _missing(error: GradwireError) -> tuple[list[int], float | None]:
+    """Ranks that did not come, if that is it, and how long was waited for them."""
+    return (error.ranks, error.waited_s) if isinstance(error, MissingRankError) else ([], None)
+
+
 def form_served_group(
     store: Any, served: Served, timeout_s: float, round_number: int | None = None
 ) -> tuple[Runtime, _native.Group]:
@@ -326,9 +331,7 @@ def _form(
     except GradwireError as error:
         if board.caller is not None:
             with _telling():
-                board.caller.note(
-                    _told(error), error.fields.get("ranks", ()) if isinstance(error, MissingRankError) else ()
-                )
+                board.caller.note(_told(error), *_missing(error))
         raise
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     try:
@@ -398,10 +401,15 @@ class _Board:
                 entries[other] = self._checked(other, self._entry_of(other))
             if not here:
                 self._look_for_a_group()
-                if self.called:
-                    look_for_a_note(self._store, self.called)
+                self._look_for_a_note()
                 self._wait_for(missing, end, timeout_s)
+        # Rank 0 may have given up just before the last one came.
+        self._look_for_a_note()
         return entries
+
+    def _look_for_a_note(self) -> None:
+        if self.called:
+            look_for_a_note(self._store, self.called, self.rank)
 
     def _look_for_a_group(self) -> None:
         """Of which this rank was a member, on a board that was empty when it came."""

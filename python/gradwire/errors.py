@@ -79,7 +79,7 @@ class RendezvousError(GradwireError):
 
 
 class MissingRankError(RendezvousError, TimeoutError):
-    """Ranks did not publish themselves in the Store in time. Fields: ranks, waited_s; rank 0 and cause, if it was told by rank 0."""
+    """Ranks did not publish themselves in the Store in time. Fields: ranks, waited_s; cause, where rank 0 has told of it."""
 
 
 class WorldSizeError(RendezvousError):

@@ -89,15 +89,18 @@ def test_who_waits_hears_why_rank_0_cannot_start(store: Any, others: Any) -> Non
     Caller(store, 2).give_up([1], "ConfigError: no such setting")
     # Called into the round, or at once.
     with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
-        look_for_a_note(store, waits.result(PATIENCE_S))
+        look_for_a_note(store, waits.result(PATIENCE_S), 1)
 
 
 def test_all_who_waited_for_a_rank_get_the_same_error(store: Any) -> None:
     caller = Caller(store, 3)
-    caller.note("MissingRankError: rank(s) 2 of 3 did not appear within 1 s", [2])
+    caller.note("MissingRankError: rank(s) 2 of 3 did not appear within 1 s", [2], 1.0)
     with pytest.raises(MissingRankError, match=r"rank 0 on .* gave up: MissingRankError: rank\(s\) 2") as caught:
-        look_for_a_note(store, caller.round_number)
-    assert caught.value.ranks == [2]
+        look_for_a_note(store, caller.round_number, 1)
+    assert (caught.value.ranks, caught.value.waited_s) == ([2], 1.0)
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up") as late:
+        look_for_a_note(store, caller.round_number, 2)
+    assert not isinstance(late.value, MissingRankError), "it is not told that it waits for itself"
 
 
 def test_who_cannot_start_is_not_kept_from_telling_by_processes_that_have_ended(store: Any, others: Any) -> None:
@@ -118,8 +121,8 @@ def test_a_round_that_is_given_up_ends_the_wait_of_who_came_before_it_began(stor
     with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: RendezvousError: rank 1 could not start"):
         waits.result(PATIENCE_S)
     with pytest.raises(RendezvousError, match="gave up"):
-        look_for_a_note(store, caller.round_number)
-    look_for_a_note(store, caller.round_number + 1)
+        look_for_a_note(store, caller.round_number, 2)
+    look_for_a_note(store, caller.round_number + 1, 2)
 
 
 def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, monkeypatch: pytest.MonkeyPatch) -> None:

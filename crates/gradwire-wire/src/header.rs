@@ -86,7 +86,8 @@ impl Flags {
     pub const ALL_SENT: Self = Self(1 << 5);
     /// Answers a packet of the same kind.
     pub const REPLY: Self = Self(1 << 6);
-    /// Acknowledge at once: the sender's window is too small to wait for several packets.
+    /// Acknowledge at once: the sender's window is too small to wait for several packets. On a probe: the sender asks what has come of all
+    /// that it sent before, and not of the transfer alone.
     pub const ACK_NOW: Self = Self(1 << 7);
 
     /// The raw bits.

@@ -413,7 +413,9 @@ impl Connection {
         }
         let (was_granted, posted_at) = (send.granted, send.posted_at);
         let effect = send.on_status(&status);
-        send.on_told(now, status.state);
+        if effect != StatusEffect::Implausible {
+            send.on_told(now, status.state, &effect);
+        }
         // The end of a short transfer comes before an acknowledgement, which then names what nobody remembers.
         let came = status.received_chunks > 0 && status.received_chunks != ALL_CHUNKS;
         if came && effect != StatusEffect::Implausible {
@@ -456,7 +458,7 @@ impl Connection {
         self.pregrants.push_back(transfer);
     }
 
-    /// The sender asks: it is told what has arrived on the path and what the transfer misses.
+    /// The sender asks: it is told what the transfer misses, and, if it wants to know, what has arrived on the path.
     // claim: mlt/probe
     fn on_probe(
         &mut self,

@@ -1,8 +1,8 @@
 //! What the sender asks of the receiver, and when.
 //!
 //! Words of the receiver (a grant, the end of a transfer) are said once and are not acknowledged: if one is lost, the sender asks. While
-//! anything is on its way that it asks about, an acknowledgement or a loss will tell; the pause begins anew with each. A transfer that
-//! has nothing on its way any more is told by no acknowledgement, and other transfers may go on for long: it has a pause of its own.
+//! anything is on its way, an acknowledgement or a loss will tell, and the pause before a question begins anew with each. A transfer
+//! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own.
 
 use super::Connection;
 use crate::recovery::RttEstimator;
@@ -11,7 +11,7 @@ use crate::Timestamp;
 use core::time::Duration;
 use gradwire_wire::{PacketNumber, TransferId};
 
-use super::timers::{believed, paused};
+use super::timers::{believed, paused, PAUSE_MAX};
 
 /// Most transfers asked about at once.
 const PROBES_AT_ONCE: usize = 8;
@@ -44,14 +44,18 @@ impl Connection {
         self.queue_question(Question { transfer, first_chunk, turn, settles: true });
     }
 
-    fn queue_question(&mut self, question: Question) {
+    /// Whether it was not there yet.
+    fn queue_question(&mut self, question: Question) -> bool {
         let is_alike = |due: &&mut Question| {
             (due.transfer, due.first_chunk) == (question.transfer, question.first_chunk)
         };
-        match self.probe_due.iter_mut().find(is_alike) {
+        let there = self.probe_due.iter_mut().find(is_alike);
+        let is_new = there.is_none();
+        match there {
             Some(due) => due.settles |= question.settles,
             None => self.probe_due.push_back(question),
         }
+        is_new
     }
 
     /// How long an answer may take. A receiver that has everything says so at once, and of a full window four packets have asked for an
@@ -79,53 +83,59 @@ impl Connection {
         let waiting = self.sends.iter().filter(waits).count();
         let first = if waiting > PROBES_AT_ONCE { self.asked_before % waiting } else { 0 };
         self.asked_before = first + PROBES_AT_ONCE;
-        let mut asked = [(TransferId(0), 0); PROBES_AT_ONCE];
+        let mut asked = [0; PROBES_AT_ONCE];
         let mut count = 0;
-        let in_turn = self.sends.iter().filter(waits).cycle().skip(first).take(waiting);
-        for (slot, send) in asked.iter_mut().zip(in_turn) {
-            *slot = (send.request.transfer, send.unknown_from());
+        let of_these = self.sends.iter().enumerate().filter(|(_, send)| waits(send));
+        for (slot, (index, _)) in asked.iter_mut().zip(of_these.cycle().skip(first).take(waiting)) {
+            *slot = index;
             count += 1;
         }
-        if count == 0 {
-            asked[0] = (self.sends[0].request.transfer, 0);
-            count = 1;
+        // If none waits, the first one.
+        for index in &asked[..count.max(1)] {
+            let turn = self.probe_backoff;
+            self.ask_about(now, *index, turn, true);
         }
-        for (transfer, first_chunk) in &asked[..count] {
-            self.queue_probe(*transfer, *first_chunk);
-        }
-        self.stats.probes_sent += count as u64;
     }
 
-    /// When a transfer must be asked about that only a word can help on, while others go on: if none does, [`Connection::probe_at`] is
-    /// as soon.
+    fn ask_about(&mut self, now: Timestamp, index: usize, turn: u32, settles: bool) {
+        let send = &mut self.sends[index];
+        send.on_asked(now);
+        let (transfer, first_chunk) = (send.request.transfer, send.unknown_from());
+        let is_new = self.queue_question(Question { transfer, first_chunk, turn, settles });
+        self.stats.probes_sent += u64::from(is_new);
+    }
+
+    /// When a transfer must be asked about that only a word can help on. [`Connection::probe_at`] is as soon, unless others go on.
     pub(super) fn word_at(&self) -> Option<Timestamp> {
-        let first =
-            self.sends.iter().filter_map(|send| send.waiting()).map(|waiting| self.word_of(waiting)).min()?;
-        let goes_on = self.sends.iter().any(|send| send.waiting().is_none());
-        goes_on.then(|| first.max(self.asked_for_words_at + self.answer_timeout()))
+        let mut waiting = self.sends.iter().filter_map(SendHalf::waiting).peekable();
+        waiting.peek()?;
+        let answer = self.answer_timeout();
+        let first = waiting.map(|waiting| self.word_of(waiting, answer)).min()?;
+        Some(first.max(self.asked_for_words_at + answer))
     }
 
-    fn word_of(&self, waiting: Waiting) -> Timestamp {
-        waiting.since + paused(self.answer_timeout(), self.doublings(waiting.asked))
+    fn word_of(&self, waiting: Waiting, answer: Duration) -> Timestamp {
+        let pause = match waiting.is_unposted {
+            true => answer.max(PAUSE_MAX),
+            false => paused(answer, self.doublings(waiting.asked)),
+        };
+        waiting.since + pause
     }
 
-    /// Asks for those words. It is known what has come of what was sent, so that nobody has to acknowledge anything.
+    /// Asks for those words, of those that have waited longest. Nothing of them is on its way that somebody would have to acknowledge, or
+    /// nobody wants it any more.
     pub(super) fn ask_for_words(&mut self, now: Timestamp) {
         self.asked_for_words_at = now;
-        let mut count = 0;
-        for index in 0..self.sends.len() {
-            let send = &self.sends[index];
-            let Some(waiting) = send.waiting().filter(|waiting| self.word_of(*waiting) <= now) else {
-                continue;
-            };
-            if count == PROBES_AT_ONCE {
-                break;
+        let answer = self.answer_timeout();
+        for _ in 0..PROBES_AT_ONCE {
+            let waiting = self.sends.iter().enumerate().filter_map(|(index, send)| {
+                let waiting = send.waiting()?;
+                Some((self.word_of(waiting, answer), index, waiting.asked))
+            });
+            match waiting.min() {
+                Some((at, index, turn)) if at <= now => self.ask_about(now, index, turn, false),
+                _ => return,
             }
-            let (transfer, first_chunk, turn) = (send.request.transfer, send.unknown_from(), waiting.asked);
-            self.queue_question(Question { transfer, first_chunk, turn, settles: false });
-            self.sends[index].on_asked(now);
-            count += 1;
         }
-        self.stats.probes_sent += count as u64;
     }
 }

@@ -5,7 +5,7 @@ use crate::{Timeout, TimeoutReason, Timestamp};
 use core::time::Duration;
 
 /// Longest pause between two probes, and between two grants, that bring no progress: the peer is busy elsewhere.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Most multiples of the least round-trip time that a probe waits, if that is longer than [`PAUSE_MAX`]: our own queue is at
 /// most two bandwidth-delay products, so an honest round trip stays below this.
 const RTT_MIN_MULTIPLE: u32 = 4;

@@ -44,13 +44,16 @@ pub(crate) struct SendHalf {
 pub(crate) struct Waiting {
     /// When the wait began, or when it was last asked about or told of.
     pub(crate) since: Timestamp,
-    /// How often was asked.
+    /// How often was asked since anything new was told.
     pub(crate) asked: u32,
+    /// The receiver has not called it: it will speak when it does, and questions before that are in vain.
+    pub(crate) is_unposted: bool,
 }
 
 impl Waiting {
-    /// Of one whose receiver has not called it: it will speak when it does, and each question of before is in vain.
-    pub(crate) const UNPOSTED: u32 = 16;
+    const fn since(now: Timestamp) -> Self {
+        Self { since: now, asked: 0, is_unposted: false }
+    }
 }
 
 /// The final bitmap while it is put together from several statuses.
@@ -157,7 +160,7 @@ impl SendHalf {
     pub(crate) fn note_waiting(&mut self, now: Timestamp) {
         let is_quiet = self.is_all_sent() && self.in_flight.is_empty() && self.resend.is_empty();
         if is_quiet || self.is_closing() {
-            self.waiting.get_or_insert(Waiting { since: now, asked: 0 });
+            self.waiting.get_or_insert(Waiting::since(now));
         } else {
             self.waiting = None;
         }
@@ -166,18 +169,20 @@ impl SendHalf {
     /// The receiver is asked about it.
     pub(crate) fn on_asked(&mut self, now: Timestamp) {
         if let Some(waiting) = &mut self.waiting {
-            *waiting = Waiting { since: now, asked: waiting.asked + 1 };
+            (waiting.since, waiting.asked) = (now, waiting.asked + 1);
         }
     }
 
-    /// The receiver has said something that does not end it.
-    pub(crate) fn on_told(&mut self, now: Timestamp, state: TransferState) {
+    /// The receiver has said something, which does not end it. What is not new puts no question off: a receiver that misses its end says
+    /// so again and again.
+    pub(crate) fn on_told(&mut self, now: Timestamp, state: TransferState, effect: &StatusEffect) {
         self.note_waiting(now);
-        if let Some(waiting) = &mut self.waiting {
-            waiting.since = now;
-            if state == TransferState::Unposted {
-                waiting.asked = Waiting::UNPOSTED;
-            }
+        let Some(waiting) = &mut self.waiting else { return };
+        let is_unposted = state == TransferState::Unposted;
+        if is_unposted || matches!(effect, StatusEffect::Progress | StatusEffect::AskFrom(_)) {
+            *waiting = Waiting { is_unposted, ..Waiting::since(now) };
+        } else if waiting.is_unposted {
+            *waiting = Waiting { since: waiting.since, ..Waiting::since(now) };
         }
     }
 

@@ -46,9 +46,20 @@ fn tail_of_the_first(header: &Header, _: u64) -> bool {
     lose(header.transfer == TransferId(1) && (is_tail || header.kind == Kind::Probe))
 }
 
+/// A pair of which all that these tests send leaves before a word of the receiver.
+fn with_room() -> Pair {
+    let mut pair = Pair::new(never);
+    for end in &mut pair.ends {
+        let mut config = end.connection.config.clone();
+        config.eager_bytes = 1 << 18;
+        end.connection = Connection::new(config, Timestamp::ZERO);
+    }
+    pair
+}
+
 /// A pair that has sent so much of the long transfer that it has a round trip to go by.
 fn at_work(packet_time: Duration, lose: Lose) -> Pair {
-    let mut pair = Pair { packet_time, ..Pair::new(never) };
+    let mut pair = Pair { packet_time, ..with_room() };
     pair.receive(1, 2, LONG, Contract::EXACT);
     pair.send_at(9, 0, 2, pattern(LONG), Reliability::Exact);
     pair.run_until(Duration::from_secs(1), |pair| pair.ends[1].incoming[&TransferId(2)][LONG / 10] != 0);
@@ -110,6 +121,41 @@ fn a_peer_that_has_not_called_a_transfer_is_asked_ten_times_in_a_second() {
     pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
     assert!(long_goes_on(&pair) && LEFT_TO_LOSE.get() == 0);
     assert!(pair.now.since(called) <= Duration::from_millis(110));
+}
+
+/// The peer calls late, and does not hear that all has been sent: what it says meanwhile is no reason to ask later.
+// test of: auto/repaired-in-round-trips
+#[test]
+fn a_late_peer_that_misses_the_end_is_told_of_it_a_round_trip_after_it_has_called() {
+    loses(3);
+    let mut pair = at_work(Duration::from_micros(50), tail_of_the_first);
+    pair.send(0, 1, pattern(CHUNK * 100), Reliability::Tolerant);
+    let late = pair.now + Duration::from_millis(50);
+    pair.run_until(Duration::from_secs(1), |pair| pair.now >= late);
+    assert_eq!(LEFT_TO_LOSE.get(), 0);
+    let contract = Contract { deadline: None, ..AUTO };
+    pair.receive(1, 1, CHUNK * 100, contract);
+    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
+    assert!(long_goes_on(&pair), "it waited for the other one");
+    let rtt = pair.ends[0].connection.paths.at(0).rtt.smoothed();
+    let took = pair.now.since(late);
+    assert!(took < rtt * 4, "{took:?} with a round trip of {rtt:?}");
+}
+
+/// Those that the peer has not called take turns with the one that it has.
+#[test]
+fn over_a_long_path_every_transfer_that_waits_is_asked_about() {
+    loses(0);
+    let mut pair = at_work(Duration::from_micros(300), status_of_the_first);
+    pair.delay = Duration::from_millis(40);
+    let called = pair.now + Duration::from_millis(500);
+    (100..160).for_each(|transfer| pair.send(0, transfer, pattern(100), Reliability::Exact));
+    pair.send(0, 1, pattern(100), Reliability::Exact);
+    pair.run_until(Duration::from_secs(1), |pair| pair.now >= called);
+    loses(1);
+    pair.receive(1, 1, 100, Contract::EXACT);
+    pair.run_until(Duration::from_secs(2), |pair| pair.missing(0, 1).is_some());
+    assert!(long_goes_on(&pair) && LEFT_TO_LOSE.get() == 0);
 }
 
 /// Of many that wait it asks about a few at a time.
