@@ -14,14 +14,15 @@ Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` bo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError, WorldSizeError
 
@@ -36,8 +37,32 @@ AGAIN_S = 120.0
 # First pause for who was called, and may have ended long ago; each is twice as long as the one before.
 PAUSE_S = 0.05
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 _ROUNDS = "gradwire/rounds/all"
 _GAVE_UP = "gradwire/gave_up"
+
+
+def tells_of_a_failed_store(function: _Function) -> _Function:
+    """What a Store raises that has ended, or cannot be reached, becomes an error of ours."""
+
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except GradwireError:
+            raise
+        except RuntimeError as error:  # DistNetworkError and DistStoreError are
+            raise _store_failed(error) from error
+
+    return told  # type: ignore[return-value]
+
+
+def _store_failed(error: RuntimeError) -> RendezvousError:
+    return RendezvousError(
+        f"the Store failed while the ranks waited for each other: {error}. It ends with the process that holds it, rank 0 or "
+        "the launcher: see there why that ended"
+    )
 
 
 class Caller:
@@ -98,6 +123,11 @@ class Caller:
         note = {"round": self.round_number, "host": socket.gethostname(), "error": error}
         self._store.set(_GAVE_UP, json.dumps({**note, "missing": list(missing), "waited_s": waited_s}))
 
+    def stay(self) -> None:
+        """For as long as those who were called may sleep, so that they read the note: the Store may end with this process."""
+        if self._called:
+            pause(self._store, f"{_GAVE_UP}/never", POLL_S)
+
     def give_up(self, ranks: Iterable[int], error: str) -> None:
         """This process cannot start: leaves word, and stays for a moment to call who comes, so that they read why."""
         self.note(error)
@@ -116,6 +146,7 @@ class Caller:
             raise _could_not_start(rank, one)
 
 
+@tells_of_a_failed_store
 def be_called(store: Any, rank: int, world_size: int, timeout_s: float, error: str = "") -> int:
     """Another rank than 0: says that it is here and waits for its round.
 
@@ -171,7 +202,7 @@ def pause(store: Any, key: str, longest_s: float) -> None:
     except RuntimeError as error:  # DistStoreError is one, and so is what other Stores raise when the time is over
         text = str(error).lower()
         if "timeout" not in text and "timed out" not in text:
-            raise RendezvousError(f"the Store failed while waiting for {key}: {error}") from error
+            raise _store_failed(error) from error
 
 
 def read(store: Any, key: str, **fields: type) -> dict[str, Any]:

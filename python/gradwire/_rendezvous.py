@@ -40,6 +40,7 @@ from gradwire._calling import (
     other_world_size,
     pause,
     read,
+    tells_of_a_failed_store,
 )
 from gradwire._entrance import Door
 from gradwire._heritage import Heritage
@@ -332,6 +333,7 @@ def _form(
         if board.caller is not None:
             with _telling():
                 board.caller.note(_told(error), *_missing(error))
+                board.caller.stay()
         raise
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     try:
@@ -389,6 +391,7 @@ class _Board:
         if self.caller is not None:
             self.caller.give_up(range(1, self._world_size), error)
 
+    @tells_of_a_failed_store
     def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
         """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
         end = (self.started or time.monotonic()) + timeout_s
@@ -427,6 +430,7 @@ class _Board:
             raise no_entry(self._key(0))
         return entry
 
+    @tells_of_a_failed_store
     def confirm(self, timeout_s: float) -> None:
         """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
 

@@ -11,7 +11,7 @@ import pytest
 from gradwire import _calling
 from gradwire._calling import Caller, be_called, latest_round, look_for_a_note
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 PATIENCE_S = 30.0
 
@@ -132,6 +132,15 @@ def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, mo
     store.set(f"gradwire/{latest_round(store)}/0", json.dumps({"host": "elsewhere", "world_size": 2}))
     with pytest.raises(WorldSizeError, match="world size 2, rank 2 with 3"):
         be_called(store, 2, 3, PATIENCE_S)
+
+
+def test_who_waits_on_a_store_that_ends_is_told_so(others: Any) -> None:
+    held = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    waits = come(others, TCPStore("localhost", held.port, is_master=False), 1)
+    held.wait(["gradwire/here/1"])
+    del held
+    with pytest.raises(RendezvousError, match=r"the Store failed while .* see there why that ended"):
+        waits.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("here", ["", "[]", '{"number": 1, "host": "a", "error": ""}'])
