@@ -125,6 +125,8 @@ impl GradwireConfig {
             paths: self.paths as u8,
             spray: Spray::Adaptive,
             spray_run: 1,
+            // All data has one class here.
+            has_class_queues: false,
         }
     }
 }

@@ -48,6 +48,8 @@ pub(crate) struct Arrivals {
     unacked: u32,
     unacked_sent_us: u32,
     acked_largest: PacketNumber,
+    /// The oldest of those that came behind a later one: since the last acknowledgement, and in the time before it.
+    overtaken: [Option<PacketNumber>; 2],
     oldest_unacked_at: Option<Timestamp>,
     /// Newest data packet: its time stamp and when it came.
     newest_sent_us: u32,
@@ -93,6 +95,7 @@ impl Arrivals {
             unacked: 0,
             unacked_sent_us: 0,
             acked_largest: PacketNumber(0),
+            overtaken: [None; 2],
             oldest_unacked_at: None,
             newest_sent_us: 0,
             newest_at: Timestamp::ZERO,
@@ -229,6 +232,8 @@ impl Arrivals {
             self.at_once |= ahead > 1;
             self.bitmap = moved(&self.bitmap, ahead.unsigned_abs() as usize);
             self.largest = number;
+        } else if self.overtaken[0].is_none_or(|oldest| number.since(oldest) < 0) {
+            self.overtaken[0] = Some(number);
         }
         let back = self.largest.since(number).unsigned_abs() as usize;
         if let Some(word) = self.bitmap.get_mut(back / 64) {
@@ -270,8 +275,10 @@ impl Arrivals {
     /// What arrived, in at least `words_min` words of bitmap; `None` when nothing ever did.
     pub(crate) fn describe(&self, words_min: usize, words_max: usize) -> Option<AckPath> {
         // Cover twice what is new, so that one lost acknowledgement costs nothing.
-        let news = self.largest.since(self.acked_largest).unsigned_abs() as usize;
-        let words = (2 * news).div_ceil(64).clamp(words_min, words_max.max(words_min)) as u8;
+        let news = 2 * self.largest.since(self.acked_largest).unsigned_abs() as usize;
+        let back = |number: &PacketNumber| self.largest.since(*number).unsigned_abs() as usize + 1;
+        let news = self.overtaken.iter().flatten().map(back).fold(news, usize::max);
+        let words = news.div_ceil(64).clamp(words_min, words_max.max(words_min)) as u8;
         let (path, largest) = (self.path, self.largest);
         self.any.then(|| AckPath { path, largest, words, bitmap: self.bitmap_now() })
     }
@@ -284,6 +291,7 @@ impl Arrivals {
         self.at_once = false;
         self.oldest_unacked_at = None;
         self.acked_largest = self.largest;
+        self.overtaken = [None, self.overtaken[0]];
         let delay = u32::try_from(now.since(self.newest_at).as_micros()).unwrap_or(u32::MAX);
         Some((self.newest_sent_us, delay, path))
     }

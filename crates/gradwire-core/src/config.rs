@@ -44,6 +44,9 @@ pub struct ConnectionConfig {
     pub paths: u8,
     /// How they are spread.
     pub spray: Spray,
+    /// Whether the network has a queue for each traffic class, so that urgent packets overtake others: which are lost then is told by those of
+    /// their own class, or of less urgent ones.
+    pub has_class_queues: bool,
     /// Packets that go over one path before the next is chosen. Segmentation offload joins what follows each other on
     /// one path, so with it a few packets at a time are cheaper; each choice then comes later by as many.
     pub spray_run: u32,
@@ -116,6 +119,7 @@ pub(crate) mod tests {
             paths: 1,
             spray: Spray::Adaptive,
             spray_run: 1,
+            has_class_queues: false,
         }
     }
 }

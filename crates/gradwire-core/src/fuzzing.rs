@@ -116,6 +116,7 @@ fn config(local: u32, remote: u32, options: u8) -> ConnectionConfig {
         paths: 1 + (options >> 6),
         spray: spray(options),
         spray_run: 1 + u32::from(options >> 5 & 1),
+        has_class_queues: options & 1 == 1,
     }
 }
 

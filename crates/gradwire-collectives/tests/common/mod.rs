@@ -314,6 +314,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         paths: 1,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
+        has_class_queues: false,
     };
     PeerConfig { rank: peer, host: format!("host{peer}"), connection }
 }

@@ -361,19 +361,15 @@ impl Connection {
         if self.paths.get_mut(header.path).is_none() {
             return;
         }
-        let latest = self.last_probe.take_if(|probe| probe.stamp == header.offset);
-        let sent_at = latest.map_or(asked_at, |probe| probe.sent_at);
+        let (sent_at, asked) = self.take_asked(header.offset, asked_at);
         let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
             let is_asked = index == usize::from(header.path.0);
             let mut outcome = core::mem::take(&mut self.outcome);
-            match latest {
-                Some(probe) if is_asked => self.paths.at_mut(index).lose_older(now, probe.next, &mut outcome),
-                None if is_asked => {
-                    let before = asked_at.before(Duration::from_nanos(1));
-                    self.paths.at_mut(index).lose_before(now, before, &mut outcome);
-                }
-                _ => self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome),
+            if is_asked {
+                self.paths.at_mut(index).on_answer(now, asked, &mut outcome);
+            } else {
+                self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome);
             }
             let changed = is_asked || !outcome.lost.is_empty();
             if !outcome.lost.is_empty() {

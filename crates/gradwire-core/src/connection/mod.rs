@@ -82,6 +82,8 @@ pub struct Connection {
     asked_for_words_at: Timestamp,
     /// The latest probe, until it is answered.
     last_probe: Option<Probe>,
+    /// Stamp and class of the latest ones, where classes overtake each other.
+    asked: VecDeque<(u32, u8)>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
     /// Strangers flood this rank, and the peer.
@@ -125,6 +127,7 @@ impl Connection {
             asked_before: 0,
             asked_for_words_at: Timestamp::ZERO,
             last_probe: None,
+            asked: VecDeque::new(),
             ack_requested: None,
             is_flooded: false,
             peer_is_flooded: false,
@@ -195,6 +198,7 @@ impl Connection {
         let at = self.sends.partition_point(|send| send.request.priority <= request.priority);
         let mut half = SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some());
         half.posted_at = now;
+        half.is_overtaken = self.config.has_class_queues;
         if self.paths.len() > 1 {
             half.track_paths();
         }
@@ -373,7 +377,7 @@ impl Connection {
         for run in outcome.acked.chunk_by(is_next).filter(|run| run[0].chunk != COPY) {
             if let Some(send) = self.sends.iter_mut().find(|send| send.request.transfer == run[0].transfer) {
                 send.on_acked(run[0].chunk, run.len() as u32);
-                send.note_waiting(now);
+                send.note_arrived(now);
             }
         }
         for packet in outcome.lost.iter().filter(|packet| packet.chunk != COPY) {

@@ -248,12 +248,13 @@ impl Connection {
         }
         let mut out = Writer::new(scratch);
         send.opening(now).encode(&mut out);
+        // Behind the transfer's own data where classes have queues of their own: what it overtook would count as lost.
+        let class = send.request.tags.class;
+        let mark = Mark { class: TrafficClass::Data(class), ..Mark::CONTROL };
         if settles {
             let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
-            self.last_probe = Some(Probe { stamp: header.sent_at_us, sent_at: now, next });
+            self.note_probe(Probe { stamp: header.sent_at_us, sent_at: now, next, class });
         }
-        // Behind the transfer's own data where classes have queues of their own: what it overtook would count as lost.
-        let mark = Mark { class: TrafficClass::Data(send.request.tags.class), ..Mark::CONTROL };
         Some(Transmit { mark, ..control(header, out.finish()?) })
     }
 
@@ -327,7 +328,7 @@ impl Connection {
         let number = header.packet_number;
         // Its fate outlives the transfer, whose packets are forgotten when it is over.
         let packet = SentPacket { number, transfer: COPY_TRANSFER, chunk: COPY, bytes, sent_at: now };
-        self.paths.on_sent(now, index, packet);
+        self.paths.on_sent(now, index, packet, class);
         // What it carries is on its way already.
         let mark = Mark { class: TrafficClass::Data(class), ecn_capable: false };
         Some(Transmit {
@@ -377,7 +378,8 @@ impl Connection {
         let number = self.paths.at(path).ledger.next_number();
         let send = &mut self.sends[choice.send];
         send.on_sent(choice.chunk, path);
-        let (grid, transfer) = (send.grid, send.request.transfer);
+        send.note_waiting(now);
+        let (grid, transfer, class) = (send.grid, send.request.transfer, send.request.tags.class);
         let bytes = grid.len(choice.chunk);
         let mut flags = Flags::NONE;
         if choice.again {
@@ -410,7 +412,7 @@ impl Connection {
             }
         }
         let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
-        self.paths.on_sent(now, path, packet);
+        self.paths.on_sent(now, path, packet, class);
         self.count_sent(&packet, 1);
         self.stats.packets_retransmitted += u64::from(choice.again);
         let mark = self.mark_data(choice.send, choice.chunk, (choice.again, 1), &mut flags);

@@ -5,6 +5,7 @@
 //! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own.
 
 use super::Connection;
+use crate::path::{Asked, Before};
 use crate::recovery::RttEstimator;
 use crate::transfer::{SendHalf, Waiting};
 use crate::Timestamp;
@@ -15,6 +16,9 @@ use super::timers::{believed, paused, PAUSE_MAX};
 
 /// Most transfers asked about at once.
 const PROBES_AT_ONCE: usize = 8;
+
+/// Questions whose class is remembered.
+const ASKED_MAX: usize = 2 * PROBES_AT_ONCE;
 
 /// A question that waits to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +39,8 @@ pub(super) struct Probe {
     pub(super) sent_at: Timestamp,
     /// Number of the next packet on its path: what is sent at the same time may have been sent behind it.
     pub(super) next: PacketNumber,
+    /// Traffic class.
+    pub(super) class: u8,
 }
 
 impl Connection {
@@ -56,6 +62,29 @@ impl Connection {
             None => self.probe_due.push_back(question),
         }
         is_new
+    }
+
+    /// A question leaves whose answer settles what was sent before.
+    pub(super) fn note_probe(&mut self, probe: Probe) {
+        if self.config.has_class_queues {
+            if self.asked.len() == ASKED_MAX {
+                self.asked.pop_front();
+            }
+            self.asked.push_back((probe.stamp, probe.class));
+        }
+        self.last_probe = Some(probe);
+    }
+
+    /// What the question of this stamp had asked about; the latest one is answered once.
+    pub(super) fn take_asked(&mut self, stamp: u32, asked_at: Timestamp) -> (Timestamp, Asked) {
+        if let Some(probe) = self.last_probe.take_if(|probe| probe.stamp == stamp) {
+            return (probe.sent_at, Asked { before: Before::Number(probe.next), class: probe.class });
+        }
+        let known = self.asked.iter().rev().find(|(asked, _)| *asked == stamp);
+        // Of one that is not known any more it is not known what it has overtaken, unless classes do not overtake each other.
+        let class = known.map_or(0, |(_, class)| *class);
+        let before = Before::Time(asked_at.before(Duration::from_nanos(1)));
+        (asked_at, Asked { before, class })
     }
 
     /// How long an answer may take. A receiver that has everything says so at once, and of a full window four packets have asked for an
@@ -92,9 +121,18 @@ impl Connection {
         }
         // If none waits, the first one.
         for index in &asked[..count.max(1)] {
-            let turn = self.probe_backoff;
-            self.ask_about(now, *index, turn, true);
+            self.ask_about(now, *index, self.probe_backoff, true);
         }
+        if let Some(index) = self.least_urgent_on_its_way() {
+            self.ask_about(now, index, self.probe_backoff, true);
+        }
+    }
+
+    /// Where classes overtake each other, the transfer whose question settles all that is on its way.
+    fn least_urgent_on_its_way(&self) -> Option<usize> {
+        let on_their_way =
+            self.sends.iter().enumerate().filter(|(_, send)| send.is_overtaken && send.is_on_its_way());
+        on_their_way.max_by_key(|(_, send)| send.request.tags.class).map(|(index, _)| index)
     }
 
     fn ask_about(&mut self, now: Timestamp, index: usize, turn: u32, settles: bool) {
@@ -122,8 +160,8 @@ impl Connection {
         waiting.since + pause
     }
 
-    /// Asks for those words, of those that have waited longest. Nothing of them is on its way that somebody would have to acknowledge, or
-    /// nobody wants it any more.
+    /// Asks for those words, of those that have waited longest. If nothing of them is on its way, or nobody wants it any more, nothing has to
+    /// be acknowledged.
     pub(super) fn ask_for_words(&mut self, now: Timestamp) {
         self.asked_for_words_at = now;
         let answer = self.answer_timeout();
@@ -133,7 +171,11 @@ impl Connection {
                 Some((self.word_of(waiting, answer), index, waiting.asked))
             });
             match waiting.min() {
-                Some((at, index, turn)) if at <= now => self.ask_about(now, index, turn, false),
+                Some((at, index, turn)) if at <= now => {
+                    let send = &self.sends[index];
+                    let settles = send.is_overtaken && send.is_on_its_way() && !send.is_closing();
+                    self.ask_about(now, index, turn, settles);
+                }
                 _ => return,
             }
         }

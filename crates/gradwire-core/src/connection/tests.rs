@@ -1,6 +1,7 @@
 //! Two connections over a small virtual link.
 
 mod arriving_runs;
+mod classes;
 mod ends;
 mod flood_port;
 mod flooded;
@@ -45,6 +46,8 @@ pub(super) struct Pair {
     /// In flight: arrival, receiver, datagram.
     wire: VecDeque<(Timestamp, usize, Vec<u8>)>,
     pub(super) lose: Lose,
+    /// How much later than others a datagram arrives.
+    late: fn(&Transmit) -> Duration,
     /// When the latest data came.
     latest_data_at: Timestamp,
     sent: u64,
@@ -78,6 +81,7 @@ impl Pair {
             ends,
             wire: VecDeque::new(),
             lose,
+            late: |_| Duration::ZERO,
             latest_data_at: Timestamp::ZERO,
             sent: 0,
             seed: 1,
@@ -177,7 +181,7 @@ impl Pair {
         self.sent += 1;
         if !(self.lose)(&transmit.header, self.random()) {
             self.free_at[from] = self.free_at[from].max(self.now) + self.packet_time;
-            let at = self.free_at[from] + self.delay;
+            let at = self.free_at[from] + self.delay + (self.late)(transmit);
             self.wire.insert(self.wire.partition_point(|on_it| on_it.0 <= at), (at, 1 - from, datagram));
         }
     }

@@ -13,9 +13,11 @@
 //! between the moment when a packet left and its acknowledgement, over the longer of the time that sending
 //! and that acknowledging them took.
 
+use super::by_class::{insert, ByClass, Newest, PACKET_THRESHOLD};
 use super::filters::rate_of;
 use super::ledger_ring::{Entry, Ring, State};
 use crate::Timestamp;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, TransferId, ACK_WORDS_MAX};
@@ -71,7 +73,9 @@ pub struct Ledger {
     /// First packet in flight, or the next number.
     oldest: PacketNumber,
     /// The three largest acknowledged numbers, largest first.
-    newest_acked: [Option<PacketNumber>; PACKET_THRESHOLD],
+    newest_acked: Newest,
+    /// Where classes overtake each other.
+    by_class: Option<Box<ByClass>>,
     in_flight: u64,
     sent_packets: u64,
     /// First number of the present round trip.
@@ -93,6 +97,12 @@ impl Ledger {
         Self::default()
     }
 
+    /// The same of packets whose classes have queues of their own in the network, the most urgent first.
+    #[must_use]
+    pub fn by_class() -> Self {
+        Self { by_class: Some(Box::default()), ..Self::default() }
+    }
+
     /// Number that the next packet must carry.
     #[must_use]
     pub fn next_number(&self) -> PacketNumber {
@@ -102,6 +112,11 @@ impl Ledger {
     /// Records a packet; `packet.number` is [`Ledger::next_number`]. `app_limited`: the sender had nothing
     /// more to send than its window allowed.
     pub fn on_sent(&mut self, packet: SentPacket, app_limited: bool) {
+        self.on_sent_as(packet, 0, app_limited);
+    }
+
+    /// As [`Ledger::on_sent`], of a packet of this traffic class.
+    pub fn on_sent_as(&mut self, packet: SentPacket, class: u8, app_limited: bool) {
         debug_assert_eq!(packet.number, self.next_number(), "packet numbers have no holes");
         // Nothing is on its way, so the clock of the next sample starts now and not at the last acknowledgement.
         if self.in_flight == 0 && packet.sent_at >= self.forgotten_until {
@@ -114,6 +129,7 @@ impl Ledger {
         self.ring.push(Entry {
             packet,
             state: State::InFlight,
+            class,
             app_limited: self.app_limited_until.is_some(),
             delivered: self.delivered,
             delivered_at: self.delivered_at,
@@ -124,7 +140,8 @@ impl Ledger {
     }
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
-    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent.
+    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent. Where classes overtake each other, packets
+    /// of more urgent classes do not count.
     ///
     /// `waited`: how long the acknowledgement waited at the receiver and on its way back; delivery rates are those at the receiver.
     ///
@@ -171,6 +188,9 @@ impl Ledger {
     /// When [`Ledger::on_timeout`] should be called, if a gap is waiting for its time.
     #[must_use]
     pub fn loss_time(&self, loss_delay: Duration) -> Option<Timestamp> {
+        if let Some(by_class) = &self.by_class {
+            return by_class.overtaken_since.map(|sent_at| sent_at + loss_delay);
+        }
         let largest = self.newest_acked[0]?;
         (self.oldest.since(largest) < 0).then_some(self.oldest_sent_at()? + loss_delay)
     }
@@ -191,10 +211,25 @@ impl Ledger {
         self.prune();
     }
 
-    /// Takes everything with a number before `next` out of the flight as lost (after a probe's answer).
-    pub fn lose_older(&mut self, next: PacketNumber, outcome: &mut AckOutcome) {
+    /// Takes everything with a number before `next` out of the flight as lost (after the answer to a probe of this class).
+    pub fn lose_older(&mut self, next: PacketNumber, class: u8, outcome: &mut AckOutcome) {
         outcome.clear();
-        self.lose_while(outcome, |entry| entry.packet.number.since(next) < 0);
+        self.lose_asked(class, outcome, |entry| entry.packet.number.since(next) < 0);
+    }
+
+    /// The same of everything sent at or before `sent_before`.
+    pub fn lose_asked_before(&mut self, sent_before: Timestamp, class: u8, outcome: &mut AckOutcome) {
+        outcome.clear();
+        self.lose_asked(class, outcome, |entry| entry.packet.sent_at <= sent_before);
+    }
+
+    /// A probe overtakes packets of less urgent classes, where those have queues of their own.
+    fn lose_asked(&mut self, class: u8, outcome: &mut AckOutcome, is_older: impl Fn(&Entry) -> bool) {
+        if self.by_class.is_some() {
+            self.lose_all(outcome, |entry| entry.class <= class && is_older(entry));
+        } else {
+            self.lose_while(outcome, is_older);
+        }
         self.prune();
     }
 
@@ -256,8 +291,11 @@ impl Ledger {
             fresh &= fresh - 1;
             self.acknowledge(number, outcome);
             // Of those in order only the last three are among the three largest in the end.
-            if fresh.count_ones() < PACKET_THRESHOLD as u32 {
-                self.note_acked(number);
+            if let Some(by_class) = &mut self.by_class {
+                let class = self.ring.entry(number).map_or(0, |entry| entry.class);
+                by_class.note_acked(class, number);
+            } else if fresh.count_ones() < PACKET_THRESHOLD as u32 {
+                insert(&mut self.newest_acked, number);
             }
             newest = Some(number);
         }
@@ -274,20 +312,6 @@ impl Ledger {
         }
         if before != State::Forgotten {
             outcome.acked.push(entry.packet);
-        }
-    }
-
-    /// Inserts into the three largest acknowledged numbers.
-    fn note_acked(&mut self, mut number: PacketNumber) {
-        for slot in &mut self.newest_acked {
-            match *slot {
-                Some(held) if number.since(held) < 0 => {}
-                Some(held) => number = slot.replace(number).unwrap_or(held),
-                None => {
-                    *slot = Some(number);
-                    return;
-                }
-            }
         }
     }
 
@@ -322,6 +346,9 @@ impl Ledger {
         described: Option<(PacketNumber, PacketNumber)>,
         outcome: &mut AckOutcome,
     ) {
+        if self.by_class.is_some() {
+            return self.detect_lost_by_class(now, loss_delay, described, outcome);
+        }
         let [Some(largest), _, third] = self.newest_acked else { return };
         let is_described = |number: PacketNumber| {
             described.is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0)
@@ -332,6 +359,48 @@ impl Ledger {
             let late = number.since(largest) < 0 && now.since(entry.packet.sent_at) >= loss_delay;
             overtaken || late
         });
+    }
+
+    /// The same where classes overtake each other. A packet that waits behind more urgent ones says nothing about those behind it, so all
+    /// are looked at.
+    fn detect_lost_by_class(
+        &mut self,
+        now: Timestamp,
+        loss_delay: Duration,
+        described: Option<(PacketNumber, PacketNumber)>,
+        outcome: &mut AckOutcome,
+    ) {
+        let Some(mut by_class) = self.by_class.take() else { return };
+        let mut overtaken_since = None;
+        self.lose_all(outcome, |entry| {
+            let number = entry.packet.number;
+            let [Some(largest), _, third] = by_class.newest_behind(entry.class) else { return false };
+            let is_described = described
+                .is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0);
+            let overtaken = third.is_some_and(|third| number.since(third) < 0) && is_described;
+            let is_before = number.since(largest) < 0;
+            let is_lost = overtaken || is_before && now.since(entry.packet.sent_at) >= loss_delay;
+            if is_before && !is_lost && overtaken_since.is_none() {
+                overtaken_since = Some(entry.packet.sent_at);
+            }
+            is_lost
+        });
+        by_class.overtaken_since = overtaken_since;
+        self.by_class = Some(by_class);
+    }
+
+    /// Takes packets out of the flight as lost, wherever they are.
+    fn lose_all(&mut self, outcome: &mut AckOutcome, mut is_lost: impl FnMut(&Entry) -> bool) {
+        let mut number = self.oldest;
+        while let Some(entry) = self.ring.entry_mut(number) {
+            if entry.state == State::InFlight && is_lost(entry) {
+                entry.state = State::Lost;
+                self.in_flight -= u64::from(entry.packet.bytes);
+                outcome.lost.push(entry.packet);
+            }
+            number = number.next();
+        }
+        self.advance_oldest();
     }
 
     /// Takes packets out of the flight as lost, from the oldest to the first that `is_lost` spares.
@@ -372,9 +441,6 @@ impl Ledger {
 fn top_and_bottom(largest: PacketNumber, words: usize) -> (PacketNumber, PacketNumber) {
     (largest, PacketNumber(largest.0.wrapping_sub(64 * words as u32 - 1)))
 }
-
-/// Later packets that must be acknowledged before a packet is lost (LTP section IV-B; RFC 9002 section 6.1.1).
-const PACKET_THRESHOLD: usize = 3;
 
 /// Packets that an acknowledgement can name.
 const HISTORY: i32 = ACK_WORDS_MAX as i32 * 64;

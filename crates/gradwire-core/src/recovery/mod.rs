@@ -6,6 +6,7 @@
 mod average;
 mod backoff;
 mod bottleneck;
+mod by_class;
 mod controller;
 #[cfg(test)]
 mod controller_tests;

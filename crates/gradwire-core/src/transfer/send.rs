@@ -35,6 +35,8 @@ pub(crate) struct SendHalf {
     pub(crate) end_announced: bool,
     closing: Option<Closing>,
     waiting: Option<Waiting>,
+    /// More urgent transfers overtake it in the network, so that their acknowledgements tell nothing of what it has on its way.
+    pub(crate) is_overtaken: bool,
     /// For each chunk the path of its latest packet; empty where there is one path only.
     sent_over: Vec<u8>,
 }
@@ -103,6 +105,7 @@ impl SendHalf {
             end_announced: false,
             closing: None,
             waiting: None,
+            is_overtaken: false,
             sent_over: Vec::new(),
         }
     }
@@ -156,9 +159,23 @@ impl SendHalf {
         self.waiting
     }
 
+    /// Whether packets of it are neither acknowledged nor lost.
+    pub(crate) fn is_on_its_way(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Packets of it have arrived: one that others overtake is asked about when no more do.
+    pub(crate) fn note_arrived(&mut self, now: Timestamp) {
+        if self.is_overtaken {
+            self.waiting = None;
+        }
+        self.note_waiting(now);
+    }
+
     /// What is on its way, or may be sent, has changed: looks whether it waits.
     pub(crate) fn note_waiting(&mut self, now: Timestamp) {
-        let is_quiet = self.is_all_sent() && self.in_flight.is_empty() && self.resend.is_empty();
+        let has_left = self.is_all_sent() && self.resend.is_empty();
+        let is_quiet = has_left && (self.is_overtaken || !self.is_on_its_way());
         if is_quiet || self.is_closing() {
             self.waiting.get_or_insert(Waiting::since(now));
         } else {

@@ -1,0 +1,127 @@
+//! A network with a queue for each traffic class, the most urgent served first (MLT section 5.2).
+
+use super::*;
+use crate::{TrafficClass, TransferTags};
+use std::cell::Cell;
+
+const CHUNK: usize = 1408;
+const CHUNKS: usize = 200;
+/// How long the less urgent class waits while there is anything more urgent.
+const BEHIND: Duration = Duration::from_millis(5);
+
+fn pair(has_class_queues: bool, lose: Lose) -> Pair {
+    let mut pair = Pair { packet_time: Duration::from_micros(2), ..Pair::new(lose) };
+    for end in &mut pair.ends {
+        let config = ConnectionConfig { has_class_queues, ..end.connection.config.clone() };
+        end.connection = Connection::new(config, Timestamp::ZERO);
+    }
+    pair.run_until(Duration::from_secs(5), |pair| pair.ends.iter().all(|end| end.connection.is_connected()));
+    pair.late = |transmit| match transmit.mark.class {
+        TrafficClass::Data(1) => BEHIND,
+        _ => Duration::ZERO,
+    };
+    pair
+}
+
+fn post(pair: &mut Pair, transfer: u32, class: u8) {
+    post_so_many(pair, transfer, class, CHUNKS);
+}
+
+fn post_so_many(pair: &mut Pair, transfer: u32, class: u8, chunks: usize) {
+    pair.receive(1, transfer, CHUNK * chunks, Contract::EXACT);
+    let transfer = TransferId(transfer);
+    pair.ends[0].outgoing.insert(transfer, pattern(CHUNK * chunks));
+    let tags = TransferTags { class, important: None };
+    let request = SendTransfer { tags, ..SendTransfer::exact(transfer, (CHUNK * chunks) as u64, [1; 16]) };
+    pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
+}
+
+/// Back layers leave first, and front layers arrive first: packets lost, and sent again.
+fn back_layers_then_front_layers(has_class_queues: bool, lose: Lose) -> (u64, u64) {
+    let mut pair = pair(has_class_queues, lose);
+    for transfer in [1, 2, 3] {
+        post(&mut pair, transfer, 1);
+        post(&mut pair, 10 + transfer, 0);
+    }
+    pair.run_until(Duration::from_secs(10), |pair| {
+        [1, 2, 3, 11, 12, 13].iter().all(|transfer| pair.missing(0, *transfer).is_some())
+    });
+    for transfer in [1, 2, 3, 11, 12, 13] {
+        assert_eq!(pair.ends[1].incoming[&TransferId(transfer)], pattern(CHUNK * CHUNKS));
+    }
+    let stats = pair.ends[0].connection.stats();
+    (stats.packets_lost, stats.packets_retransmitted)
+}
+
+// test of: mlt/switch-queues
+#[test]
+fn what_urgent_packets_overtake_is_not_lost() {
+    let (lost, again) = back_layers_then_front_layers(false, never);
+    assert!(lost > 100 && again > 100, "{lost} and {again}: nothing was overtaken");
+    assert_eq!(back_layers_then_front_layers(true, never), (0, 0));
+}
+
+fn two_of_each_class(header: &Header, _: u64) -> bool {
+    let is_lost = [50, 120].contains(&(header.offset as usize / CHUNK));
+    let in_both = [1, 11].contains(&header.transfer.0);
+    in_both && is_lost && header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED)
+}
+
+/// The last packets, and the question behind them.
+fn tails(header: &Header, dice: u64) -> bool {
+    let is_tail = header.kind == Kind::Data && header.offset as usize >= CHUNK * (CHUNKS - 3);
+    is_tail && !header.flags.contains(Flags::RETRANSMITTED) || header.kind == Kind::Probe && dice % 2 == 0
+}
+
+// test of: mlt/switch-queues
+#[test]
+fn what_is_lost_of_any_class_is_sent_again_once() {
+    assert_eq!(back_layers_then_front_layers(true, two_of_each_class), (4, 4));
+    assert_eq!(back_layers_then_front_layers(true, tails), (18, 18));
+}
+
+/// Everything of the less urgent transfer, once, and the question behind its end.
+fn all_of_the_first(header: &Header, _: u64) -> bool {
+    let is_first_time = header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED);
+    header.transfer == TransferId(1) && is_first_time && header.offset > 0
+}
+
+/// The window is full of what was lost, and the only other transfer waits for a peer that does not call it.
+#[test]
+fn what_is_lost_of_a_less_urgent_class_is_known_though_a_more_urgent_transfer_is_asked_about() {
+    let mut pair = pair(true, all_of_the_first);
+    let transfer = TransferId(2);
+    pair.ends[0].outgoing.insert(transfer, pattern(CHUNK));
+    pair.ends[0]
+        .connection
+        .send(pair.now, SendTransfer::exact(transfer, CHUNK as u64, [1; 16]))
+        .expect("fresh");
+    pair.run_until(Duration::from_secs(1), |pair| !pair.ends[0].connection.sends[0].is_on_its_way());
+    post_so_many(&mut pair, 1, 1, 10 * CHUNKS);
+    pair.run_until(Duration::from_secs(10), |pair| pair.missing(0, 1).is_some());
+}
+
+std::thread_local! {
+    static LOST_THE_QUESTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The last packets of the first transfer, and the question behind them.
+fn tail_and_its_question(header: &Header, _: u64) -> bool {
+    let is_tail = header.kind == Kind::Data && header.offset as usize >= CHUNK * (CHUNKS - 3);
+    let is_first_time = is_tail && !header.flags.contains(Flags::RETRANSMITTED);
+    let is_of_the_end = header.kind == Kind::Probe && header.flags.contains(Flags::ALL_SENT);
+    header.transfer == TransferId(1) && (is_first_time || is_of_the_end && !LOST_THE_QUESTION.replace(true))
+}
+
+/// The acknowledgements of a more urgent transfer that goes on tell nothing.
+#[test]
+fn a_lost_tail_of_a_less_urgent_class_is_asked_about_while_a_more_urgent_transfer_goes_on() {
+    let mut pair = pair(true, tail_and_its_question);
+    post(&mut pair, 1, 1);
+    let long = CHUNK * 50_000;
+    pair.receive(1, 2, long, Contract::EXACT);
+    pair.send_at(9, 0, 2, pattern(long), Reliability::Exact);
+    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
+    assert!(LOST_THE_QUESTION.get());
+    assert!(pair.missing(0, 2).is_none(), "it waited for the other one");
+}
