@@ -198,6 +198,7 @@ def _start_engine(config: Config) -> _native.Engine:
         "connect_timeout_s": config.connect_timeout_s,
         "dscp": config.dscp,
         "dscp_classes": config.code_points(),
+        "class_queues": config.class_queues(),
         "dscp_control": config.control_code_point(),
         "ecn": config.marks_importance(),
         "offload": config.offload == "auto",

@@ -87,6 +87,12 @@ def test_a_priority_function_may_return_a_class_alone_or_with_a_mask() -> None:
     assert split((1, [True, False])) == (1, [True, False])
 
 
+def test_only_listed_code_points_say_that_the_network_has_a_queue_for_each() -> None:
+    assert Config().class_queues() == Config.mlt().class_queues() == Config(dscp_classes="auto").class_queues() == 0
+    assert Config(dscp_classes="34,26,18,10", dscp_control=40).class_queues() == 4
+    assert Config(dscp_classes="34,34,18,10", dscp_control=40).class_queues() == 0, "two classes share one"
+
+
 def test_code_points_are_one_for_each_class_and_off_by_default() -> None:
     assert Config().code_points() == []
     assert Config(dscp=8).control_code_point() == 8

@@ -126,7 +126,7 @@ impl GradwireConfig {
             spray: Spray::Adaptive,
             spray_run: 1,
             // All data has one class here.
-            has_class_queues: false,
+            class_queues: 0,
         }
     }
 }

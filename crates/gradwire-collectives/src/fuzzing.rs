@@ -416,7 +416,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         controller: ControllerKind::default(),
         spray: Spray::Adaptive,
         spray_run: 2,
-        has_class_queues: false,
+        class_queues: 0,
     };
     PeerConfig { rank: peer, host: "peer".to_owned(), connection }
 }

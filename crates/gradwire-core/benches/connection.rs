@@ -31,7 +31,7 @@ fn config(local: u32, remote: u32) -> ConnectionConfig {
         paths: 1,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
-        has_class_queues: false,
+        class_queues: 0,
     }
 }
 

@@ -44,15 +44,29 @@ pub struct ConnectionConfig {
     pub paths: u8,
     /// How they are spread.
     pub spray: Spray,
-    /// Whether the network has a queue for each traffic class, so that urgent packets overtake others: which are lost then is told by those of
-    /// their own class, or of less urgent ones.
-    pub has_class_queues: bool,
+    /// Queues of the network for traffic classes, the most urgent first; 0 or 1: all classes share one. Urgent packets overtake others then,
+    /// and which are lost is told by those of their own queue, or of less urgent ones. For one path only.
+    pub class_queues: u8,
     /// Packets that go over one path before the next is chosen. Segmentation offload joins what follows each other on
     /// one path, so with it a few packets at a time are cheaper; each choice then comes later by as many.
     pub spray_run: u32,
 }
 
 impl ConnectionConfig {
+    /// Whether packets overtake others of the same path.
+    pub(crate) const fn has_class_queues(&self) -> bool {
+        self.class_queues > 1 && self.paths == 1
+    }
+
+    /// The network's queue for a traffic class: those without one of their own share the last.
+    pub(crate) const fn queue_of(&self, class: u8) -> u8 {
+        if class < self.class_queues {
+            class
+        } else {
+            self.class_queues.saturating_sub(1)
+        }
+    }
+
     /// Payload bytes of one data packet.
     #[must_use]
     pub const fn chunk_bytes(&self) -> u32 {
@@ -119,7 +133,7 @@ pub(crate) mod tests {
             paths: 1,
             spray: Spray::Adaptive,
             spray_run: 1,
-            has_class_queues: false,
+            class_queues: 0,
         }
     }
 }

@@ -116,7 +116,7 @@ fn config(local: u32, remote: u32, options: u8) -> ConnectionConfig {
         paths: 1 + (options >> 6),
         spray: spray(options),
         spray_run: 1 + u32::from(options >> 5 & 1),
-        has_class_queues: options & 1 == 1,
+        class_queues: if options & 2 == 2 { 3 } else { 0 },
     }
 }
 
@@ -140,7 +140,7 @@ fn spray(options: u8) -> Spray {
 }
 
 impl World {
-    /// `options`: bit 1 which rules, bits 2 to 4 controller and spray, bit 5 the run of a path, bits 6 and 7 the number of paths.
+    /// `options`: bit 1 which rules, and whether classes overtake each other, bits 2 to 4 controller and spray, bit 5 the run of a path, bits 6 and 7 the number of paths.
     fn new(options: u8) -> Self {
         Self {
             now: Timestamp::ZERO,
@@ -218,7 +218,7 @@ impl World {
             reliability,
             priority: 0,
             critical_chunks: if self.all_rules { critical_chunks(bytes) } else { 0 },
-            tags: TransferTags::default(),
+            tags: TransferTags { class: (bytes / 4 % 4) as u8, important: None },
             called_at: None,
         };
         let side = &mut self.sides[at];

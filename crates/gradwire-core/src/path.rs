@@ -56,8 +56,10 @@ pub(crate) struct Path {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) before: Before,
-    /// Its traffic class.
-    pub(crate) class: u8,
+    /// When it left.
+    pub(crate) at: Timestamp,
+    /// The network's queue that it takes.
+    pub(crate) queue: u8,
 }
 
 /// What had been sent when a probe left.
@@ -75,7 +77,7 @@ impl Path {
         let pacer = Pacer::new(now);
         Self {
             id,
-            ledger: if config.has_class_queues { Ledger::by_class() } else { Ledger::new() },
+            ledger: if config.has_class_queues() { Ledger::by_queue() } else { Ledger::new() },
             rtt: RttEstimator::new(RTT_INITIAL),
             round_trips: RoundTrips::default(),
             way_back: (config.paths == 1).then(WayBack::default),
@@ -159,28 +161,28 @@ impl Path {
         }
     }
 
-    /// A data packet of this class left.
-    pub(crate) fn on_sent(&mut self, now: Timestamp, packet: SentPacket, class: u8) {
+    /// A data packet left that takes this queue of the network.
+    pub(crate) fn on_sent(&mut self, now: Timestamp, packet: SentPacket, queue: u8) {
         if self.ledger.in_flight() == 0 && now.since(self.last_sent_at) > self.rtt.smoothed() {
             self.controller.on_idle_restart(now);
         }
         self.last_sent_at = now;
         self.sustained.on_sent(now, self.ledger.in_flight());
         let bytes = u64::from(packet.bytes);
-        self.ledger.on_sent_as(packet, class, self.app_limited);
+        self.ledger.on_sent_in(packet, queue, self.app_limited);
         self.pacer.on_sent(bytes, self.controller.burst());
         self.controller.on_sent(now, bytes, self.ledger.in_flight());
     }
 
     /// Packets like `first`, `most` at most, each with the next number and chunk, leave right behind another while the path lets them go and
     /// wants no acknowledgement of one. How many.
-    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, class: u8, most: u32) -> u32 {
+    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, queue: u8, most: u32) -> u32 {
         debug_assert_eq!(self.last_sent_at, now, "a run is behind another packet, so nothing was idle");
         let (bytes, burst, asks_after) = (u64::from(first.bytes), self.controller.burst(), self.asks_after());
         let (mut packet, mut count) = (first, 0);
         while count < most && self.unasked_bytes + bytes < asks_after && self.may_send_on(now) {
             self.unasked_bytes += bytes;
-            self.ledger.on_sent_as(packet, class, self.app_limited);
+            self.ledger.on_sent_in(packet, queue, self.app_limited);
             self.pacer.on_sent(bytes, burst);
             self.controller.on_sent(now, bytes, self.ledger.in_flight());
             (packet.number, packet.chunk) = (packet.number.next(), packet.chunk + 1);
@@ -289,8 +291,8 @@ impl Path {
     /// A probe was answered: everything sent before it that it has not overtaken, and that is not acknowledged by now, is lost.
     pub(crate) fn on_answer(&mut self, now: Timestamp, asked: Asked, outcome: &mut AckOutcome) {
         match asked.before {
-            Before::Number(next) => self.ledger.lose_older(next, asked.class, outcome),
-            Before::Time(at) => self.ledger.lose_asked_before(at, asked.class, outcome),
+            Before::Number(next) => self.ledger.lose_older(next, (asked.at, asked.queue), outcome),
+            Before::Time(at) => self.ledger.lose_asked_before(at, asked.queue, outcome),
         }
         self.inform_controller(now, None, outcome);
     }

@@ -220,10 +220,10 @@ impl Paths {
     }
 
     /// A data packet leaves over `index`.
-    pub(crate) fn on_sent(&mut self, now: Timestamp, index: usize, packet: SentPacket, class: u8) {
+    pub(crate) fn on_sent(&mut self, now: Timestamp, index: usize, packet: SentPacket, queue: u8) {
         let member = &mut self.members[index];
         member.stats.packets_sent += 1;
-        member.path.on_sent(now, packet, class);
+        member.path.on_sent(now, packet, queue);
         if self.members.len() == 1 {
             return;
         }
@@ -243,8 +243,8 @@ impl Paths {
     }
 
     /// See [`Path::send_run`]. There is one path only.
-    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, class: u8, most: u32) -> u32 {
-        let count = self.members[0].path.send_run(now, first, class, most);
+    pub(crate) fn send_run(&mut self, now: Timestamp, first: SentPacket, queue: u8, most: u32) -> u32 {
+        let count = self.members[0].path.send_run(now, first, queue, most);
         self.members[0].stats.packets_sent += u64::from(count);
         count
     }

@@ -36,7 +36,7 @@ fn config(local: u32, remote: u32, paths: u8) -> ConnectionConfig {
         paths,
         spray: Spray::Adaptive,
         spray_run: 1,
-        has_class_queues: false,
+        class_queues: 0,
     }
 }
 

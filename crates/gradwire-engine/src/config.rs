@@ -82,6 +82,8 @@ pub struct EngineConfig {
     pub dscp: u8,
     /// Code point of each class of data, the most urgent first; empty: all have `dscp`.
     pub dscp_classes: Vec<u8>,
+    /// So many queues for classes of data the network has, the most urgent first; 0 or 1: they overtake each other nowhere.
+    pub class_queues: u8,
     /// Code point of acknowledgements and other control packets; `None`: `dscp`.
     pub dscp_control: Option<u8>,
     /// Packets that a switch should keep are ECN-capable. No rate reacts to congestion marks: only for switches that are
@@ -146,6 +148,7 @@ impl Default for EngineConfig {
             connect_timeout: Duration::from_secs(60),
             dscp: 0,
             dscp_classes: Vec::new(),
+            class_queues: 0,
             dscp_control: None,
             ecn: false,
             offload: Offload::Auto,
@@ -208,6 +211,13 @@ impl EngineConfig {
         let classes = &self.dscp_classes;
         let valid = classes.len() <= CLASSES_MAX && classes.iter().all(|code_point| *code_point < 64);
         require("dscp_classes", format!("{classes:?}"), "up to 8 values of 0 to 63", valid)?;
+        let queues = self.class_queues;
+        require(
+            "class_queues",
+            queues,
+            "one for each of dscp_classes at most",
+            usize::from(queues) <= classes.len(),
+        )?;
         let control = self.dscp_control.unwrap_or(0);
         require("dscp_control", control, "0 to 63", control < 64)?;
         let Some(chaos) = self.chaos else { return Ok(()) };

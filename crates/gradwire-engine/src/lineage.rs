@@ -54,8 +54,7 @@ pub(crate) fn connection(
         peer_timeout: config.peer_timeout,
         paths: grid.paths,
         spray: config.spray,
-        // One code point for all classes is one queue.
-        has_class_queues: config.dscp_classes.len() > 1,
+        class_queues: config.class_queues,
         spray_run: if shared.features.gso { SPRAY_RUN } else { 1 },
     })
 }

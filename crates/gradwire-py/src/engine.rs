@@ -282,6 +282,7 @@ fn set(config: &mut EngineConfig, name: &str, value: &Bound<'_, PyAny>) -> PyRes
         "dscp_classes" => {
             config.dscp_classes = value.extract::<Vec<u16>>()?.into_iter().map(code_point).collect()
         }
+        "class_queues" => config.class_queues = value.extract()?,
         "dscp_control" => config.dscp_control = Some(value.extract()?),
         "ecn" => config.ecn = value.extract()?,
         "offload" => {

@@ -328,6 +328,6 @@ fn config(scenario: &Scenario, side: u32) -> ConnectionConfig {
         paths: host.paths,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
-        has_class_queues: false,
+        class_queues: 0,
     }
 }

@@ -328,7 +328,7 @@ impl HostOptions {
             paths: self.paths,
             spray: self.spray,
             spray_run: 1,
-            has_class_queues: false,
+            class_queues: 0,
         }
     }
 }

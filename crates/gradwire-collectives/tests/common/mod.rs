@@ -314,7 +314,7 @@ pub(crate) fn peer_config(rank: u32, peer: u32) -> PeerConfig {
         paths: 1,
         spray: gradwire_core::Spray::Adaptive,
         spray_run: 1,
-        has_class_queues: false,
+        class_queues: 0,
     };
     PeerConfig { rank: peer, host: format!("host{peer}"), connection }
 }

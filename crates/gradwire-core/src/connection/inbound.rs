@@ -361,7 +361,7 @@ impl Connection {
         if self.paths.get_mut(header.path).is_none() {
             return;
         }
-        let (sent_at, asked) = self.take_asked(header.offset, asked_at);
+        let asked = self.take_asked(header.offset, asked_at);
         let patience = self.probe_timeout();
         for index in 0..self.paths.len() {
             let is_asked = index == usize::from(header.path.0);
@@ -369,7 +369,7 @@ impl Connection {
             if is_asked {
                 self.paths.at_mut(index).on_answer(now, asked, &mut outcome);
             } else {
-                self.paths.lose_silent(now, index, (sent_at, patience), &mut outcome);
+                self.paths.lose_silent(now, index, (asked.at, patience), &mut outcome);
             }
             let changed = is_asked || !outcome.lost.is_empty();
             if !outcome.lost.is_empty() {
@@ -379,7 +379,7 @@ impl Connection {
             }
             self.outcome = outcome;
             if is_asked {
-                self.paths.on_answer(sent_at);
+                self.paths.on_answer(asked.at);
             }
             if changed {
                 self.apply_outcome(now, index);

@@ -86,8 +86,8 @@ impl Connection {
         let is_in_last_percent = send.is_in_last_percent(chunk);
         let number = self.paths.at(0).ledger.next_number();
         let first = SentPacket { number, transfer, chunk, bytes, sent_at: now };
-        let class = send.request.tags.class;
-        let count = self.paths.send_run(now, first, class, alike);
+        let queue = self.config.queue_of(send.request.tags.class);
+        let count = self.paths.send_run(now, first, queue, alike);
         if count == 0 {
             return None;
         }

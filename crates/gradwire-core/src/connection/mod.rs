@@ -82,7 +82,7 @@ pub struct Connection {
     asked_for_words_at: Timestamp,
     /// The latest probe, until it is answered.
     last_probe: Option<Probe>,
-    /// Stamp and class of the latest ones, where classes overtake each other.
+    /// Stamp and queue of the latest ones, where some packets overtake others.
     asked: VecDeque<(u32, u8)>,
     /// A probe asked for an acknowledgement that echoes this stamp, on its path.
     ack_requested: Option<(u32, PathId)>,
@@ -198,7 +198,8 @@ impl Connection {
         let at = self.sends.partition_point(|send| send.request.priority <= request.priority);
         let mut half = SendHalf::new(request, self.config.chunk_bytes(), pregranted.is_some());
         half.posted_at = now;
-        half.is_overtaken = self.config.has_class_queues;
+        let queue = self.config.queue_of(half.request.tags.class);
+        half.is_overtaken = self.config.has_class_queues() && queue > 0;
         if self.paths.len() > 1 {
             half.track_paths();
         }

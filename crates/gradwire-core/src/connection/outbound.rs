@@ -253,7 +253,8 @@ impl Connection {
         let mark = Mark { class: TrafficClass::Data(class), ..Mark::CONTROL };
         if settles {
             let next = self.paths.at(usize::from(header.path.0)).ledger.next_number();
-            self.note_probe(Probe { stamp: header.sent_at_us, sent_at: now, next, class });
+            let queue = self.config.queue_of(class);
+            self.note_probe(Probe { stamp: header.sent_at_us, sent_at: now, next, queue });
         }
         Some(Transmit { mark, ..control(header, out.finish()?) })
     }
@@ -328,7 +329,7 @@ impl Connection {
         let number = header.packet_number;
         // Its fate outlives the transfer, whose packets are forgotten when it is over.
         let packet = SentPacket { number, transfer: COPY_TRANSFER, chunk: COPY, bytes, sent_at: now };
-        self.paths.on_sent(now, index, packet, class);
+        self.paths.on_sent(now, index, packet, self.config.queue_of(class));
         // What it carries is on its way already.
         let mark = Mark { class: TrafficClass::Data(class), ecn_capable: false };
         Some(Transmit {
@@ -412,7 +413,7 @@ impl Connection {
             }
         }
         let packet = SentPacket { number, transfer, chunk: choice.chunk, bytes, sent_at: now };
-        self.paths.on_sent(now, path, packet, class);
+        self.paths.on_sent(now, path, packet, self.config.queue_of(class));
         self.count_sent(&packet, 1);
         self.stats.packets_retransmitted += u64::from(choice.again);
         let mark = self.mark_data(choice.send, choice.chunk, (choice.again, 1), &mut flags);

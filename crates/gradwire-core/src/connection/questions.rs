@@ -39,8 +39,8 @@ pub(super) struct Probe {
     pub(super) sent_at: Timestamp,
     /// Number of the next packet on its path: what is sent at the same time may have been sent behind it.
     pub(super) next: PacketNumber,
-    /// Traffic class.
-    pub(super) class: u8,
+    /// The network's queue that it takes.
+    pub(super) queue: u8,
 }
 
 impl Connection {
@@ -66,25 +66,28 @@ impl Connection {
 
     /// A question leaves whose answer settles what was sent before.
     pub(super) fn note_probe(&mut self, probe: Probe) {
-        if self.config.has_class_queues {
+        if self.config.has_class_queues() {
             if self.asked.len() == ASKED_MAX {
                 self.asked.pop_front();
             }
-            self.asked.push_back((probe.stamp, probe.class));
+            self.asked.push_back((probe.stamp, probe.queue));
         }
         self.last_probe = Some(probe);
     }
 
     /// What the question of this stamp had asked about; the latest one is answered once.
-    pub(super) fn take_asked(&mut self, stamp: u32, asked_at: Timestamp) -> (Timestamp, Asked) {
-        if let Some(probe) = self.last_probe.take_if(|probe| probe.stamp == stamp) {
-            return (probe.sent_at, Asked { before: Before::Number(probe.next), class: probe.class });
+    pub(super) fn take_asked(&mut self, stamp: u32, asked_at: Timestamp) -> Asked {
+        // Of several that left at one moment it is not known which one is answered: the most urgent one has overtaken all that others have. Of
+        // one that is not known any more it is not known what it has overtaken.
+        let same = self.asked.iter().filter(|(asked, _)| *asked == stamp);
+        let queue = same.map(|(_, queue)| *queue).min().unwrap_or(0);
+        match self.last_probe.take_if(|probe| probe.stamp == stamp) {
+            Some(probe) => Asked { before: Before::Number(probe.next), at: probe.sent_at, queue },
+            None => {
+                let before = Before::Time(asked_at.before(Duration::from_nanos(1)));
+                Asked { before, at: asked_at, queue }
+            }
         }
-        let known = self.asked.iter().rev().find(|(asked, _)| *asked == stamp);
-        // Of one that is not known any more it is not known what it has overtaken, unless classes do not overtake each other.
-        let class = known.map_or(0, |(_, class)| *class);
-        let before = Before::Time(asked_at.before(Duration::from_nanos(1)));
-        (asked_at, Asked { before, class })
     }
 
     /// How long an answer may take. A receiver that has everything says so at once, and of a full window four packets have asked for an
@@ -119,20 +122,21 @@ impl Connection {
             *slot = index;
             count += 1;
         }
+        // Where some packets overtake others, one answer settles all: that to the question that overtakes nothing.
+        let last = self.least_urgent_on_its_way(0..self.sends.len());
         // If none waits, the first one.
         for index in &asked[..count.max(1)] {
-            self.ask_about(now, *index, self.probe_backoff, true);
+            self.ask_about(now, *index, self.probe_backoff, last.is_none());
         }
-        if let Some(index) = self.least_urgent_on_its_way() {
+        if let Some(index) = last {
             self.ask_about(now, index, self.probe_backoff, true);
         }
     }
 
-    /// Where classes overtake each other, the transfer whose question settles all that is on its way.
-    fn least_urgent_on_its_way(&self) -> Option<usize> {
-        let on_their_way =
-            self.sends.iter().enumerate().filter(|(_, send)| send.is_overtaken && send.is_on_its_way());
-        on_their_way.max_by_key(|(_, send)| send.request.tags.class).map(|(index, _)| index)
+    /// Of these transfers the least urgent one that has packets on its way which others overtake.
+    fn least_urgent_on_its_way(&self, of: impl IntoIterator<Item = usize>) -> Option<usize> {
+        let is_one = |index: &usize| self.sends[*index].is_overtaken && self.sends[*index].is_on_its_way();
+        of.into_iter().filter(is_one).max_by_key(|index| self.sends[*index].request.tags.class)
     }
 
     fn ask_about(&mut self, now: Timestamp, index: usize, turn: u32, settles: bool) {
@@ -165,19 +169,20 @@ impl Connection {
     pub(super) fn ask_for_words(&mut self, now: Timestamp) {
         self.asked_for_words_at = now;
         let answer = self.answer_timeout();
-        for _ in 0..PROBES_AT_ONCE {
+        let mut asked = [0; PROBES_AT_ONCE];
+        let mut count = 0;
+        while count < PROBES_AT_ONCE {
             let waiting = self.sends.iter().enumerate().filter_map(|(index, send)| {
                 let waiting = send.waiting()?;
                 Some((self.word_of(waiting, answer), index, waiting.asked))
             });
-            match waiting.min() {
-                Some((at, index, turn)) if at <= now => {
-                    let send = &self.sends[index];
-                    let settles = send.is_overtaken && send.is_on_its_way() && !send.is_closing();
-                    self.ask_about(now, index, turn, settles);
-                }
-                _ => return,
-            }
+            let Some((_, index, turn)) = waiting.min().filter(|(at, ..)| *at <= now) else { break };
+            self.ask_about(now, index, turn, false);
+            asked[count] = index;
+            count += 1;
+        }
+        if let Some(index) = self.least_urgent_on_its_way(asked[..count].iter().copied()) {
+            self.queue_probe(self.sends[index].request.transfer, self.sends[index].unknown_from());
         }
     }
 }

@@ -13,7 +13,7 @@
 //! between the moment when a packet left and its acknowledgement, over the longer of the time that sending
 //! and that acknowledging them took.
 
-use super::by_class::{insert, ByClass, Newest, PACKET_THRESHOLD};
+use super::by_queue::{insert, ByQueue, Newest, PACKET_THRESHOLD, STARVED_MAX};
 use super::filters::rate_of;
 use super::ledger_ring::{Entry, Ring, State};
 use crate::Timestamp;
@@ -74,8 +74,8 @@ pub struct Ledger {
     oldest: PacketNumber,
     /// The three largest acknowledged numbers, largest first.
     newest_acked: Newest,
-    /// Where classes overtake each other.
-    by_class: Option<Box<ByClass>>,
+    /// Where some packets overtake others.
+    by_queue: Option<Box<ByQueue>>,
     in_flight: u64,
     sent_packets: u64,
     /// First number of the present round trip.
@@ -97,10 +97,10 @@ impl Ledger {
         Self::default()
     }
 
-    /// The same of packets whose classes have queues of their own in the network, the most urgent first.
+    /// The same of packets that take several queues of the network, of which the most urgent is served first.
     #[must_use]
-    pub fn by_class() -> Self {
-        Self { by_class: Some(Box::default()), ..Self::default() }
+    pub fn by_queue() -> Self {
+        Self { by_queue: Some(Box::default()), ..Self::default() }
     }
 
     /// Number that the next packet must carry.
@@ -112,11 +112,11 @@ impl Ledger {
     /// Records a packet; `packet.number` is [`Ledger::next_number`]. `app_limited`: the sender had nothing
     /// more to send than its window allowed.
     pub fn on_sent(&mut self, packet: SentPacket, app_limited: bool) {
-        self.on_sent_as(packet, 0, app_limited);
+        self.on_sent_in(packet, 0, app_limited);
     }
 
-    /// As [`Ledger::on_sent`], of a packet of this traffic class.
-    pub fn on_sent_as(&mut self, packet: SentPacket, class: u8, app_limited: bool) {
+    /// As [`Ledger::on_sent`], of a packet that takes this queue of the network.
+    pub fn on_sent_in(&mut self, packet: SentPacket, queue: u8, app_limited: bool) {
         debug_assert_eq!(packet.number, self.next_number(), "packet numbers have no holes");
         // Nothing is on its way, so the clock of the next sample starts now and not at the last acknowledgement.
         if self.in_flight == 0 && packet.sent_at >= self.forgotten_until {
@@ -129,7 +129,7 @@ impl Ledger {
         self.ring.push(Entry {
             packet,
             state: State::InFlight,
-            class,
+            queue,
             app_limited: self.app_limited_until.is_some(),
             delivered: self.delivered,
             delivered_at: self.delivered_at,
@@ -140,8 +140,8 @@ impl Ledger {
     }
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
-    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent. Where classes overtake each other, packets
-    /// of more urgent classes do not count.
+    /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent. Where some packets
+    /// overtake others, those of more urgent queues do not count.
     ///
     /// `waited`: how long the acknowledgement waited at the receiver and on its way back; delivery rates are those at the receiver.
     ///
@@ -188,8 +188,8 @@ impl Ledger {
     /// When [`Ledger::on_timeout`] should be called, if a gap is waiting for its time.
     #[must_use]
     pub fn loss_time(&self, loss_delay: Duration) -> Option<Timestamp> {
-        if let Some(by_class) = &self.by_class {
-            return by_class.overtaken_since.map(|sent_at| sent_at + loss_delay);
+        if let Some(by_queue) = &self.by_queue {
+            return by_queue.late_since.map(|since| since + loss_delay);
         }
         let largest = self.newest_acked[0]?;
         (self.oldest.since(largest) < 0).then_some(self.oldest_sent_at()? + loss_delay)
@@ -211,22 +211,29 @@ impl Ledger {
         self.prune();
     }
 
-    /// Takes everything with a number before `next` out of the flight as lost (after the answer to a probe of this class).
-    pub fn lose_older(&mut self, next: PacketNumber, class: u8, outcome: &mut AckOutcome) {
+    /// Takes everything with a number before `next` out of the flight as lost: the answer to a probe has come that left then, in this queue.
+    pub fn lose_older(&mut self, next: PacketNumber, (at, queue): (Timestamp, u8), outcome: &mut AckOutcome) {
         outcome.clear();
-        self.lose_asked(class, outcome, |entry| entry.packet.number.since(next) < 0);
+        self.lose_asked((at, queue), outcome, |entry| entry.packet.number.since(next) < 0);
     }
 
-    /// The same of everything sent at or before `sent_before`.
-    pub fn lose_asked_before(&mut self, sent_before: Timestamp, class: u8, outcome: &mut AckOutcome) {
+    /// The same of everything that was sent then or before.
+    pub fn lose_asked_before(&mut self, at: Timestamp, queue: u8, outcome: &mut AckOutcome) {
         outcome.clear();
-        self.lose_asked(class, outcome, |entry| entry.packet.sent_at <= sent_before);
+        self.lose_asked((at, queue), outcome, |entry| entry.packet.sent_at <= at);
     }
 
-    /// A probe overtakes packets of less urgent classes, where those have queues of their own.
-    fn lose_asked(&mut self, class: u8, outcome: &mut AckOutcome, is_older: impl Fn(&Entry) -> bool) {
-        if self.by_class.is_some() {
-            self.lose_all(outcome, |entry| entry.class <= class && is_older(entry));
+    /// A probe overtakes packets of less urgent queues, but not for ever.
+    fn lose_asked(
+        &mut self,
+        (at, queue): (Timestamp, u8),
+        outcome: &mut AckOutcome,
+        is_older: impl Fn(&Entry) -> bool,
+    ) {
+        if self.by_queue.is_some() {
+            self.lose_all(self.next_number(), outcome, |entry| {
+                entry.queue <= queue && is_older(entry) || entry.packet.sent_at + STARVED_MAX <= at
+            });
         } else {
             self.lose_while(outcome, is_older);
         }
@@ -291,9 +298,9 @@ impl Ledger {
             fresh &= fresh - 1;
             self.acknowledge(number, outcome);
             // Of those in order only the last three are among the three largest in the end.
-            if let Some(by_class) = &mut self.by_class {
-                let class = self.ring.entry(number).map_or(0, |entry| entry.class);
-                by_class.note_acked(class, number);
+            if let Some(by_queue) = &mut self.by_queue {
+                let queue = self.ring.entry(number).map_or(0, |entry| entry.queue);
+                by_queue.note_acked(queue, number);
             } else if fresh.count_ones() < PACKET_THRESHOLD as u32 {
                 insert(&mut self.newest_acked, number);
             }
@@ -346,8 +353,8 @@ impl Ledger {
         described: Option<(PacketNumber, PacketNumber)>,
         outcome: &mut AckOutcome,
     ) {
-        if self.by_class.is_some() {
-            return self.detect_lost_by_class(now, loss_delay, described, outcome);
+        if self.by_queue.is_some() {
+            return self.detect_lost_by_queue(now, loss_delay, described, outcome);
         }
         let [Some(largest), _, third] = self.newest_acked else { return };
         let is_described = |number: PacketNumber| {
@@ -361,38 +368,47 @@ impl Ledger {
         });
     }
 
-    /// The same where classes overtake each other. A packet that waits behind more urgent ones says nothing about those behind it, so all
-    /// are looked at.
-    fn detect_lost_by_class(
+    /// The same where some packets overtake others. One that waits behind more urgent ones says nothing about those behind it, so all are
+    /// looked at up to the newest that is acknowledged.
+    fn detect_lost_by_queue(
         &mut self,
         now: Timestamp,
         loss_delay: Duration,
         described: Option<(PacketNumber, PacketNumber)>,
         outcome: &mut AckOutcome,
     ) {
-        let Some(mut by_class) = self.by_class.take() else { return };
-        let mut overtaken_since = None;
-        self.lose_all(outcome, |entry| {
-            let number = entry.packet.number;
-            let [Some(largest), _, third] = by_class.newest_behind(entry.class) else { return false };
-            let is_described = described
-                .is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0);
-            let overtaken = third.is_some_and(|third| number.since(third) < 0) && is_described;
-            let is_before = number.since(largest) < 0;
-            let is_lost = overtaken || is_before && now.since(entry.packet.sent_at) >= loss_delay;
-            if is_before && !is_lost && overtaken_since.is_none() {
-                overtaken_since = Some(entry.packet.sent_at);
-            }
-            is_lost
-        });
-        by_class.overtaken_since = overtaken_since;
-        self.by_class = Some(by_class);
+        let Some(mut by_queue) = self.by_queue.take() else { return };
+        let mut late_since = None;
+        if let [Some(newest), ..] = by_queue.newest_behind(0) {
+            self.lose_all(newest, outcome, |entry| {
+                let (number, sent_at) = (entry.packet.number, entry.packet.sent_at);
+                let [largest, _, third] = by_queue.newest_behind(entry.queue);
+                let is_described = described
+                    .is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0);
+                let is_before =
+                    |newest: Option<PacketNumber>| newest.is_some_and(|newest| number.since(newest) < 0);
+                let since = if is_before(largest) { sent_at } else { sent_at + STARVED_MAX };
+                let is_lost = is_before(third) && is_described || now >= since + loss_delay;
+                if !is_lost && late_since.is_none_or(|at| since < at) {
+                    late_since = Some(since);
+                }
+                is_lost
+            });
+        }
+        by_queue.late_since = late_since;
+        self.by_queue = Some(by_queue);
     }
 
-    /// Takes packets out of the flight as lost, wherever they are.
-    fn lose_all(&mut self, outcome: &mut AckOutcome, mut is_lost: impl FnMut(&Entry) -> bool) {
+    /// Takes packets before `end` out of the flight as lost, wherever they are.
+    fn lose_all(
+        &mut self,
+        end: PacketNumber,
+        outcome: &mut AckOutcome,
+        mut is_lost: impl FnMut(&Entry) -> bool,
+    ) {
         let mut number = self.oldest;
-        while let Some(entry) = self.ring.entry_mut(number) {
+        while number.since(end) < 0 {
+            let Some(entry) = self.ring.entry_mut(number) else { break };
             if entry.state == State::InFlight && is_lost(entry) {
                 entry.state = State::Lost;
                 self.in_flight -= u64::from(entry.packet.bytes);

@@ -23,8 +23,8 @@ pub(super) enum State {
 pub(super) struct Entry {
     pub(super) packet: SentPacket,
     pub(super) state: State,
-    /// Traffic class.
-    pub(super) class: u8,
+    /// Of the network.
+    pub(super) queue: u8,
     pub(super) app_limited: bool,
     /// Bytes delivered on the path until then.
     pub(super) delivered: u64,

@@ -439,47 +439,59 @@ fn settings(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u
     }
 }
 
-/// Packets of these classes, one each microsecond.
-fn of_classes(classes: &[u8]) -> (Ledger, AckOutcome) {
-    let mut ledger = Ledger::by_class();
-    for (class, us) in classes.iter().zip(0..) {
+/// Packets that take these queues, one each microsecond.
+fn in_queues(queues: &[u8]) -> (Ledger, AckOutcome) {
+    let mut ledger = Ledger::by_queue();
+    for (queue, us) in queues.iter().zip(0..) {
         let packet = packet(&ledger, 1, BYTES, at(us));
-        ledger.on_sent_as(packet, *class, false);
+        ledger.on_sent_in(packet, *queue, false);
     }
     (ledger, AckOutcome::default())
 }
 
 // test of: mlt/switch-queues
 #[test]
-fn packets_of_more_urgent_classes_condemn_nothing_and_those_of_less_urgent_ones_do() {
-    let (mut ledger, mut outcome) = of_classes(&[1, 0, 1, 0, 0, 0, 2, 2, 2, 1]);
+fn packets_of_more_urgent_queues_condemn_nothing_and_those_of_less_urgent_ones_do() {
+    let (mut ledger, mut outcome) = in_queues(&[1, 0, 1, 0, 0, 0, 2, 2, 2, 1]);
     assert!(ledger.on_ack(at(100), Duration::ZERO, &ack(&[3, 4, 5]), DELAY, &mut outcome));
-    assert_eq!(numbers(&outcome.lost), [1], "three of its own class came");
-    assert_eq!(ledger.loss_time(DELAY), None, "nothing else was overtaken by what it does not let past");
+    assert_eq!(numbers(&outcome.lost), [1], "three of its own queue came");
+    let starved = Duration::from_millis(100);
+    assert_eq!(
+        ledger.loss_time(DELAY),
+        Some(at(0) + starved + DELAY),
+        "nothing else that it does not let past has come"
+    );
     assert!(ledger.on_ack(at(101), Duration::ZERO, &ack(&[6]), DELAY, &mut outcome));
     assert_eq!(numbers(&outcome.lost), []);
-    assert_eq!(ledger.loss_time(DELAY), Some(at(0) + DELAY), "one of a less urgent class came");
+    assert_eq!(ledger.loss_time(DELAY), Some(at(0) + DELAY), "one of a less urgent queue came");
     assert!(ledger.on_ack(at(102), Duration::ZERO, &ack(&[7, 8]), DELAY, &mut outcome));
     assert_eq!(numbers(&outcome.lost), [0, 2]);
     assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (None, 1_000));
 }
 
 #[test]
-fn a_packet_that_one_of_its_class_has_overtaken_is_lost_in_time_though_more_urgent_ones_wait_before_it() {
-    let (mut ledger, mut outcome) = of_classes(&[2, 1, 1]);
+fn a_packet_that_one_of_its_queue_has_overtaken_is_lost_in_time_though_more_urgent_ones_wait_before_it() {
+    let (mut ledger, mut outcome) = in_queues(&[2, 1, 1]);
     assert!(ledger.on_ack(at(100), Duration::ZERO, &ack(&[2]), DELAY, &mut outcome));
     assert_eq!(ledger.loss_time(DELAY), Some(at(1) + DELAY));
     ledger.on_timeout(at(1) + DELAY, DELAY, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [1]);
-    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (None, 1_000));
+    let due = at(0) + Duration::from_millis(100) + DELAY;
+    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (Some(due), 1_000));
+    ledger.on_timeout(due, DELAY, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [0], "no queue is starved for longer");
+    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (None, 0));
 }
 
 #[test]
 fn a_question_settles_what_it_has_not_overtaken() {
-    let (mut ledger, mut outcome) = of_classes(&[2, 0, 1, 0, 1]);
-    ledger.lose_older(PacketNumber(4), 1, &mut outcome);
+    let (mut ledger, mut outcome) = in_queues(&[2, 0, 1, 0, 1]);
+    ledger.lose_older(PacketNumber(4), (at(4), 1), &mut outcome);
     assert_eq!(numbers(&outcome.lost), [1, 2, 3]);
     ledger.lose_asked_before(at(4), 1, &mut outcome);
     assert_eq!(numbers(&outcome.lost), [4]);
+    ledger.lose_asked_before(at(99_999), 1, &mut outcome);
     assert_eq!(ledger.in_flight(), 1_000);
+    ledger.lose_asked_before(at(100_000), 1, &mut outcome);
+    assert_eq!(numbers(&outcome.lost), [0], "no queue is starved for longer");
 }

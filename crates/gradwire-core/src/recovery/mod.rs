@@ -6,7 +6,7 @@
 mod average;
 mod backoff;
 mod bottleneck;
-mod by_class;
+mod by_queue;
 mod controller;
 #[cfg(test)]
 mod controller_tests;

@@ -9,18 +9,23 @@ const CHUNKS: usize = 200;
 /// How long the less urgent class waits while there is anything more urgent.
 const BEHIND: Duration = Duration::from_millis(5);
 
-fn pair(has_class_queues: bool, lose: Lose) -> Pair {
+fn pair(class_queues: u8, lose: Lose) -> Pair {
     let mut pair = Pair { packet_time: Duration::from_micros(2), ..Pair::new(lose) };
     for end in &mut pair.ends {
-        let config = ConnectionConfig { has_class_queues, ..end.connection.config.clone() };
+        let config = ConnectionConfig { class_queues, ..end.connection.config.clone() };
         end.connection = Connection::new(config, Timestamp::ZERO);
     }
     pair.run_until(Duration::from_secs(5), |pair| pair.ends.iter().all(|end| end.connection.is_connected()));
-    pair.late = |transmit| match transmit.mark.class {
-        TrafficClass::Data(1) => BEHIND,
-        _ => Duration::ZERO,
-    };
+    pair.late = behind;
     pair
+}
+
+/// How much later it arrives than what is most urgent.
+fn behind(transmit: &Transmit) -> Duration {
+    match transmit.mark.class {
+        TrafficClass::Data(class) => BEHIND * u32::from(class.min(2)),
+        TrafficClass::Control => Duration::ZERO,
+    }
 }
 
 fn post(pair: &mut Pair, transfer: u32, class: u8) {
@@ -37,8 +42,8 @@ fn post_so_many(pair: &mut Pair, transfer: u32, class: u8, chunks: usize) {
 }
 
 /// Back layers leave first, and front layers arrive first: packets lost, and sent again.
-fn back_layers_then_front_layers(has_class_queues: bool, lose: Lose) -> (u64, u64) {
-    let mut pair = pair(has_class_queues, lose);
+fn back_layers_then_front_layers(class_queues: u8, lose: Lose) -> (u64, u64) {
+    let mut pair = pair(class_queues, lose);
     for transfer in [1, 2, 3] {
         post(&mut pair, transfer, 1);
         post(&mut pair, 10 + transfer, 0);
@@ -56,9 +61,9 @@ fn back_layers_then_front_layers(has_class_queues: bool, lose: Lose) -> (u64, u6
 // test of: mlt/switch-queues
 #[test]
 fn what_urgent_packets_overtake_is_not_lost() {
-    let (lost, again) = back_layers_then_front_layers(false, never);
+    let (lost, again) = back_layers_then_front_layers(0, never);
     assert!(lost > 100 && again > 100, "{lost} and {again}: nothing was overtaken");
-    assert_eq!(back_layers_then_front_layers(true, never), (0, 0));
+    assert_eq!(back_layers_then_front_layers(2, never), (0, 0));
 }
 
 fn two_of_each_class(header: &Header, _: u64) -> bool {
@@ -76,8 +81,8 @@ fn tails(header: &Header, dice: u64) -> bool {
 // test of: mlt/switch-queues
 #[test]
 fn what_is_lost_of_any_class_is_sent_again_once() {
-    assert_eq!(back_layers_then_front_layers(true, two_of_each_class), (4, 4));
-    assert_eq!(back_layers_then_front_layers(true, tails), (18, 18));
+    assert_eq!(back_layers_then_front_layers(2, two_of_each_class), (4, 4));
+    assert_eq!(back_layers_then_front_layers(2, tails), (18, 18));
 }
 
 /// Everything of the less urgent transfer, once, and the question behind its end.
@@ -89,7 +94,7 @@ fn all_of_the_first(header: &Header, _: u64) -> bool {
 /// The window is full of what was lost, and the only other transfer waits for a peer that does not call it.
 #[test]
 fn what_is_lost_of_a_less_urgent_class_is_known_though_a_more_urgent_transfer_is_asked_about() {
-    let mut pair = pair(true, all_of_the_first);
+    let mut pair = pair(2, all_of_the_first);
     let transfer = TransferId(2);
     pair.ends[0].outgoing.insert(transfer, pattern(CHUNK));
     pair.ends[0]
@@ -116,7 +121,7 @@ fn tail_and_its_question(header: &Header, _: u64) -> bool {
 /// The acknowledgements of a more urgent transfer that goes on tell nothing.
 #[test]
 fn a_lost_tail_of_a_less_urgent_class_is_asked_about_while_a_more_urgent_transfer_goes_on() {
-    let mut pair = pair(true, tail_and_its_question);
+    let mut pair = pair(2, tail_and_its_question);
     post(&mut pair, 1, 1);
     let long = CHUNK * 50_000;
     pair.receive(1, 2, long, Contract::EXACT);
@@ -124,4 +129,43 @@ fn a_lost_tail_of_a_less_urgent_class_is_asked_about_while_a_more_urgent_transfe
     pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
     assert!(LOST_THE_QUESTION.get());
     assert!(pair.missing(0, 2).is_none(), "it waited for the other one");
+}
+
+/// Of every reliability, in four classes, of which the last two share a queue; half of them are called late. A twentieth of everything is lost.
+#[test]
+fn whatever_is_lost_everything_ends_with_and_without_queues_for_classes() {
+    let kinds = [Reliability::Exact, Reliability::Tolerant, Reliability::Deferred, Reliability::BestEffort];
+    for seed in 1..=60 {
+        let mut pair = pair(3, |_, dice| dice % 20 == 0);
+        pair.seed = seed;
+        if seed % 2 == 0 {
+            pair.late = |_| Duration::ZERO;
+        }
+        let called = pair.now + Duration::from_millis(30);
+        let chunks = |transfer: u32| (transfer as usize * 37 + seed as usize * 11) % 190 + 1;
+        let contract_of = |transfer: u32| match kinds[transfer as usize % 4] {
+            Reliability::Exact => Contract::EXACT,
+            _ => Contract { loss_bound: 0.3, floor: 0.0, ..AUTO },
+        };
+        for transfer in 1..=24_u32 {
+            let bytes = CHUNK * chunks(transfer);
+            if transfer % 2 == 0 {
+                pair.receive(1, transfer, bytes, contract_of(transfer));
+            }
+            let id = TransferId(transfer);
+            pair.ends[0].outgoing.insert(id, pattern(bytes));
+            let tags = TransferTags { class: (transfer / 4 % 4) as u8, important: None };
+            let reliability = kinds[transfer as usize % 4];
+            let request =
+                SendTransfer { tags, reliability, ..SendTransfer::exact(id, bytes as u64, [1; 16]) };
+            pair.ends[0].connection.send(pair.now, request).expect("a fresh transfer");
+        }
+        pair.run_until(Duration::from_secs(1), |pair| pair.now >= called);
+        (1..=24).step_by(2).for_each(|transfer| {
+            pair.receive(1, transfer, CHUNK * chunks(transfer), contract_of(transfer));
+        });
+        pair.run_until(Duration::from_secs(5), |pair| {
+            (1..=24).all(|transfer| pair.missing(0, transfer).is_some())
+        });
+    }
 }
