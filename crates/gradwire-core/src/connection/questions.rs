@@ -4,6 +4,7 @@
 //! anything is on its way, an acknowledgement or a loss will tell, and the pause before a question begins anew with each. A transfer
 //! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own.
 
+use super::timers::{believed, paused, PAUSE_MAX};
 use super::Connection;
 use crate::path::{Asked, Before};
 use crate::recovery::RttEstimator;
@@ -11,8 +12,6 @@ use crate::transfer::{SendHalf, Waiting};
 use crate::Timestamp;
 use core::time::Duration;
 use gradwire_wire::{PacketNumber, TransferId};
-
-use super::timers::{believed, paused, PAUSE_MAX};
 
 /// Most transfers asked about at once.
 const PROBES_AT_ONCE: usize = 8;
@@ -125,11 +124,16 @@ impl Connection {
         // Where some packets overtake others, one answer settles all: that to the question that overtakes nothing.
         let last = self.least_urgent_on_its_way(0..self.sends.len());
         // If none waits, the first one.
-        for index in &asked[..count.max(1)] {
+        count = count.max(1);
+        for index in &asked[..count] {
             self.ask_about(now, *index, self.probe_backoff, last.is_none());
         }
-        if let Some(index) = last {
-            self.ask_about(now, index, self.probe_backoff, true);
+        match last {
+            Some(index) if asked[..count].contains(&index) => {
+                self.queue_probe(self.sends[index].request.transfer, self.sends[index].unknown_from());
+            }
+            Some(index) => self.ask_about(now, index, self.probe_backoff, true),
+            None => {}
         }
     }
 
