@@ -313,7 +313,7 @@ impl Connection {
     fn on_ack(&mut self, now: Timestamp, header: &Header, reader: &mut Reader<'_>) -> Result<(), DropReason> {
         let ack = AckBody::decode(reader)?;
         // The echo of a probe is fresher than that of the last data packet, and not held back.
-        let echo = if header.flags.contains(Flags::REPLY) {
+        let echo = if header.flags.contains(Flags::REPLY) && !self.was_held_up(header.offset) {
             (header.offset, 0)
         } else {
             (ack.echo_us, ack.delay_us)

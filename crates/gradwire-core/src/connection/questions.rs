@@ -2,7 +2,8 @@
 //!
 //! Words of the receiver (a grant, the end of a transfer) are said once and are not acknowledged: if one is lost, the sender asks. While
 //! anything is on its way, an acknowledgement or a loss will tell, and the pause before a question begins anew with each. A transfer
-//! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own.
+//! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own. So has
+//! one that others overtake, of which their acknowledgements tell nothing.
 
 use super::timers::{believed, paused, PAUSE_MAX};
 use super::Connection;
@@ -89,6 +90,11 @@ impl Connection {
         }
     }
 
+    /// Whether the question of this stamp may have waited behind what is more urgent: its answer says nothing about the way of that.
+    pub(super) fn was_held_up(&self, stamp: u32) -> bool {
+        self.asked.iter().any(|(asked, queue)| *asked == stamp && *queue > 0)
+    }
+
     /// How long an answer may take. A receiver that has everything says so at once, and of a full window four packets have asked for an
     /// acknowledgement: what it may hold back is no part of this pause (RACK-TLP, RFC 8985 section 7.2, adds it to that of a single
     /// packet only).
@@ -121,14 +127,13 @@ impl Connection {
             *slot = index;
             count += 1;
         }
-        // Where some packets overtake others, one answer settles all: that to the question that overtakes nothing.
-        let last = self.least_urgent_on_its_way(0..self.sends.len());
+        let settling = self.settling(0..self.sends.len(), self.probe_backoff);
         // If none waits, the first one.
         count = count.max(1);
         for index in &asked[..count] {
-            self.ask_about(now, *index, self.probe_backoff, last.is_none());
+            self.ask_about(now, *index, self.probe_backoff, settling.is_none());
         }
-        match last {
+        match settling {
             Some(index) if asked[..count].contains(&index) => {
                 self.queue_probe(self.sends[index].request.transfer, self.sends[index].unknown_from());
             }
@@ -137,10 +142,21 @@ impl Connection {
         }
     }
 
-    /// Of these transfers the least urgent one that has packets on its way which others overtake.
-    fn least_urgent_on_its_way(&self, of: impl IntoIterator<Item = usize>) -> Option<usize> {
-        let is_one = |index: &usize| self.sends[*index].is_overtaken && self.sends[*index].is_on_its_way();
-        of.into_iter().filter(is_one).max_by_key(|index| self.sends[*index].request.tags.class)
+    /// Where some packets overtake others: of these transfers the one whose question settles, as of several that leave at one moment it is
+    /// not known which one is answered. By turns that of the most urgent one with packets on its way, whose answer comes soon, and that of
+    /// the least urgent one, which overtakes nothing.
+    fn settling(&self, of: impl IntoIterator<Item = usize>, turn: u32) -> Option<usize> {
+        if !self.config.has_class_queues() {
+            return None;
+        }
+        let mut on_their_way = of.into_iter().filter(|index| self.sends[*index].is_on_its_way()).peekable();
+        on_their_way.peek()?;
+        let class = |index: &usize| self.sends[*index].request.tags.class;
+        if turn % 2 == 1 {
+            on_their_way.min_by_key(class)
+        } else {
+            on_their_way.max_by_key(class)
+        }
     }
 
     fn ask_about(&mut self, now: Timestamp, index: usize, turn: u32, settles: bool) {
@@ -151,7 +167,7 @@ impl Connection {
         self.stats.probes_sent += u64::from(is_new);
     }
 
-    /// When a transfer must be asked about that only a word can help on. [`Connection::probe_at`] is as soon, unless others go on.
+    /// When a transfer must be asked about that no acknowledgement of another one helps on. [`Connection::probe_at`] is as soon, unless others go on.
     pub(super) fn word_at(&self) -> Option<Timestamp> {
         let mut waiting = self.sends.iter().filter_map(SendHalf::waiting).peekable();
         waiting.peek()?;
@@ -174,7 +190,7 @@ impl Connection {
         self.asked_for_words_at = now;
         let answer = self.answer_timeout();
         let mut asked = [0; PROBES_AT_ONCE];
-        let mut count = 0;
+        let (mut count, mut turns) = (0, 0);
         while count < PROBES_AT_ONCE {
             let waiting = self.sends.iter().enumerate().filter_map(|(index, send)| {
                 let waiting = send.waiting()?;
@@ -183,9 +199,9 @@ impl Connection {
             let Some((_, index, turn)) = waiting.min().filter(|(at, ..)| *at <= now) else { break };
             self.ask_about(now, index, turn, false);
             asked[count] = index;
-            count += 1;
+            (count, turns) = (count + 1, turns + turn);
         }
-        if let Some(index) = self.least_urgent_on_its_way(asked[..count].iter().copied()) {
+        if let Some(index) = self.settling(asked[..count].iter().copied(), turns + 1) {
             self.queue_probe(self.sends[index].request.transfer, self.sends[index].unknown_from());
         }
     }

@@ -9,7 +9,7 @@ use crate::{Timestamp, CLASSES_MAX};
 use core::time::Duration;
 use gradwire_wire::PacketNumber;
 
-/// So long more urgent packets may hold one up; also the longest pause between two questions.
+/// So long more urgent packets may hold one up.
 pub(super) const STARVED_MAX: Duration = Duration::from_millis(100);
 
 /// Later packets that must be acknowledged before a packet is lost (LTP section IV-B; RFC 9002 section 6.1.1).

@@ -211,7 +211,8 @@ impl Ledger {
         self.prune();
     }
 
-    /// Takes everything with a number before `next` out of the flight as lost: the answer to a probe has come that left then, in this queue.
+    /// The answer to a probe has come that left then, in this queue: what has a number before `next`, and was not overtaken by it, leaves the
+    /// flight as lost.
     pub fn lose_older(&mut self, next: PacketNumber, (at, queue): (Timestamp, u8), outcome: &mut AckOutcome) {
         outcome.clear();
         self.lose_asked((at, queue), outcome, |entry| entry.packet.number.since(next) < 0);

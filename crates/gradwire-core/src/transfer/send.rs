@@ -153,8 +153,8 @@ impl SendHalf {
         self.closing.is_some()
     }
 
-    /// How long it has waited for the receiver's word, if nothing else can help it on: what is on its way is acknowledged or lost, and
-    /// what can be sent is sent, whatever the receiver says.
+    /// How long it has waited for the receiver's word, if nothing of other transfers can help it on: what can be sent is sent, and what was
+    /// on its way is acknowledged or lost, or is overtaken by others.
     pub(crate) fn waiting(&self) -> Option<Waiting> {
         self.waiting
     }
