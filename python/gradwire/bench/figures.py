@@ -15,6 +15,8 @@ _PEERS = ("#8a8f98", "#c2803a", "#b23a48", "#6b6f2a")
 _OWN = ("#0b7a75", "#4a6fdc", "#7b4ab8", "#2f9e44", "#00a3c4", "#c2418c", "#5c3d2e")
 _SPREAD_SAMPLES = 10  # fewer say nothing about a distribution
 _SPREADS_MAX = 8
+_PANELS_MAX = 5  # of one picture: the losses that LTP and ULTIMA compare
+_LEGEND_ENTRY = 1.5  # inches that a name and its line take at most
 
 Draw = Callable[[Any], None]
 
@@ -59,7 +61,7 @@ def picture(panels: Sequence[Draw], height: float = 3.3, legend: bool = True) ->
     for panel in axes[0]:
         labels |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if legend and labels:
-        columns = min(5, len(labels))
+        columns = max(1, min(5, len(labels), int(width / _LEGEND_ENTRY)))
         figure.legend(labels.values(), labels.keys(), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
@@ -159,7 +161,9 @@ def _scenarios(rows: list[Row]) -> Any:
 
 def _spread(rows: list[Row]) -> tuple[str, Any]:
     """Share of the samples that take longer than so long: a panel for each condition."""
-    groups = _groups(rows, "rtt_ms", "loss", "scenario")[:4]
+    groups = _groups(rows, "rtt_ms", "loss", "scenario")
+    # Of many the harshest is among them.
+    groups = groups if len(groups) <= _PANELS_MAX else [*groups[: _PANELS_MAX - 1], groups[-1]]
     first = rows[0]
     title = (
         f"{first['collective']}, {first['ranks']} ranks, {size_text(first['bytes'])}: share of samples that took longer"
