@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _meeting_proof
+from gradwire import _forked, _meeting_proof
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire.errors import (
     AddressError,
@@ -180,7 +180,7 @@ class MeetingServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = _forked.stays_here(self._listener.accept()[0])
         except (BlockingIOError, ConnectionError):
             return  # it has gone again
         except OSError as error:
@@ -515,7 +515,7 @@ class _NoSecretError(NoRequestError):
 
 def _listen(host: str, port: int) -> socket.socket:
     family, address = _resolve(host, port)
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
         listener.bind(address)
@@ -536,7 +536,7 @@ def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     family, address = _resolve(host, port)
     end = time.monotonic() + timeout_s
     while (left := end - time.monotonic()) > 0:
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
         try:
             connection.settimeout(min(left, 1.0))
             connection.connect(address)

@@ -8,6 +8,11 @@ import socket
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
+
+import pytest
+from gradwire._meeting import MeetingStore
+from gradwire.errors import RendezvousError
 
 RANK = """
 import os, signal
@@ -42,3 +47,59 @@ def test_a_child_that_outlives_its_rank_does_not_hold_the_ports() -> None:
                 successor.bind(("", port))
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# Serves what others of a job and its observers connect to, and forks once somebody has.
+SERVERS = """
+import os, signal, sys
+from gradwire._meeting import MeetingServer, _listen
+from gradwire.observe.export import PrometheusEndpoint
+from gradwire.observe.status import StatusServer
+
+with _listen("127.0.0.1", 0) as probe:
+    port = probe.getsockname()[1]
+server = MeetingServer("127.0.0.1", port, 2)
+metrics, status = PrometheusEndpoint("127.0.0.1", 0, dict), StatusServer("job", 0, {})
+print(port, metrics.port, status.path, flush=True)
+sys.stdin.readline()
+reader, writer = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writer, b"x")
+    signal.pause()
+os.read(reader, 1)
+print(child, flush=True)
+signal.pause()
+"""
+
+
+def test_a_child_that_outlives_its_rank_serves_nobody_in_its_name(short_folder: Path) -> None:
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(short_folder)}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", SERVERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert rank.stdin is not None
+    assert rank.stdout is not None
+    board, metrics, status = rank.stdout.readline().split()
+    store = MeetingStore("127.0.0.1", int(board), 1, 30.0)
+    rank.stdin.write("\n")
+    rank.stdin.flush()
+    child = int(rank.stdout.readline())
+    try:
+        assert not store.check(["x"]), "the parent serves on"
+        rank.kill()
+        rank.wait()
+        with pytest.raises(RendezvousError):
+            store.check(["x"])
+        for port in (board, metrics):
+            with closing(socket.socket()) as successor:
+                successor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                successor.bind(("127.0.0.1", int(port)))
+                successor.listen()
+        with closing(socket.socket(socket.AF_UNIX)) as observer, pytest.raises(ConnectionRefusedError):
+            observer.connect(status)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        rank.stdin.close()
+        rank.stdout.close()
+        store.close()

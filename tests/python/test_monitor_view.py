@@ -25,9 +25,9 @@ LAUNCHERS = {
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("job", [None, "named"])
 def test_a_job_is_found_by_where_its_ranks_met(
-    launcher: str, job: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, job: str | None, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
     for name in {name for variables in LAUNCHERS.values() for name in variables}:
         monkeypatch.delenv(name, raising=False)
     for name, value in LAUNCHERS[launcher].items():

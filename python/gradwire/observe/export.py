@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from gradwire import _native
+from gradwire._forked import stays_here
 from gradwire.config import Config
 from gradwire.errors import GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
@@ -72,6 +73,7 @@ class PrometheusEndpoint:
             raise PortInUseError(
                 f"metrics_port: cannot listen at {host}:{port}: {error.strerror}", port=port
             ) from error
+        stays_here(self._server.socket)
         self.port = int(self._server.server_port)
         logger.info("metrics at http://%s:%d/metrics", host, self.port)
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradwire._forked import stays_here
 from gradwire.errors import GradwireError, StatusFolderError
 
 logger = logging.getLogger("gradwire")
@@ -77,7 +78,7 @@ class StatusServer:
         self._pid = os.getpid()
         self._clients: dict[socket.socket, _Client] = {}
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
         self._listener.bind(str(self.path))
@@ -119,7 +120,7 @@ class StatusServer:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = stays_here(self._listener.accept()[0])
         except OSError:
             return
         if len(self._clients) >= CLIENTS_MAX or not _is_own_user(connection):
