@@ -124,9 +124,15 @@ class Caller:
         self._store.set(_GAVE_UP, json.dumps({**note, "missing": list(missing), "waited_s": waited_s}))
 
     def stay(self) -> None:
-        """For as long as those who were called may sleep, so that they read the note: the Store may end with this process."""
-        if self._called:
-            pause(self._store, f"{_GAVE_UP}/never", POLL_S)
+        """For as long as those who were called may sleep, so that they read the note: the Store may end with this process.
+
+        Who comes meanwhile, or came just before the note, is called to it too: nobody else would tell it.
+        """
+        ranks, end = range(1, self._world_size), time.monotonic() + POLL_S
+        self.call(ranks)
+        while self._called and (left := end - time.monotonic()) > 0:
+            pause(self._store, f"{_GAVE_UP}/never", min(left, PAUSE_S))
+            self.call(ranks)
 
     def give_up(self, ranks: Iterable[int], error: str) -> None:
         """This process cannot start: leaves word, and stays for a moment to call who comes, so that they read why."""

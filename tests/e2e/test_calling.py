@@ -103,6 +103,18 @@ def test_all_who_waited_for_a_rank_get_the_same_error(store: Any) -> None:
     assert not isinstance(late.value, MissingRankError), "it is not told that it waits for itself"
 
 
+def test_who_comes_just_as_rank_0_gives_up_is_called_to_hear_why(store: Any, others: Any) -> None:
+    caller = Caller(store, 3)
+    caller.call([1, 2])
+    waits = come(others, store, 1, world_size=3)
+    while not store.check(["gradwire/here/1"]):
+        pass
+    caller.note("MissingRankError: rank(s) 1, 2 of 3 did not appear within 1 s", [1, 2], 1.0)
+    caller.stay()
+    with pytest.raises(RendezvousError, match="gave up"):
+        look_for_a_note(store, waits.result(PATIENCE_S), 1)
+
+
 def test_who_cannot_start_is_not_kept_from_telling_by_processes_that_have_ended(store: Any, others: Any) -> None:
     with pytest.raises(MissingRankError):
         be_called(store, 1, 2, 0.0)
