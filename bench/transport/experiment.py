@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 
 import click
 import figures
+from click.core import ParameterSource
+from gradwire.bench import tcp
 from gradwire.lab import LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
 from network import Ground, build_stream, machine
 
@@ -95,6 +97,28 @@ def common_options(
         return command
 
     return decorate
+
+
+def had_here(context: click.Context, option: str, names: Sequence[str], tell: Tell) -> tuple[str, ...]:
+    """Those of these that can be measured: without congestion controls of TCP that the kernel lacks and nobody named.
+
+    Args:
+        context: of the command, which knows whether somebody did.
+        option: of the command, by its parameter's name.
+        names: its values; `figures.GRADWIRE` is no congestion control.
+        tell: what is left out.
+
+    Raises:
+        LabError: one that was named is not there, or none is left.
+    """
+    lacking = tcp.lacking_of(name for name in names if name != figures.GRADWIRE)
+    left = tuple(name for name in names if name not in lacking)
+    is_named = context.get_parameter_source(option) is not ParameterSource.DEFAULT
+    if lacking and (is_named or not left):
+        raise tcp.named_in_vain(sorted(lacking))
+    if lacking:
+        tell(f"not measured: {', '.join(sorted(lacking))}, as {tcp.words(sorted(lacking))}")
+    return left
 
 
 def run(

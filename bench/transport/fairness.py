@@ -19,11 +19,11 @@ Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong opti
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
-from experiment import Settings, Tell, Turns, common_options, run
+from experiment import Settings, Tell, Turns, common_options, had_here, run
 from gradwire.bench.display import as_written
 from network import Flow, Ground, bdp_bytes, link_of, payload_mbit
 
@@ -148,7 +148,12 @@ def main(*, peers: tuple[str, ...], rtts: tuple[float, ...], bdps: tuple[float, 
     bench = Bench(settings.rate_mbit, peers, rtts, bdps, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
         bench = Bench(min(settings.rate_mbit, 50.0), ("bbr",), (1.0,), (4.0,), 1, 1.0, settings.minutes)
-    run("fairness", settings, 3, link_of(bench.rate_mbit, bench.rtts_ms[0], 256 * 1024), bench.measure)
+    context = click.get_current_context()
+
+    def measure(ground: Ground, tell: Tell) -> dict[str, Any]:
+        return replace(bench, peers=had_here(context, "peers", bench.peers, tell)).measure(ground, tell)
+
+    run("fairness", settings, 3, link_of(bench.rate_mbit, bench.rtts_ms[0], 256 * 1024), measure)
 
 
 if __name__ == "__main__":

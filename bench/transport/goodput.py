@@ -21,11 +21,11 @@ Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong opti
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import click
-from experiment import Settings, Tell, Turns, common_options, run
+from experiment import Settings, Tell, Turns, common_options, had_here, run
 from figures import GRADWIRE
 from gradwire.bench.display import as_written
 from gradwire.lab.probe import probe_loss, probe_round_trip_ms
@@ -123,7 +123,12 @@ def main(*, rtts: tuple[float, ...], losses: tuple[float, ...], flows: tuple[str
     bench = Bench(settings.rate_mbit, rtts, losses, flows, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
         bench = Bench(min(settings.rate_mbit, 50.0), (1.0,), (0.01,), (GRADWIRE, "bbr"), 1, 1.0, settings.minutes)
-    run("goodput", settings, 2, link_of(bench.rate_mbit, bench.rtts_ms[0], BUFFER_MIN_BYTES), bench.measure)
+    context = click.get_current_context()
+
+    def measure(ground: Ground, tell: Tell) -> dict[str, Any]:
+        return replace(bench, flows=had_here(context, "flows", bench.flows, tell)).measure(ground, tell)
+
+    run("goodput", settings, 2, link_of(bench.rate_mbit, bench.rtts_ms[0], BUFFER_MIN_BYTES), measure)
 
 
 if __name__ == "__main__":

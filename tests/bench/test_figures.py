@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from gradwire.bench import tcp
+from gradwire.lab import LabError
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path[:0] = [str(BENCH), str(BENCH / "transport")]
@@ -15,6 +17,7 @@ sys.path[:0] = [str(BENCH), str(BENCH / "transport")]
 import experiment  # noqa: E402 - found by the line above
 import fairness  # noqa: E402
 import figures  # noqa: E402
+import goodput  # noqa: E402
 import network  # noqa: E402
 import report  # noqa: E402
 
@@ -205,3 +208,20 @@ def test_the_help_of_a_benchmark_says_how_to_call_it_and_what_its_exit_code_mean
     wrong = subprocess.run([*command, "--rtt", "fast"], capture_output=True, text=True, timeout=60, check=False)
     assert wrong.returncode == experiment.NOT_RUN
     assert "--rtt" in wrong.stderr
+
+
+def test_what_the_kernel_lacks_is_left_out_with_a_word_unless_somebody_named_it(tmp_path, monkeypatch):
+    file = tmp_path / "available"
+    file.write_text("reno cubic\n")
+    monkeypatch.setattr(tcp, "AVAILABLE", file)
+    said: list[str] = []
+    nobody = goodput.main.make_context("goodput", [])
+    assert experiment.had_here(nobody, "flows", goodput.FLOWS, said.append) == ("gradwire", "cubic", "reno")
+    assert said == ["not measured: bbr, as this kernel has no TCP congestion control bbr: as root, `modprobe tcp_bbr`"]
+    named = fairness.main.make_context("fairness", ["--peer", "bbr", "--peer", "cubic"])
+    with pytest.raises(LabError, match=r"`modprobe tcp_bbr`, or choose among cubic, reno"):
+        experiment.had_here(named, "peers", named.params["peers"], pytest.fail)
+    with pytest.raises(LabError, match="modprobe tcp_bbr"):
+        experiment.had_here(nobody, "flows", ["bbr"], pytest.fail)
+    file.write_text("reno cubic bbr\n")
+    assert experiment.had_here(named, "peers", ("bbr", "cubic"), pytest.fail) == ("bbr", "cubic")

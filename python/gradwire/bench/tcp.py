@@ -6,12 +6,12 @@ asked before anything is built, inside the sandbox, where it counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from gradwire.bench.plan import Plan, Variant
+from gradwire.bench.plan import Plan
 from gradwire.bench.training import TrainingPlan
 from gradwire.lab import LabError
 
@@ -33,21 +33,32 @@ def fitted(plan: _Plan, say: Callable[[str], None]) -> _Plan:
     Raises:
         LabError: one that was named is not there, or nothing is left to measure.
     """
-    found = available()
-    lacking = [variant for variant in plan.variants if found is not None and variant.tcp and variant.tcp not in found]
+    not_there = lacking_of(variant.tcp for variant in plan.variants)
+    lacking = [variant for variant in plan.variants if variant.tcp in not_there]
     if not lacking:
         return plan
+    controls = [variant.tcp for variant in lacking]
     if plan.is_tcp_chosen:
-        raise LabError(f"{_words(lacking)}, or choose among {', '.join(sorted(found or ()))}")
-    say(f"not measured: {', '.join(variant.name for variant in lacking)}, as {_words(lacking)}")
+        raise named_in_vain(controls)
+    say(f"not measured: {', '.join(variant.name for variant in lacking)}, as {words(controls)}")
     try:
         return replace(plan, variants=tuple(variant for variant in plan.variants if variant not in lacking))
     except ValueError as error:
         raise LabError(str(error)) from error
 
 
-def _words(lacking: list[Variant]) -> str:
+def lacking_of(names: Iterable[str]) -> set[str]:
+    """Those of these congestion controls that cannot be chosen now; an empty name is none."""
+    found = available()
+    return set() if found is None else {name for name in names if name} - found
+
+
+def named_in_vain(names: Sequence[str]) -> LabError:
+    """For congestion controls that somebody asked for and that are not there."""
+    return LabError(f"{words(names)}, or choose among {', '.join(sorted(available() or ()))}")
+
+
+def words(names: Sequence[str]) -> str:
     """What is missing, and what to do about it."""
-    names = [variant.tcp for variant in lacking]
     modules = " ".join(f"tcp_{name}" for name in names)
     return f"this kernel has no TCP congestion control {' and '.join(names)}: as root, `modprobe {modules}`"
