@@ -151,11 +151,16 @@ def _start_in_background(path: Path) -> None:
     arguments = [sys.executable, "-c", "from gradwire.cli import main; main()", *sys.argv[1:], "--foreground"]
     with tempfile.TemporaryFile("w+") as errors:
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        interrupts: list[int] = []
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         process = subprocess.Popen(
             arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
         )
         assert process.stdout is not None
         try:
+            signal.signal(signal.SIGINT, before)
+            if interrupts:  # while it was started, and nobody could have ended it
+                raise KeyboardInterrupt
             answer = process.stdout.readline()
         except KeyboardInterrupt:  # a terminal's does not reach another session
             os.killpg(process.pid, signal.SIGINT)
