@@ -9,6 +9,8 @@ import differences
 import pytest
 import suite
 
+pytestmark = pytest.mark.usefixtures("first_ports")
+
 HERE = Path(__file__).parent
 NAMES = (HERE / "cpu_tests.txt").read_text().split()
 
