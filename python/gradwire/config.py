@@ -166,8 +166,8 @@ class Config:
     dscp_classes: str | None = _setting(None, str, "Code point of each traffic class, the most urgent first, separated by commas; "
         "`auto`: 34, 26, 18, 10 (AF41 to AF11) and their like; `off`: none. Clouds may clear or police code points; they help where "
         "the switches have a queue for each (MLT section 4.2.2). A list, as `gradwire switch` prints it, says that they have, served by "
-        "strict priority: packets that up to 1,024 more urgent ones have overtaken do not count as lost then. Unset: the preset's, "
-        "which is `auto` for `mlt` and `dlcp` and `off` for the others.", optional=True)
+        "strict priority: packets that more urgent ones have overtaken do not count as lost then; the same list on all ranks. "
+        "Unset: the preset's, which is `auto` for `mlt` and `dlcp` and `off` for the others.", optional=True)
     dscp_control: int | None = _setting(None, int, "Code point of acknowledgements and other control packets. Unset: 40 (CS5) where "
         "`dscp_classes` is `auto`, else `dscp`.", low=0, high=63, optional=True)
     classes: int = _setting(4, int, "Traffic classes that the layers of a model are spread over.", low=1, high=8)

@@ -6,7 +6,9 @@
 //! Where packets come slowly it waits for a few of them ([`Hold`]).
 
 use crate::hold::Hold;
+use crate::late_arrivals::{moved, LateArrivals, Window, WindowSet, REACH, WORDS_MIN};
 use crate::{ConnectionConfig, Timestamp};
+use alloc::boxed::Box;
 use core::time::Duration;
 use gradwire_wire::{AckPath, Flags, Header, PacketNumber, PathId, ACK_WORDS_MAX};
 
@@ -18,9 +20,6 @@ const DELAY_FRESH: Duration = Duration::from_millis(100);
 
 /// So many times as many packets are acknowledged though they left at one moment: with 10, two messages of 64 KB in packets of 1500 bytes.
 const BURST_TIMES: u32 = 9;
-
-/// Least bitmap of an acknowledgement: 256 packets.
-const WORDS_MIN: usize = 4;
 
 /// What a packet number told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,9 +50,13 @@ pub(crate) struct Arrivals {
     /// The oldest of those that came behind a later one: since the last acknowledgement, and in the time before it.
     overtaken: [Option<PacketNumber>; 2],
     oldest_unacked_at: Option<Timestamp>,
+    /// Where the network has a queue for each traffic class.
+    late: Option<Box<LateArrivals>>,
     /// Newest data packet: its time stamp and when it came.
     newest_sent_us: u32,
     newest_at: Timestamp,
+    /// The same of the latest one, where those of several queues take turns.
+    latest: (u32, Timestamp),
     /// A gap opened, or the sender asked.
     at_once: bool,
     /// Time from the sender's stamp to the arrival here, microseconds of two clocks: only its difference from that of
@@ -97,8 +100,10 @@ impl Arrivals {
             acked_largest: PacketNumber(0),
             overtaken: [None; 2],
             oldest_unacked_at: None,
+            late: config.has_class_queues().then(Box::default),
             newest_sent_us: 0,
             newest_at: Timestamp::ZERO,
+            latest: (0, Timestamp::ZERO),
             at_once: false,
             delay_us: None,
             every: config.ack_every.max(1),
@@ -113,7 +118,8 @@ impl Arrivals {
             return Arrival::New;
         }
         let ahead = number.since(self.largest);
-        if ahead > AHEAD_MAX {
+        if ahead > AHEAD_MAX || self.late.is_some() && self.largest.since(number) >= LateArrivals::BEHIND_MAX
+        {
             return Arrival::Implausible;
         }
         if ahead > 0 {
@@ -124,6 +130,7 @@ impl Arrivals {
         };
         match self.bitmap.get(back / 64) {
             Some(word) if word >> (back % 64) & 1 == 1 => Arrival::Duplicate,
+            _ if self.late.as_ref().is_some_and(|late| late.has(number)) => Arrival::Duplicate,
             Some(_) => Arrival::New,
             // Older than the window: its chunk decides whether it is new.
             None => Arrival::New,
@@ -154,6 +161,9 @@ impl Arrivals {
             self.newest_sent_us = sent_at_us;
             self.newest_at = now;
         }
+        if number == self.largest || self.late.is_some() {
+            self.latest = (sent_at_us, now);
+        }
         self.count_unacked(1, sent_at_us);
         self.oldest_unacked_at.get_or_insert(now);
     }
@@ -180,6 +190,7 @@ impl Arrivals {
             number = number.next();
         }
         (self.newest_sent_us, self.newest_at) = (first.sent_at_us, now);
+        self.latest = (first.sent_at_us, now);
         self.count_unacked(packets, first.sent_at_us);
         self.oldest_unacked_at.get_or_insert(now);
         // Each follows a shorter delay a little more, until it stays.
@@ -226,18 +237,53 @@ impl Arrivals {
             self.largest = number;
             return;
         }
+        if ahead <= 0 {
+            return self.mark_overtaken(number);
+        }
         self.bitmap = self.bitmap_now();
         self.run = 0;
-        if ahead > 0 {
-            self.at_once |= ahead > 1;
-            self.bitmap = moved(&self.bitmap, ahead.unsigned_abs() as usize);
-            self.largest = number;
-        } else if self.overtaken[0].is_none_or(|oldest| number.since(oldest) < 0) {
+        self.before_moving(ahead);
+        self.at_once |= ahead > 1;
+        self.bitmap = moved(&self.bitmap, ahead.unsigned_abs() as usize);
+        self.bitmap[0] |= 1;
+        self.largest = number;
+    }
+
+    fn mark_overtaken(&mut self, number: PacketNumber) {
+        let behind = self.largest.since(number);
+        if let Some(late) = self.late.as_mut().filter(|_| LateArrivals::is_late(behind)) {
+            late.record(number);
+            self.at_once |= late.is_full();
+            return;
+        }
+        if self.overtaken[0].is_none_or(|oldest| number.since(oldest) < 0) {
             self.overtaken[0] = Some(number);
         }
-        let back = self.largest.since(number).unsigned_abs() as usize;
+        // Those of the run are there.
+        let Some(back) = (behind.unsigned_abs() as usize).checked_sub(self.run) else { return };
         if let Some(word) = self.bitmap.get_mut(back / 64) {
             *word |= 1 << (back % 64);
+        }
+    }
+
+    /// What the bitmap will no longer reach back to before it is acknowledged, or what another queue of the network was about, becomes a
+    /// window of those that are late. `ahead`: of the newest packet, so far is the next one.
+    fn before_moving(&mut self, ahead: i32) {
+        let Some(late) = &mut self.late else { return };
+        let unacked = self.acked_largest.next();
+        let news = (self.largest.since(unacked) >= 0).then_some(unacked);
+        let oldest = [news, self.overtaken[0], self.overtaken[1]]
+            .into_iter()
+            .flatten()
+            .min_by_key(|number| number.since(self.largest));
+        let reach = oldest.map_or(0, |oldest| self.largest.since(oldest) + 1);
+        // A run of packets moves it unseen.
+        if LateArrivals::is_late(ahead) || reach + ahead + RUN_MAX as i32 > REACH as i32 {
+            let before = PacketNumber(self.largest.0.wrapping_sub(64 * WORDS_MIN as u32 - 1));
+            late.add(Window::new(self.largest, self.bitmap, [oldest, Some(before)]));
+            self.at_once |= late.is_full();
+            self.acked_largest = PacketNumber(self.largest.0.wrapping_add(ahead as u32 - 1));
+            self.overtaken = [None; 2];
         }
     }
 
@@ -258,7 +304,7 @@ impl Arrivals {
 
     /// Whether so many packets have come that they are worth an acknowledgement, which of what left at one moment are more.
     fn is_enough(&self) -> bool {
-        let is_one_burst = self.newest_sent_us == self.unacked_sent_us;
+        let is_one_burst = self.latest.0 == self.unacked_sent_us;
         self.unacked >= if is_one_burst { self.every.saturating_mul(BURST_TIMES) } else { self.every }
     }
 
@@ -286,7 +332,7 @@ impl Arrivals {
     /// The acknowledgement: `(echo_us, delay_us, bitmap)`; `None` when nothing ever arrived.
     pub(crate) fn acknowledge(&mut self, now: Timestamp) -> Option<(u32, u32, AckPath)> {
         let path = self.describe(WORDS_MIN, ACK_WORDS_MAX)?;
-        self.hold.on_acknowledged(self.unacked, self.oldest_unacked_at, self.newest_at);
+        self.hold.on_acknowledged(self.unacked, self.oldest_unacked_at, self.latest.1);
         self.unacked = 0;
         self.at_once = false;
         self.oldest_unacked_at = None;
@@ -295,18 +341,24 @@ impl Arrivals {
         let delay = u32::try_from(now.since(self.newest_at).as_micros()).unwrap_or(u32::MAX);
         Some((self.newest_sent_us, delay, path))
     }
-}
 
-/// The bitmap when so many newer packets are known of.
-fn moved(bitmap: &[u64; ACK_WORDS_MAX], by: usize) -> [u64; ACK_WORDS_MAX] {
-    let (words, bits) = (by / 64, by % 64);
-    let mut moved = [0; ACK_WORDS_MAX];
-    for (index, word) in moved.iter_mut().enumerate().skip(words) {
-        let low = bitmap[index - words];
-        let high = (index - words).checked_sub(1).map_or(0, |from| bitmap[from]);
-        *word = if bits == 0 { low } else { low << bits | high >> (64 - bits) };
+    /// What waited in queues of the network and has come lately, as far as so many bytes of an acknowledgement have room for it.
+    /// `all`: and what came earlier.
+    pub(crate) fn late_to_acknowledge(&self, room: usize, all: bool) -> WindowSet {
+        self.late.as_ref().map_or(WindowSet::default(), |late| late.to_acknowledge(room, all))
     }
-    moved
+
+    /// The entries for it, and no more.
+    pub(crate) fn describe_late(&self, chosen: WindowSet) -> impl Iterator<Item = AckPath> + '_ {
+        self.late.iter().flat_map(move |late| late.describe(self.path, chosen))
+    }
+
+    /// They are in an acknowledgement.
+    pub(crate) fn on_late_acknowledged(&mut self, chosen: WindowSet) {
+        if let Some(late) = &mut self.late {
+            late.on_acknowledged(chosen, self.largest);
+        }
+    }
 }
 
 /// Shorter than a word of the bitmap.
@@ -375,6 +427,75 @@ mod tests {
                 prop_assert_eq!(bit, model.contains(&number.wrapping_sub(back)), "packet {} back", back);
             }
         }
+    }
+
+    fn of_queues() -> Arrivals {
+        let config = ConnectionConfig { class_queues: 4, ..crate::config::tests::config() };
+        Arrivals::new(PathId(0), &config)
+    }
+
+    /// All that an acknowledgement names that leaves now.
+    fn named(arrivals: &mut Arrivals) -> BTreeSet<u32> {
+        let (_, _, newest) = arrivals.acknowledge(Timestamp::ZERO).expect("something arrived");
+        let chosen = arrivals.late_to_acknowledge(1_400 - 6 - 8 * usize::from(newest.words), false);
+        let entries: Vec<AckPath> = arrivals.describe_late(chosen).chain([newest]).collect();
+        arrivals.on_late_acknowledged(chosen);
+        let bits = |entry: &AckPath| {
+            let (bitmap, largest) = (entry.bitmap, entry.largest.0);
+            let is_set = move |back: &u32| bitmap[(back / 64) as usize] >> (back % 64) & 1 == 1;
+            (0..64 * u32::from(entry.words)).filter(is_set).map(move |back| largest.wrapping_sub(back))
+        };
+        entries.iter().flat_map(bits).collect()
+    }
+
+    proptest! {
+        // Four queues, each of which keeps its order; of each burst some packets are lost.
+        #[test]
+        fn an_acknowledgement_names_all_that_came_since_the_last_one_out_of_any_queue(
+            start: u32,
+            bursts in prop::collection::vec((0_usize..4, prop_oneof![1_u32..4, 1_u32..700, 510_u32..520]), 1..120),
+            turns in prop::collection::vec((0_usize..4, 1_usize..150), 1..120),
+            every in 1_usize..300,
+        ) {
+            let mut arrivals = of_queues();
+            let mut queues = [(); 4].map(|()| std::collections::VecDeque::new());
+            let mut next = start;
+            for (queue, packets) in bursts {
+                queues[queue].extend((0..packets).map(|at| next.wrapping_add(at)).filter(|number| number % 17 != 3));
+                next = next.wrapping_add(packets);
+            }
+            let (mut all, mut came) = (BTreeSet::new(), BTreeSet::new());
+            for (queue, packets) in turns {
+                for number in queues[queue].drain(..packets.min(queues[queue].len())).collect::<Vec<_>>() {
+                    prop_assert_eq!(arrivals.check(PacketNumber(number)), Arrival::New);
+                    arrivals.record(Timestamp::ZERO, PacketNumber(number), 0);
+                    prop_assert_eq!(arrivals.check(PacketNumber(number)), Arrival::Duplicate);
+                    all.insert(number);
+                    came.insert(number);
+                    if came.len() >= every || arrivals.at_once {
+                        let named = named(&mut arrivals);
+                        let missing: Vec<_> = came.difference(&named).collect();
+                        prop_assert!(missing.is_empty(), "{missing:?}");
+                        prop_assert!(all.is_superset(&named));
+                        came.clear();
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_leaves_at_once_where_the_next_packet_could_displace_what_it_has_not_named() {
+        let mut arrivals = of_queues();
+        arrivals.record(Timestamp::ZERO, PacketNumber(100_000), 0);
+        named(&mut arrivals);
+        for place in 1..=7 {
+            assert!(!arrivals.at_once, "before {place}");
+            arrivals.record(Timestamp::ZERO, PacketNumber(600 * place), 0);
+        }
+        assert!(arrivals.at_once);
+        assert!(named(&mut arrivals).is_superset(&(1..=7).map(|place| 600 * place).collect()));
+        assert!(!arrivals.at_once);
     }
 
     // test of: mlt/one-ack-for-ten

@@ -24,6 +24,7 @@ mod event;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hold;
+mod late_arrivals;
 mod mark;
 mod message;
 mod path;

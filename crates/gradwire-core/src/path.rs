@@ -20,9 +20,17 @@ const ACKS_PER_WINDOW: u64 = 4;
 /// A round trip, and how long the acknowledgement waited for more packets at the receiver and behind others on its way back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trip {
-    rtt: Duration,
+    /// None where it was told of already.
+    rtt: Option<Duration>,
     held: Duration,
     waited: Duration,
+}
+
+impl Trip {
+    /// Of what a further entry of the acknowledgement names: it has waited as long on its way back.
+    pub(crate) fn of_further_entries(self) -> Self {
+        Self { rtt: None, held: Duration::ZERO, ..self }
+    }
 }
 
 /// Sending and receiving state of one path.
@@ -218,7 +226,7 @@ impl Path {
         let held = Duration::from_micros(if is_possible { u64::from(held_us) } else { 0 });
         let rtt = self.sample_rtt(now, echo_us, delay_us)?;
         let waited = self.way_back.as_mut().map_or(Duration::ZERO, |way| way.waited(now, sent_at_us, rtt));
-        Some(Trip { rtt, held, waited })
+        Some(Trip { rtt: Some(rtt), held, waited })
     }
 
     /// Applies an acknowledgement; `outcome` lists what it changed. `false`: it acknowledges what was never sent.
@@ -282,6 +290,14 @@ impl Path {
         }
     }
 
+    /// All entries of an acknowledgement are applied: declares what they show to be lost, where the network has a queue for each class.
+    pub(crate) fn lose_overtaken(&mut self, now: Timestamp, outcome: &mut AckOutcome) {
+        self.ledger.on_timeout(now, self.rtt.loss_delay(), outcome);
+        if !outcome.lost.is_empty() {
+            self.inform_controller(now, None, outcome);
+        }
+    }
+
     /// Everything sent at or before `sent_at` that is not acknowledged by now is lost.
     pub(crate) fn lose_before(&mut self, now: Timestamp, sent_at: Timestamp, outcome: &mut AckOutcome) {
         self.ledger.lose_before(sent_at, outcome);
@@ -302,7 +318,7 @@ impl Path {
         let bytes = |packets: &[SentPacket]| packets.iter().map(|p| u64::from(p.bytes)).sum();
         let sample = AckSample {
             now,
-            rtt: trip.map(|trip| trip.rtt - trip.waited),
+            rtt: trip.and_then(|trip| Some(trip.rtt? - trip.waited)),
             waited: trip.map_or(Duration::ZERO, |trip| trip.waited),
             acked_bytes: bytes(&outcome.acked),
             lost_bytes: bytes(&outcome.lost),

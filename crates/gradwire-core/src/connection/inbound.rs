@@ -320,12 +320,26 @@ impl Connection {
         };
         let newest = (ack.echo_us, ack.delay_us);
         let path = self.paths.get_mut(header.path);
-        let trip = path.and_then(|path| path.sample_trip(now, echo, header.sent_at_us, newest));
-        let mut plausible = true;
+        let mut trip = path.and_then(|path| path.sample_trip(now, echo, header.sent_at_us, newest));
+        let (mut plausible, mut whole) = (true, Ok(()));
         for _ in 0..ack.paths {
-            let path = AckPath::decode(reader)?;
-            plausible &= self.on_ack_path(now, &path, trip.filter(|_| path.path == header.path));
+            match AckPath::decode(reader) {
+                Ok(entry) if entry.path == header.path => {
+                    plausible &= self.on_ack_path(now, &entry, trip);
+                    // The first entry of its path has the packet that the echo is of.
+                    trip = trip.map(Trip::of_further_entries);
+                }
+                Ok(entry) => plausible &= self.on_ack_path(now, &entry, None),
+                Err(error) => {
+                    whole = Err(error);
+                    break;
+                }
+            }
         }
+        if self.config.has_class_queues() {
+            self.lose_overtaken(now);
+        }
+        whole?;
         if header.flags.contains(Flags::REPLY) {
             self.settle_probe(now, header);
         }
@@ -336,7 +350,15 @@ impl Connection {
         }
     }
 
-    /// One path of an acknowledgement; `false` when it names what was never sent.
+    /// Of several queues of the only path. What comes out of one of them may be named in an entry behind that of a less urgent one.
+    fn lose_overtaken(&mut self, now: Timestamp) {
+        let mut outcome = core::mem::take(&mut self.outcome);
+        self.paths.at_mut(0).lose_overtaken(now, &mut outcome);
+        self.outcome = outcome;
+        self.apply_outcome(now, 0);
+    }
+
+    /// One entry of an acknowledgement; `false` when it names what was never sent.
     fn on_ack_path(&mut self, now: Timestamp, ack: &AckPath, trip: Option<Trip>) -> bool {
         let Some(path) = self.paths.get_mut(ack.path) else { return false };
         let mut outcome = core::mem::take(&mut self.outcome);

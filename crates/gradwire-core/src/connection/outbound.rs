@@ -188,8 +188,10 @@ impl Connection {
             HEADER_BYTES + ACK_BODY_BYTES + TAG_BYTES + lead_words.map_or(0, crate::paths::ack_path_bytes),
         );
         let others = self.paths.others_to_acknowledge(lead, room);
+        let late =
+            self.paths.at(lead).arrivals.late_to_acknowledge(room, header.flags.contains(Flags::REPLY));
         // A probe is answered even if nothing ever arrived: then all that was sent before it is lost.
-        ack.paths = u8::from(news.is_some()) + others.len();
+        ack.paths = u8::from(news.is_some()) + others.len() + late.len();
         let mut out = Writer::new(scratch);
         ack.encode(&mut out);
         if let Some((_, _, path)) = news {
@@ -198,6 +200,10 @@ impl Connection {
         for path in self.paths.describe(others) {
             path.encode(&mut out);
         }
+        for entry in self.paths.at(lead).arrivals.describe_late(late) {
+            entry.encode(&mut out);
+        }
+        self.paths.at_mut(lead).arrivals.on_late_acknowledged(late);
         let may_follow = self.paths.len() == 1 && self.paths.at(0).controller.pacing_rate() >= FOLLOWS_FROM;
         Some(Transmit { may_follow, ..control(header, out.finish()?) })
     }

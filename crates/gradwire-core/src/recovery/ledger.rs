@@ -13,7 +13,7 @@
 //! between the moment when a packet left and its acknowledgement, over the longer of the time that sending
 //! and that acknowledging them took.
 
-use super::by_queue::{insert, ByQueue, Newest, PACKET_THRESHOLD, STARVED_MAX};
+use super::by_queue::{insert, ByQueue, Newest, PACKET_THRESHOLD};
 use super::filters::rate_of;
 use super::ledger_ring::{Entry, Ring, State};
 use crate::Timestamp;
@@ -126,6 +126,9 @@ impl Ledger {
         if app_limited {
             self.app_limited_until = Some(packet.number);
         }
+        if let Some(by_queue) = &mut self.by_queue {
+            by_queue.on_sent(&self.ring, queue, packet.number);
+        }
         self.ring.push(Entry {
             packet,
             state: State::InFlight,
@@ -141,7 +144,7 @@ impl Ledger {
 
     /// Applies an acknowledgement. A packet counts as lost when three packets sent later on this path were
     /// acknowledged (LTP section IV-B), or one was and `loss_delay` has passed since it was sent. Where some packets
-    /// overtake others, those of more urgent queues do not count.
+    /// overtake others, what counts is not known before all parts of an acknowledgement are applied: it is for [`Ledger::on_timeout`] then.
     ///
     /// `waited`: how long the acknowledgement waited at the receiver and on its way back; delivery rates are those at the receiver.
     ///
@@ -167,21 +170,31 @@ impl Ledger {
             let fresh = word.reverse_bits() & self.ring.unacked_up_to(top);
             newest = self.apply_word(top, fresh, outcome).or(newest);
         }
+        let described = (words > 0).then(|| top_and_bottom(ack.largest, words));
+        if let (Some(by_queue), Some(range)) = (&mut self.by_queue, described) {
+            by_queue.note_described(range);
+        }
         if let Some(newest) = newest {
             self.delivered_at = self.delivered_at.max(now.before(waited));
             self.sample(newest, outcome);
             self.advance_oldest();
-            let described = (words > 0).then(|| top_and_bottom(ack.largest, words));
-            self.detect_lost(now, loss_delay, described, outcome);
+            if self.by_queue.is_none() {
+                self.detect_lost(now, loss_delay, described, outcome);
+            }
             self.prune();
         }
         true
     }
 
-    /// Declares by time what counts as lost now; fills `outcome.lost`.
+    /// Declares what counts as lost now, by time and, where some packets overtake others, by what was acknowledged; fills `outcome.lost`.
     pub fn on_timeout(&mut self, now: Timestamp, loss_delay: Duration, outcome: &mut AckOutcome) {
         outcome.clear();
-        self.detect_lost(now, loss_delay, None, outcome);
+        if let Some(by_queue) = &mut self.by_queue {
+            by_queue.lose_overtaken(&mut self.ring, now, loss_delay, &mut outcome.lost);
+            self.after_losing_by_queue(outcome);
+        } else {
+            self.detect_lost(now, loss_delay, None, outcome);
+        }
         self.prune();
     }
 
@@ -224,17 +237,15 @@ impl Ledger {
         self.lose_asked((at, queue), outcome, |entry| entry.packet.sent_at <= at);
     }
 
-    /// A probe overtakes packets of less urgent queues, but not for ever.
     fn lose_asked(
         &mut self,
-        (at, queue): (Timestamp, u8),
+        asked: (Timestamp, u8),
         outcome: &mut AckOutcome,
         is_older: impl Fn(&Entry) -> bool,
     ) {
-        if self.by_queue.is_some() {
-            self.lose_all(self.next_number(), outcome, |entry| {
-                entry.queue <= queue && is_older(entry) || entry.packet.sent_at + STARVED_MAX <= at
-            });
+        if let Some(by_queue) = &mut self.by_queue {
+            by_queue.lose_asked(&mut self.ring, asked, &mut outcome.lost, is_older);
+            self.after_losing_by_queue(outcome);
         } else {
             self.lose_while(outcome, is_older);
         }
@@ -354,9 +365,6 @@ impl Ledger {
         described: Option<(PacketNumber, PacketNumber)>,
         outcome: &mut AckOutcome,
     ) {
-        if self.by_queue.is_some() {
-            return self.detect_lost_by_queue(now, loss_delay, described, outcome);
-        }
         let [Some(largest), _, third] = self.newest_acked else { return };
         let is_described = |number: PacketNumber| {
             described.is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0)
@@ -369,54 +377,9 @@ impl Ledger {
         });
     }
 
-    /// The same where some packets overtake others. One that waits behind more urgent ones says nothing about those behind it, so all are
-    /// looked at up to the newest that is acknowledged.
-    fn detect_lost_by_queue(
-        &mut self,
-        now: Timestamp,
-        loss_delay: Duration,
-        described: Option<(PacketNumber, PacketNumber)>,
-        outcome: &mut AckOutcome,
-    ) {
-        let Some(mut by_queue) = self.by_queue.take() else { return };
-        let mut late_since = None;
-        if let [Some(newest), ..] = by_queue.newest_behind(0) {
-            self.lose_all(newest, outcome, |entry| {
-                let (number, sent_at) = (entry.packet.number, entry.packet.sent_at);
-                let [largest, _, third] = by_queue.newest_behind(entry.queue);
-                let is_described = described
-                    .is_some_and(|(newest, oldest)| number.since(newest) <= 0 && number.since(oldest) >= 0);
-                let is_before =
-                    |newest: Option<PacketNumber>| newest.is_some_and(|newest| number.since(newest) < 0);
-                let since = if is_before(largest) { sent_at } else { sent_at + STARVED_MAX };
-                let is_lost = is_before(third) && is_described || now >= since + loss_delay;
-                if !is_lost && late_since.is_none_or(|at| since < at) {
-                    late_since = Some(since);
-                }
-                is_lost
-            });
-        }
-        by_queue.late_since = late_since;
-        self.by_queue = Some(by_queue);
-    }
-
-    /// Takes packets before `end` out of the flight as lost, wherever they are.
-    fn lose_all(
-        &mut self,
-        end: PacketNumber,
-        outcome: &mut AckOutcome,
-        mut is_lost: impl FnMut(&Entry) -> bool,
-    ) {
-        let mut number = self.oldest;
-        while number.since(end) < 0 {
-            let Some(entry) = self.ring.entry_mut(number) else { break };
-            if entry.state == State::InFlight && is_lost(entry) {
-                entry.state = State::Lost;
-                self.in_flight -= u64::from(entry.packet.bytes);
-                outcome.lost.push(entry.packet);
-            }
-            number = number.next();
-        }
+    /// `outcome` was empty before.
+    fn after_losing_by_queue(&mut self, outcome: &AckOutcome) {
+        self.in_flight -= outcome.lost.iter().map(|packet| u64::from(packet.bytes)).sum::<u64>();
         self.advance_oldest();
     }
 
@@ -459,5 +422,5 @@ fn top_and_bottom(largest: PacketNumber, words: usize) -> (PacketNumber, PacketN
     (largest, PacketNumber(largest.0.wrapping_sub(64 * words as u32 - 1)))
 }
 
-/// Packets that an acknowledgement can name.
+/// Packets that an entry of an acknowledgement can name. One of those that are late may name older ones that were lost; they went again then.
 const HISTORY: i32 = ACK_WORDS_MAX as i32 * 64;

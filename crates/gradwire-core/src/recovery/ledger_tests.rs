@@ -9,14 +9,14 @@ use core::time::Duration;
 use gradwire_wire::{AckPath, PacketNumber, PathId, TransferId, ACK_WORDS_MAX};
 use proptest::prelude::*;
 
-const BYTES: u32 = 1_000;
-const DELAY: Duration = Duration::from_millis(10);
+pub(super) const BYTES: u32 = 1_000;
+pub(super) const DELAY: Duration = Duration::from_millis(10);
 
-fn at(us: u64) -> Timestamp {
+pub(super) fn at(us: u64) -> Timestamp {
     Timestamp::from_nanos(us * 1_000)
 }
 
-fn packet(ledger: &Ledger, transfer: u32, bytes: u32, now: Timestamp) -> SentPacket {
+pub(super) fn packet(ledger: &Ledger, transfer: u32, bytes: u32, now: Timestamp) -> SentPacket {
     let number = ledger.next_number();
     SentPacket { number, transfer: TransferId(transfer), chunk: number.0 & 0xFF, bytes, sent_at: now }
 }
@@ -30,7 +30,7 @@ fn send(ledger: &mut Ledger, count: u64, start_us: u64) {
 }
 
 /// An acknowledgement of exactly `numbers`.
-fn ack(numbers: &[u32]) -> AckPath {
+pub(super) fn ack(numbers: &[u32]) -> AckPath {
     let largest = numbers.iter().copied().reduce(|a, b| if (b.wrapping_sub(a) as i32) > 0 { b } else { a });
     let largest = largest.unwrap_or(0);
     let mut bitmap = [0; ACK_WORDS_MAX];
@@ -41,7 +41,7 @@ fn ack(numbers: &[u32]) -> AckPath {
     AckPath { path: PathId(0), largest: PacketNumber(largest), words: ACK_WORDS_MAX as u8, bitmap }
 }
 
-fn numbers(packets: &[SentPacket]) -> Vec<u32> {
+pub(super) fn numbers(packets: &[SentPacket]) -> Vec<u32> {
     packets.iter().map(|packet| packet.number.0).collect()
 }
 
@@ -437,61 +437,4 @@ fn settings(initial_rate: u64, incast: u32, packet_bytes: u64, standing_bytes: u
         packet_bytes,
         standing_bytes,
     }
-}
-
-/// Packets that take these queues, one each microsecond.
-fn in_queues(queues: &[u8]) -> (Ledger, AckOutcome) {
-    let mut ledger = Ledger::by_queue();
-    for (queue, us) in queues.iter().zip(0..) {
-        let packet = packet(&ledger, 1, BYTES, at(us));
-        ledger.on_sent_in(packet, *queue, false);
-    }
-    (ledger, AckOutcome::default())
-}
-
-// test of: mlt/switch-queues
-#[test]
-fn packets_of_more_urgent_queues_condemn_nothing_and_those_of_less_urgent_ones_do() {
-    let (mut ledger, mut outcome) = in_queues(&[1, 0, 1, 0, 0, 0, 2, 2, 2, 1]);
-    assert!(ledger.on_ack(at(100), Duration::ZERO, &ack(&[3, 4, 5]), DELAY, &mut outcome));
-    assert_eq!(numbers(&outcome.lost), [1], "three of its own queue came");
-    let starved = Duration::from_millis(100);
-    assert_eq!(
-        ledger.loss_time(DELAY),
-        Some(at(0) + starved + DELAY),
-        "nothing else that it does not let past has come"
-    );
-    assert!(ledger.on_ack(at(101), Duration::ZERO, &ack(&[6]), DELAY, &mut outcome));
-    assert_eq!(numbers(&outcome.lost), []);
-    assert_eq!(ledger.loss_time(DELAY), Some(at(0) + DELAY), "one of a less urgent queue came");
-    assert!(ledger.on_ack(at(102), Duration::ZERO, &ack(&[7, 8]), DELAY, &mut outcome));
-    assert_eq!(numbers(&outcome.lost), [0, 2]);
-    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (None, 1_000));
-}
-
-#[test]
-fn a_packet_that_one_of_its_queue_has_overtaken_is_lost_in_time_though_more_urgent_ones_wait_before_it() {
-    let (mut ledger, mut outcome) = in_queues(&[2, 1, 1]);
-    assert!(ledger.on_ack(at(100), Duration::ZERO, &ack(&[2]), DELAY, &mut outcome));
-    assert_eq!(ledger.loss_time(DELAY), Some(at(1) + DELAY));
-    ledger.on_timeout(at(1) + DELAY, DELAY, &mut outcome);
-    assert_eq!(numbers(&outcome.lost), [1]);
-    let due = at(0) + Duration::from_millis(100) + DELAY;
-    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (Some(due), 1_000));
-    ledger.on_timeout(due, DELAY, &mut outcome);
-    assert_eq!(numbers(&outcome.lost), [0], "no queue is starved for longer");
-    assert_eq!((ledger.loss_time(DELAY), ledger.in_flight()), (None, 0));
-}
-
-#[test]
-fn a_question_settles_what_it_has_not_overtaken() {
-    let (mut ledger, mut outcome) = in_queues(&[2, 0, 1, 0, 1]);
-    ledger.lose_older(PacketNumber(4), (at(4), 1), &mut outcome);
-    assert_eq!(numbers(&outcome.lost), [1, 2, 3]);
-    ledger.lose_asked_before(at(4), 1, &mut outcome);
-    assert_eq!(numbers(&outcome.lost), [4]);
-    ledger.lose_asked_before(at(99_999), 1, &mut outcome);
-    assert_eq!(ledger.in_flight(), 1_000);
-    ledger.lose_asked_before(at(100_000), 1, &mut outcome);
-    assert_eq!(numbers(&outcome.lost), [0], "no queue is starved for longer");
 }

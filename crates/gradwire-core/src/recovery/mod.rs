@@ -7,6 +7,8 @@ mod average;
 mod backoff;
 mod bottleneck;
 mod by_queue;
+#[cfg(test)]
+mod by_queue_tests;
 mod controller;
 #[cfg(test)]
 mod controller_tests;

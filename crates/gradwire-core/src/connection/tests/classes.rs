@@ -66,6 +66,66 @@ fn what_urgent_packets_overtake_is_not_lost() {
     assert_eq!(back_layers_then_front_layers(2, never), (0, 0));
 }
 
+/// A back layer of so many packets waits 20 ms behind the front layers of a fast link: packets lost, and sent again.
+fn far_behind(lose: Lose) -> (u64, u64) {
+    let mut pair = pair(2, lose);
+    pair.late = |transmit| behind(transmit) * 4;
+    let long = 15_000;
+    post_so_many(&mut pair, 1, 0, long);
+    pair.run_until(Duration::from_secs(10), |pair| pair.missing(0, 1).is_some());
+    // Both at once, so that nothing pauses between them.
+    post_so_many(&mut pair, 2, 1, 2 * CHUNKS);
+    pair.run_until(Duration::from_secs(1), |pair| {
+        pair.ends[0]
+            .connection
+            .sends
+            .iter()
+            .all(|send| send.request.transfer != TransferId(2) || send.is_all_sent())
+    });
+    post_so_many(&mut pair, 3, 0, long);
+    pair.run_until(Duration::from_secs(10), |pair| {
+        [2, 3].iter().all(|transfer| pair.missing(0, *transfer).is_some())
+    });
+    let stats = pair.ends[0].connection.stats();
+    (stats.packets_lost, stats.packets_retransmitted)
+}
+
+/// A back layer that is coming in, with thousands of its packets under way, when front layers overtake these.
+fn in_the_middle(lose: Lose) -> (u64, u64) {
+    let mut pair = pair(2, lose);
+    let long = 60_000;
+    post_so_many(&mut pair, 2, 1, long);
+    pair.run_until(Duration::from_secs(1), |pair| pair.ends[1].connection.stats().packets_received > 40_000);
+    let under_way =
+        pair.ends[0].connection.stats().packets_sent - pair.ends[1].connection.stats().packets_received;
+    assert!(under_way > 2_000, "{under_way} packets");
+    post_so_many(&mut pair, 3, 0, long);
+    pair.run_until(Duration::from_secs(10), |pair| {
+        [2, 3].iter().all(|transfer| pair.missing(0, *transfer).is_some())
+    });
+    let stats = pair.ends[0].connection.stats();
+    (stats.packets_lost, stats.packets_retransmitted)
+}
+
+// test of: mlt/switch-queues
+#[test]
+fn what_comes_in_when_thousands_of_urgent_packets_overtake_the_rest_is_not_lost() {
+    assert_eq!(in_the_middle(never), (0, 0));
+    assert_eq!(in_the_middle(two_of_both), (4, 4));
+}
+
+/// Of the back layer and of the front layers that overtake it.
+fn two_of_both(header: &Header, _: u64) -> bool {
+    let is_lost = [50, 120].contains(&(header.offset as usize / CHUNK)) && header.transfer != TransferId(1);
+    is_lost && header.kind == Kind::Data && !header.flags.contains(Flags::RETRANSMITTED)
+}
+
+// test of: mlt/switch-queues
+#[test]
+fn what_is_lost_behind_thousands_of_urgent_packets_is_sent_again_once() {
+    assert_eq!(far_behind(two_of_both), (4, 4));
+}
+
 fn two_of_each_class(header: &Header, _: u64) -> bool {
     let is_lost = [50, 120].contains(&(header.offset as usize / CHUNK));
     let in_both = [1, 11].contains(&header.transfer.0);
