@@ -1,6 +1,5 @@
 """For all tests."""
 
-import fcntl
 import os
 import signal
 import tempfile
@@ -12,17 +11,6 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those that a test interrupts would not hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(scope="module")
-def first_ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For files whose processes take the first ports that a job tries on this machine's own network: one of them runs at a time.
-
-    `make test-python` shares the files among several processes.
-    """
-    with (tmp_path_factory.getbasetemp().parent / "first-ports").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture

@@ -147,7 +147,7 @@ def main(*, peers: tuple[str, ...], rtts: tuple[float, ...], bdps: tuple[float, 
     settings = Settings(**common)
     bench = Bench(settings.rate_mbit, peers, rtts, bdps, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
-        bench = Bench(min(settings.rate_mbit, 50.0), ("bbr",), (1.0,), (4.0,), 1, 1.0, settings.minutes)
+        bench = Bench(min(settings.rate_mbit, 50.0), peers[:1], (1.0,), (4.0,), 1, 1.0, settings.minutes)
     context = click.get_current_context()
 
     def measure(ground: Ground, tell: Tell) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def main(*, rtts: tuple[float, ...], losses: tuple[float, ...], flows: tuple[str
     settings = Settings(**common)
     bench = Bench(settings.rate_mbit, rtts, losses, flows, settings.samples, settings.seconds, settings.minutes)
     if settings.small:
-        bench = Bench(min(settings.rate_mbit, 50.0), (1.0,), (0.01,), (GRADWIRE, "bbr"), 1, 1.0, settings.minutes)
+        bench = Bench(min(settings.rate_mbit, 50.0), (1.0,), (0.01,), flows[:2], 1, 1.0, settings.minutes)
     context = click.get_current_context()
 
     def measure(ground: Ground, tell: Tell) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` bo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -128,11 +129,16 @@ class Caller:
 
         Who comes meanwhile, or came just before the note, is called to it too: nobody else would tell it.
         """
-        ranks, end = range(1, self._world_size), time.monotonic() + POLL_S
-        self.call(ranks)
-        while self._called and (left := end - time.monotonic()) > 0:
-            pause(self._store, f"{_GAVE_UP}/never", min(left, PAUSE_S))
-            self.call(ranks)
+        end = time.monotonic() + POLL_S
+        while True:
+            for rank in filter(self._is_here, range(1, self._world_size)):
+                with contextlib.suppress(GradwireError):  # what this one wrote may be why all end
+                    self._call(rank)
+            if not self._called:
+                return
+            pause(self._store, f"{_GAVE_UP}/never", PAUSE_S)
+            if time.monotonic() >= end:
+                return
 
     def give_up(self, ranks: Iterable[int], error: str) -> None:
         """This process cannot start: leaves word, and stays for a moment to call who comes, so that they read why."""

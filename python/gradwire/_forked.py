@@ -6,6 +6,7 @@ who asks there hears nothing, not even that the rank has ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import weakref
@@ -22,7 +23,8 @@ def stays_here(one: socket.socket) -> socket.socket:
 def _close_copies() -> None:
     # Closed as they are: loops that watch them share their selectors with the parent's, which has to go on.
     for one in list(_of_this_process):
-        one.close()
+        with contextlib.suppress(OSError):
+            one.close()
     _of_this_process.clear()
 
 

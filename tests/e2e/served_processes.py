@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "serve
 def servers(folder: Path, count: int, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
     """`gradwire serve` for each of `count` servers; whoever has not ended by itself is killed."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "MASTER_"))}
-    clean |= variables
+    clean |= {"GRADWIRE_PORT": "0", **variables}
     commands = [
         [
             *COMMAND,

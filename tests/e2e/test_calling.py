@@ -115,6 +115,20 @@ def test_who_comes_just_as_rank_0_gives_up_is_called_to_hear_why(store: Any, oth
         look_for_a_note(store, waits.result(PATIENCE_S), 1)
 
 
+def test_what_one_rank_wrote_does_not_keep_rank_0_from_telling_the_others(store: Any, others: Any) -> None:
+    store.set("gradwire/here/1", "written by somebody else")
+    caller = Caller(store, 3)
+    with pytest.raises(RendezvousError, match="not written by this version"):
+        caller.call([1, 2])
+    waits = come(others, store, 2, world_size=3)
+    while not store.check(["gradwire/here/2"]):
+        pass
+    caller.note("RendezvousError: what lies at gradwire/here/1")
+    caller.stay()
+    with pytest.raises(RendezvousError, match="gave up"):
+        look_for_a_note(store, waits.result(PATIENCE_S), 2)
+
+
 def test_who_cannot_start_is_not_kept_from_telling_by_processes_that_have_ended(store: Any, others: Any) -> None:
     with pytest.raises(MissingRankError):
         be_called(store, 1, 2, 0.0)

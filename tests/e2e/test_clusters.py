@@ -11,8 +11,6 @@ import pytest
 from gradwire.lab import NamespacesUnavailable, sandbox
 from launch import HERE
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 CLUSTER = HERE.parents[1] / "examples" / "cluster"
 NODES = 2
 # Starts the command once for each node, in the background, and ends as the worst of them does.

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from launch import HERE, Outcome, checks_of, launch
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 # Without importing it.
 TORCH = tuple(map(int, version("torch").split(".")[:2]))
 

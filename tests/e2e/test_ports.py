@@ -14,8 +14,6 @@ from gradwire._launcher import candidate_ports, local_rank
 from gradwire.doctor.host import port_of
 from gradwire.errors import ConfigError, PortInUseError
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 BASE = 47400
 # Those of 64 ranks, of four network threads each.
 OF_RANKS = set(range(BASE, BASE + 4 * 64))

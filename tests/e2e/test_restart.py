@@ -12,8 +12,6 @@ import pytest
 import torch
 from launch import HERE
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 STEPS, FATAL = 6, 3
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from gradwire.lab import NamespacesUnavailable, sandbox
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 COMMANDS = {"lightning": (), "accelerate": TORCHRUN, "ray": ()}

@@ -52,13 +52,12 @@ def test_a_child_that_outlives_its_rank_does_not_hold_the_ports() -> None:
 # Serves what others of a job and its observers connect to, and forks once somebody has.
 SERVERS = """
 import os, signal, sys
-from gradwire._meeting import MeetingServer, _listen
+from gradwire._meeting import MeetingServer
 from gradwire.observe.export import PrometheusEndpoint
 from gradwire.observe.status import StatusServer
 
-with _listen("127.0.0.1", 0) as probe:
-    port = probe.getsockname()[1]
-server = MeetingServer("127.0.0.1", port, 2)
+server = MeetingServer("127.0.0.1", 0, 2)
+port = server._listener.getsockname()[1]
 metrics, status = PrometheusEndpoint("127.0.0.1", 0, dict), StatusServer("job", 0, {})
 print(port, metrics.port, status.path, flush=True)
 sys.stdin.readline()
@@ -74,32 +73,32 @@ signal.pause()
 
 
 def test_a_child_that_outlives_its_rank_serves_nobody_in_its_name(short_folder: Path) -> None:
+    pytest.importorskip("prometheus_client")
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(short_folder)}
-    rank = subprocess.Popen(
-        [sys.executable, "-c", SERVERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-    assert rank.stdin is not None
-    assert rank.stdout is not None
-    board, metrics, status = rank.stdout.readline().split()
-    store = MeetingStore("127.0.0.1", int(board), 1, 30.0)
-    rank.stdin.write("\n")
-    rank.stdin.flush()
-    child = int(rank.stdout.readline())
-    try:
-        assert not store.check(["x"]), "the parent serves on"
-        rank.kill()
-        rank.wait()
-        with pytest.raises(RendezvousError):
-            store.check(["x"])
-        for port in (board, metrics):
-            with closing(socket.socket()) as successor:
-                successor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                successor.bind(("127.0.0.1", int(port)))
-                successor.listen()
-        with closing(socket.socket(socket.AF_UNIX)) as observer, pytest.raises(ConnectionRefusedError):
-            observer.connect(status)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        rank.stdin.close()
-        rank.stdout.close()
-        store.close()
+    command, pipe = [sys.executable, "-c", SERVERS], subprocess.PIPE
+    child = 0
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        try:
+            board, metrics, status = rank.stdout.readline().split()
+            store = MeetingStore("127.0.0.1", int(board), 1, 30.0)
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            child = int(rank.stdout.readline())
+            assert not store.check(["x"]), "the parent serves on"
+            rank.kill()
+            rank.wait()
+            with closing(store), pytest.raises(RendezvousError):
+                store.check(["x"])
+            for port in (board, metrics):
+                with closing(socket.socket()) as successor:
+                    successor.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    successor.bind(("127.0.0.1", int(port)))
+                    successor.listen()
+            with closing(socket.socket(socket.AF_UNIX)) as observer, pytest.raises(ConnectionRefusedError):
+                observer.connect(status)
+        finally:
+            rank.kill()
+            if child:
+                os.kill(child, signal.SIGKILL)

@@ -9,8 +9,6 @@ import differences
 import pytest
 import suite
 
-pytestmark = pytest.mark.usefixtures("first_ports")
-
 HERE = Path(__file__).parent
 NAMES = (HERE / "cpu_tests.txt").read_text().split()
 

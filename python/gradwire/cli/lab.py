@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -150,17 +150,10 @@ def _start_in_background(path: Path) -> None:
     """The same command once more, in a session of its own, with --foreground; returns when it is ready."""
     arguments = [sys.executable, "-c", "from gradwire.cli import main; main()", *sys.argv[1:], "--foreground"]
     with tempfile.TemporaryFile("w+") as errors:
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        interrupts: list[int] = []
-        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-        process = subprocess.Popen(
-            arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
-        )
+        process, release = _started(arguments, errors)
         assert process.stdout is not None
         try:
-            signal.signal(signal.SIGINT, before)
-            if interrupts:  # while it was started, and nobody could have ended it
-                raise KeyboardInterrupt
+            release()
             answer = process.stdout.readline()
         except KeyboardInterrupt:  # a terminal's does not reach another session
             os.killpg(process.pid, signal.SIGINT)
@@ -174,6 +167,31 @@ def _start_in_background(path: Path) -> None:
             )
     if not path.exists():
         raise LabError("the lab ended at once")
+
+
+def _started(arguments: list[str], errors: IO[str]) -> tuple[subprocess.Popen[str], Callable[[], None]]:
+    """A process, and what raises KeyboardInterrupt if that was asked for while it was started: nobody could have ended it then."""
+    held: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    is_heard = before not in (None, signal.SIG_IGN)
+    if is_heard:
+        signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+
+    def release() -> None:
+        if is_heard:
+            signal.signal(signal.SIGINT, before)
+        if held:
+            raise KeyboardInterrupt
+
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        process = subprocess.Popen(
+            arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
+        )
+    except OSError:
+        release()
+        raise
+    return process, release
 
 
 def _describe(path: Path) -> None:
