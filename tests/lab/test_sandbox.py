@@ -90,6 +90,23 @@ def test_ctrl_c_ends_it_with_the_shells_status():
         assert_closed(caller.stdout.fileno())
 
 
+def test_an_interrupt_between_a_wait_and_its_result_loses_no_status(monkeypatch):
+    for name in ("waitid", "waitpid"):
+        wait, interrupts = getattr(os, name), [KeyboardInterrupt]
+
+        def interrupted(*arguments, wait=wait, interrupts=interrupts):
+            result = wait(*arguments)
+            if interrupts:
+                raise interrupts.pop()
+            return result
+
+        monkeypatch.setattr(os, name, interrupted)
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert sandbox._wait(child) == 7
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_an_unprivileged_user_needs_no_root(tmp_path):
     interpreter = Path("/usr/bin/python3")  # one that another user may read

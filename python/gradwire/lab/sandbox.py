@@ -123,10 +123,11 @@ def _in_child(body: Callable[[], int]) -> None:
 
 def _wait(child: int) -> int:
     """Exit status of `child`. Ctrl-C is left to the child, which gets it as well and ends by itself."""
-    while True:
-        try:
-            _, status = os.waitpid(child, 0)
-        except KeyboardInterrupt:
-            continue
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+    found = None
+    while found is None:
+        with suppress(KeyboardInterrupt):
+            # It can be asked again: the interrupt may come when the call has returned and its result is not here yet.
+            found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    with suppress(KeyboardInterrupt):
+        os.waitpid(child, 0)
+    return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
