@@ -1,7 +1,7 @@
 //! Packets of several queues of the network: single cases, and a naive model that looks at every packet every time.
 
 use super::by_queue::STARVED_MAX;
-use super::ledger_tests::{ack, at, numbers, packet, BYTES, DELAY};
+use super::ledger_tests::{ack, at, numbers, packet, Fate, BYTES, DELAY};
 use super::{AckOutcome, Ledger, SentPacket};
 use crate::Timestamp;
 use alloc::vec::Vec;
@@ -94,14 +94,6 @@ fn a_question_settles_what_it_has_not_overtaken() {
 #[derive(Default)]
 struct Model {
     packets: Vec<(SentPacket, u8, Fate)>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
-    InFlight,
-    Acked,
-    Lost,
-    Forgotten,
 }
 
 impl Model {

@@ -225,7 +225,7 @@ struct Model {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+pub(super) enum Fate {
     InFlight,
     Acked,
     Lost,
