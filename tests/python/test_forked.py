@@ -14,17 +14,22 @@ import pytest
 from gradwire._meeting import MeetingStore
 from gradwire.errors import RendezvousError
 
-RANK = """
-import os, signal
-from gradwire import _runtime
-
-engine = _runtime.runtime().engine
+# Of a rank's program: a worker that stays, as soon as it is there.
+FORK = """
 reader, writer = os.pipe()
 child = os.fork()
 if child == 0:
     os.write(writer, b"x")
     signal.pause()
 os.read(reader, 1)
+"""
+
+RANK = f"""
+import os, signal
+from gradwire import _runtime
+
+engine = _runtime.runtime().engine
+{FORK}
 engine.stats()
 print(child, *engine.thread_ports, *engine.features()["source_ports"], flush=True)
 signal.pause()
@@ -50,7 +55,7 @@ def test_a_child_that_outlives_its_rank_does_not_hold_the_ports() -> None:
 
 
 # Serves what others of a job and its observers connect to, and forks once somebody has.
-SERVERS = """
+SERVERS = f"""
 import os, signal, sys
 from gradwire._meeting import MeetingServer
 from gradwire.observe.export import PrometheusEndpoint
@@ -58,15 +63,10 @@ from gradwire.observe.status import StatusServer
 
 server = MeetingServer("127.0.0.1", 0, 2)
 port = server._listener.getsockname()[1]
-metrics, status = PrometheusEndpoint("127.0.0.1", 0, dict), StatusServer("job", 0, {})
+metrics, status = PrometheusEndpoint("127.0.0.1", 0, dict), StatusServer("job", 0, dict())
 print(port, metrics.port, status.path, flush=True)
 sys.stdin.readline()
-reader, writer = os.pipe()
-child = os.fork()
-if child == 0:
-    os.write(writer, b"x")
-    signal.pause()
-os.read(reader, 1)
+{FORK}
 print(child, flush=True)
 signal.pause()
 """

@@ -45,27 +45,22 @@ struct Queue {
     newest_acked: Newest,
 }
 
-/// What is to be lost of a queue.
-pub(super) enum Verdict {
-    Lost,
-    Spared,
-}
-
 impl ByQueue {
     /// A packet leaves.
     pub(super) fn on_sent(&mut self, ring: &Ring, queue: u8, number: PacketNumber) {
-        let sent = &mut self.queues[place(queue)].sent;
+        let place = place(queue);
+        let sent = &mut self.queues[place].sent;
         while sent.front().is_some_and(|oldest| !is_in_flight(ring, *oldest)) {
             sent.pop_front();
         }
         // Everything that was acknowledged is older than this one, and in time no older number could be told from a newer one.
-        if self.queues[place(queue)].sent.is_empty() {
-            self.queues[place(queue)].newest_acked = Newest::default();
+        if sent.is_empty() {
+            self.queues[place].newest_acked = Newest::default();
             if self.queues.iter().all(|queue| queue.sent.is_empty()) {
                 self.newest_acked = None;
             }
         }
-        self.queues[place(queue)].sent.push_back(number);
+        self.queues[place].sent.push_back(number);
     }
 
     /// A packet of this queue is acknowledged.
@@ -105,15 +100,15 @@ impl ByQueue {
                 newest.is_some_and(|newest| entry.packet.number.since(newest) < 0)
             };
             if !is_before(newest_of_all) {
-                return Verdict::Spared;
+                return false;
             }
             let sent_at = entry.packet.sent_at;
             let since = if is_before(largest) { sent_at } else { sent_at + STARVED_MAX };
-            if is_before(third) && is_described(entry.packet.number) || now >= since + loss_delay {
-                return Verdict::Lost;
+            let is_lost = is_before(third) && is_described(entry.packet.number) || now >= since + loss_delay;
+            if !is_lost {
+                late_since = Some(late_since.map_or(since, |at| at.min(since)));
             }
-            late_since = Some(late_since.map_or(since, |at| at.min(since)));
-            Verdict::Spared
+            is_lost
         });
         self.late_since = late_since;
     }
@@ -128,27 +123,22 @@ impl ByQueue {
     ) {
         self.lose(ring, lost, |_, entry| {
             // It overtakes packets of less urgent queues, but not for ever.
-            let is_lost = entry.queue <= queue && is_older(entry) || entry.packet.sent_at + STARVED_MAX <= at;
-            if is_lost {
-                Verdict::Lost
-            } else {
-                Verdict::Spared
-            }
+            entry.queue <= queue && is_older(entry) || entry.packet.sent_at + STARVED_MAX <= at
         });
     }
 
-    /// Takes packets out of the flight, in each queue from the oldest to the first that `judge` spares.
+    /// Takes packets out of the flight, in each queue from the oldest to the first that `is_lost` spares.
     fn lose(
         &mut self,
         ring: &mut Ring,
         lost: &mut Vec<SentPacket>,
-        mut judge: impl FnMut(&Queue, &Entry) -> Verdict,
+        mut is_lost: impl FnMut(&Queue, &Entry) -> bool,
     ) {
         let from = lost.len();
         for queue in &mut self.queues {
             while let Some(number) = queue.sent.front() {
                 if let Some(entry) = ring.entry_mut(*number).filter(|entry| entry.state == State::InFlight) {
-                    if let Verdict::Spared = judge(queue, entry) {
+                    if !is_lost(queue, entry) {
                         break;
                     }
                     entry.state = State::Lost;
