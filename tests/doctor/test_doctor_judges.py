@@ -11,6 +11,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from doctors import GOOD, needs_ipv6
+from gradwire import _launcher
 from gradwire.cli import main
 from gradwire.config import Config
 from gradwire.doctor import check, host, pairs, threads
@@ -44,12 +45,31 @@ def with_features(**changes):
         (dataclasses.replace(HOST, clock={"source": "hpet", "synchronised": True}), {("clock", "warning")}),
         (dataclasses.replace(HOST, limits={"netdev_max_backlog": 50}), {("buffers", "warning")}),
         (dataclasses.replace(HOST, features=None, error="port 47400 is taken"), {("engine", "problem")}),
+        (dataclasses.replace(HOST, own_port=47400), set()),
+        (dataclasses.replace(HOST, own_port=47399), {("port", "warning")}),
     ],
 )
 def test_what_a_host_lacks_is_judged(facts, expected):
     found = host.judge(facts)
     assert levels(found) == expected
     assert all(finding.fix for finding in found if finding.level != "note")
+
+
+def test_a_rank_whose_own_port_is_taken_is_told_so_and_which_one_it_has(monkeypatch):
+    """Not where no launcher numbers the ranks: then the first free one is anybody's."""
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("", 0))
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(_launcher, "PORT_BASE", taken - 5)
+        facts = host.examine(Config(interface="lo"))
+        assert facts.own_port == taken != facts.port
+        [found] = [finding for finding in host.judge(facts) if finding.check == "port"]
+        assert str(taken) in found.text
+        assert str(facts.port) in found.text
+
+        monkeypatch.delenv("LOCAL_RANK")
+        assert host.examine(Config(interface="lo")).own_port is None
 
 
 @pytest.mark.parametrize(

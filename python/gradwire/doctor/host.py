@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradwire._launcher import candidate_ports
+from gradwire._launcher import candidate_ports, local_rank
 from gradwire.config import Config
 from gradwire.doctor import card, counters, processor
 from gradwire.doctor.card import Card
@@ -74,6 +74,7 @@ class HostFacts:
     """What was seen on one host.
 
     Attributes:
+        own_port: the one that belongs to this local rank and that others may be told to let in; None: none does.
         threads: the network threads, and what decides how many a job uses.
         boot: identifies the running kernel: two hosts may have the same name and addresses.
         features: what the engine got, and from where it can be reached; None: it did not start, and `error` says why.
@@ -95,6 +96,7 @@ class HostFacts:
     counters: Counters = field(default_factory=Counters)
     threads: Threads = field(default_factory=Threads)
     boot: str = ""
+    own_port: int | None = None
 
     @property
     def used(self) -> list[str]:
@@ -122,6 +124,7 @@ def examine(config: Config) -> HostFacts:
         counters=counters.read(),
         threads=threads,
         boot=_boot(),
+        own_port=_own_port(config),
     )
 
 
@@ -131,6 +134,7 @@ def judge(facts: HostFacts, rank: int = 0, *, meets_here: bool = False) -> list[
         fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT" if "port" in facts.error else ""
         return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank)]
     findings = [*_judge_buffers(facts, rank), *_judge_features(facts, rank), *_judge_clock(facts, rank)]
+    findings += _judge_port(facts, rank)
     for interface in facts.interfaces:
         if interface.used:
             findings += card.judge(interface.name, interface.card, rank)
@@ -163,6 +167,12 @@ def port_of(config: Config) -> int:
     return candidates[0]
 
 
+def _own_port(config: Config) -> int | None:
+    """The first that the job's process would try, where it is a certain one: a launcher or the user says so."""
+    first, *others = candidate_ports(config.port)
+    return first if first and (not others or local_rank() is not None) else None
+
+
 def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
     """What the engine got, its network threads, and why it did not start."""
     from gradwire import _native
@@ -184,6 +194,15 @@ def _engine(config: Config) -> tuple[dict[str, Any] | None, Threads, str]:
         return features, Threads(ports, is_fixed=config.port != 0, is_asked=is_asked, cores=engine.cores), ""
     finally:
         engine.stop()
+
+
+def _judge_port(facts: HostFacts, rank: int) -> list[Finding]:
+    """Where the rank's own port is taken the job starts all the same, at another one."""
+    if facts.own_port in (None, facts.port):
+        return []
+    text = f"UDP port {facts.own_port} is this rank's, and taken: a job has {facts.port} instead, which a firewall may not let in"
+    fix = "end the process that has it (ss -ulpn), or set GRADWIRE_PORT"
+    return [Finding(WARNING, "port", text, fix, rank)]
 
 
 def _judge_buffers(facts: HostFacts, rank: int) -> list[Finding]:
