@@ -4,10 +4,11 @@ That Store outlives processes: torchrun keeps one for all its attempts, and what
 process draws a number of its own and says that it is here; rank 0 begins a round that nobody has begun before, and calls each process into
 it by that number. Who has ended hears no call, and a round's keys are those of processes that do.
 
-    rounds/all     rounds that rank 0 has begun
-    here/<rank>    the latest process of a rank that came: its number, and why it cannot start, if so
-    called/<it>    the round into which it was called
-    gave_up        the latest round that its rank 0 gave up, why, and for which ranks it had waited in vain
+    rounds/all         rounds that rank 0 has begun
+    here/<rank>        the latest process of a rank that came: its number, and why it cannot start, if so
+    here/server-<i>    of a dedicated parameter server, which does not know its rank before it is called
+    called/<it>        the round into which it was called
+    gave_up            the latest round that its rank 0 gave up, why, and for which ranks it had waited in vain
 
 Below `gradwire/` and the prefix that torch gives each group. A `_meeting.py` board is of one start, and needs none of this.
 """
@@ -71,14 +72,16 @@ class Caller:
 
     Args:
         store: of the group.
-        world_size: of this process.
+        world_size: of this process, dedicated servers included.
+        servers: so many of these are dedicated servers, the last ones.
     """
 
-    def __init__(self, store: Any, world_size: int) -> None:
+    def __init__(self, store: Any, world_size: int, servers: int = 0) -> None:
         self._store = store
         self._world_size = world_size
+        self._workers = world_size - servers
         self.round_number = int(store.add(_ROUNDS, 1))
-        self._called: dict[int, str] = {}
+        self._called: dict[str, str] = {}
         self._failed_since: dict[str, float] = {}
         self._pause_s = PAUSE_S
 
@@ -88,27 +91,34 @@ class Caller:
         Raises:
             RendezvousError: one of them cannot start, and no other process has taken its place.
         """
-        for rank in filter(self._is_here, ranks):
-            self._look_at(rank, self._call(rank))
-        # Who was started with a larger world size has to hear of this one's.
-        for rank in itertools.takewhile(self._is_here, itertools.count(self._world_size)):
-            self._call(rank)
+        for rank in ranks:
+            if self._is_here(name := self._name(rank)):
+                self._look_at(rank, self._call(name))
+        # Who was started with a larger world size, or as a server too many, has to hear of this one's.
+        for name in itertools.takewhile(self._is_here, map(str, itertools.count(self._workers))):
+            self._call(name)
+        for name in itertools.takewhile(self._is_here, map(self._name, itertools.count(self._world_size))):
+            self._call(name)
 
-    def _is_here(self, rank: int) -> bool:
-        return bool(self._store.check([_here(rank)]))
+    def _name(self, rank: int) -> str:
+        """Of a worker its rank, of a dedicated server what `server_is_called` says."""
+        return str(rank) if rank < self._workers else _server(rank - self._workers)
 
-    def _call(self, rank: int) -> dict[str, Any]:
-        one = read(self._store, _here(rank), number=str, host=str, error=str)
-        if one["number"] != self._called.get(rank):
+    def _is_here(self, name: str) -> bool:
+        return bool(self._store.check([_here(name)]))
+
+    def _call(self, name: str) -> dict[str, Any]:
+        one = read(self._store, _here(name), number=str, host=str, error=str)
+        if one["number"] != self._called.get(name):
             self._store.set(_called(one["number"]), str(self.round_number))
-            self._called[rank] = one["number"]
+            self._called[name] = one["number"]
             self._pause_s = PAUSE_S
         return one
 
     def wait_for(self, rank: int, record: str, longest_s: float) -> None:
         """Waits for what comes next of a rank, itself or its record, but not for long: who was called may have ended."""
-        if rank not in self._called:
-            return pause(self._store, _here(rank), longest_s)
+        if (name := self._name(rank)) not in self._called:
+            return pause(self._store, _here(name), longest_s)
         pause(self._store, record, min(longest_s, self._pause_s))
         self._pause_s = min(2 * self._pause_s, POLL_S)
         return None
@@ -131,9 +141,9 @@ class Caller:
         """
         end = time.monotonic() + POLL_S
         while True:
-            for rank in filter(self._is_here, range(1, self._world_size)):
+            for name in filter(self._is_here, map(self._name, range(1, self._world_size))):
                 with contextlib.suppress(GradwireError):  # what this one wrote may be why all end
-                    self._call(rank)
+                    self._call(name)
             if not self._called:
                 return
             pause(self._store, f"{_GAVE_UP}/never", PAUSE_S)
@@ -145,8 +155,8 @@ class Caller:
         self.note(error)
         ranks, end = list(ranks), time.monotonic() + TELLING_S
         self.call(ranks)
-        may_have_ended = dict(self._called)
-        while time.monotonic() < end and any(self._called.get(rank) == may_have_ended.get(rank) for rank in ranks):
+        names, may_have_ended = list(map(self._name, ranks)), dict(self._called)
+        while time.monotonic() < end and any(self._called.get(name) == may_have_ended.get(name) for name in names):
             pause(self._store, f"{_GAVE_UP}/never", PAUSE_S)
             self.call(ranks)
 
@@ -174,18 +184,46 @@ def be_called(store: Any, rank: int, world_size: int, timeout_s: float, error: s
         WorldSizeError: a group was formed without it.
         RendezvousError: rank 0 could not start, and no other process has taken its place.
     """
+
+    def look(latest: int, is_new: bool, waited_s: float) -> None:
+        # A round from before this process came may be of an earlier start.
+        if is_new or waited_s > AGAIN_S:
+            _look_at_the_latest(store, latest, rank, world_size)
+
+    return _be_called(store, str(rank), f"rank {rank}", timeout_s, look=look, error=error)
+
+
+@tells_of_a_failed_store
+def server_is_called(store: Any, index: int, timeout_s: float) -> int:
+    """The same for a dedicated parameter server, whose rank depends on how many workers call it.
+
+    Raises:
+        MissingRankError: rank 0 did not call it, or gave a round up that began while this process waited.
+        RendezvousError: rank 0 could not start.
+    """
+
+    def look(latest: int, is_new: bool, _waited_s: float) -> None:
+        # Servers may be started long before their workers: what an earlier start left is not theirs.
+        if is_new:
+            look_for_a_note(store, latest, None)
+
+    return _be_called(store, _server(index), f"server {index}", timeout_s, look=look)
+
+
+def _be_called(
+    store: Any, name: str, title: str, timeout_s: float, *, look: Callable[[int, bool, float], None], error: str = ""
+) -> int:
+    """Says that it is here and waits for its round; `look` hears of the latest round, whether it is new, and the seconds so far."""
     number, known = secrets.token_hex(16), latest_round(store)
-    store.set(_here(rank), json.dumps({"number": number, "host": socket.gethostname(), "error": error}))
+    store.set(_here(name), json.dumps({"number": number, "host": socket.gethostname(), "error": error}))
     started, key = time.monotonic(), _called(number)
     while not store.check([key]):
         waited_s = time.monotonic() - started
         latest = latest_round(store)
-        # A round from before this process came may be of an earlier start.
-        if latest > known or waited_s > AGAIN_S:
-            _look_at_the_latest(store, latest, rank, world_size)
+        look(latest, latest > known, waited_s)
         if waited_s >= timeout_s:
             raise MissingRankError(
-                f"rank(s) 0 did not appear within {timeout_s:g} s (this is rank {rank} on {socket.gethostname()})",
+                f"rank(s) 0 did not appear within {timeout_s:g} s (this is {title} on {socket.gethostname()})",
                 ranks=[0],
                 waited_s=timeout_s,
             )
@@ -245,13 +283,13 @@ def no_entry(key: str) -> RendezvousError:
     )
 
 
-def look_for_a_note(store: Any, round_number: int, rank: int) -> None:
+def look_for_a_note(store: Any, round_number: int, rank: int | None) -> None:
     """Whether rank 0 has given this round up.
 
     Args:
         store: of the group.
         round_number: of interest.
-        rank: of this process.
+        rank: of this process; None: a server, which does not know it yet.
 
     Raises:
         MissingRankError: it has, because ranks did not come; so that all who waited for them get the same error.
@@ -291,8 +329,12 @@ def _could_not_start(rank: int, one: dict[str, Any]) -> RendezvousError:
     return RendezvousError(text, rank=rank, cause=one["error"])
 
 
-def _here(rank: int) -> str:
-    return f"gradwire/here/{rank}"
+def _server(index: int) -> str:
+    return f"server-{index}"
+
+
+def _here(name: str) -> str:
+    return f"gradwire/here/{name}"
 
 
 def _called(number: str) -> str:

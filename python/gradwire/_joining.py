@@ -17,18 +17,20 @@ from gradwire._entrance import Watch
 from gradwire._heritage import Heritage, Reopening
 from gradwire._meeting import (
     CONNECT_PAUSE_S,
-    HELLO_TIMEOUT_S,
     LINGER_S,
     MeetingServer,
     MeetingStore,
-    PartOfStore,
     parse_address,
 )
+from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current
 from gradwire.config import Config
 from gradwire.errors import ConfigError, GradwireError, MissingRankError, RendezvousError, SecretMismatchError
 from gradwire.secret import job_secret
+
+# A board that does not answer, or shows this rank out before it has said who it is, is come to again for so long: rank 0 may be busy.
+COMING_S = 60.0
 
 
 def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelta) -> tuple[Place, Formed]:
@@ -100,16 +102,22 @@ def _form(address: tuple[str, int], place: Place) -> Formed:
 
 
 def _come_to(address: tuple[str, int], rank: int | None, timeout_s: float) -> MeetingStore:
-    """The board at an address. One that ends while a rank comes was that of the communicator before, and goes soon."""
-    end = time.monotonic() + min(timeout_s, HELLO_TIMEOUT_S)
+    """The board at an address.
+
+    One that ends while a rank comes was that of the communicator before, and goes soon. One that does not answer may be busy with others.
+    """
+    started = time.monotonic()
+    end, left_s = started + min(timeout_s, COMING_S), timeout_s
     while True:
         try:
-            return MeetingStore(*address, rank, timeout_s, _secret())
+            return MeetingStore(*address, rank, left_s, _secret())
         except SecretMismatchError:
             job_secret(configuration())  # a secret that cannot be used has a reason of its own
             raise
         except RendezvousError as error:
-            if rank is None or not error.fields.get("over") or time.monotonic() > end:
+            left_s = started + timeout_s - time.monotonic()
+            is_over = time.monotonic() > end or left_s < POLL_MIN_S
+            if rank is None or not error.fields.get("over") or is_over:
                 raise
         time.sleep(CONNECT_PAUSE_S)
 

@@ -48,6 +48,8 @@ logger = logging.getLogger("gradwire")
 VERSION = 1
 # A record has a few hundred bytes for each peer: enough for thousands of ranks.
 FRAME_BYTES_MAX = 1 << 20
+# More than any group has; so is whoever was started for a larger one.
+RANKS_MAX = 1 << 31
 KEY_CHARS_MAX = 256
 # For its round, its record and the end of groups that are formed one after the other, and for joining again. Parts are forgotten.
 KEYS_PER_RANK = 64
@@ -55,8 +57,10 @@ KEYS_PER_RANK = 64
 # eight groups of all ranks that are formed one after the other, and for small jobs.
 BOARD_BYTES = 16 << 20
 GROUPS_MAX = 8
-# Connections beyond two for each rank, one that meets and one that looks: ranks of a job of another size, which learn it, and strangers.
-SPARE_CLIENTS = 16
+# As many keys more: ranks of a job of another size, which learn it.
+SPARE_KEYED = 16
+# Connections beyond two for each rank, one that meets and one that looks: those ranks, whoever has not said yet who it is, and strangers.
+SPARE_CLIENTS = 128
 # Within this a client says who it is, in so few bytes.
 HELLO_TIMEOUT_S = 5.0
 HELLO_BYTES_MAX = 1 << 10
@@ -70,6 +74,8 @@ TELL_S = 0.5
 ANSWER_TIMEOUT_S = 30.0
 CONNECT_PAUSE_S = 0.05
 ACCEPT_PAUSE_S = 1.0
+# A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
+GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
@@ -97,7 +103,7 @@ class MeetingServer:
         self._visits: set[asyncio.Task[None]] = set()
         self._unproven: dict[int, str] = {}
         self._places = Places(world_size, 2 * world_size + SPARE_CLIENTS)
-        self._keys_max = KEYS_PER_RANK * (world_size + SPARE_CLIENTS)
+        self._keys_max = KEYS_PER_RANK * (world_size + SPARE_KEYED)
         self._room = Room(BOARD_BYTES + GROUPS_MAX * world_size * (4096 + 32 * world_size))
         self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
@@ -144,7 +150,7 @@ class MeetingServer:
             self._room.take(-len(key) - len(self._board.pop(key)))
 
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
-        await self._wait(lambda: self._left.issuperset(self._ranks), timeout_s)
+        await self._wait(lambda: all(rank in self._left for rank in self._ranks if rank < self._world_size), timeout_s)
         # Who still waits to be let in is refused by the system.
         self._close()
         async with self._changed:
@@ -180,7 +186,7 @@ class MeetingServer:
 
     def _accept(self) -> None:
         try:
-            connection = _forked.stays_here(self._listener.accept()[0])
+            connection = _forked.stays_here(_noticing_death(self._listener.accept()[0]))
         except (BlockingIOError, ConnectionError):
             return  # it has gone again
         except OSError as error:
@@ -228,12 +234,13 @@ class MeetingServer:
         if hello.get("gradwire") != VERSION:
             raise NoRequestError(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
         rank = hello.get("rank", "")
-        if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool) or rank < 0):
-            raise NoRequestError(f"there is no rank {rank!r}")
+        if rank is not None and (type(rank) is not int or not 0 <= rank < RANKS_MAX):
+            raise NoRequestError(f"there is no rank {str(rank)[:TOLD_CHARS]}")
         peer = str(writer.get_extra_info("peername"))
         if self._secret is not None:
             challenge = _meeting_proof.Challenge(self._secret, rank, _text(hello, "nonce"))
             await self._write(writer, challenge.question())
+            visitor.has_said = True
             visitor.is_known = await self._proves(reader, challenge)
             if not visitor.is_known:
                 self._note_unproven(rank, peer)
@@ -261,7 +268,8 @@ class MeetingServer:
         async with self._changed:
             if rank is not None:
                 del self._ranks[rank]
-                self._left.add(rank)
+                if rank < self._world_size:
+                    self._left.add(rank)
             self._changed.notify_all()
 
     async def _answer_next(self, reader: asyncio.StreamReader, visitor: Visitor) -> dict[str, Any]:
@@ -413,9 +421,11 @@ class MeetingStore:
 
     def _exchange(self, request: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         try:
-            self._socket.settimeout(self._answer_s if timeout_s is None else timeout_s)
+            end = time.monotonic() + (self._answer_s if timeout_s is None else timeout_s)
+            self._wait_at_most_until(end)
             self._socket.sendall(_frame(request))
-            answer = json.loads(self._receive(self._length(LENGTH.unpack(self._receive(LENGTH.size))[0])))
+            (count,) = LENGTH.unpack(self._receive(LENGTH.size, end))
+            answer = json.loads(self._receive(self._length(count), end))
         except (OSError, EOFError) as error:
             text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
             raise RendezvousError(text, rank=0, over=True) from error
@@ -439,9 +449,17 @@ class MeetingStore:
             raise RendezvousError(f"the rendezvous at {self.address} refuses this rank: {answer['error']}")
         return answer.get("value")
 
-    def _receive(self, count: int) -> bytes:
+    def _wait_at_most_until(self, end: float) -> None:
+        """Bounds the next call of the socket. Of an answer that comes byte by byte each would be in time, but for the whole."""
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("no answer came in time")
+        self._socket.settimeout(left_s)
+
+    def _receive(self, count: int, end: float) -> bytes:
         content = bytearray()
         while len(content) < count:
+            self._wait_at_most_until(end)
             piece = self._socket.recv(count - len(content))
             if not piece:
                 raise EOFError("it closed the connection")
@@ -457,40 +475,6 @@ class MeetingStore:
         return RendezvousError(
             f"what answers at {self.address} is no rendezvous of gradwire's: is the port another program's?"
         )
-
-
-class PartOfStore:
-    """A Store whose keys lie below a prefix: for groups that meet on one board at the same time."""
-
-    is_of_one_start = True
-
-    def __init__(self, store: MeetingStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-
-    def set(self, key: str, value: str) -> None:
-        """Writes."""
-        self._store.set(self._prefix + key, value)
-
-    def get(self, key: str) -> str:
-        """Reads what is there."""
-        return self._store.get(self._prefix + key)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
-        return self._store.check([self._prefix + key for key in keys])
-
-    def add(self, key: str, amount: int) -> int:
-        """Counts up by one and returns the sum."""
-        return self._store.add(self._prefix + key, amount)
-
-    def compare_set(self, key: str, expected: str, value: str) -> None:
-        """Writes if nothing is there yet."""
-        self._store.compare_set(self._prefix + key, expected, value)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Waits as `MeetingStore.wait` does."""
-        self._store.wait([self._prefix + key for key in keys], timeout)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -532,6 +516,14 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _noticing_death(connection: socket.socket) -> socket.socket:
+    """A connection that ends within half a minute when the other host is gone, so that its rank can come from elsewhere."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in GONE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
+
+
 def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
     family, address = _resolve(host, port)
     end = time.monotonic() + timeout_s
@@ -540,6 +532,9 @@ def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
         try:
             connection.settimeout(min(left, 1.0))
             connection.connect(address)
+            if connection.getsockname() == connection.getpeername():
+                # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
+                raise ConnectionError("it is connected to itself")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError:
             connection.close()

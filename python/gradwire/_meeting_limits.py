@@ -65,18 +65,22 @@ class Visitor:
     Attributes:
         leave: ends it at once.
         heard_s: when it last asked for something.
+        has_said: it has said who it is.
         rank: who it is; None: it only looks, or has not said.
         is_known: it has shown that it knows the job secret.
     """
 
     leave: Callable[[], Any]
     heard_s: float
+    has_said: bool = False
     rank: int | None = None
     is_known: bool = False
 
 
 class Places:
-    """Who is connected. No crowd keeps a rank out: whoever is none of the job's ranks goes when the place is needed.
+    """Who is connected. Whoever is none of the job's ranks goes when the place is needed, so that no crowd that stays keeps a rank out.
+
+    One that comes and goes thousands of times a second may take the place of a rank that is about to say who it is. It tries again.
 
     Args:
         world_size: ranks of the job.
@@ -90,10 +94,10 @@ class Places:
         self._here: list[Visitor] = []
 
     def enter(self, visitor: Visitor) -> None:
-        """Makes room for it: who has been silent longest goes, strangers before those who know the secret."""
+        """Makes room for it: who has been silent longest goes; strangers before those who know the secret, first those who say nothing."""
         if len(self._here) >= self._places:
             others = [other for other in self._here if other.rank is None or other.rank >= self._world_size]
-            silent = min(others, key=lambda other: (other.is_known, other.heard_s))
+            silent = min(others, key=lambda other: (other.is_known, other.has_said, other.heard_s))
             self._here.remove(silent)
             silent.leave()
         self._here.append(visitor)

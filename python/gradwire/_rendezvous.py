@@ -4,7 +4,7 @@ The Store is torch's, which is there anyway, or without torch that of `_meeting.
 why, so that the others do not wait for their timeout to learn it.
 
 A default group with dedicated parameter servers meets below `gradwire-served` of the Store that lies under all prefixes,
-because the server processes know no prefix of torch's; they are numbered behind the workers.
+because the server processes know no prefix of torch's; they are numbered behind the workers, and called by worker 0 too.
 
 Keys, below the prefix that torch gives each group: on torch's Store rank 0 counts rounds (a destroyed group may be formed again under the
 same name) and calls the others into them (`_calling.py`); on a board without torch `gradwire/rounds/<rank>` counts how often a rank has
@@ -17,10 +17,7 @@ that is (`_heritage.py`).
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
+from gradwire._board import Board, RunsAlready, compare_settings
 from gradwire._calling import (
     POLL_MIN_S,
     TELLING_S,
@@ -35,30 +33,24 @@ from gradwire._calling import (
     be_called,
     checked,
     latest_round,
-    look_for_a_note,
-    no_entry,
-    other_world_size,
-    pause,
     read,
-    tells_of_a_failed_store,
+    server_is_called,
 )
 from gradwire._entrance import Door
 from gradwire._heritage import Heritage
+from gradwire._part_of_store import PartOfStore
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
 from gradwire.errors import (
     GradwireError,
     MissingRankError,
     NotMemberError,
     RendezvousError,
-    SettingsMismatchError,
 )
 
 logger = logging.getLogger("gradwire")
 
 # Below this dedicated servers and their workers meet.
 SERVED = "gradwire-served"
-# Of a group; the engine refuses more.
-RANKS_MAX = 16_384
 
 
 @dataclass(frozen=True)
@@ -122,14 +114,6 @@ class Formed(NamedTuple):
     heritage: Heritage | None = None
 
 
-class _RunsAlready(Exception):
-    """The members of a group that runs have said so, while this rank waited to form another one."""
-
-    def __init__(self, round_number: int) -> None:
-        super().__init__(f"the group of round {round_number} runs")
-        self.round_number = round_number
-
-
 def form_group(store: Any, place: Place) -> Formed:
     """Starts the engine if this is the process's first group, and connects to all other ranks.
 
@@ -150,46 +134,50 @@ def form_group(store: Any, place: Place) -> Formed:
     rank, timeout_s = place.rank, place.timeout.total_seconds()
     servers = _dedicated_servers(place)
     if servers:
-        return Formed(*form_served_group(root_of(store), Served(rank, place.world_size, servers), timeout_s))
+        return Formed(*_form_served_group(store, Served(rank, place.world_size, servers), timeout_s))
     started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
     latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1
     continues = _continues()
     running = _running_round(store, rank, latest) if continues else 0
     if running:
         return _join_running(store, place, running)
-    round_number, caller = (latest, None) if is_of_one_start else _round_together(store, place)
-    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
+    if is_of_one_start:
+        round_number, caller = latest, None
+    else:
+        round_number, caller = _round_together(store, rank, place.world_size, timeout_s)
+    board = Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
     board.caller, board.started = caller, started
     board.called = round_number if caller is None and not is_of_one_start else 0
     more = {"name": place.name}
     try:
         formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
-    except _RunsAlready as found:
+    except RunsAlready as found:
         return _join_running(store, place, found.round_number)
     heritage = _heritage.heritage(formed[2]) if continues else None
     return Formed(*formed[:2], round_number, heritage=heritage)
 
 
-def _round_together(store: Any, place: Place) -> tuple[int, Caller | None]:
+def _round_together(
+    store: Any, rank: int, world_size: int, timeout_s: float, *, servers: int = 0
+) -> tuple[int, Caller | None]:
     """The round of all ranks that were started with this one, and with rank 0 who calls the others into it.
 
     Raises:
         MissingRankError, RendezvousError: rank 0 is not there, or could not start.
         GradwireError: this rank cannot; the others are told, if rank 0 calls it soon.
     """
-    if place.rank == 0:
-        caller = Caller(store, place.world_size)
+    if rank == 0:
+        caller = Caller(store, world_size, servers)
         return caller.round_number, caller
-    timeout_s = place.timeout.total_seconds()
     try:
         runtime().check_process()
     except GradwireError as error:
         text = _told(error)
         with _telling():
-            number = be_called(store, place.rank, place.world_size, min(timeout_s, TELLING_S), text)
-            _Board(store, f"gradwire/{number}", place.rank, place.world_size).publish({"error": text})
+            number = be_called(store, rank, world_size, min(timeout_s, TELLING_S), text)
+            Board(store, f"gradwire/{number}", rank, world_size).publish({"error": text})
         raise
-    return be_called(store, place.rank, place.world_size, timeout_s), None
+    return be_called(store, rank, world_size, timeout_s), None
 
 
 def _telling() -> contextlib.suppress:
@@ -206,42 +194,58 @@ def _missing(error: GradwireError) -> tuple[list[int], float | None]:
     return (error.ranks, error.waited_s) if isinstance(error, MissingRankError) else ([], None)
 
 
-def form_served_group(
-    store: Any, served: Served, timeout_s: float, round_number: int | None = None
-) -> tuple[Runtime, _native.Group]:
-    """The same for a group with dedicated parameter servers: all workers and all servers call it.
+def _form_served_group(store: Any, served: Served, timeout_s: float) -> tuple[Runtime, _native.Group]:
+    """The same for a worker of a group with dedicated parameter servers, which all call `join_served_group`."""
+    started, below = time.monotonic(), _served_part(store)
+    round_number, caller = _round_together(below, served.rank, served.ranks, timeout_s, servers=served.servers)
+    board = Board(below, f"gradwire/{round_number}", served.rank, served.ranks)
+    board.caller, board.started = caller, started
+    board.called = round_number if caller is None else 0
+    return _form_served(board, served, timeout_s)
+
+
+def join_served_group(store: Any, served: Served, timeout_s: float, round_number: int) -> tuple[Runtime, _native.Group]:
+    """The same for a server.
 
     Args:
-        store: under all prefixes.
+        store: as the workers have it.
         served: this process.
         timeout_s: longest wait for workers and servers to appear.
-        round_number: of a server, which found it before it knew its own rank.
+        round_number: into which worker 0 has called it (`first_worker`).
     """
-    rank, workers = served.rank, served.workers
-    number = store.add(f"{SERVED}/rounds/{rank}", 1) if round_number is None else round_number
-    board = _Board(store, f"{SERVED}/{number}", rank, served.ranks)
+    board = Board(_served_part(store), f"gradwire/{round_number}", served.rank, served.ranks)
+    board.called = round_number
+    return _form_served(board, served, timeout_s)
+
+
+def _form_served(board: Board, served: Served, timeout_s: float) -> tuple[Runtime, _native.Group]:
     asked = (served.servers, served.memory_bytes)
-    return _form(
-        board,
-        lambda owner: owner.engine.new_served_group(rank, workers, asked, SERVED),
-        {"workers": workers},
-        timeout_s,
-    )[:2]
+
+    def prepare(owner: Runtime) -> _native.PendingGroup:
+        return owner.engine.new_served_group(served.rank, served.workers, asked, SERVED)
+
+    return _form(board, prepare, {"workers": served.workers}, timeout_s)[:2]
 
 
 def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """What worker 0 has published, and the number of the round, for server `index`, which takes its settings from there.
+    """What worker 0 has published, and the round into which it called server `index`, which takes its settings from there.
 
     Raises:
         MissingRankError: it did not appear in time.
         RendezvousError: it could not start.
     """
-    number = store.add(f"{SERVED}/rounds/server-{index}", 1)
-    board = _Board(store, f"{SERVED}/{number}", 0, 0)
+    below = _served_part(store)
+    number = server_is_called(below, index, timeout_s)
+    board = Board(below, f"gradwire/{number}", 0, 0)
     entry = board.first(timeout_s)
     if "error" in entry:
         raise RendezvousError(f"worker 0 on {entry['host']} could not start: {entry['error']}", rank=0)
     return number, entry
+
+
+def _served_part(store: Any) -> PartOfStore:
+    """Where dedicated servers and their workers meet: below no prefix of torch's, which the servers do not know."""
+    return PartOfStore(root_of(store), f"{SERVED}/")
 
 
 def root_of(store: Any) -> Any:
@@ -286,9 +290,9 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
     store.set(f"gradwire/rounds/{rank}", str(round_number))
     owner = runtime()
     owner.check_process()
-    board = _Board(store, f"gradwire/{round_number}", rank, place.world_size)
+    board = Board(store, f"gradwire/{round_number}", rank, place.world_size)
     entries = board.collect(timeout_s)
-    _compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
+    compare_settings({**entries, rank: {**entries[rank], "settings": group_settings(owner.config)}}, rank)
     formed = [entries[other]["record"] for other in sorted(entries)]
     door = Door(lambda: store, round_number, rank, place.world_size)
     name = checked(entries[rank], f"gradwire/{round_number}/{rank}", name=str)["name"]
@@ -315,7 +319,7 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
 
 
 def _form(
-    board: _Board, prepare: Callable[[Runtime], _native.PendingGroup], more: dict[str, Any], timeout_s: float
+    board: Board, prepare: Callable[[Runtime], _native.PendingGroup], more: dict[str, Any], timeout_s: float
 ) -> tuple[Runtime, _native.Group, dict[int, dict[str, Any]]]:
     rank = board.rank
     try:
@@ -337,7 +341,7 @@ def _form(
         raise
     connect_s = min(owner.config.connect_timeout_s, timeout_s)
     try:
-        _compare_settings(entries, rank)
+        compare_settings(entries, rank)
         group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
     except GradwireError as error:
         board.conclude(_told(error))
@@ -347,163 +351,3 @@ def _form(
     owner.say_how_it_travels(stats["name"], stats["security"])
     owner.observer.add(group, board.address)
     return owner, group, entries
-
-
-class _Board:
-    """The group's records in the Store.
-
-    Args:
-        store, prefix: where they lie.
-        rank, world_size: of this process.
-        continues: number of the round, if lost ranks may come back to its group; else 0.
-    """
-
-    def __init__(self, store: Any, prefix: str, rank: int, world_size: int, continues: int = 0) -> None:
-        self._continues = continues
-        self._store = store
-        self._prefix = prefix
-        self.rank = rank
-        self._world_size = world_size
-        # Of rank 0 on a Store where processes of earlier starts have written.
-        self.caller: Caller | None = None
-        # Of the others there: the round into which it called this one.
-        self.called = 0
-        self.started: float | None = None
-
-    @property
-    def address(self) -> str:
-        """`host:port` of the Store, where it is ours and has one."""
-        return str(getattr(self._store, "address", ""))
-
-    def publish(self, entry: dict[str, Any]) -> None:
-        entry = {
-            **entry,
-            "rank": self.rank,
-            "world_size": self._world_size,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        self._store.set(self._key(self.rank), json.dumps(entry))
-
-    def publish_failure(self, error: str) -> None:
-        """This rank cannot start, and says why."""
-        self.publish({"error": error})
-        if self.caller is not None:
-            self.caller.give_up(range(1, self._world_size), error)
-
-    @tells_of_a_failed_store
-    def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
-        """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
-        end = (self.started or time.monotonic()) + timeout_s
-        entries: dict[int, dict[str, Any]] = {}
-        while missing := [r for r in range(self._world_size) if r not in entries]:
-            if self.caller is not None:
-                self.caller.call(r for r in missing if r != self.rank)
-            here = [r for r in missing if self._store.check([self._key(r)])]
-            for other in here:
-                entries[other] = self._checked(other, self._entry_of(other))
-            if not here:
-                self._look_for_a_group()
-                self._look_for_a_note()
-                self._wait_for(missing, end, timeout_s)
-        # Rank 0 may have given up just before the last one came.
-        self._look_for_a_note()
-        return entries
-
-    def _look_for_a_note(self) -> None:
-        if self.called:
-            look_for_a_note(self._store, self.called, self.rank)
-
-    def _look_for_a_group(self) -> None:
-        """Of which this rank was a member, on a board that was empty when it came."""
-        running = _heritage.running_round(self._store) if self._continues else 0
-        if running > self._continues:
-            raise _RunsAlready(running)
-
-    def first(self, timeout_s: float) -> dict[str, Any]:
-        """The entry of rank 0, unchecked."""
-        end = time.monotonic() + timeout_s
-        while not self._store.check([self._key(0)]):
-            self._wait_for([0], end, timeout_s)
-        entry = self._entry_of(0)
-        if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
-            raise no_entry(self._key(0))
-        return entry
-
-    @tells_of_a_failed_store
-    def confirm(self, timeout_s: float) -> None:
-        """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
-
-        Rank 0 may have heard so and gone before this rank did, where packets are lost. This rank has reached all others by now: if
-        the group was not formed, its next call names who is missing.
-        """
-        try:
-            self._confirm(timeout_s)
-        except RendezvousError as error:
-            if not error.fields.get("over"):
-                raise
-            logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
-
-    def _confirm(self, timeout_s: float) -> None:
-        if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
-            self.conclude("")
-        end = time.monotonic() + timeout_s
-        key = f"{self._prefix}/end"
-        while not self._store.check([key]):
-            if time.monotonic() > end:
-                raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
-            pause(self._store, key, timeout_s)
-        outcome = read(self._store, key, rank=int, error=str)
-        if outcome["error"]:
-            raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
-
-    def conclude(self, error: str) -> None:
-        """Says how the group's formation ended; the first word counts."""
-        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self.rank, "error": error}))
-
-    def _wait_for(self, missing: list[int], end: float, timeout_s: float) -> None:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise MissingRankError(
-                f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
-                f"(this is rank {self.rank} on {socket.gethostname()})",
-                ranks=missing,
-                waited_s=timeout_s,
-            )
-        rank, key = missing[0], self._key(missing[0])
-        if self.caller is None or rank == self.rank:
-            pause(self._store, key, left)
-        else:
-            self.caller.wait_for(rank, key, left)
-
-    def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
-        if entry["world_size"] != self._world_size:
-            raise other_world_size((rank, entry), (self.rank, self._world_size))
-        if "error" in entry:
-            raise RendezvousError(
-                f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"]
-            )
-        return entry
-
-    def _entry_of(self, rank: int) -> dict[str, Any]:
-        key = self._key(rank)
-        entry = read(self._store, key, host=str, world_size=int)
-        return entry if "error" in entry else checked(entry, key, record=str, settings=dict)
-
-    def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{rank}"
-
-
-def _compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:
-    ours = entries[rank]["settings"]
-    for other, entry in sorted(entries.items()):
-        for field, value in ours.items():
-            theirs = entry["settings"].get(field)
-            if theirs != value:
-                raise SettingsMismatchError(
-                    f"rank {other} on {entry['host']} has {field} = {theirs}, rank {rank} has {value}: it must be equal on all ranks",
-                    rank=other,
-                    field=field,
-                    theirs=theirs,
-                    ours=value,
-                )

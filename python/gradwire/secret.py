@@ -30,7 +30,7 @@ def job_secret(config: Config, environ: Mapping[str, str] | None = None) -> byte
         text = f"{SECRET_VARIABLE} and secret_file = {config.secret_file!r} are both set: leave one of them out"
         raise ConfigError(text, field="secret_file", value=config.secret_file)
     if value is not None:
-        return _checked(value.encode(), SECRET_VARIABLE)
+        return _checked(os.fsencode(value), SECRET_VARIABLE)  # bytes that are no text are a secret too
     if config.secret_file is not None:
         return _checked(_read(config.secret_file).rstrip(b"\r\n"), f"the secret in {config.secret_file}")
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire import _calling
-from gradwire._calling import Caller, be_called, latest_round, look_for_a_note
+from gradwire._calling import Caller, be_called, latest_round, look_for_a_note, server_is_called
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
 from torch.distributed import HashStore, TCPStore
 
@@ -158,6 +158,28 @@ def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, mo
     store.set(f"gradwire/{latest_round(store)}/0", json.dumps({"host": "elsewhere", "world_size": 2}))
     with pytest.raises(WorldSizeError, match="world size 2, rank 2 with 3"):
         be_called(store, 2, 3, PATIENCE_S)
+
+
+def test_servers_are_called_by_their_numbers_and_those_too_many_too(store: Any, others: Any) -> None:
+    with pytest.raises(MissingRankError, match=r"rank\(s\) 0 did not appear .*this is server 0 on"):
+        server_is_called(store, 0, 0.0)  # it was killed while it waited
+    Caller(store, 4, servers=2).note("RendezvousError: an earlier start")
+    servers = [others.submit(server_is_called, store, index, PATIENCE_S) for index in range(3)]
+    while not store.check([f"gradwire/here/server-{index}" for index in range(3)]):
+        pass
+    caller = Caller(store, 4, servers=2)
+    assert [call_until(caller, [2, 3], server) for server in servers] == [caller.round_number] * 3
+    # A rank of workers of whom there are more than rank 0 knows.
+    assert call_until(caller, [], come(others, store, 2, world_size=5)) == caller.round_number
+
+
+def test_a_server_hears_of_a_round_that_is_given_up_while_it_waits(store: Any, others: Any) -> None:
+    waits = others.submit(server_is_called, store, 0, PATIENCE_S)
+    while not store.check(["gradwire/here/server-0"]):
+        pass
+    Caller(store, 2, servers=1).note("ConfigError: no such setting")
+    with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
+        waits.result(PATIENCE_S)
 
 
 def test_who_waits_on_a_store_that_ends_is_told_so(others: Any) -> None:

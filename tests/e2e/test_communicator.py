@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from gradwire import _meeting, _rendezvous
+from gradwire import _board, _meeting
 from gradwire.errors import ConfigError, MissingRankError, PortInUseError, RendezvousError
 from launch import _clean_environment, _results
 
@@ -296,7 +296,7 @@ def test_who_only_looks_takes_no_rank_and_holds_up_no_end() -> None:
 def test_who_is_connected_goes_on_when_rank_0_has_gone_before_it_heard_that_all_are() -> None:
     port = free_port()
     server = _meeting.MeetingServer("127.0.0.1", port, 2)
-    board = _rendezvous._Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
+    board = _board.Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
     server.end(None, 0.0)
     board.confirm(30.0)
 
@@ -305,7 +305,7 @@ def test_who_is_connected_goes_on_when_rank_0_has_gone_before_it_heard_that_all_
 def test_who_is_connected_is_told_how_the_meeting_ended(failure: RendezvousError | None) -> None:
     port = free_port()
     server = _meeting.MeetingServer("127.0.0.1", port, 2)
-    board = _rendezvous._Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
+    board = _board.Board(_meeting.MeetingStore("127.0.0.1", port, 1, 30.0), "gradwire/1", 1, 2)
     looks = _meeting.MeetingStore("127.0.0.1", port, None, 30.0)
     with ThreadPoolExecutor(2) as pool:
         confirmed = pool.submit(board.confirm, 60.0)

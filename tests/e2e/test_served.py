@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from launch import Outcome, checks_of, launch
 from served_processes import servers, settings
+from torch.distributed import FileStore
 
 WORKERS = 2
 
@@ -124,3 +126,18 @@ def test_a_server_whose_workers_have_not_come_can_be_stopped(tmp_path: Path, nam
     assert server.returncode == code, words
     assert word in words
     assert "Traceback" not in words
+
+
+def test_a_server_that_was_started_again_while_it_waited_is_called_by_the_workers(tmp_path: Path) -> None:
+    """As what keeps services running does with one that was killed."""
+    with servers(tmp_path, 1) as (early,):
+        FileStore(str(tmp_path / "store"), -1).wait(["gradwire-served/gradwire/here/server-0"], timedelta(seconds=60))
+        early.kill()
+        early.wait()
+    check = "check_reductions_of_every_size_are_exact_and_said_to_be_over_servers"
+    with servers(tmp_path, 2) as running:
+        outcome = launch("served", WORKERS, tmp_path, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
+        words = [process.communicate(timeout=60)[1] for process in running]
+    outcome.require(check)
+    outcome.require_clean_exit()
+    assert [process.returncode for process in running] == [0, 0], words

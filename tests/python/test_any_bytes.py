@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import random
+import secrets
 import socket
 import struct
 import time
@@ -18,10 +19,11 @@ from typing import Any
 
 import pytest
 from gradwire import _boundary, _meeting
+from gradwire._board import Board, compare_settings
 from gradwire._boundary import Boundary
 from gradwire._entrance import LIVES_MAX, Door, Watch
 from gradwire._meeting import MeetingServer, MeetingStore
-from gradwire._rendezvous import _Board, _compare_settings, _running_round, first_worker
+from gradwire._rendezvous import _running_round, first_worker
 from gradwire.doctor import probe
 from gradwire.errors import GradwireError, InvalidRequestError, PeerLostError
 from gradwire.observe import client, status
@@ -149,10 +151,10 @@ def test_the_record_of_another_rank_is_read_or_refused_by_name(chances: Iterator
         ours, prefix = json.dumps(entry(0)), f"gradwire/{ROUND}"
         store = Store({f"{prefix}/0": ours, f"{prefix}/1": text(chance, entry(1))})
         with contextlib.suppress(GradwireError):
-            entries = _Board(store, prefix, 0, WORLD_SIZE).collect(0.0)
+            entries = Board(store, prefix, 0, WORLD_SIZE).collect(0.0)
             assert [entries[rank]["world_size"] for rank in range(WORLD_SIZE)] == [WORLD_SIZE] * 2
             assert all(isinstance(each["record"], str) for each in entries.values())
-            _compare_settings(entries, 0)
+            compare_settings(entries, 0)
 
 
 def test_how_a_group_was_formed_is_read_or_refused(chances: Iterator[random.Random]) -> None:
@@ -160,14 +162,19 @@ def test_how_a_group_was_formed_is_read_or_refused(chances: Iterator[random.Rand
         end = f"gradwire/{ROUND}/end"
         store = Store({end: text(chance, {"rank": 1, "error": chance.choice(("", "no"))})})
         with contextlib.suppress(GradwireError):
-            _Board(store, f"gradwire/{ROUND}", 0, WORLD_SIZE).confirm(0.0)
+            Board(store, f"gradwire/{ROUND}", 0, WORLD_SIZE).confirm(0.0)
         with contextlib.suppress(GradwireError):
             assert _running_round(store, 0, ROUND + 1) in (0, ROUND)
 
 
-def test_a_server_reads_what_worker_0_wants_or_says_that_it_is_nothing(chances: Iterator[random.Random]) -> None:
+def test_a_server_reads_what_worker_0_wants_or_says_that_it_is_nothing(
+    chances: Iterator[random.Random], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "number")
     for chance in chances:
-        store = Store({"gradwire-served/1/0": text(chance, {**entry(0), "workers": 4})})
+        called = chance.choice(("1", "1", "1", "", "one"))
+        below = "gradwire-served/gradwire"
+        store = Store({f"{below}/called/number": called, f"{below}/1/0": text(chance, {**entry(0), "workers": 4})})
         with contextlib.suppress(GradwireError):
             number, first = first_worker(store, 0, 0.0)
             assert number == 1
@@ -203,7 +210,7 @@ def raised(call: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-class Board:
+class Answers:
     """A connection to something that answers, and not always what a board would."""
 
     def __init__(self, answers: bytes) -> None:
@@ -238,7 +245,7 @@ def test_a_rank_reads_what_a_board_answers_or_names_the_board(
             content = _meeting.LENGTH.pack(len(greeting)) + greeting + frames(chance, said[1:])
         else:
             content = frames(chance, said)
-        monkeypatch.setattr(_meeting, "_connect", lambda *_, content=content: Board(content))
+        monkeypatch.setattr(_meeting, "_connect", lambda *_, content=content: Answers(content))
         with contextlib.suppress(GradwireError):
             store = MeetingStore("127.0.0.1", 1, 1, 1.0, secret)
             for ask in (

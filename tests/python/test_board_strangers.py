@@ -3,17 +3,20 @@ without one it holds no more bytes, places and lines of the log than there are l
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from gradwire import _meeting, _meeting_limits, _meeting_proof
+from gradwire import _joining, _meeting, _meeting_limits, _meeting_proof
 from gradwire._meeting import MeetingServer, MeetingStore
-from gradwire.errors import RendezvousError, SecretMismatchError
+from gradwire.errors import MissingRankError, RendezvousError, SecretMismatchError
 
 SECRET = b"the secret of this job"
 OTHER = b"another secret altogether"
@@ -257,6 +260,88 @@ def test_who_knows_the_secret_stays_when_strangers_come() -> None:
         with contextlib.closing(rank(port, 1, SECRET)) as store:
             store.set("key", "value")
         assert looks.get("key") == "value"
+
+
+@pytest.mark.parametrize("number", [WORLD_SIZE, _meeting.RANKS_MAX - 1])
+def test_of_ranks_that_the_job_does_not_have_nothing_is_kept(number: int) -> None:
+    with board(None) as (server, port):
+        with Stranger(port) as stranger:
+            assert stranger.say(gradwire=1, rank=number) == {"value": None}
+        with Stranger(port) as stranger:
+            assert "there is no rank" in str((stranger.say(gradwire=1, rank=10**900) or {})["error"])
+        with contextlib.closing(rank(port, 1, None)) as store:
+            while server._ranks.keys() - {1}:
+                store.check(["key"])  # turns of its loop
+        assert server._left <= set(range(WORLD_SIZE))
+
+
+def test_a_stranger_that_stays_does_not_keep_the_board_from_ending() -> None:
+    with board(None) as (server, port), Stranger(port) as stranger:
+        assert stranger.say(gradwire=1, rank=WORLD_SIZE) == {"value": None}
+        with contextlib.closing(rank(port, 1, None)) as store:
+            store.set("key", "value")
+        ending = asyncio.run_coroutine_threadsafe(server._end(None, 2 * PATIENCE_S), server._loop)
+        ending.result(PATIENCE_S)
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_that_does_not_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pause_s, whole = 0.05, _meeting._frame({"value": True, "more": 100 * " "})
+
+        def trickle() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(_meeting._frame({"value": None}))
+                for byte in whole:
+                    connection.sendall(bytes([byte]))
+                    gone.wait(pause_s)
+
+        gone = threading.Event()
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        store = MeetingStore("127.0.0.1", listener.getsockname()[1], None, pause_s * len(whole) / 4)
+        with pytest.raises(RendezvousError, match="is gone"):
+            store.check(["key"])
+        gone.set()
+        store.close()
+        thread.join()
+
+
+def test_who_is_connected_to_itself_has_reached_nobody() -> None:
+    """As happens where nobody listens at a port that the kernel also gives to connections."""
+
+    class Itself(socket.socket):
+        def connect(self, address: tuple[str, int]) -> None:
+            self.bind(address)
+            super().connect(address)
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "socket", Itself)
+        with pytest.raises(MissingRankError):
+            MeetingStore("127.0.0.1", port, 1, 0.3)
+
+
+def test_a_board_that_is_busy_for_a_while_is_come_to_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose process stands still for ten seconds, or that shows a rank out in a crowd."""
+    later_s, now = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + later_s[0])
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+
+        def answer() -> None:
+            with busy.accept()[0]:
+                later_s[0] = 2 * _meeting.HELLO_TIMEOUT_S
+            with busy.accept()[0] as connection:
+                connection.recv(1000)
+                connection.sendall(_meeting._frame({"value": None}))
+                connection.recv(1000)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        _joining._come_to(("127.0.0.1", busy.getsockname()[1]), 1, PATIENCE_S).close()
+        thread.join()
 
 
 def test_the_log_has_few_lines_of_many_strangers(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,9 +6,10 @@ import json
 import threading
 
 import pytest
+from gradwire._board import Board, RunsAlready
 from gradwire._entrance import Door, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
-from gradwire._rendezvous import _Board, _running_round, _RunsAlready
+from gradwire._rendezvous import _running_round
 from gradwire.errors import MissingRankError, RendezvousError
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
@@ -152,10 +153,10 @@ def test_a_member_writes_again_what_a_newcomer_needs_and_a_rank_that_came_before
     member.close()
     host.store = store = Store()
     number = come(store, 0)
-    board = _Board(store, f"gradwire/{number}", 0, WORLD_SIZE, continues=number)
+    board = Board(store, f"gradwire/{number}", 0, WORLD_SIZE, continues=number)
     board.publish({"record": "of its new life", "settings": {}})
     assert member.newcomer(MEMBERS) == 0
-    with pytest.raises(_RunsAlready) as found:
+    with pytest.raises(RunsAlready) as found:
         board.collect(60.0)
     running = found.value.round_number
     assert running == ROUND + ANEW
@@ -238,7 +239,7 @@ def test_a_group_that_was_formed_in_a_later_round_of_a_board_is_not_taken_for_th
     later = running_round(store) + 1
     store.set(f"gradwire/{later}/end", json.dumps({"rank": 0, "error": ""}))
     assert _running_round(store, 2, later + 1) == later
-    board = _Board(store, f"gradwire/{later + 1}", 0, WORLD_SIZE, continues=later + 1)
+    board = Board(store, f"gradwire/{later + 1}", 0, WORLD_SIZE, continues=later + 1)
     with pytest.raises(MissingRankError):
         board.collect(0.0)
 

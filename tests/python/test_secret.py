@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def test_it_comes_from_the_environment_or_from_a_file(tmp_path: Path) -> None:
     assert job_secret(Config(), {"GRADWIRE_SECRET": SECRET}) == SECRET.encode()
     assert job_secret(file_with(tmp_path, SECRET + "\n"), {}) == SECRET.encode()
     assert job_secret(Config(security="off"), {"GRADWIRE_SECRET": SECRET}) is None
+
+
+def test_bytes_that_are_no_text_are_a_secret_too() -> None:
+    assert job_secret(Config(), {"GRADWIRE_SECRET": os.fsdecode(b"\xff\xfe" * 8)}) == b"\xff\xfe" * 8
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o601])

@@ -1,13 +1,19 @@
 """`gradwire serve` from outside, as far as it goes without workers; the rest is in tests/e2e/test_served.py."""
 
+import json
 import os
+import secrets
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
+from gradwire._runtime import group_settings
 from gradwire.cli import main
 from gradwire.config import Config
+from gradwire.errors import RendezvousError
+from gradwire.torch import _serving
+from torch.distributed import HashStore
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "serve"]
 
@@ -45,3 +51,26 @@ def test_the_configuration_says_how_many_servers_are_processes_of_their_own():
     assert Config(servers=3).dedicated_servers() == 0
     assert Config(server_mode="dedicated").dedicated_servers() == 1
     assert Config(server_mode="dedicated", servers=3).dedicated_servers() == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"_origins": {"security": "environment GRADWIRE_SECURITY"}, "security": "off"},
+        {"metrics_host": "0.0.0.0", "metrics_port": 9000},
+        {"otlp_endpoint": "http://10.0.0.1/"},
+        {"chaos": "loss=50%"},
+    ],
+)
+def test_a_server_takes_nothing_from_worker_0_but_what_all_ranks_must_agree_about(monkeypatch, more):
+    """Whoever can write to the Store could have written it."""
+    monkeypatch.setenv("GRADWIRE_SECRET", "the secret of this job")
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "number")
+    monkeypatch.setattr(_serving, "configure", lambda _: pytest.fail("it was configured so"))
+    store, below = HashStore(), "gradwire-served/gradwire"
+    published = {**group_settings(Config(server_mode="dedicated")), **more}
+    entry = {"record": "{}", "settings": published, "rank": 0, "world_size": 3, "host": "a", "pid": 1, "workers": 2}
+    store.set(f"{below}/called/number", "1")
+    store.set(f"{below}/1/0", json.dumps(entry))
+    with pytest.raises(RendezvousError, match=", ".join(sorted(more.keys() - {"security"}))):
+        _serving.serve(store, _serving.Service(0, None, None, 1 << 20, 1.0), lambda _: None)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradwire._rendezvous import Served, first_worker, form_served_group
-from gradwire._runtime import configure
+from gradwire._rendezvous import Served, first_worker, join_served_group
+from gradwire._runtime import configure, group_settings
 from gradwire.config import Config
 from gradwire.errors import ConfigError, RendezvousError, SettingsMismatchError
 from gradwire.secret import job_secret
@@ -79,25 +79,41 @@ def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> d
         GroupError: a worker died, or the group failed for another reason.
     """
     round_number, first = first_worker(store, service.index, service.timeout_s)
-    try:
-        settings = Config(**first["settings"])
-    except TypeError as error:
-        text = f"worker 0 on {first['host']} has settings that this version of gradwire does not know: {error}"
-        raise RendezvousError(text, rank=0) from error
+    published = _agreed_settings(first)
+    settings = Config(**published)
     _refuse_downgrade(settings)
     served = Served(
         first["workers"] + service.index, first["workers"], settings.dedicated_servers(), service.memory_bytes
     )
     _compare(service, served)
     # The kernel chooses the port, so that a server beside workers takes none of theirs; GRADWIRE_PORT says otherwise.
-    configure(Config(**{**first["settings"], "port": 0}))
-    _, group = form_served_group(store, served, service.timeout_s, round_number)
+    configure(Config(**published, port=0))
+    _, group = join_served_group(store, served, service.timeout_s, round_number)
     try:
         on_ready(served)
         group.wait_for_workers()
         return group.stats()
     finally:
         group.leave(LEAVE_TIMEOUT_S)
+
+
+def _agreed_settings(first: dict[str, Any]) -> dict[str, Any]:
+    """What worker 0 says of the settings that must be equal on all ranks.
+
+    It decides nothing else here: whoever can write to the Store could have written it.
+
+    Raises:
+        RendezvousError: it names others.
+    """
+    published: dict[str, Any] = first["settings"]
+    foreign = sorted(published.keys() - group_settings(Config()).keys())
+    if foreign:
+        text = (
+            f"worker 0 on {first['host']} has settings that this version of gradwire does not take from it: {', '.join(foreign)}. "
+            "Is the same version installed on workers and servers?"
+        )
+        raise RendezvousError(text, rank=0)
+    return published
 
 
 def _refuse_downgrade(published: Config) -> None:

@@ -13,18 +13,18 @@ from pathlib import Path
 import gradwire.torch  # noqa: F401  (registers the backend)
 import torch
 import torch.distributed as dist
-from gradwire import _rendezvous
+from gradwire import _board
 
 
 def say_when_it_waits(folder: Path) -> None:
     """Rank 0 says in the folder when it has published its record of a group and waits for others."""
-    collect, groups = _rendezvous._Board.collect, iter(range(2))
+    collect, groups = _board.Board.collect, iter(range(2))
 
-    def told(board: _rendezvous._Board, timeout_s: float) -> dict[int, dict[str, object]]:
+    def told(board: _board.Board, timeout_s: float) -> dict[int, dict[str, object]]:
         (folder / f"waits for {next(groups)}").touch()
         return collect(board, timeout_s)
 
-    _rendezvous._Board.collect = told  # type: ignore[method-assign]
+    _board.Board.collect = told  # type: ignore[method-assign]
 
 
 def end_when_waited_for(folder: Path, group: int) -> None:

@@ -1,0 +1,197 @@
+"""What the ranks of a group that is to be formed write for each other, and read: one record of each, and how it ended for all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from typing import Any
+
+from gradwire import _heritage
+from gradwire._calling import (
+    Caller,
+    checked,
+    look_for_a_note,
+    no_entry,
+    other_world_size,
+    pause,
+    read,
+    tells_of_a_failed_store,
+)
+from gradwire.errors import MissingRankError, RendezvousError, SettingsMismatchError
+
+logger = logging.getLogger("gradwire")
+
+# Of a group; the engine refuses more.
+RANKS_MAX = 16_384
+
+
+class RunsAlready(Exception):
+    """The members of a group that runs have said so, while this rank waited to form another one."""
+
+    def __init__(self, round_number: int) -> None:
+        super().__init__(f"the group of round {round_number} runs")
+        self.round_number = round_number
+
+
+class Board:
+    """The group's records in the Store.
+
+    Args:
+        store, prefix: where they lie.
+        rank, world_size: of this process.
+        continues: number of the round, if lost ranks may come back to its group; else 0.
+    """
+
+    def __init__(self, store: Any, prefix: str, rank: int, world_size: int, continues: int = 0) -> None:
+        self._continues = continues
+        self._store = store
+        self._prefix = prefix
+        self.rank = rank
+        self._world_size = world_size
+        # Of rank 0 on a Store where processes of earlier starts have written.
+        self.caller: Caller | None = None
+        # Of the others there: the round into which it called this one.
+        self.called = 0
+        self.started: float | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the Store, where it is ours and has one."""
+        return str(getattr(self._store, "address", ""))
+
+    def publish(self, entry: dict[str, Any]) -> None:
+        entry = {
+            **entry,
+            "rank": self.rank,
+            "world_size": self._world_size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        self._store.set(self._key(self.rank), json.dumps(entry))
+
+    def publish_failure(self, error: str) -> None:
+        """This rank cannot start, and says why."""
+        self.publish({"error": error})
+        if self.caller is not None:
+            self.caller.give_up(range(1, self._world_size), error)
+
+    @tells_of_a_failed_store
+    def collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
+        """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
+        end = (self.started or time.monotonic()) + timeout_s
+        entries: dict[int, dict[str, Any]] = {}
+        while missing := [r for r in range(self._world_size) if r not in entries]:
+            if self.caller is not None:
+                self.caller.call(r for r in missing if r != self.rank)
+            here = [r for r in missing if self._store.check([self._key(r)])]
+            for other in here:
+                entries[other] = self._checked(other, self._entry_of(other))
+            if not here:
+                self._look_for_a_group()
+                self._look_for_a_note()
+                self._wait_for(missing, end, timeout_s)
+        # Rank 0 may have given up just before the last one came.
+        self._look_for_a_note()
+        return entries
+
+    def _look_for_a_note(self) -> None:
+        if self.called:
+            look_for_a_note(self._store, self.called, self.rank)
+
+    def _look_for_a_group(self) -> None:
+        """Of which this rank was a member, on a board that was empty when it came."""
+        running = _heritage.running_round(self._store) if self._continues else 0
+        if running > self._continues:
+            raise RunsAlready(running)
+
+    def first(self, timeout_s: float) -> dict[str, Any]:
+        """The entry of rank 0, unchecked."""
+        end = time.monotonic() + timeout_s
+        while not self._store.check([self._key(0)]):
+            self._wait_for([0], end, timeout_s)
+        entry = self._entry_of(0)
+        if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
+            raise no_entry(self._key(0))
+        return entry
+
+    @tells_of_a_failed_store
+    def confirm(self, timeout_s: float) -> None:
+        """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
+
+        Rank 0 may have heard so and gone before this rank did, where packets are lost. This rank has reached all others by now: if
+        the group was not formed, its next call names who is missing.
+        """
+        try:
+            self._confirm(timeout_s)
+        except RendezvousError as error:
+            if not error.fields.get("over"):
+                raise
+            logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
+
+    def _confirm(self, timeout_s: float) -> None:
+        if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
+            self.conclude("")
+        end = time.monotonic() + timeout_s
+        key = f"{self._prefix}/end"
+        while not self._store.check([key]):
+            if time.monotonic() > end:
+                raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
+            pause(self._store, key, timeout_s)
+        outcome = read(self._store, key, rank=int, error=str)
+        if outcome["error"]:
+            raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
+
+    def conclude(self, error: str) -> None:
+        """Says how the group's formation ended; the first word counts."""
+        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self.rank, "error": error}))
+
+    def _wait_for(self, missing: list[int], end: float, timeout_s: float) -> None:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise MissingRankError(
+                f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
+                f"(this is rank {self.rank} on {socket.gethostname()})",
+                ranks=missing,
+                waited_s=timeout_s,
+            )
+        rank, key = missing[0], self._key(missing[0])
+        if self.caller is None or rank == self.rank:
+            pause(self._store, key, left)
+        else:
+            self.caller.wait_for(rank, key, left)
+
+    def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
+        if entry["world_size"] != self._world_size:
+            raise other_world_size((rank, entry), (self.rank, self._world_size))
+        if "error" in entry:
+            raise RendezvousError(
+                f"rank {rank} on {entry['host']} could not start: {entry['error']}", rank=rank, cause=entry["error"]
+            )
+        return entry
+
+    def _entry_of(self, rank: int) -> dict[str, Any]:
+        key = self._key(rank)
+        entry = read(self._store, key, host=str, world_size=int)
+        return entry if "error" in entry else checked(entry, key, record=str, settings=dict)
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
+
+
+def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:
+    """Raises SettingsMismatchError where another rank has others than this one."""
+    ours = entries[rank]["settings"]
+    for other, entry in sorted(entries.items()):
+        for field, value in ours.items():
+            theirs = entry["settings"].get(field)
+            if theirs != value:
+                raise SettingsMismatchError(
+                    f"rank {other} on {entry['host']} has {field} = {theirs}, rank {rank} has {value}: it must be equal on all ranks",
+                    rank=other,
+                    field=field,
+                    theirs=theirs,
+                    ours=value,
+                )

@@ -1,0 +1,45 @@
+"""A part of a Store, for groups that meet there at the same time as others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+
+class PartOfStore:
+    """Those methods of a Store by which groups are formed, with keys below a prefix.
+
+    Args:
+        store: a board's, or torch's.
+        prefix: of every key.
+    """
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self.is_of_one_start = getattr(store, "is_of_one_start", False)
+        self._store = store
+        self._prefix = prefix
+
+    def set(self, key: str, value: str) -> None:
+        """Writes."""
+        self._store.set(self._prefix + key, value)
+
+    def get(self, key: str) -> Any:
+        """Reads what is there."""
+        return self._store.get(self._prefix + key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are there."""
+        return bool(self._store.check([self._prefix + key for key in keys]))
+
+    def add(self, key: str, amount: int) -> int:
+        """Counts up and returns the sum."""
+        return int(self._store.add(self._prefix + key, amount))
+
+    def compare_set(self, key: str, expected: str, value: str) -> None:
+        """Writes if nothing is there yet."""
+        self._store.compare_set(self._prefix + key, expected, value)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        """Waits as the Store does."""
+        self._store.wait([self._prefix + key for key in keys], timeout)
