@@ -127,7 +127,14 @@ class Boundary:
             self._watch.answer(rank, life, running=str(running))
         self._wait_for(rank, life)
         members = self._barrier()
-        return self._crossed(rank, members) if self._has_joined(rank, life, members) else Crossing()
+        has_joined = self._has_joined(rank, life, members)
+        self._watch.waited(rank, has_joined=has_joined)
+        if not has_joined and is_first:
+            logger.warning(
+                "rank %d was let in, and nothing of it has come within %g s: see whether the UDP ports between its host and the "
+                "members' are open (gradwire doctor)", rank, self._owner.config.peer_timeout_s
+            )  # fmt: skip
+        return self._crossed(rank, members) if has_joined else Crossing()
 
     def sync(self, arrays: Sequence[Array]) -> bool:
         """Crosses, and gives who has joined the arrays of the others; whether somebody has."""

@@ -5,7 +5,8 @@
     answered()                               <-   answer(): answer/<rank>
 
 Keys below the prefix of the group's round (`_rendezvous.py`): `again` counts lives; `again/<rank>` has the record of the latest life of
-a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: it has left in good order.
+a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: it has left in good order;
+`over`: all ranks have waited here, so that nobody is a member any more.
 A Store that rank 0 serves anew has none of this: the members write it again, under another round (`_heritage.py`).
 """
 
@@ -25,12 +26,26 @@ logger = logging.getLogger("gradwire")
 
 # A newcomer looks for its answer so often.
 POLL_S = 0.01
+# Whether all ranks wait here is looked at so often: that asks the Store for each of them.
+LOOK_S = 1.0
+# Who was let in and did not come keeps the members waiting for a peer timeout: before they let it in again it waits so long itself, and
+# twice as long each time.
+VAIN_PAUSE_S, VAIN_PAUSE_MAX_S = 10.0, 600.0
 # A Store that does not answer would hold up every step.
 REST_S = 30.0
 # Members tell each other a life and its rank in one number of 64 bits.
 LIVES_MAX = 1 << 40
 # What a Store can do: fail, or have something there that no rank of gradwire's wrote: also a number that is not finite.
 FAILURES = (GradwireError, RuntimeError, OSError, ValueError, TypeError, KeyError, ArithmeticError)
+
+
+class NoMemberLeftError(Exception):
+    """All ranks of the world wait to join a group: it has no members, and they may form a new one."""
+
+
+def is_over(store: Any, round_number: int) -> bool:
+    """Whether its ranks have found that the group of a round has no members left."""
+    return bool(store.check([f"gradwire/{round_number}/over"]))
 
 
 class _Lives:
@@ -71,8 +86,35 @@ class _Lives:
             raise TypeError(f"an answer to life {answer['life']!r}")
         return answer
 
+    def _waiting_life(self, rank: int) -> int:
+        """The latest life of a rank, if it has no answer yet; else 0."""
+        store = self._open()
+        if not store.check([self._key("again", rank)]):
+            return 0
+        life = int(json.loads(_text(store.get(self._key("again", rank))))["life"])
+        if not 0 < life < LIVES_MAX:
+            raise ValueError(f"rank {rank} cannot be in life {life}")
+        return life if life > self._answer_of(rank)["life"] else 0
+
     def _key(self, name: str, rank: int) -> str:
         return f"{self._prefix}/{name}/{rank}"
+
+
+class _Vain:
+    """How long a rank is not let in that was, and did not come."""
+
+    def __init__(self) -> None:
+        self._pause_s = VAIN_PAUSE_S / 2
+        self._until = 0.0
+
+    def again(self) -> None:
+        """It did not come again."""
+        self._pause_s = min(2 * self._pause_s, VAIN_PAUSE_MAX_S)
+        self._until = time.monotonic() + self._pause_s
+
+    def is_over(self) -> bool:
+        """Whether it may try again."""
+        return time.monotonic() >= self._until
 
 
 class Watch(_Lives):
@@ -102,6 +144,7 @@ class Watch(_Lives):
         self._is_gone = False
         self._seen = ""
         self._tried: dict[int, int] = {}
+        self._vain: dict[int, _Vain] = {}
         self._asks_at = 0.0
 
     def close(self) -> None:
@@ -113,6 +156,13 @@ class Watch(_Lives):
     def note(self, life: int) -> None:
         """All members have heard of this life: on a new Store later ones are counted from there."""
         self._life = max(self._life, life)
+
+    def waited(self, rank: int, *, has_joined: bool) -> None:
+        """The members have waited for one that was let in."""
+        if has_joined:
+            self._vain.pop(rank, None)
+        else:
+            self._vain.setdefault(rank, _Vain()).again()
 
     def newcomer(self, members: Sequence[int] = ()) -> int:
         """A life that waits, as one number; 0: nobody does. `members`: who is in the group now."""
@@ -175,14 +225,16 @@ class Watch(_Lives):
         latest = _text(store.get(waiting))
         if latest == self._seen:
             return 0
+        is_held_back = False
         for rank in range(self._world_size):
-            if store.check([self._key("again", rank)]):
-                life = int(json.loads(_text(store.get(self._key("again", rank))))["life"])
-                if not 0 < life < LIVES_MAX:
-                    raise ValueError(f"rank {rank} cannot be in life {life}")
-                if life > self._tried.get(rank, 0) and life > self._answer_of(rank)["life"]:
-                    return life * self._world_size + rank
-        self._seen = latest
+            life = self._waiting_life(rank)
+            if life <= self._tried.get(rank, 0):
+                continue
+            if rank not in self._vain or self._vain[rank].is_over():
+                return life * self._world_size + rank
+            is_held_back = True
+        if not is_held_back:
+            self._seen = latest
         return 0
 
     def record(self, rank: int, life: int) -> str:
@@ -231,16 +283,30 @@ class Door(_Lives):
         store.set(f"{self._prefix}/waiting", str(life))
         return life
 
+    def _look_for_members(self) -> None:
+        """Whether there can be any: a member waits for nothing here, and its life has been answered if it had to.
+
+        Who has come to wait, and ended since, counts as waiting: it is no member either.
+        """
+        store = self._open()
+        if is_over(store, self._round) or all(map(self._waiting_life, range(self._world_size))):
+            store.set(f"{self._prefix}/over", "1")
+            raise NoMemberLeftError
+
     def answered(self, life: int, timeout_s: float, left_s: float) -> str:
         """What a member answers to it within `left_s`, what is left of `timeout_s`.
 
         Raises:
+            NoMemberLeftError: there are no members; all ranks have come to wait here.
             MissingRankError: none did.
             RendezvousError: they refuse it.
         """
-        end = time.monotonic() + left_s
+        end, looks_at = time.monotonic() + left_s, 0.0
         while time.monotonic() < end:
             try:
+                if time.monotonic() >= looks_at:
+                    self._look_for_members()
+                    looks_at = time.monotonic() + LOOK_S
                 answer = self._answer_of(self._rank)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 text = f"what lies at {self._key('answer', self._rank)} of the Store is no member's answer: {error}"

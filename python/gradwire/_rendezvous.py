@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from gradwire._calling import (
     read,
     server_is_called,
 )
-from gradwire._entrance import Door
+from gradwire._entrance import Door, NoMemberLeftError, is_over
 from gradwire._heritage import Heritage
 from gradwire._part_of_store import PartOfStore
 from gradwire._runtime import Runtime, configuration, group_settings, runtime
@@ -131,10 +131,22 @@ def form_group(store: Any, place: Place) -> Formed:
         RendezvousError: another rank could not start; the message has its reason.
         GradwireError: this rank could not start.
     """
-    rank, timeout_s = place.rank, place.timeout.total_seconds()
     servers = _dedicated_servers(place)
     if servers:
-        return Formed(*_form_served_group(store, Served(rank, place.world_size, servers), timeout_s))
+        served = Served(place.rank, place.world_size, servers)
+        return Formed(*_form_served_group(store, served, place.timeout.total_seconds()))
+    end = time.monotonic() + place.timeout.total_seconds()
+    while True:
+        try:
+            return _form_or_join(store, place)
+        except NoMemberLeftError:
+            logger.info("rank %d: all ranks of the group that ran have come anew, and form another one", place.rank)
+        place = replace(place, timeout=timedelta(seconds=max(end - time.monotonic(), POLL_MIN_S)))
+
+
+def _form_or_join(store: Any, place: Place) -> Formed:
+    """The same without dedicated servers. Raises NoMemberLeftError where all ranks have come to join."""
+    rank, timeout_s = place.rank, place.timeout.total_seconds()
     started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
     latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1
     continues = _continues()
@@ -278,6 +290,8 @@ def _continues() -> bool:
 def _running_round(store: Any, rank: int, round_number: int) -> int:
     """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
     for earlier in range(round_number - 1, 0, -1):
+        if is_over(store, earlier):
+            return 0
         key = f"gradwire/{earlier}/end"
         if store.check([key]) and not read(store, key, error=str)["error"]:
             return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 from gradwire._board import Board, RunsAlready
-from gradwire._entrance import Door, Watch
+from gradwire._entrance import Door, NoMemberLeftError, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
 from gradwire._rendezvous import _running_round
 from gradwire.errors import MissingRankError, RendezvousError
@@ -106,6 +107,57 @@ def test_who_tried_twice_is_told_how_long_it_waited_in_all(store: Store) -> None
     with pytest.raises(MissingRankError, match="within 60 s") as caught:
         door.answered(door.publish(str), 60.0, 0.0)
     assert caught.value.waited_s == 60.0
+
+
+def test_ranks_that_all_wait_have_no_members_to_wait_for(store: Store) -> None:
+    doors = [Door(lambda: store, ROUND, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
+    store.set(f"gradwire/{ROUND}/end", json.dumps({"rank": 0, "error": ""}))
+    lives = [door.publish(str) for door in doors[:-1]]
+    with pytest.raises(MissingRankError):
+        doors[0].answered(lives[0], 60.0, 0.1)  # the last one may live
+    assert _running_round(store, 0, ROUND + 1) == ROUND
+    lives.append(doors[-1].publish(str))
+    for door, life in zip(doors, lives, strict=True):
+        with pytest.raises(NoMemberLeftError):
+            door.answered(life, 60.0, 60.0)
+    assert _running_round(store, 0, ROUND + 1) == 0
+
+
+def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
+    doors = [Door(lambda: store, ROUND, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
+    lives = [door.publish(str) for door in doors]
+    watch_of(store, 0).answer(0, lives[0], running="members")
+    with pytest.raises(MissingRankError):
+        doors[1].answered(lives[1], 60.0, 0.1)
+    doors[0].publish(str)  # it was lost, and comes again
+    with pytest.raises(NoMemberLeftError):
+        doors[1].answered(lives[1], 60.0, 60.0)
+
+
+def test_who_was_let_in_and_did_not_come_is_let_in_again_after_pauses(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    member, other = watch_of(store, 0), Door(lambda: store, ROUND, WAITS + 1, WORLD_SIZE)
+    for pause_s in (10.0, 20.0, 40.0):
+        life = door_of(store).publish(str)
+        assert member.newcomer() == waiting(life)
+        member.answer(WAITS, life, running="members")
+        member.waited(WAITS, has_joined=False)
+        later = door_of(store).publish(str)
+        now[0] += pause_s - 1
+        assert member.newcomer() == 0
+        # Others need not wait for that.
+        others = other.publish(str)
+        assert member.newcomer() == others * WORLD_SIZE + WAITS + 1
+        member.answer(WAITS + 1, others, running="members")
+        now[0] += 1
+        assert member.newcomer() == waiting(later)
+        member.answer(WAITS, later, running="members")
+    member.waited(WAITS, has_joined=True)
+    life = door_of(store).publish(str)
+    assert member.newcomer() == waiting(life)
 
 
 # Rank 0 serves a new, empty Store.
