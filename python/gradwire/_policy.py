@@ -61,9 +61,12 @@ def policy_numbers(
     if gather is not None:
         numbers["gather_loss_bound"] = _gather_bound(name, gather)
         numbers["gather_recovery"] = "when_asked" if gather > 0 else "at_once"
+    elif name == "mlt" and loss is not None:  # its paper has one bound for both stages
+        numbers["gather_loss_bound"] = loss
+        numbers["gather_recovery"] = "when_asked" if loss > 0 else "at_once"
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
-    numbers["hadamard"] = _chosen(config, "hadamard", hadamard)
+    numbers["hadamard"] = _rotation(config, _chosen(config, "hadamard", hadamard))
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)
@@ -90,6 +93,11 @@ def algorithm_code(config: Config, algorithm: str | None = None) -> int:
         ConfigError: there is no such schedule.
     """
     return ALGORITHM_CODES[_chosen(config, "algorithm", algorithm)]
+
+
+def _rotation(config: Config, chosen: str) -> str:
+    """Rotated gradients are all alike: where the network is told which ones matter, only who asks for it has them rotated."""
+    return "off" if chosen == "auto" and config.marks_importance() else str(chosen)
 
 
 def _gather_bound(preset: str, bound: float) -> float:

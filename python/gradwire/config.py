@@ -122,7 +122,8 @@ class Config:
         everywhere=True)
     hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
         "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
-        "`auto`: from 5 % loss on, as measured and agreed by all ranks. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
+        "`auto`: from 5 % loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than "
+        "another. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
         "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
         "a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and bfloat16, whose partial "
@@ -174,7 +175,7 @@ class Config:
     importance: str | None = _setting(None, str, "`magnitude`: packets of an opted-in gradient reduction whose mean magnitude reaches "
         "the median are ECN-capable, so that a switch with RED and ECN drops the others first. No rate reacts to congestion "
         "marks: it helps on switches of one's own. Unset: the preset's, which is `magnitude` for `mlt` and `dlcp` and `off` for the "
-        "others, because it reads every gradient once more.", choices=("off", "magnitude"), optional=True)
+        "others, because it reads every gradient once more.", choices=("off", "magnitude"), optional=True, everywhere=True)
     importance_sample_rate: float | None = _setting(None, float, "Share of the gradients from which that median is estimated. "
         "Unset: 0.001 for `dlcp`, as in its paper, and 0.05 for the others, as in MLT's.", low=0.0, high=1.0, optional=True)
     offload: str = _setting("auto", str, "Segmentation and receive offload of the kernel: used where it has them, or never.",

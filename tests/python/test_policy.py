@@ -25,14 +25,29 @@ def defaults(preset: str) -> _native.PolicyNumbers:
     return {**numbers, "hadamard": "auto"}
 
 
+def marked(preset: str) -> _native.PolicyNumbers:
+    """The same where the configuration has packets told apart, as those of MLT and DLCP do."""
+    return {**defaults(preset), "hadamard": "off"}
+
+
 def test_a_call_that_says_nothing_gets_the_configured_preset() -> None:
-    assert policy_numbers(Config.mlt()) == defaults("mlt")
+    assert policy_numbers(Config.mlt()) == marked("mlt")
     assert policy_numbers(Config.mlt(loss_bound=0.2))["loss_bound"] == 0.2
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.3])
+def test_mlt_has_one_bound_for_both_stages_unless_two_are_named(bound: float) -> None:
+    numbers = policy_numbers(Config.mlt(loss_bound=bound))
+    assert numbers["gather_loss_bound"] == bound
+    assert results_may_be_lost(numbers) == (bound > 0)
+    assert policy_numbers(Config.mlt(loss_bound=bound, gather_loss_bound=0.0))["gather_loss_bound"] == 0.0
+    pull = policy_numbers(Config.dlcp())["gather_loss_bound"]
+    assert policy_numbers(Config.dlcp(loss_bound=0.3))["gather_loss_bound"] == pull
 
 
 def test_a_call_that_names_a_preset_starts_from_that_presets_own_numbers() -> None:
     config = Config.mlt(loss_bound=0.3, deadline_ms=5.0)
-    assert policy_numbers(config, "reliable") == defaults("reliable")
+    assert policy_numbers(config, "reliable") == marked("reliable")
     assert policy_numbers(config, "auto", loss_bound=0.1)["loss_bound"] == 0.1
 
 
@@ -65,6 +80,14 @@ def test_a_rotation_is_that_of_the_call_unless_the_operator_says_otherwise() -> 
     assert policy_numbers(pinned, hadamard="on")["hadamard"] == "off"
     with pytest.raises(ConfigError, match="hadamard"):
         policy_numbers(Config(), hadamard="sometimes")
+
+
+def test_where_the_network_is_told_what_matters_only_who_asks_for_it_has_gradients_rotated() -> None:
+    """Rotated they are all alike. What a receiver has cut counts as loss, so `auto` would rotate on a network that loses nothing."""
+    for config in (Config.mlt(), Config.dlcp(), Config(importance="magnitude")):
+        assert policy_numbers(config)["hadamard"] == "off"
+        assert policy_numbers(config, hadamard="on")["hadamard"] == "on"
+    assert policy_numbers(Config.mlt(importance="off"))["hadamard"] == "auto"
 
 
 def test_arguments_of_a_call_are_checked_like_the_configuration() -> None:

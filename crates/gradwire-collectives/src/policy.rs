@@ -335,7 +335,7 @@ impl Policy {
     /// Whether reductions are served in the order of their calls: where the deadline of a transfer runs from its first
     /// packet on and cuts what still flows, a more urgent one must not stop it midway.
     pub(crate) fn keeps_order(&self) -> bool {
-        !self.after_first_pass && self.deadline != DeadlineRule::Never
+        !self.after_first_pass && (self.deadline != DeadlineRule::Never || self.deadline_max.is_some())
     }
 
     /// What the sender of a transfer of `stage` does about losses.
@@ -562,6 +562,13 @@ mod tests {
         let auto = Policy { loss_bound: bound(8), ..Policy::AUTO };
         assert_eq!(Policy::AUTO.in_ring(8), auto);
         assert_eq!(Policy::RELIABLE.in_ring(8), Policy::RELIABLE);
+    }
+
+    #[test]
+    fn whoever_may_cut_what_still_flows_by_a_deadline_is_served_in_order() {
+        let limited = |policy| Policy { deadline_max: Some(Duration::from_millis(90)), ..policy };
+        assert!(!Policy::MLT.keeps_order() && limited(Policy::MLT).keeps_order());
+        assert!(!limited(Policy::AUTO).keeps_order(), "it cuts nothing that still flows");
     }
 
     // test of: auto/step-delay

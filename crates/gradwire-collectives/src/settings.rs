@@ -18,12 +18,13 @@
 //! | 20..24, 24..28 | soft threshold: fraction, epoch |
 //! | 28..32 | early timeout: share of the usual time |
 //! | 32..40, 40..44 | deadline: nanoseconds or rounds; factor or percentile |
+//! | 44 | traffic class of the worker's data, which results have too |
 //! | 48..56 | nanoseconds of the latest deadline, all ones for none |
 //! | 56..64 | factor of a scaled sum |
 //! | 64..72 | nanoseconds that the sender allows for a stage (ULTIMA's t_B), all ones for none |
 
 use crate::{DeadlineRule, DivideBy, EarlyRule, Fill, GatherRule, Policy, Rotation, SoftRule};
-use gradwire_core::Reliability;
+use gradwire_core::{Reliability, CLASSES_MAX};
 use std::time::Duration;
 
 /// See the module.
@@ -36,6 +37,8 @@ pub(crate) struct CallSettings {
     pub(crate) warms_up: bool,
     /// What this worker allows for a stage, once it has learned it.
     pub(crate) stage_limit: Option<Duration>,
+    /// Of the worker's data; the results' too.
+    pub(crate) class: u8,
 }
 
 impl CallSettings {
@@ -67,6 +70,7 @@ impl CallSettings {
         out[28..32].copy_from_slice(&quiet_share.to_le_bytes());
         out[32..40].copy_from_slice(&value.to_le_bytes());
         out[40..44].copy_from_slice(&share.to_le_bytes());
+        out[44] = self.class;
         out[48..56].copy_from_slice(&nanos(policy.deadline_max).to_le_bytes());
         out[56..64].copy_from_slice(&self.factor.to_le_bytes());
         out[64..72].copy_from_slice(&nanos(self.stage_limit).to_le_bytes());
@@ -117,7 +121,9 @@ impl CallSettings {
         };
         policy.validate().ok()?;
         let factor = f64::from_bits(u64_at(56)?);
-        Some(Self { policy, factor, warms_up: has(1), stage_limit: time(u64_at(64)?) })
+        let class = record[44];
+        let settings = Self { policy, factor, warms_up: has(1), stage_limit: time(u64_at(64)?), class };
+        (usize::from(class) < CLASSES_MAX).then_some(settings)
     }
 }
 
@@ -148,7 +154,8 @@ mod tests {
             {
                 let policy = Policy { deadline_max, divide_by, ..policy };
                 let stage_limit = deadline_max.map(|most| most * 2);
-                let settings = CallSettings { policy, factor: 0.5, warms_up: name == "ultima", stage_limit };
+                let settings =
+                    CallSettings { policy, factor: 0.5, warms_up: name == "ultima", stage_limit, class: 7 };
                 assert_eq!(CallSettings::decode(&settings.encode()), Some(settings), "{name}");
             }
         }
@@ -156,8 +163,9 @@ mod tests {
 
     #[test]
     fn what_cannot_be_right_is_refused() {
-        let settings = CallSettings { policy: Policy::AUTO, factor: 1.0, warms_up: false, stage_limit: None };
-        for (at, byte) in [(1, 9), (2, 9), (3, 9), (6, 9), (7, 9), (11, 0x7F)] {
+        let policy = Policy::AUTO;
+        let settings = CallSettings { policy, factor: 1.0, warms_up: false, stage_limit: None, class: 0 };
+        for (at, byte) in [(1, 9), (2, 9), (3, 9), (6, 9), (7, 9), (11, 0x7F), (44, 8)] {
             let mut record = settings.encode();
             record[at] = byte;
             assert_eq!(CallSettings::decode(&record), None, "byte {at}");

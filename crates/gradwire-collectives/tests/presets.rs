@@ -535,6 +535,18 @@ fn results_lost_beyond_the_bound_of_the_gather_stage_are_sent_again() {
     assert!(filled > 0 && filled <= 3 * 2 * CHUNK_ELEMS as u64, "2 of 40 packets from each of 3 ranks");
 }
 
+// test of: dlcp/pull-bound, mlt/lossy-pull
+#[test]
+fn on_a_network_that_loses_nothing_no_result_is_cut() {
+    for (policy, elems) in [(Policy::MLT, ELEMS), (Policy::DLCP, 10 * ELEMS)] {
+        let mut net = Net::perfect(RANKS);
+        let round = round(&mut net, policy, elems);
+        assert!(round.uncounted() > 0, "contributions are, as soon as the bound is met");
+        assert!(round.reports.iter().all(|report| report.filled.is_empty()));
+        assert!(round.results.iter().all(|result| *result == round.results[0]));
+    }
+}
+
 // test of: dlcp/per-tensor-bound
 #[test]
 fn each_tensor_keeps_its_own_bound() {

@@ -5,7 +5,7 @@ mod common;
 use common::{all_reduce, lossy, request, scatter, Net, Tensor, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
-    Algorithm, Collective, DivideBy, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request,
+    Algorithm, Collective, DivideBy, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request, Tags,
 };
 use std::time::Duration;
 
@@ -261,6 +261,24 @@ fn learned_thresholds_and_lossy_pulls_work_over_servers_too() {
         }
         net.run_all(6);
         assert!((0..3).all(|rank| net.done[rank].values().all(Result::is_ok)), "{policy:?}");
+    }
+}
+
+// test of: mlt/gradient-aware-queueing
+#[test]
+fn a_server_sends_results_in_the_class_of_the_gradients() {
+    let mut net = Net::with_dedicated(2, (1, PLENTY), |_| NORMAL);
+    let mut tensors = inputs(2, 30_000);
+    submit_all(&mut net, &mut tensors, |request| Request {
+        reduce: ReduceOp::Avg,
+        policy: Policy::AUTO,
+        tags: Tags { class: 2, importance: None },
+        ..request
+    });
+    net.run_all(1);
+    for (worker, stats) in net.groups[2].stats() {
+        let sent = stats.tags.sent;
+        assert!(sent[2] > 0 && sent.iter().sum::<u64>() == sent[2], "to worker {worker}: {sent:?}");
     }
 }
 

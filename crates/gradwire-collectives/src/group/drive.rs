@@ -140,7 +140,7 @@ impl Group {
             _ => 1.0,
         };
         let stage_limit = self.adaptive.stage_limit(&request.policy);
-        CallSettings { policy: request.policy, factor, warms_up, stage_limit }
+        CallSettings { policy: request.policy, factor, warms_up, stage_limit, class: request.tags.class }
     }
 
     /// Whether the next collective has room in flight and knows its deadlines.

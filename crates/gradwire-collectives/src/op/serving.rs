@@ -50,7 +50,7 @@ impl Op {
 
     /// From now on the call is what its workers say that it is.
     pub(crate) fn follow(&mut self, settings: &CallSettings) {
-        (self.policy, self.warms_up) = (settings.policy, settings.warms_up);
+        (self.policy, self.warms_up, self.class) = (settings.policy, settings.warms_up, settings.class);
         self.priority = if self.policy.keeps_order() { PRIORITY_IN_ORDER } else { self.priority };
         self.stages_up_to.follow(&self.policy);
         self.memory.follow(settings.factor, settings.policy.divide_by);

@@ -52,7 +52,10 @@ impl GatherRule {
     }
 
     // claim: dlcp/pull-bound, ultima/t-b
-    /// The contract of a result, from that of a contribution. Where results are repaired no rule accepts less than the bound.
+    /// The contract of a result, from that of a contribution.
+    ///
+    /// Where results are repaired no rule accepts less than the bound, and what still flows is not cut: no error feedback brings a lost
+    /// result back, so the bound saves repairs alone.
     pub(super) fn contract(&self, contract: Contract) -> Contract {
         let bound = self.loss_bound;
         if self.recovery == Reliability::BestEffort {
@@ -65,6 +68,7 @@ impl GatherRule {
             floor: contract.floor.max(least),
             soft,
             repairs: true,
+            after_first_pass: true,
             ..contract
         }
     }
@@ -103,6 +107,7 @@ mod tests {
             let least = 1.0 - 0.02;
             assert!(contract.loss_bound <= 0.02 && contract.floor >= least && contract.repairs, "{name}");
             assert!(contract.soft.is_none_or(|soft| soft.min_fraction >= least), "{name}");
+            assert!(contract.after_first_pass, "{name} cuts results that still flow");
             assert_eq!(policy.reliability(Stage::Gather), Reliability::Tolerant, "{name}");
         }
         let (pull, push) = (Policy::DLCP.gather.loss_bound, Policy::DLCP.loss_bound);

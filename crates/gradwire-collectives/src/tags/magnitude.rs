@@ -33,8 +33,8 @@ impl ImportanceRule for Magnitude {
         let Some(threshold) = median(scratch) else { return };
         for (number, packet) in bucket.packets() {
             let mean = kernels::mean_magnitude(bucket.dtype, bucket.packet(packet));
-            // A packet with a NaN is kept: whoever looks for the cause needs it.
-            if mean >= threshold || mean.is_nan() {
+            // A packet with a NaN is kept: whoever looks for the cause needs it. One of zeros says nothing, also where most are.
+            if (mean >= threshold && mean > 0.0) || mean.is_nan() {
                 marks.set(number);
             }
         }
@@ -223,9 +223,17 @@ mod tests {
     }
 
     #[test]
+    fn where_most_gradients_are_zero_the_packets_of_the_others_matter() {
+        // As an embedding's rows: a packet has 64 values.
+        let rows: Vec<f32> = (0..64 * 10).map(|i| if i / 64 % 3 == 0 { 0.5 } else { 0.0 }).collect();
+        let marks = important(Magnitude::MLT, Dtype::F32, &bytes_of(&rows), 0);
+        assert_eq!(marks, (0..10).map(|packet| packet % 3 == 0).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn nothing_and_zeros_and_not_a_number_have_an_answer() {
         assert!(important(Magnitude::MLT, Dtype::F32, &[], 0).is_empty());
-        assert_eq!(important(Magnitude::MLT, Dtype::F32, &bytes_of(&[0.0; 128]), 0), [true, true]);
+        assert_eq!(important(Magnitude::MLT, Dtype::F32, &bytes_of(&[0.0; 128]), 0), [false, false]);
         let mut values = vec![1.0_f32; 64];
         values.extend([0.1; 200]);
         values[100] = f32::NAN;

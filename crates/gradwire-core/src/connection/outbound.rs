@@ -463,9 +463,11 @@ impl Connection {
             *flags = flags.with(Flags::IMPORTANT);
         }
         let is_awaited = again || request.reliability == Reliability::Exact;
+        // What nobody has told apart is no less important than what was.
+        let is_kept = is_important || is_awaited || request.tags.important.is_none();
         let class = request.tags.class;
         self.stats.tags.on_sent(class, is_important, count);
-        Mark { class: TrafficClass::Data(class), ecn_capable: is_important || is_awaited }
+        Mark { class: TrafficClass::Data(class), ecn_capable: is_kept }
     }
 }
 

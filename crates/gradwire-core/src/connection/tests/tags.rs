@@ -59,6 +59,17 @@ fn a_switch_is_told_to_keep_what_is_important_or_awaited() {
     }
 }
 
+#[test]
+fn what_nobody_has_told_apart_is_kept() {
+    let mut pair = Pair::connected(never);
+    let send = odd_ones_matter(5, CHUNKS, Reliability::Tolerant);
+    let tags = TransferTags { important: None, ..send.tags };
+    let packets = first_pass(&mut pair, SendTransfer { tags, ..send });
+    let data: Vec<_> = packets.iter().filter(|(header, ..)| header.kind == Kind::Data).collect();
+    assert!(data.len() == CHUNKS && data.iter().all(|(_, mark, _)| mark.ecn_capable), "{data:?}");
+    assert!(data.iter().all(|(header, ..)| !header.flags.contains(Flags::IMPORTANT)));
+}
+
 // test of: tags/counted
 #[test]
 fn classes_importance_and_congestion_marks_are_counted_at_both_ends() {
