@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM
 RATE_MBIT, HOST_RATE_MBIT, BUFFER_BYTES = 2.5, 50.0, 256_000
 CLASSES = 7
 PLAN = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES))
+LEAST_BUFFER_BYTES = 90_841  # what the refusal of a smaller one asks for: thresholds from a single frame on
 PAYLOAD_BYTES = 1208  # 1250 on the wire: 4 ms on the port
 BURSTS, PACKETS = 3, 20  # in a burst: so many of each layer and importance, and half as many of control
 CONTROL, FENCE = CLASSES, CLASSES + 1
@@ -139,6 +140,12 @@ def packets_of_bands(cluster):
     return [packets[band] for band in range(1, len(PLAN.queues) + 1)]
 
 
+def weights_of(cluster, plan):
+    """What the kernel says that each queue's average goes by, as log2 of 1/weight, once this plan is loaded."""
+    cluster.configure(1, lambda device: linux.commands(plan, device))
+    return re.findall(r"\bewma (\d+)", cluster._switch.run("tc -d qdisc show dev vec1"))
+
+
 def give_ipv6(cluster):
     """A way from the first host to the second, with fixed neighbours, so that nothing but what is sent comes through."""
 
@@ -176,11 +183,13 @@ def outcome(tmp_path_factory):
     def main():
         link = Link(rate_mbit=RATE_MBIT, host_rate_mbit=HOST_RATE_MBIT)
         with UmlCluster(2, link) as cluster:
+            weights = weights_of(cluster, make_plan(RATE_MBIT, LEAST_BUFFER_BYTES, Config.mlt(classes=CLASSES)))
             for _ in range(2):  # loading it a second time replaces it
                 cluster.configure(1, lambda device: linux.commands(PLAN, device))
             sent, rows = run_bursts(cluster)
             give_ipv6(cluster)
-            return {"bands": {family: count_bands(cluster, family) for family in FAMILIES},
+            return {"weights": weights,
+                    "bands": {family: count_bands(cluster, family) for family in FAMILIES},
                     "sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
                     "statistics": cluster.port_statistics(1)}  # fmt: skip
 
@@ -195,6 +204,10 @@ def outcome(tmp_path_factory):
 def test_it_was_an_overload(outcome):
     lost = sum(outcome["lost"].values())
     assert lost > 0.2 * BURSTS * PACKETS * 2 * CLASSES, "hardly anything was dropped: the tests below show nothing"
+
+
+def test_the_average_of_each_queue_has_the_weight_one_half_down_to_the_least_buffer(outcome):
+    assert outcome["weights"] == ["1"] * CLASSES
 
 
 # test of: mlt/switch-queues

@@ -229,3 +229,26 @@ def test_the_script_for_linux_names_every_queue_and_every_code_point_once_for_ea
     assert sum(" u32 " in line for line in lines) == 2 * 6
     assert sum(" red " in line for line in lines) == 3
     assert all("eth7" in line for line in lines)
+
+
+def weight_log(burst, low, size):
+    """`tc_red_eval_ewma` of iproute2 (tc/tc_red.c): log2 of 1/weight, or None where `tc` refuses the numbers."""
+    rest = burst + 1 - low / size
+    for log in range(1, 32) if rest >= 1 else ():
+        weight = 2.0**-log
+        if rest <= (1 - (1 - weight) ** burst) / weight:
+            return log
+    return None
+
+
+def test_the_average_of_red_has_the_largest_weight_whatever_the_threshold():
+    """From one frame on, which is the least threshold of a plan, past all where a whole number of frames is near."""
+    firsts = [
+        *range(FRAME_BYTES, 2 * FRAME_BYTES),
+        *(n * FRAME_BYTES + more for n in range(2, 60) for more in (-1, 0, 1)),
+    ]
+    for first in firsts:
+        lines = linux.commands(make_plan(RATE, 4_000_000, Config.mlt(classes=2), wish=Wish(first_bytes=first)), "eth0")
+        found = re.findall(r" min (\d+) max \d+ avpkt (\d+) burst (\d+) ", "\n".join(lines))
+        assert len(found) == 2
+        assert [weight_log(int(burst), int(low), int(size)) for low, size, burst in found] == [1, 1], found

@@ -5,10 +5,15 @@
 RED as Linux has it, read from its sources (net/sched/sch_red.c) and tested in the lab: below `min` it does nothing; from
 `max` on every packet is marked if it is ECN-capable and dropped if it is not (without `harddrop`, which would drop it all
 the same, and without `nodrop`, which would keep it); between them by chance, so they lie one frame apart. There is no gentle
-region. `burst` gives the average the weight 1/2, the largest there is, so that it follows the queue at once.
+region. `burst` and `avpkt` together say how fast the average follows the queue: `tc` takes the largest weight with which as many
+packets of that size, after an idle time, do not yet bring it to `min`. As many parts of `min` as it has frames, and one more, give
+1/2, the largest weight there is, so that the average follows at once. With whole frames as the parts, a `min` of little more than one
+would be nearly reached by the last of them, and the weight so small that the kernel refuses it.
 """
 
 from __future__ import annotations
+
+import math
 
 from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
 
@@ -59,7 +64,8 @@ def _discipline(queue: Queue, rate: str) -> str:
     if queue.threshold_bytes is None:
         return f"bfifo limit {queue.limit_bytes}"
     low = queue.threshold_bytes
+    parts = low // FRAME_BYTES + 1
     return (
-        f"red limit {queue.limit_bytes} min {low} max {low + FRAME_BYTES} avpkt {FRAME_BYTES}"
-        f" burst {low // FRAME_BYTES + 1} probability 1 bandwidth {rate} ecn"
+        f"red limit {queue.limit_bytes} min {low} max {low + FRAME_BYTES} avpkt {math.ceil(low / parts)}"
+        f" burst {parts} probability 1 bandwidth {rate} ecn"
     )
