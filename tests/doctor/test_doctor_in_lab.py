@@ -106,11 +106,19 @@ def test_the_round_trip_is_that_of_the_links(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_long_way_is_noted(tmp_path):
-    report = diagnose(tmp_path, switch="soft", port=Port(delay_ms=26.0), packets=200)
+@pytest.mark.parametrize("delay_ms", [26.0, 130.0])
+def test_a_long_way_is_noted_and_measured_like_any_other(tmp_path, delay_ms):
+    """Also one that is longer than an answer is waited for at first."""
+    report = diagnose(
+        tmp_path, switch="soft", port=Port(delay_ms=delay_ms), packets=200,
+        environment={"GRADWIRE_NETWORK_THREADS": "2"},
+    )  # fmt: skip
     assert report["statuses"] == [0, 0]
     assert {("rtt", 0, 1), ("rtt", 1, 0)} <= told(report, "note")
-    assert not told(report, "problem")
+    assert not told(report, "problem", "warning")
+    for pair in report["pairs"]:
+        assert (pair["ip_bytes"], pair["lost"], pair["paths"], pair["threads"]) == (1500, 0, 1, [True])
+        assert all(sent == came for sent, came in pair["marks"])
 
 
 @pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
@@ -278,9 +286,15 @@ def test_a_gray_rail_is_found_and_named(tmp_path):
     assert all(pair["paths"] == 2 for pair in report["pairs"])
 
 
-def test_a_dead_rail_is_no_path(tmp_path):
-    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([0], [1], is_cut=True))
+@pytest.mark.parametrize("rail", [0, 1])
+def test_a_dead_rail_is_no_path_and_named(tmp_path, rail):
+    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([0], [rail], is_cut=True))
     assert {pair["paths"] for pair in report["pairs"]} == {1}
+    assert [[source for source, _, _ in pair["rails"]] for pair in report["pairs"]] == [
+        [f"10.77.{rail}.1"],
+        [f"10.77.{rail}.2"],
+    ]
+    assert told(report, "problem") == {("paths", 0, 1), ("paths", 1, 0)}
     assert report["statuses"] == [1, 1]
 
 

@@ -212,6 +212,9 @@ class Mute:
     def __init__(self, counts):
         self.counts = counts
 
+    def find(self, ends, _tries):
+        return ends[0]
+
     def ask(self, _to, _size_bytes=0, octet=0, **_options):
         return Answer(0.001, octet, 0.0)
 

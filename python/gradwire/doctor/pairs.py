@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.config import Config
+from gradwire.doctor.family import family_of
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.probe import WAIT_SECONDS, Count, End, Prober, trace
 from gradwire.doctor.reach import is_loopback
@@ -17,7 +19,7 @@ _TRIES = 10  # for a first answer: over a way that loses 30 % one in 100,000 pai
 _MTU_TRIES = 5
 _RTT_PROBES = 20
 _TAG_TRIES = 4
-_FLOWS, _HOPS, _TRACE_SECONDS = 8, 6, 0.2
+_FLOWS, _HOPS = 8, 6
 _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a second: 8 Mbit/s, which fills no buffer
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS, _BURST_PAUSE_SECONDS = 4, 0.1
@@ -52,7 +54,7 @@ class PairFacts:
         burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
         marks: for each octet sent the one that arrived; None: nothing arrived with it.
         paths: different ways that were seen and work: local addresses, and routers that flows from different ports meet.
-        rails: for each further local address of this rank the packets that were sent from it and lost.
+        rails: for each local address of this rank but the one that the kernel takes, the packets that were sent from it and lost.
         offset_s: the peer's wall clock minus this one's.
         threads: for each network thread beside the first, as far as both have it, whether the peer's answered this rank's.
     """
@@ -108,9 +110,11 @@ def measure(
     sources = [to.address] if is_loopback(to.address) else sources
     answers = [answer for answer in (prober.ask(to) for _ in range(_RTT_PROBES)) if answer is not None]
     times = [1e3 * answer.rtt_s for answer in answers] or [0.0]
+    to = to._replace(rtt_s=min((answer.rtt_s for answer in answers), default=to.rtt_s))
     largest = _largest(prober, to, ip_bytes)
     loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
-    rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources[1:])
+    used = _source_to(to)
+    rails = tuple((source, *_rail_loss(prober, to, source, packets)) for source in sources if source != used)
     burst_sent = _BURST_PACKETS * _BURST_ROUNDS
     burst = prober.count(
         to,
@@ -135,7 +139,7 @@ def measure(
         rate_mbit=_rate_mbit(largest, burst),
         burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
-        paths=_paths(to, [*sources[:1], *(source for source, sent, lost in rails if lost < sent)]),
+        paths=_paths(to, [*({used} & {*sources}), *(source for source, sent, lost in rails if lost < sent)]),
         rails=rails,
         offset_s=statistics.median(answer.offset_s for answer in answers) if answers else 0.0,
         threads=tuple(_first_answering(own, Peer(peer.rank, [to.address], port)) is not None for own, port in further),
@@ -165,7 +169,7 @@ def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
 
 def planned_s(packets: int, addresses: int, further_ports: int) -> float:
     """How long the counted tests of one pair take at least, and the tries of ports that nobody answers."""
-    counted_s = packets / _BATCH * _PAUSE_SECONDS * max(1, addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
+    counted_s = packets / _BATCH * _PAUSE_SECONDS * (1 + addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
     return counted_s + further_ports * _TRIES * WAIT_SECONDS
 
 
@@ -308,12 +312,17 @@ def _rate_mbit(ip_bytes: int, count: Count | None) -> float | None:
 
 
 def _first_answering(prober: Prober, peer: Peer) -> End | None:
-    for _ in range(_TRIES):
-        for address in peer.addresses:
-            end = End(address, peer.port, peer.rank)
-            if prober.ask(end) is not None:
-                return end
-    return None
+    return prober.find([End(address, peer.port, peer.rank) for address in peer.addresses], _TRIES)
+
+
+def _source_to(to: End) -> str:
+    """The local address that the kernel gives to what is sent there from none in particular; empty where there is no way any more."""
+    with socket.socket(family_of(to.address).number, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect(to.place)  # sends nothing
+        except OSError:
+            return ""
+        return str(way.getsockname()[0])
 
 
 def _passes(prober: Prober, to: End, ip_bytes: int) -> bool:
@@ -355,7 +364,7 @@ def _rail_loss(prober: Prober, to: End, source: str, packets: int) -> tuple[int,
 
 def _paths(to: End, sources: Sequence[str]) -> int:
     """Different ways: by this host's address, and by the routers that flows from different ports meet."""
-    return sum(_distinct(trace(source, to.place, _FLOWS, _HOPS, _TRACE_SECONDS)) for source in sources)
+    return sum(_distinct(trace(source, to.place, _FLOWS, _HOPS, to.wait_s)) for source in sources)
 
 
 def _distinct(ways: Sequence[Mapping[int, str]]) -> int:

@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -38,21 +39,31 @@ _LOOK_UP_MICROSECONDS = 300_000  # after which the thread looks whether it shoul
 _STUCK_SECONDS = 1  # after which a card that takes no packets is not waited for
 _UNKNOWN_NS = (1 << 32) - 1
 _TELLING_PACKETS = 6  # of one call; of fewer a card may collect all before the kernel hears of any
-WAIT_SECONDS = 0.2  # for an answer, where a test does not say
+WAIT_SECONDS = 0.2  # for an answer, where the way is not known to be longer
+_ROUND_TRIPS = 3  # that an answer is waited for over a long way: queues may double it
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
 
 class End(NamedTuple):
-    """Where a rank is asked, and which: at one address there may be another, or this one itself, as behind bridges of containers."""
+    """Where a rank is asked, and which: at one address there may be another, or this one itself, as behind bridges of containers.
+
+    `rtt_s`: round trip; 0: not known yet.
+    """
 
     address: str
     port: int
     rank: int
+    rtt_s: float = 0.0
 
     @property
     def place(self) -> tuple[str, int]:
         """As a socket takes it."""
         return self.address, self.port
+
+    @property
+    def wait_s(self) -> float:
+        """How long an answer is waited for."""
+        return max(WAIT_SECONDS, _ROUND_TRIPS * self.rtt_s)
 
     @property
     def header_bytes(self) -> int:
@@ -138,9 +149,26 @@ class Prober:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def ask(self, to: End, size_bytes: int = 0, octet: int = 0, wait_s: float = WAIT_SECONDS) -> Answer | None:
+    def find(self, ends: Sequence[End], tries: int) -> End | None:
+        """The first of these places that answers, with its round trip; each is asked so often.
+
+        Answers to earlier questions count: over a long way each of them comes after its own wait.
+        """
+        asked: dict[tuple[int, int], End] = {}
+        for _ in range(tries):
+            for end in ends:
+                question = self._question(_Probe(_ECHO), end)
+                if question is None:
+                    continue
+                asked[question] = end
+                answered = self._answered(asked, end.wait_s)
+                if answered is not None:
+                    return asked[answered]._replace(rtt_s=self._answers.pop(answered)[0].rtt_s)
+        return None
+
+    def ask(self, to: End, size_bytes: int = 0, octet: int = 0, wait_s: float | None = None) -> Answer | None:
         """Sends one probe, an IP packet of this size (0: the least) and class; None: no answer in time, or too large for the device."""
-        found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, wait_s)
+        found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, to.wait_s if wait_s is None else wait_s)
         return None if found is None else found[0]
 
     def count(
@@ -185,7 +213,7 @@ class Prober:
     def _ask_count(self, to: End, test: int, packets: int) -> Count | None:
         known: Count | None = None
         for _ in range(10):
-            found = self._exchange(_Probe(_ASK, test=test), to, WAIT_SECONDS)
+            found = self._exchange(_Probe(_ASK, test=test), to, to.wait_s)
             if found is None:
                 continue
             arrived, reordered, duplicated, spacing_ns = _COUNTS.unpack_from(found[1])
@@ -211,16 +239,23 @@ class Prober:
         self.close()
 
     def _exchange(self, probe: _Probe, to: End, wait_s: float) -> tuple[Answer, bytes] | None:
-        self._sequence += 1
-        expected = to.rank, self._sequence
-        try:
-            if not self._send(probe, to, self._sequence):
-                return None
-        except BlockingIOError:
+        question = self._question(probe, to)
+        if question is None or self._answered([question], wait_s) is None:
             return None
+        return self._answers.pop(question)
+
+    def _question(self, probe: _Probe, to: End) -> tuple[int, int] | None:
+        """Sends it; by this its answer is known. None: it has not left."""
+        self._sequence += 1
+        with suppress(BlockingIOError):
+            if self._send(probe, to, self._sequence):
+                return to.rank, self._sequence
+        return None
+
+    def _answered(self, questions: Collection[tuple[int, int]], wait_s: float) -> tuple[int, int] | None:
+        """One of them whose answer comes within the time, or is there."""
         with self._changed:
-            self._changed.wait_for(lambda: expected in self._answers, wait_s)
-            return self._answers.pop(expected, None)
+            return self._changed.wait_for(lambda: next((q for q in questions if q in self._answers), None), wait_s)
 
     def _send_joined(self, probe: _Probe, to: End, numbers: range, calls: int) -> tuple[int, bool]:
         """In as few calls as the kernel allows, numbered on from `calls`; the number of the last one, and whether it can do so at all."""
