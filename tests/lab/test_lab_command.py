@@ -7,6 +7,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -181,6 +182,37 @@ def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):
     assert os.listdir(lab.folder) == []
 
 
+def test_of_two_that_build_one_lab_at_once_one_does(lab):
+    callers = [lab.start("up", "--hosts", "8", "--switch", "nft", stderr=subprocess.PIPE) for _ in range(2)]
+    told = [caller.communicate(timeout=TIMEOUT_S)[1] for caller in callers]
+    assert sorted(caller.returncode for caller in callers) == [0, 3], told
+    assert sum("is up already" in text for text in told) == 1
+    assert sorted(lab.sockets()) == ["lab", "lab.lock"]
+    assert lab("down").returncode == 0
+    assert os.listdir(lab.folder) == []
+
+
+def test_who_asks_for_nothing_keeps_nobody_waiting_for_good(running):
+    """Nor does what is no request keep the descriptors that came with it."""
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as other:
+        (name,) = [name for name in running.sockets() if not name.endswith(".lock")]
+        (path,) = Path(running.folder).glob(f"*/{name}")
+        silent.connect(str(path))
+        assert running("stats").returncode == 0
+        other.connect(str(path))
+        reader, writer = os.pipe()
+        socket.send_fds(other, [b"nonsense\n"], [writer])
+        os.close(writer)
+        assert_closed(reader)
+
+
+@pytest.mark.parametrize("arguments", [("up", "--switch", "nft"), ("stats",)])
+def test_a_socket_whose_name_is_too_long_is_said_in_one_line(lab, arguments):
+    result = lab("--name", "x" * 100, *arguments)
+    assert (result.returncode, "too long" in result.stderr, result.stderr.count("\n")) == (3, True, 1), result.stderr
+    assert os.listdir(lab.folder) == []
+
+
 def wait_for_child(caller):
     """The first process that it has started and that has become another program."""
     while caller.poll() is None:
@@ -207,14 +239,14 @@ def test_ctrl_c_leaves_nothing(lab, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_leaves_the_sockets_name_only_and_another_can_be_made(lab, kind):
+def test_a_kill_leaves_socket_and_lock_only_and_another_can_be_made(lab, kind):
     arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
     with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
         assert caller.stdout.readline() == "ready\n"
         caller.kill()
         caller.wait()
         assert_closed(caller.stdout.fileno())
-    assert lab.sockets() == ["lab"]
+    assert sorted(lab.sockets()) == ["lab", "lab.lock"]
     assert os.listdir(lab.temporary) == []
     assert lab("up", "--hosts", "1", "--switch", "nft").returncode == 0
 

@@ -16,7 +16,7 @@ import click
 
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
-from gradwire.lab.service import Client, Service, folder
+from gradwire.lab.service import Claim, Client, Service, folder
 from gradwire.lab.switches import KINDS, Port
 
 EXIT_NO_LAB = 3
@@ -33,7 +33,7 @@ Examples:
 
 \b
 Host h has the address 10.77.r.(h+1) on rail r. Everything is inside namespaces of the lab's own and gone after `down`, after
-Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves the name of its socket, which the next lab takes over.
+Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves its socket and lock, which the next lab takes over.
 docs/lab.md says what each switch can do.
 
 \b
@@ -121,8 +121,6 @@ def up(
     try:
         layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
         path = folder() / name
-        if Client(path).is_up():
-            raise LabError(f"the lab {name} is up already: gradwire lab --name {name} down, or another --name")
         if foreground:
             sys.exit(sandbox.run(lambda: _serve(layout, path)))
         _start_in_background(path)
@@ -134,13 +132,13 @@ def up(
 def _serve(layout: Layout, path: Path) -> int:
     """In the sandbox: builds and serves. Says `ready` on standard output."""
     try:
-        with Network(layout) as network:
-            Service(network, path).run(lambda: print("ready", flush=True))
+        with Claim(path) as claim, Network(layout) as network:
+            Service(network, claim).run(lambda: print("ready", flush=True))
     except KeyboardInterrupt:
         return sandbox.EXIT_INTERRUPTED
     except BrokenPipeError:  # who asked for it has gone
         return EXIT_NO_LAB
-    except LabError as error:
+    except (LabError, OSError) as error:  # no folder for the socket, or a name that is too long for one
         print(f"error: {error}", file=sys.stderr)
         return EXIT_NO_LAB
     return 0

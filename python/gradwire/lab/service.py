@@ -2,11 +2,13 @@
 
 Each request is one line of JSON, with `do` as its verb, and each answer one line with `error` or the result. `exec` comes with
 the caller's standard input, output and error as file descriptors, so that the program on the host has them as its own.
-The socket's folder belongs to the user alone. When the process ends, network, processes and socket are gone.
+The socket's folder belongs to the user alone, and a lock beside it has one lab for each name, from before its network is built. When
+the process ends, network, processes, socket and lock are gone.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import selectors
@@ -14,7 +16,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from gradwire.lab.errors import LabError
 from gradwire.lab.network import Network
 
 _REQUEST_BYTES = 1 << 20  # an environment may be large; a longer request is refused
+_REQUEST_SECONDS = 5.0  # for a whole request; a client sends it at once
 _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
 
 
@@ -45,21 +48,76 @@ def _check_own(path: Path) -> None:
         raise LabError(f"{path} belongs to somebody else or is open to others: remove it")
 
 
+class Claim:
+    """The right to be the lab of a name, held until it is given up or the process ends. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Takes it, and makes the folder.
+
+        Args:
+            path: of the lab's socket.
+
+        Raises:
+            LabError: there is such a lab, or one is being built; or the folder is not the user's alone.
+        """
+        self.path, self._lock_path = path, path.with_name(f"{path.name}.lock")
+        self._lock: int | None = None
+        try:
+            while self._lock is None:
+                self._lock = self._taken()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _taken(self) -> int | None:
+        """The lock; None where the last one to have it has just removed its file, or the folder."""
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        lock = None
+        try:
+            _check_own(self.path.parent)
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(lock), self._lock_path.stat()):
+                return lock
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            name = self.path.name
+            text = f"the lab {name} is up already, or being built: gradwire lab --name {name} down, or another --name"
+            raise LabError(text) from None
+        if lock is not None:
+            os.close(lock)
+        return None
+
+    def give_up(self) -> None:
+        """Lets others have the name. The second time nothing is left to do."""
+        if self._lock is not None:
+            self._lock_path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+        with suppress(OSError):  # another lab is there
+            self.path.parent.rmdir()
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+
 class Service:
     """Serves one network until it is told to end."""
 
-    def __init__(self, network: Network, path: Path) -> None:
+    def __init__(self, network: Network, claim: Claim) -> None:
         self._network = network
         self._lock = threading.Lock()  # of everything but running programs
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
             "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe,
         }  # fmt: skip
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._path = path
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        _check_own(path.parent)
-        path.unlink(missing_ok=True)
-        self._listener.bind(str(path))
+        self._claim = claim
+        claim.path.unlink(missing_ok=True)  # of one that was killed
+        self._listener.bind(str(claim.path))
         self._listener.listen()
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -70,7 +128,7 @@ class Service:
                 connection, _ = self._listener.accept()
                 try:
                     request, descriptors = _receive(connection)
-                except (OSError, ValueError):
+                except (OSError, ValueError, RecursionError):
                     connection.close()
                     continue
                 if request.get("do") == "down":
@@ -83,10 +141,10 @@ class Service:
             self._close()
 
     def _close(self) -> None:
-        self._listener.close()
-        self._path.unlink(missing_ok=True)
-        with suppress(OSError):  # another lab is there
-            self._path.parent.rmdir()
+        if self._listener.fileno() >= 0:
+            self._listener.close()
+            self._claim.path.unlink(missing_ok=True)
+            self._claim.give_up()
 
     def _handle(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
         with connection:
@@ -100,9 +158,7 @@ class Service:
             except (LabError, OSError, KeyError, TypeError, ValueError) as error:
                 _answer(connection, {"error": str(error)})
             finally:
-                for descriptor in descriptors:
-                    with suppress(OSError):
-                        os.close(descriptor)
+                _close_all(descriptors)
 
     def _set(self, request: dict[str, Any]) -> None:
         self._network.set(request["hosts"], request["rails"], **request["changes"])
@@ -152,17 +208,29 @@ def _wait(child: subprocess.Popen[Any], connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request and the descriptors that came with its first part."""
+    """A request and the descriptors that came with its first part. Who begins one and does not end it keeps others waiting for a while."""
+    connection.settimeout(_REQUEST_SECONDS)
     data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
-    while not data.endswith(b"\n"):
-        more = connection.recv(_REQUEST_BYTES)
-        if not more or len(data) > _REQUEST_BYTES:
-            raise ValueError("the request is not a line")
-        data += more
-    request = json.loads(data)
-    if not isinstance(request, dict):
-        raise ValueError("the request is no object")
+    try:
+        while not data.endswith(b"\n"):
+            more = connection.recv(_REQUEST_BYTES)
+            if not more or len(data) > _REQUEST_BYTES:
+                raise ValueError("the request is not a line")
+            data += more
+        request = json.loads(data)
+        if not isinstance(request, dict):
+            raise ValueError("the request is no object")
+    except BaseException:
+        _close_all(descriptors)
+        raise
+    connection.settimeout(None)
     return request, list(descriptors)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -188,21 +256,17 @@ class Client:
                 line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(connection, [line], list(descriptors)) if descriptors else 0
                 connection.sendall(line[sent:])
+                with connection.makefile() as answers:
+                    text = answers.readline()
             except (FileNotFoundError, ConnectionRefusedError):
                 raise LabError("no lab is up under this name: gradwire lab up") from None
-            with connection.makefile() as answers:
-                text = answers.readline()
-        if not text:
+            except (ConnectionResetError, BrokenPipeError):
+                text = ""
+            except OSError as error:
+                raise LabError(f"{self._path}: {error}") from None
+        if not text.endswith("\n"):
             raise LabError("the lab went down")
         answer = json.loads(text)
         if "error" in answer:
             raise LabError(answer["error"])
         return answer.get("result")
-
-    def is_up(self) -> bool:
-        """Whether a lab answers."""
-        try:
-            self.ask(do="describe")
-        except LabError:
-            return False
-        return True
