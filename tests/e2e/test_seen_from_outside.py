@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -251,6 +252,8 @@ def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -
     calls = [{event["args"]["sequence"] for event in whole if event["pid"] == rank} for rank in range(2)]
     assert calls[0] == calls[1]
     assert len(calls[0]) == 6
+    full = job.command("trace", "seen", "-o", "/dev/full")
+    assert (full.returncode, "Error: /dev/full: No space left" in full.stderr) == (2, True), full.stderr
     # The ranks are on one host, whose monotonic clock tells how their engines' clocks really stand to each other.
     raw = [json.loads(line) for line in job.command("trace", "seen", "--raw").stdout.splitlines()]
     true_us = {answer["rank"]: answer["groups"][0]["clock"]["monotonic_ns"] / 1e3 for answer in raw}
@@ -258,6 +261,18 @@ def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -
     assert 0 < found["clock_error_us"] < 1e5
     off = found["clock_offset_us"] - (true_us[1] - true_us[0])
     assert abs(off) <= found["clock_error_us"], (found, true_us)
+
+
+def test_trace_leaves_a_rank_out_that_stands_still_and_names_it(tmp_path: Path) -> None:
+    out = tmp_path / "step.json"
+    with Job(tmp_path, 2) as job:
+        job.until_it_reduces()
+        job.processes[1].send_signal(signal.SIGSTOP)
+        ran = job.command("trace", "seen", "-o", str(out))
+        stopped = f"rank 1 (process {job.processes[1].pid}) is left out"
+    assert (ran.returncode, stopped in ran.stderr) == (0, True), ran.stderr
+    events = json.loads(out.read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0}
 
 
 def test_the_sockets_of_dead_ranks_are_forgotten(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def test_the_configuration_goes_into_a_file(tmp_path):
         ["--os", "tc", *COMMON, "--first", "200"],
         ["--os", "tc", *COMMON, "--first", "12.8"],
         ["--os", "tc", *COMMON, "--classes", "7", "--queues", "4"],
+        ["--os", "tc", *COMMON, "--out", "/dev/full"],
+        ["--os", "tc", *COMMON, "--out", "nowhere/port.sh"],
     ],
 )
 def test_wrong_usage_is_status_2_in_one_line(arguments):

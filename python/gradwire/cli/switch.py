@@ -27,7 +27,7 @@ The job must set the code points that the switch reads: those of this command's 
 the summary repeats. Nothing is changed by this command: it only writes. docs/switch.md explains each line.
 
 \b
-Exit status: 0 written, 2 wrong usage or numbers that do not fit together.
+Exit status: 0 written, 2 wrong usage, numbers that do not fit together, or a file that cannot be written.
 """
 
 _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": "swp1", "eos": "Ethernet1"}
@@ -100,14 +100,14 @@ def command(
             from gradwire.switch import picture
 
             picture.draw(plan, plot)
+        named = list(ports) or [_DEFAULT_PORTS[system]]
+        text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
+        if out is not None:
+            out.write_text(text)
     except (SwitchError, ConfigError, ImportError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    named = list(ports) or [_DEFAULT_PORTS[system]]
-    text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
     if out is None:
         click.echo(text, nl=False)
-    else:
-        out.write_text(text)
     _summarize(plan)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gradwire.errors import GradwireError
-from gradwire.observe.client import ask, find_sockets, job_of, read_answer
+from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_answer
 from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
 
 EXIT_NOTHING = 3
@@ -31,7 +31,11 @@ Each rank keeps its latest collectives in memory (2048 at most), so the step tha
 clocks are aligned by what their packets said; the error is printed and stands beside each rank.
 
 \b
-Exit status: 0 written, 2 wrong usage, 3 no job, or none that has ended a collective (with --raw: 0, and nothing).
+A rank that does not answer, as one that stands still, is named and left out.
+
+\b
+Exit status: 0 written, 2 wrong usage or a file that cannot be written, 3 no job, or none that has ended a collective (with
+--raw: 0, and nothing).
 """
 
 
@@ -72,7 +76,10 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     if output is None:
         click.echo(text)
     else:
-        output.write_text(text + "\n")
+        try:
+            output.write_text(text + "\n")
+        except OSError as error:
+            raise click.UsageError(f"{output}: {error.strerror}") from error
     for process, alignment in list(zip(processes, alignments, strict=True))[
         1:
     ]:  # the first is what the others are aligned to
@@ -88,8 +95,20 @@ def _answers_here(job: str | None) -> list[dict[str, Any]]:
     if not paths:
         return []
     with ThreadPoolExecutor(max_workers=min(32, len(paths))) as pool:  # ranks answer at about the same time
-        answers = list(pool.map(lambda path: ask(path, "timelines"), paths))
-    return [answer for answer in answers if "error" not in answer]
+        answers = list(pool.map(_timelines_of, paths))
+    return [answer for answer in answers if answer is not None]
+
+
+def _timelines_of(path: Path) -> dict[str, Any] | None:
+    """What a rank answers; None where it does not, which is said: one that stands still or has just ended hides none of the others."""
+    try:
+        answer = ask(path, "timelines")
+    except (OSError, ValueError) as error:
+        answer = {"error": str(error)}
+    if "error" not in answer:
+        return answer
+    click.echo(f"gradwire trace: {process_of(path)} is left out, it does not answer: {answer['error']}", err=True)
+    return None
 
 
 def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[dict[str, Any]]:

@@ -51,6 +51,12 @@ def job_of(path: Path) -> str:
     return path.name.removesuffix(SUFFIX).rsplit(".", 2)[0]
 
 
+def process_of(path: Path) -> str:
+    """Rank and process, by the socket's name."""
+    _, rank, pid = path.name.removesuffix(SUFFIX).rsplit(".", 2)
+    return f"rank {rank} (process {pid})"
+
+
 def _of_jobs_with(paths: list[Path], what: str) -> list[Path]:
     """All sockets of the jobs of which one rank has this UDP port or process id, or met the others at this address."""
     jobs: set[str] = set()
