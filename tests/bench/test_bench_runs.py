@@ -1,5 +1,6 @@
 """`gradwire bench` runs to its end over real processes, and its network does what a condition says. Nothing is timed."""
 
+import fcntl
 import json
 import os
 import re
@@ -173,6 +174,21 @@ def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_ru
     assert "interrupted; the workers and the network are gone" in told
     wait_until(lambda: not workers_of(tmp_path))
     assert (tmp_path / "numbers.json").read_text() == "earlier"
+
+
+def test_numbers_and_report_are_written_though_nobody_reads_the_table(tmp_path):
+    """The pipe holds less than the table, so that it is not printed before its reader goes."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    several = ("--collective", "all_reduce", "--collective", "broadcast")
+    line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "1", *several)
+    with subprocess.Popen(line, stdout=writer, stderr=subprocess.PIPE, text=True) as running:
+        os.close(writer)
+        with os.fdopen(reader, "rb", buffering=0) as lines:
+            assert any(re.search(rb" (\d+) of \1, ", told) for told in lines)
+        assert (running.stderr.read(), running.wait(60)) == ("", 2)
+    assert len(json.loads((tmp_path / "numbers.json").read_text())["rows"]) == 5
+    assert (tmp_path / "bench.html").stat().st_size > 10_000
 
 
 ENDLESS = {

@@ -13,9 +13,20 @@ _WIDTH_OF_A_FILE = 180  # columns; a terminal says its own
 _LINE_EVERY_S = 10.0
 
 
-def make_console() -> Console:
-    """Where results are printed."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+class _Console(Console):
+    """One that says so where nobody reads any more, as `head` does; rich would end the process with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """See `Console`."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise BrokenPipeError from None
+
+
+def make_console(width: int = _WIDTH_OF_A_FILE) -> Console:
+    """Where results are printed: so many columns where it is no terminal."""
+    return _Console(width=None if sys.stdout.isatty() else width)
 
 
 class Display:
@@ -40,7 +51,8 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:  # elsewhere it would print an empty line, which may be one too many for who reads
+            self._bar.stop()
 
     def say(self, text: str) -> None:
         """A line for what does not repeat itself."""

@@ -45,9 +45,13 @@ def command() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Of the source tree, with `+` if it has changes; empty where it is none."""
+    """Of the source tree, with `+` if it has changes; empty where it is none, as in an environment within somebody else's."""
     git = ["git", "-C", str(_HERE)]
     try:
+        if subprocess.run(
+            [*git, "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, check=False
+        ).returncode:
+            return ""
         found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
         changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
     except OSError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,7 +11,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from gradwire.bench import display, report, results, tcp, training, training_report
+from gradwire.bench import display, numbers, report, results, tcp, training, training_report
 from gradwire.bench.conductor import Crews, Interrupted, measure
 from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import command, machine
@@ -73,6 +71,8 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
     try:
         outcome.make_folders()
         return work()
+    except BrokenPipeError:  # nobody reads what is printed any more; what was measured to the end is written
+        return NOT_RUN
     except (LabError, WorkerFailed, OSError) as error:
         console.print(f"error: {error}", markup=False)
         return NOT_RUN
@@ -108,8 +108,8 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
-    report.print_table(console, rows)
-    _write(console, whole, outcome, report.write_html, "bench.html")
+    shown_as = _Form("bench.html", report.write_html, lambda: report.print_table(console, rows))
+    _conclude(console, whole, outcome, shown_as)
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
@@ -146,8 +146,10 @@ def _training(plan: TrainingPlan, outcome: Outcome) -> int:
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
-    training_report.print_table(console, rows, target)
-    _write(console, whole, outcome, training_report.write_html, "training.html")
+    shown_as = _Form(
+        "training.html", training_report.write_html, lambda: training_report.print_table(console, rows, target)
+    )
+    _conclude(console, whole, outcome, shown_as)
     if was_interrupted:
         console.print(f"interrupted: {rows[0]['steps']} steps of each training are kept{_GONE}")
         return sandbox.EXIT_INTERRUPTED
@@ -176,28 +178,34 @@ def _look_around(
     return counted
 
 
-def _write(
-    console: Console, whole: Measured, outcome: Outcome, write_html: Callable[[Measured, Path], None], name: str
-) -> None:
-    """Says the verdicts, and writes numbers and report."""
-    for verdict in whole["targets"]:
-        console.print(results.Verdict(**verdict).line(), highlight=False, markup=False)
-    if outcome.json_file is not None:
-        _replace(outcome.json_file, json.dumps(whole, indent=1) + "\n")
-        console.print(f"numbers: {outcome.json_file}", highlight=False)
-    page = outcome.html_file or outcome.out / name
+@dataclass(frozen=True)
+class _Form:
+    """How results are shown: the report's name in the folder of results and what writes it, and what prints the table."""
+
+    page: str
+    write_html: Callable[[Measured, Path], None]
+    print_table: Callable[[], None]
+
+
+def _conclude(console: Console, whole: Measured, outcome: Outcome, form: _Form) -> None:
+    """Writes numbers and report, then says everything: who reads what is printed may go, and what cannot be written is printed."""
+    said = []
     try:
-        write_html(whole, page)
-        console.print(f"report: {page}", highlight=False)
-    except ModuleNotFoundError as error:
-        console.print(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')", markup=False)
-
-
-def _replace(file: Path, text: str) -> None:
-    """Writes a file whole or not at all: one of an earlier run is lost only when the new one is there."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_text(text)
-    unfinished.replace(file)
+        if outcome.json_file is not None:
+            numbers.write(outcome.json_file, whole)
+            said.append(f"numbers: {outcome.json_file}")
+        page = outcome.html_file or outcome.out / form.page
+        try:
+            form.write_html(whole, page)
+            said.append(f"report: {page}")
+        except ModuleNotFoundError as error:
+            said.append(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')")
+    finally:
+        form.print_table()
+        for verdict in whole["targets"]:
+            console.print(results.Verdict(**verdict).line(), highlight=False, markup=False)
+        for line in said:
+            console.print(line, highlight=False, markup=False)
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
