@@ -71,6 +71,19 @@ def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
 
 
 @pytest.mark.usefixtures("_namespaces")
+def test_numbers_are_written_without_matplotlib_into_a_folder_that_was_not_there(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['matplotlib'] = None")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    numbers = tmp_path / "missing" / "numbers.json"
+    few = ["--backend", "gloo", "--loss", "0", "--workers", "2", "--steps", "8"]
+    arguments = [*few, "--json", numbers, "--out", tmp_path]
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
+    assert "no picture: matplotlib is not installed (pip install 'gradwire[demo]')" in result.stdout
+    assert [run["steps"] for run in json.loads(numbers.read_text())["runs"]] == [8]
+
+
+@pytest.mark.usefixtures("_namespaces")
 def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
     (tmp_path / "train_gpt.py").write_text("")
     (tmp_path / "gpt.py").write_text("raise RuntimeError('this example is broken')")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gradwire.bench import numbers
+from gradwire.bench.display import make_console
 from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults, percentile, report
@@ -18,7 +19,7 @@ from gradwire.lab import LabError, Link, sandbox
 from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.probe import LossProbe
 
-EXIT_FAILED, EXIT_NO_LAB = 1, 3
+EXIT_FAILED, EXIT_NOT_WRITTEN, EXIT_NO_LAB = 1, 2, 3
 _WIDTH_OF_A_FILE = 120  # columns; a terminal says its own
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
 
@@ -31,7 +32,8 @@ Examples:
   gradwire demo --backend gloo                   one backend alone
 
 \b
-Exit status: 0 done, 1 a worker failed or replicas differed, 2 wrong usage, 3 no network could be built, 130 interrupted.
+Exit status: 0 done, 1 a worker failed or replicas differed, 2 wrong usage or a file that cannot be written, 3 no network could be
+built, 130 interrupted.
 """
 
 
@@ -78,7 +80,8 @@ def command(
         link = Link(rate, buffer * 1024, delay / 2)
         plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
                     budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)
+        for folder in (out, *([] if json_file is None else [json_file.parent])):
+            folder.mkdir(parents=True, exist_ok=True)
         sys.exit(sandbox.run(lambda: _play(plan, out, json_file)))
     except LabError as error:
         click.echo(f"error: {error}", err=True)
@@ -89,28 +92,45 @@ def command(
 
 def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
     """The demo itself, inside the sandbox; returns the exit status."""
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+    console = make_console(_WIDTH_OF_A_FILE)
     try:
         with _Display(console, plan) as display, conductor.Conductor(plan, out, display.progress) as leader:
             results = leader.play()
+        _conclude(console, plan, results, out / "demo.png", json_file)
+    except BrokenPipeError:  # nobody reads what is printed any more; the numbers of a demo that ended are written
+        return EXIT_NOT_WRITTEN
     except LabError as error:
         console.print(f"error: {error}", markup=False)
         return EXIT_NO_LAB
     except WorkerFailed as error:
         console.print(f"error: {error}", markup=False)
         return EXIT_FAILED
+    except OSError as error:
+        console.print(f"error: {error}", markup=False)
+        return EXIT_NOT_WRITTEN
     except KeyboardInterrupt:
         console.print("interrupted; the workers and the network are gone")
         return sandbox.EXIT_INTERRUPTED
-    console.print(_table(plan, results))
-    steps = sum(result.steps for result in results)
-    console.print(f"the {plan.workers} replicas were bit-identical after each of the {steps} steps", highlight=False)
-    picture.draw(plan, results, out / "demo.png")
-    console.print(f"picture: {out / 'demo.png'}", highlight=False)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report(plan, results), indent=2) + "\n")
-        console.print(f"numbers: {json_file}", highlight=False)
     return 0
+
+
+def _conclude(console: Console, plan: Plan, results: list[RunResults], drawing: Path, json_file: Path | None) -> None:
+    """Writes numbers and picture, then says everything: who reads what is printed may go, and what cannot be written is printed."""
+    said = []
+    try:
+        if json_file is not None:
+            numbers.write(json_file, report(plan, results))
+            said.append(f"numbers: {json_file}")
+        try:
+            picture.draw(plan, results, drawing)
+            said.append(f"picture: {drawing}")
+        except ModuleNotFoundError as error:
+            said.append(f"no picture: {error.name} is not installed (pip install 'gradwire[demo]')")
+    finally:
+        steps = sum(result.steps for result in results)
+        console.print(_table(plan, results))
+        for line in (f"the {plan.workers} replicas were bit-identical after each of the {steps} steps", *said):
+            console.print(line, highlight=False, markup=False)
 
 
 class _Display:
@@ -132,7 +152,8 @@ class _Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        if self._console.is_terminal:
+            self._bars.stop()
 
     def _stage(self, text: str) -> None:
         if self._console.is_terminal:
