@@ -283,4 +283,4 @@ def test_the_sockets_of_dead_ranks_are_forgotten(tmp_path: Path) -> None:
         assert len(sockets(job)) == 2
         ran = job.command("monitor", "--json", "--every", "0.2", "--seconds", "0.1")
         assert ran.returncode in (0, 3)
-        assert not any(f".{job.processes[0].pid}." in path.name for path in sockets(job))
+        assert not any(f".{job.processes[0].pid}-" in path.name for path in sockets(job))

@@ -48,6 +48,16 @@ def test_ranks_of_a_loopback_crew_can_meet_and_have_left_at_its_end(tmp_path):
     assert all(is_gone(answer["pid"]) for answer in answers)
 
 
+@pytest.mark.parametrize(("setting", "expected"), [(None, "0"), ("1", "1")])
+def test_workers_leave_no_status_sockets_unless_they_are_asked_for(tmp_path, monkeypatch, setting, expected):
+    name = "GRADWIRE_STATUS_SOCKET"
+    monkeypatch.delenv(name, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(name, setting)
+    with LoopbackCrew([sys.executable, "-c", ANSWERS], 1, {}, tmp_path) as crew:
+        assert crew.order({"names": [name]}, name)[0][-1][name] == expected
+
+
 def test_a_worker_that_cannot_start_is_named_and_the_others_end(tmp_path):
     crew = LoopbackCrew([sys.executable, "-c", FAILS], 2, {}, tmp_path)
     with pytest.raises(WorkerFailed, match=r"(?s)worker 1 ended with status 1.*does not like it here"):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 LEAVE_SECONDS = 20  # a worker that was told to leave closes its process group first
+# Nobody looks into workers unless asked to: they have a screen or numbers, and are ended too soon to remove their status sockets.
+_UNSEEN = {"GRADWIRE_STATUS_SOCKET": "0"}
 Answer = dict[str, Any]
 Spawn = Callable[..., "subprocess.Popen[bytes]"]  # (rank, command, **options of Popen)
 
@@ -47,7 +49,7 @@ class Crew:
     ) -> None:
         self._silence_seconds = silence_seconds
         self._workers = [
-            _Member(spawn, rank, command, {**os.environ, **environment}, logs / f"worker-{rank}.log")
+            _Member(spawn, rank, command, {**_UNSEEN, **os.environ, **environment}, logs / f"worker-{rank}.log")
             for rank, environment in enumerate(environments)
         ]
 

@@ -47,14 +47,14 @@ def find_sockets(job: str | None = None) -> list[Path]:
 
 
 def job_of(path: Path) -> str:
-    """Name of the job, by the socket's name: job, rank and process id between dots."""
+    """Name of the job, by the socket's name: job, rank and process between dots."""
     return path.name.removesuffix(SUFFIX).rsplit(".", 2)[0]
 
 
 def process_of(path: Path) -> str:
     """Rank and process, by the socket's name."""
-    _, rank, pid = path.name.removesuffix(SUFFIX).rsplit(".", 2)
-    return f"rank {rank} (process {pid})"
+    _, rank, process = path.name.removesuffix(SUFFIX).rsplit(".", 2)
+    return f"rank {rank} (process {process.partition('-')[0]})"
 
 
 def _of_jobs_with(paths: list[Path], what: str) -> list[Path]:

@@ -1,6 +1,7 @@
 """The status socket: by it the own user, and nobody else, looks into a running rank.
 
-A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, named by job, rank and process. It only answers: a client
+A Unix socket of mode 0600 in a folder of mode 0700 that belongs to the user, named by job, rank, and process, whose number is only
+its own within one namespace: several containers, or labs, may see the same folder. It only answers: a client
 sends one line of JSON, `{"ask": "stats"}` or `{"ask": "timelines"}`, with `"every_s"` for an answer again and again, and gets lines of
 JSON. One thread serves all clients without ever waiting for one: who does not read gets no further answer and is dropped.
 """
@@ -46,7 +47,7 @@ def status_folder() -> Path:
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else None
-    folder = Path(f"/tmp/gradwire-{os.geteuid()}") if parent is None else parent / "gradwire"  # noqa: S108  checked below
+    folder = Path(f"/tmp/gradwire-{_user_outside()}") if parent is None else parent / "gradwire"  # noqa: S108  checked below
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
@@ -58,6 +59,26 @@ def status_folder() -> Path:
             folder=str(folder),
         )
     return folder
+
+
+def _user_outside() -> int:
+    """This user's number outside of its user namespace: within one of their own all users are root, and would take root's folder."""
+    user = os.geteuid()
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+    except OSError:
+        return user
+    ranges = [tuple(map(int, line.split())) for line in lines]
+    return next((outside + user - inside for inside, outside, many in ranges if inside <= user < inside + many), user)
+
+
+def _process() -> str:
+    """This process's number and the inode of the namespace that it is of."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        namespace = 0
+    return f"{os.getpid()}-{namespace}"
 
 
 class StatusServer:
@@ -73,17 +94,13 @@ class StatusServer:
     """
 
     def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-        self.path = status_folder() / f"{job}.{rank}.{os.getpid()}{SUFFIX}"
+        self.path = status_folder() / f"{job}.{rank}.{_process()}{SUFFIX}"
         self._answers = answers
         self._pid = os.getpid()
         self._clients: dict[socket.socket, _Client] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
-        self._listener.bind(str(self.path))
-        self.path.chmod(0o600)  # the folder has kept others out until now
-        self._listener.listen(CLIENTS_MAX)
+        self._facts = self._listen()
         self._listener.setblocking(False)
         self._waker, self._woken = socket.socketpair()
         for readable in (self._listener, self._woken):
@@ -96,8 +113,23 @@ class StatusServer:
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
         self._thread.join(timeout=5.0)
-        if os.getpid() == self._pid:
-            self.path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if os.getpid() == self._pid and os.path.samestat(self.path.lstat(), self._facts):
+                self.path.unlink()
+
+    def _listen(self) -> os.stat_result:
+        """Gives the socket its name when it listens, and not before: who finds one that refuses takes it for a dead process's."""
+        unnamed = self.path.with_suffix(".made")
+        unnamed.unlink(missing_ok=True)
+        try:
+            self._listener.bind(str(unnamed))
+            unnamed.chmod(0o600)  # the folder has kept others out until now
+            self._listener.listen(CLIENTS_MAX)
+            unnamed.rename(self.path)
+        except OSError:
+            unnamed.unlink(missing_ok=True)
+            raise
+        return self.path.lstat()
 
     def _run(self) -> None:
         while True:
