@@ -233,6 +233,7 @@ def test_a_bucket_lets_packets_through_at_once_that_a_full_buffer_would_lose(tmp
         {"loss": 1.5},
         {"loss": float("nan")},
         {"burst": 0.5},
+        {"burst": 4.0, "loss": 0.81},
         {"rate_mbit": 0},
         {"buffer_bytes": 9},
         {"bucket_bytes": 1514},

@@ -41,6 +41,15 @@ def test_wrong_usage_is_status_2(arguments):
     assert "Traceback" not in result.stderr
 
 
+def test_a_missing_folder_for_the_statistics_is_said_before_anybody_is_waited_for(tmp_path):
+    result = run(
+        "--store", f"file://{tmp_path / 'store'}", "--wait", "1", "--json", str(tmp_path / "missing" / "x.json")
+    )
+    assert (result.returncode, f"there is no folder {tmp_path / 'missing'}" in result.stderr) == (2, True), (
+        result.stderr
+    )
+
+
 def test_workers_that_do_not_come_are_status_3(tmp_path):
     result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1")
     assert result.returncode == 3, result.stderr

@@ -33,8 +33,9 @@ parameter_server, and every group but the default one, goes on without the serve
 
 \b
 Exit status: 0 every worker has left in good order, 1 a worker died or the group failed (the message names it), 2 wrong
-usage or settings that contradict the workers', 3 the workers did not come, 130 interrupted, 143 terminated. A server that
-is interrupted or terminated says goodbye: the workers then fail at once with its name.
+usage, settings that contradict the workers', or a file that cannot be written, 3 the workers did not come, 130
+interrupted, 143 terminated. A server that is interrupted or terminated says goodbye: the workers then fail at once with
+its name.
 """
 
 
@@ -71,6 +72,8 @@ def command(
     Each of the job's servers sums a part of every tensor that the workers reduce with the schedule parameter_server, and
     sends the mean back. It ends by itself when the last worker has left.
     """
+    if json_file is not None and not json_file.parent.is_dir():
+        raise click.UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
     signal.signal(signal.SIGTERM, _terminate)
     address = address or _address_of_environment()
     # torch is only needed from here on, and takes seconds to import.
@@ -96,8 +99,11 @@ def command(
         _fail("terminated", EXIT_TERMINATED)
     tell(_summary(stats["served"]))
     if json_file is not None:
-        text = json.dumps({"index": index, **stats}, indent=2) + "\n"
-        click.open_file(str(json_file), "w").write(text)
+        try:
+            with click.open_file(str(json_file), "w") as file:
+                file.write(json.dumps({"index": index, **stats}, indent=2) + "\n")
+        except OSError as error:
+            _fail(f"{json_file}: {error.strerror}", EXIT_USAGE)
 
 
 def _address_of_environment() -> str:

@@ -57,6 +57,11 @@ class Port:
             )
         if not 0 <= self.loss <= 1:
             raise LabError(f"loss is a share between 0 and 1, not {self.loss}")
+        # Behind each burst at least one packet passes. That of 1 is no burst: each packet is lost by itself.
+        if self.burst > 1 and self.burst / (self.burst + 1) < self.loss < 1:
+            raise LabError(
+                f"bursts of {self.burst:g} lose {self.burst / (self.burst + 1):.3g} at most, not {self.loss:g}"
+            )
         if self.bucket_bytes < iproute.BUCKET_BYTES:
             raise LabError(f"a bucket holds {iproute.BUCKET_BYTES} bytes, four full frames, at least: {self}")
 
