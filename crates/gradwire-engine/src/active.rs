@@ -433,11 +433,11 @@ impl ActiveGroup {
     /// What a call hears that its network thread has not ended.
     pub(crate) fn why_ended(&self, cause: Option<&str>) -> OpError {
         let Some(cause) = cause else { return shut_down() };
-        let mut error = self.group.ended(cause, "the start of a call").error().clone();
-        if let OpError::Aborted { rank, .. } = &mut error {
-            *rank = self.known_as(*rank);
+        let error = self.group.ended(cause, "the start of a call").error().clone();
+        match &self.succession {
+            Some(succession) => succession.named_error(error),
+            None => error,
         }
-        error
     }
 
     /// Peers that have not answered.
@@ -462,7 +462,7 @@ impl ActiveGroup {
 
     fn complete(&mut self, now: Timestamp, id: OpId, outcome: Outcome) {
         match self.in_flight.remove(&id) {
-            Some(in_flight) => self.finish(in_flight, outcome),
+            Some(in_flight) => self.finish_in_epoch(in_flight, outcome),
             None => self.complete_kept(now, id, outcome),
         }
     }

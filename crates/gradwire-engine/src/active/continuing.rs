@@ -9,11 +9,9 @@ use crate::lineage::DoorSetup;
 use crate::news::About;
 use crate::routes::{Route, Routes};
 use crate::socket::{PathSockets, RawAddress};
-use crate::succession::{Before, Forming, Next, Note, Phase, Step, Succession, Sync};
+use crate::succession::{Before, Forming, Next, Note, Phase, Step, Sync};
 use crate::{EpochStats, JoinError, Outcome};
-use gradwire_collectives::{
-    Collective, DeliveryReport, Group, OpError, OpId, PeerDelivery, Request, TransmitSink,
-};
+use gradwire_collectives::{Collective, DeliveryReport, Group, OpError, OpId, Request, TransmitSink};
 use gradwire_core::{ConnectionId, Header, Kind, Mark, Timestamp};
 use gradwire_membership::Member;
 use std::ops::Range;
@@ -169,7 +167,11 @@ impl ActiveGroup {
         if let Collective::Send { to: peer, .. } | Collective::Receive { from: Some(peer), .. } =
             request.collective
         {
-            if !succession.is_running() || !succession.members.contains(&peer) {
+            if !succession.members.contains(&peer) {
+                let error = succession.unfinished_without(peer);
+                return self.finish(in_flight, Err(error));
+            }
+            if !succession.is_running() {
                 let error = succession.unfinished();
                 return self.finish(in_flight, Err(error));
             }
@@ -233,14 +235,20 @@ impl ActiveGroup {
                 let Some(number) = succession.running.remove(&id) else { return };
                 let epoch = outcome.is_ok().then_some(succession.epoch);
                 let Some(pending) = succession.calls.end(number, epoch) else { return };
-                pending.in_flight.set_epoch(succession.epoch, Arc::clone(&succession.members));
-                let outcome = outcome.map(|report| with_first_ranks(report, succession));
-                self.finish(pending.in_flight, outcome);
+                self.finish_in_epoch(pending.in_flight, outcome);
                 self.start_calls(now);
             }
             // Broken off: it is made again under the next epoch.
             _ => {}
         }
+    }
+
+    /// An operation of the present group ends, with ranks as callers know them.
+    pub(super) fn finish_in_epoch(&mut self, in_flight: InFlight, outcome: Outcome) {
+        let Some(succession) = &self.succession else { return self.finish(in_flight, outcome) };
+        in_flight.set_epoch(succession.epoch, Arc::clone(&succession.members));
+        let outcome = succession.named(outcome);
+        self.finish(in_flight, outcome);
     }
 
     /// The group has failed.
@@ -249,7 +257,8 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return self.tell_failed(error) };
         let is_news = succession.concerns(error);
         if is_forming || !succession.on_failed(now, error) {
-            return self.end_succession(error.clone());
+            let error = succession.named_error(error.clone());
+            return self.end_succession(error);
         }
         let verdict = succession.verdict.clone().filter(|_| is_news);
         if let Some(verdict) = verdict {
@@ -276,6 +285,7 @@ impl ActiveGroup {
         let Phase::Syncing(sync) = &mut succession.phase else { return };
         if let Err(error) = outcome {
             // A loss has been noticed already, and changed the phase.
+            let error = succession.named_error(error);
             return self.end_succession(error);
         }
         let taken = sync.take();
@@ -456,13 +466,4 @@ fn door_place(peer: u32) -> Option<usize> {
 
 fn relay_place(peer: u32) -> (u32, u32) {
     ((peer & !RELAY) >> RELAY_SHIFT, peer & ((1 << RELAY_SHIFT) - 1))
-}
-
-/// Ranks as the caller knows them.
-fn with_first_ranks(mut report: DeliveryReport, succession: &Succession) -> DeliveryReport {
-    let rename = |peer: &mut PeerDelivery| peer.rank = succession.first_rank(peer.rank);
-    report.peers.iter_mut().for_each(rename);
-    report.sources.iter_mut().for_each(rename);
-    report.takings.iter_mut().for_each(|taking| taking.rank = succession.first_rank(taking.rank));
-    report
 }

@@ -14,6 +14,7 @@
 
 mod admission;
 mod calls;
+mod naming;
 mod note;
 mod sync;
 
@@ -176,45 +177,10 @@ impl Succession {
         self.members.len() == self.lineage.world_size() as usize
     }
 
-    /// First rank of the present group's rank `rank`.
-    pub(crate) fn first_rank(&self, rank: u32) -> u32 {
-        self.members.get(rank as usize).copied().unwrap_or(rank)
-    }
-
     /// The members of an epoch that this rank has been in.
     pub(crate) fn members_of(&self, epoch: u64) -> Arc<[u32]> {
         let known = self.history.iter().find(|(number, _)| *number == epoch);
         known.map_or_else(|| Arc::clone(&self.members), |(_, members)| Arc::clone(members))
-    }
-
-    /// The error of a call that cannot be finished without the lost ranks: the same on all who are left, whether they were told why the
-    /// epoch ended or only that it did.
-    pub(crate) fn unfinished(&self) -> OpError {
-        let said = match &self.verdict {
-            Some(OpError::PeerLost { rank, silent, during, detail, .. }) => {
-                Some((*rank, *silent, during, detail))
-            }
-            _ => None,
-        };
-        let latest = self.lost.iter().filter(|lost| lost.epoch == self.epoch).map(|lost| lost.rank).min();
-        let rank = latest.or(said.map(|(rank, ..)| rank)).unwrap_or(self.lineage.rank);
-        let said = said.filter(|(lost, ..)| *lost == rank);
-        let (silent, during, detail) = said.map_or_else(
-            || (Duration::ZERO, "a call that it is needed for".to_owned(), "others found out"),
-            |(_, silent, during, detail)| (silent, during.clone(), &**detail),
-        );
-        let detail = format!(
-            "{detail}; in epoch {} the others go on, but this call cannot be finished among them",
-            self.epoch
-        );
-        OpError::PeerLost {
-            rank,
-            host: self.lineage.host(rank),
-            silent,
-            during,
-            detail: detail.into(),
-            reported_by: None,
-        }
     }
 
     /// For people.
@@ -315,15 +281,10 @@ impl Succession {
         if !self.concerns(error) {
             return true;
         }
-        let mut error = error.clone();
-        let (OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) = &mut error else {
+        let error = self.named_error(error.clone());
+        let (OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) = error else {
             return false;
         };
-        *rank = self.members.get(*rank as usize).copied().unwrap_or(*rank);
-        let rank = *rank;
-        if let OpError::PeerLost { reported_by: Some(reporter), .. } = &mut error {
-            *reporter = self.members.get(*reporter as usize).copied().unwrap_or(*reporter);
-        }
         self.verdict = Some(error);
         self.wait(now);
         self.membership.suspect(now, rank);

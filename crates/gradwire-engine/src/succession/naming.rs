@@ -1,0 +1,163 @@
+//! Whom reports and errors name. The group of an epoch numbers its members from 0; callers know ranks by the numbers of the first epoch.
+
+use super::{Phase, Succession};
+use crate::{LostStats, Outcome};
+use gradwire_collectives::{DeliveryReport, Mismatch, OpError, PeerDelivery};
+use std::time::Duration;
+
+impl Succession {
+    /// First rank of the present group's rank `rank`.
+    pub(crate) fn first_rank(&self, rank: u32) -> u32 {
+        self.members.get(rank as usize).copied().unwrap_or(rank)
+    }
+
+    /// How an operation of the present group ended, with ranks as the caller knows them. Not for what was made here, which has these.
+    pub(crate) fn named(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Ok(report) => Ok(named_in_report(report, |rank| self.first_rank(rank))),
+            Err(error) => Err(self.named_error(error)),
+        }
+    }
+
+    /// The same for why the present group failed.
+    pub(crate) fn named_error(&self, error: OpError) -> OpError {
+        named_in_error(error, |rank| self.first_rank(rank))
+    }
+
+    /// The error of a call that cannot be finished without the lost ranks. Once the epoch is there it names the same rank on all who are
+    /// left, whether they were told why the one before ended or only that it did.
+    pub(crate) fn unfinished(&self) -> OpError {
+        // Until the next epoch is there only the verdict knows who has just been lost: a member still, unless it is an old verdict.
+        let is_between = matches!(self.phase, Phase::Waiting { .. } | Phase::Forming(_) | Phase::Over(_));
+        let latest = self.verdict_rank().filter(|rank| is_between && self.members.contains(rank));
+        let gone = || missing(&self.lost, self.epoch, &self.members, self.lineage.world_size());
+        let rank = latest.or_else(gone).or(self.verdict_rank()).unwrap_or(self.lineage.rank);
+        self.unfinished_without(rank)
+    }
+
+    /// The same for a call that needs this rank, which is no member.
+    pub(crate) fn unfinished_without(&self, rank: u32) -> OpError {
+        let said = match &self.verdict {
+            Some(OpError::PeerLost { rank, silent, during, detail, .. }) => {
+                Some((*rank, *silent, during, detail))
+            }
+            _ => None,
+        };
+        let said = said.filter(|(lost, ..)| *lost == rank);
+        let (silent, during, detail) = said.map_or_else(
+            || (Duration::ZERO, "a call that it is needed for".to_owned(), "others found out"),
+            |(_, silent, during, detail)| (silent, during.clone(), &**detail),
+        );
+        let detail = format!(
+            "{detail}; in epoch {} the others go on, but this call cannot be finished among them",
+            self.epoch
+        );
+        OpError::PeerLost {
+            rank,
+            host: self.lineage.host(rank),
+            silent,
+            during,
+            detail: detail.into(),
+            reported_by: None,
+        }
+    }
+
+    /// The rank that the latest verdict is about.
+    fn verdict_rank(&self) -> Option<u32> {
+        match &self.verdict {
+            Some(OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) => Some(*rank),
+            _ => None,
+        }
+    }
+}
+
+/// Who is missing in epoch `epoch`: of those who were lost just before it the first, or of all who are not there.
+fn missing(lost: &[LostStats], epoch: u64, members: &[u32], world_size: u32) -> Option<u32> {
+    let latest = lost.iter().filter(|lost| lost.epoch == epoch).map(|lost| lost.rank).min();
+    latest.or_else(|| (0..world_size).find(|rank| !members.contains(rank)))
+}
+
+fn named_in_report(mut report: DeliveryReport, first_rank: impl Fn(u32) -> u32) -> DeliveryReport {
+    let rename = |peer: &mut PeerDelivery| peer.rank = first_rank(peer.rank);
+    report.peers.iter_mut().for_each(rename);
+    report.sources.iter_mut().for_each(rename);
+    report.takings.iter_mut().for_each(|taking| taking.rank = first_rank(taking.rank));
+    report
+}
+
+fn named_in_error(mut error: OpError, first_rank: impl Fn(u32) -> u32) -> OpError {
+    let rename = |rank: &mut u32| *rank = first_rank(*rank);
+    match &mut error {
+        OpError::PeerLost { rank, reported_by, .. } => {
+            rename(rank);
+            reported_by.iter_mut().for_each(rename);
+        }
+        OpError::PeerLeft { rank, .. }
+        | OpError::Aborted { rank, .. }
+        | OpError::Settings { rank, .. }
+        | OpError::ServerMemory { rank, .. } => rename(rank),
+        OpError::Mismatch(mismatch) => {
+            let Mismatch { rank_a, a, rank_b, b } = &mut **mismatch;
+            [rank_a, rank_b].into_iter().for_each(rename);
+            // Of what two ranks send each other it is the tag.
+            let with_root = [a, b].into_iter().filter(|position| position.collective != SEND_RECEIVE);
+            with_root.filter_map(|position| position.root.as_mut()).for_each(rename);
+        }
+        _ => {}
+    }
+    error
+}
+
+/// Name of a point-to-point transfer in a [`gradwire_collectives::Position`].
+const SEND_RECEIVE: &str = "send/receive";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gradwire_collectives::{Dtype, Position};
+
+    #[test]
+    fn whoever_was_lost_last_is_blamed_and_later_the_first_who_is_not_there() {
+        let lost = |rank, epoch| LostStats { rank, host: String::new(), epoch };
+        // Of five ranks 1 was lost, then 3 and 2 together; then 2 has come back.
+        let all = [lost(1, 1), lost(3, 2), lost(2, 2)];
+        assert_eq!(missing(&all, 1, &[0, 2, 3, 4], 5), Some(1));
+        assert_eq!(missing(&all, 2, &[0, 4], 5), Some(2));
+        assert_eq!(missing(&all, 3, &[0, 2, 4], 5), Some(1));
+        assert_eq!(missing(&[], 3, &[0, 2, 4], 5), Some(1), "on the one that has come back too");
+        assert_eq!(missing(&all, 5, &[0, 1, 2, 3, 4], 5), None);
+    }
+
+    #[test]
+    fn every_rank_in_an_error_is_one_of_the_first_epoch_and_a_tag_is_none() {
+        let named = |error| named_in_error(error, |rank| [0, 2, 3][rank as usize]);
+        let lost = |rank, reported_by| OpError::PeerLost {
+            rank,
+            host: String::new(),
+            silent: Duration::ZERO,
+            during: String::new(),
+            detail: "".into(),
+            reported_by,
+        };
+        assert_eq!(named(lost(1, Some(2))), lost(2, Some(3)));
+        assert_eq!(named(lost(2, None)), lost(3, None));
+        let settings = |rank| OpError::Settings { rank, host: String::new(), theirs: 7 };
+        assert_eq!(named(settings(1)), settings(2));
+        let position = |collective: &str, root| Position {
+            sequence: 1,
+            collective: collective.to_owned(),
+            dtype: Dtype::F32,
+            reduce: None,
+            elems: 1,
+            root,
+        };
+        let mismatch = |collective, (rank_a, root_a), (rank_b, root_b)| {
+            let (a, b) = (position(collective, root_a), position(collective, root_b));
+            OpError::Mismatch(Box::new(Mismatch { rank_a, a, rank_b, b }))
+        };
+        let broadcast = |a, b| mismatch("broadcast", a, b);
+        assert_eq!(named(broadcast((0, Some(1)), (2, None))), broadcast((0, Some(2)), (3, None)));
+        let send = |a, b| mismatch("send/receive", a, b);
+        assert_eq!(named(send((0, Some(1)), (1, Some(1)))), send((0, Some(1)), (2, Some(1))));
+    }
+}

@@ -1,0 +1,82 @@
+//! A group that goes on without a rank: its reports and errors name ranks as callers know them.
+
+mod common;
+
+use common::{cluster, config, Tensor, PATIENCE};
+use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome};
+
+fn request(collective: Collective) -> Request {
+    Request::exact(collective, Dtype::F32, PATIENCE)
+}
+
+fn submit(group: &GroupHandle, request: Request) -> OpHandle {
+    group.submit(request, Box::new(())).expect("the engine runs")
+}
+
+fn outcome(op: &OpHandle) -> &Outcome {
+    op.wait(Some(PATIENCE)).expect("ends in time")
+}
+
+fn receive(group: &GroupHandle, from: Option<u32>, memory: &mut Tensor) -> OpHandle {
+    submit(group, Request { output: memory.view(), ..request(Collective::Receive { from, tag: 5 }) })
+}
+
+/// Of four ranks rank 1 has left, and the others have agreed to go on.
+fn without_rank_1() -> (Vec<Engine>, Vec<GroupHandle>) {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
+    let (engines, groups) = cluster(4, &config);
+    engines[1].stop();
+    let ops = [0, 2, 3].map(|rank: usize| submit(&groups[rank], request(Collective::Barrier)));
+    for op in &ops {
+        assert!(outcome(op).is_ok(), "{:?}", outcome(op));
+        assert_eq!(op.epoch(), Some((1, &[0, 2, 3][..])));
+    }
+    (engines, groups)
+}
+
+#[test]
+fn a_receive_from_any_rank_says_who_has_sent_and_among_whom() {
+    let (_engines, groups) = without_rank_1();
+    let (mut sent, mut place) = (Tensor(vec![7.0; 9]), Tensor(vec![0.0; 9]));
+    let received = receive(&groups[0], None, &mut place);
+    let send = Request { input: sent.view(), ..request(Collective::Send { to: 0, tag: 5 }) };
+    let sending = submit(&groups[3], send);
+    let report = outcome(&received).as_ref().expect("ends well");
+    assert!(outcome(&sending).is_ok(), "{:?}", outcome(&sending));
+    assert_eq!(report.sources.iter().map(|source| source.rank).collect::<Vec<u32>>(), [3]);
+    assert_eq!(place.0, [7.0; 9]);
+    for op in [&received, &sending] {
+        assert_eq!(op.epoch(), Some((1, &[0, 2, 3][..])));
+    }
+}
+
+#[test]
+fn a_receive_in_flight_names_the_rank_that_is_lost_next_and_a_later_one_the_rank_that_it_is_from() {
+    let (engines, groups) = without_rank_1();
+    let (mut place, mut later) = (Tensor(vec![0.0; 9]), Tensor(vec![0.0; 9]));
+    let received = receive(&groups[0], Some(3), &mut place);
+    engines[3].stop();
+    let Err(OpError::PeerLeft { rank: 3, .. }) = outcome(&received) else {
+        panic!("{:?}", outcome(&received))
+    };
+    let refused = receive(&groups[0], Some(1), &mut later);
+    let Err(OpError::PeerLost { rank: 1, .. }) = outcome(&refused) else { panic!("{:?}", outcome(&refused)) };
+}
+
+#[test]
+fn ranks_that_disagree_are_named_and_so_are_the_roots_that_they_called() {
+    let (_engines, groups) = without_rank_1();
+    let mut tensors = [Tensor(vec![0.0; 9]), Tensor(vec![0.0; 9])];
+    for (root, tensor) in [2, 3].into_iter().zip(&mut tensors) {
+        let request = Request { output: tensor.view(), ..request(Collective::Broadcast { root }) };
+        submit(&groups[root as usize], request);
+    }
+    for rank in [2, 3] {
+        // The root of a broadcast may be done before it hears of the other one.
+        let next = submit(&groups[rank], request(Collective::Barrier));
+        let Err(OpError::Mismatch(mismatch)) = outcome(&next) else { panic!("{:?}", outcome(&next)) };
+        assert_eq!((mismatch.rank_a, mismatch.a.root), (2, Some(2)), "{mismatch:?}");
+        assert_eq!((mismatch.rank_b, mismatch.b.root), (3, Some(3)), "{mismatch:?}");
+    }
+}
