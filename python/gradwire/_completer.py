@@ -67,7 +67,7 @@ class Completer:
     def watch(self, ops: Sequence[Op], callback: Callable[[], object]) -> None:
         """Calls back when all operations have ended. They may be watched several times.
 
-        On the completer's thread; where an operation could not be submitted, on one of its own.
+        On the completer's thread; where an operation could not be submitted, or the engine has stopped, on one of its own.
         """
         self._start()
         countdown = _Countdown(len(ops), callback)
@@ -80,11 +80,12 @@ class Completer:
     def _watch(self, countdown: _Countdown, op: _native.Op | None) -> None:
         if op is None:
             # Found out on the outbox's thread, which a callback could wait for.
-            threading.Thread(target=countdown.step, name="gradwire-failed", daemon=True).start()
+            _step_apart(countdown)
             return
         with self._lock:
             self._waiting.setdefault(op.id, []).append(countdown)
         op.notify()
+        self._call_late()
 
     def is_current_thread(self) -> bool:
         """Whether the caller is a callback, which must not wait for another callback."""
@@ -132,7 +133,17 @@ class Completer:
             if batch is None:
                 self._has_ended = True
                 self._changed.notify()
+        self._call_late()
         return batch is not None
+
+    def _call_late(self) -> None:
+        """Once nobody looks at completions any more: what is watched still has ended with the engine."""
+        with self._lock:
+            late = [countdown for waiting in self._waiting.values() for countdown in waiting] if self._has_ended else []
+            if late:
+                self._waiting.clear()
+        for countdown in late:
+            _step_apart(countdown)
 
     def _call_back(self) -> bool:
         """Runs the next callback; false: there is none, or another thread goes on."""
@@ -193,6 +204,10 @@ class Completer:
             "the future of another call, it has held up training for as long, and will each time: with GRADWIRE_SYNC_FUTURES=1 "
             "callbacks run on the thread that asks for the future, in the order of the calls\n%s", self._patience_s, where,
         )  # fmt: skip
+
+
+def _step_apart(countdown: _Countdown) -> None:
+    threading.Thread(target=countdown.step, name="gradwire-failed", daemon=True).start()
 
 
 class _Countdown:

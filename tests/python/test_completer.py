@@ -127,6 +127,33 @@ def test_a_callback_that_never_ends_keeps_neither_the_others_nor_the_end(engine:
     assert not any(thread.is_alive() for thread in completer._threads)
 
 
+def test_what_is_watched_once_the_engine_has_stopped_is_called_back_all_the_same(engine: Engine) -> None:
+    completer, ops = completer_of(engine, LONG_S), operations(2)
+    called: queue.SimpleQueue[str] = queue.SimpleQueue()
+    completer.watch([ops[0]], lambda: called.put("before"))
+    engine.batches.put([ops[0]])
+    engine.batches.put(None)
+    completer.join(LIMIT_S)
+    completer.watch([ops[1]], lambda: called.put("after"))
+    completer.watch(ops, lambda: called.put("both"))
+    assert called.get(timeout=LIMIT_S) == "before"
+    assert {called.get(timeout=LIMIT_S) for _ in range(2)} == {"after", "both"}
+
+
+def test_what_is_watched_just_as_the_engine_stops_is_called_back_all_the_same() -> None:
+    called = threading.Event()
+
+    class Stopping(Engine):
+        def next_completions(self) -> None:
+            completer.watch(operations(1), called.set)
+
+    completer = completer_of(Stopping(), LONG_S)
+    completer._start()
+    assert called.wait(LIMIT_S)
+    completer.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in completer._threads)
+
+
 def test_who_looks_too_late_was_stopped_too_and_looks_again(engine: Engine) -> None:
     completer = completer_of(engine, 3.0)
     assert completer._pause_s(100.0) is None
