@@ -219,7 +219,7 @@ class _Watched:
         self._tell_of_threads(watch["unreached_threads"])
         news = self.watch.update(time.monotonic(), watch)
         if news is not None:
-            self._tell(news)
+            self._tell(news, watch["epoch"])
         elif before is not None and self.watch.current is None:
             logger.info("group %s: rank %d is waited for no longer (%s)", self.name, before.rank, before.cause)
         return watch
@@ -248,10 +248,11 @@ class _Watched:
                        self.name, self.epoch, ", ".join(map(str, epoch["members"])),
                        ", ".join(f"rank {one['rank']} ({one['host']})" for one in lost))  # fmt: skip
 
-    def _tell(self, late: Straggler) -> None:
+    def _tell(self, late: Straggler, epoch: dict[str, Any] | None) -> None:
         # Who calls late keeps all others waiting alike, and one says so: the next rank, which in a ring is the one that sees it.
-        is_teller = self.rank == (late.rank + 1) % self.world_size
-        level = logging.WARNING if is_teller or late.cause != "compute" else logging.INFO
+        members = range(self.world_size) if epoch is None else epoch["members"]
+        teller = min(members, key=lambda rank: (rank - late.rank - 1) % self.world_size, default=None)
+        level = logging.WARNING if self.rank == teller or late.cause != "compute" else logging.INFO
         logger.log(level, "straggler: rank %d (%s), seen by rank %d of group %s: %s",
                    late.rank, late.cause, self.rank, self.name, late.text)  # fmt: skip
 
