@@ -1,4 +1,6 @@
-"""A forked child, as a worker that loads data is one, leaves the ports of its rank to whoever comes after that."""
+"""A forked child, as a worker that loads data is one: it leaves the ports of its rank to whoever comes after that, and waits for none of
+its calls.
+"""
 
 from __future__ import annotations
 
@@ -102,3 +104,32 @@ def test_a_child_that_outlives_its_rank_serves_nobody_in_its_name(short_folder: 
             rank.kill()
             if child:
                 os.kill(child, signal.SIGKILL)
+
+
+# A call of the parent's is in flight when it forks.
+CALLS = """
+import os, signal
+from gradwire.errors import ForkedError
+from pair import pair, receive, send
+
+engines, groups = pair()
+op = receive(groups[0])
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends one that waits
+    for name in ("wait", "notify"):
+        try:
+            getattr(op, name)()
+        except ForkedError as error:
+            print(name, error.owner_pid == os.getppid(), error.child_pid == os.getpid(), flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+sent = send(groups[1])
+print(op.wait(60.0), sent.wait(60.0), op.error(), flush=True)
+"""
+
+
+def test_a_child_that_waits_for_a_call_of_its_parent_is_refused_and_the_parent_goes_on() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", CALLS]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, check=True)
+    assert done.stdout.splitlines() == ["wait True True", "notify True True", "0", "True True None"]

@@ -95,7 +95,7 @@ impl NativeEngine {
         loop {
             let batch = py.detach(|| self.completions.next_batch(Some(SIGNAL_INTERVAL * 5)));
             if !batch.is_empty() {
-                return Ok(Some(batch.into_iter().map(NativeOp).collect()));
+                return Ok(Some(batch.into_iter().map(NativeOp::new).collect()));
             }
             if self.completions.is_closed() {
                 return Ok(None);
@@ -201,7 +201,7 @@ impl NativeGroup {
             Some(preset) => self.0.submit_as(preset, request, Box::new(keep)),
             None => self.0.submit(request, Box::new(keep)),
         };
-        op.map(NativeOp).map_err(|e| engine_error(py, &e))
+        op.map(NativeOp::new).map_err(|e| engine_error(py, &e))
     }
 
     /// Lets the rank join that has published `record`; what it needs to know.

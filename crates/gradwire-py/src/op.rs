@@ -1,41 +1,60 @@
 //! `Op`: one collective in flight.
 
-use crate::errors::op_error;
+use crate::errors::{engine_error, op_error};
 use gradwire_engine::collectives::{stragglers_of, Contributions, DeliveryReport, PeerDelivery, Straggler};
-use gradwire_engine::OpHandle;
+use gradwire_engine::{EngineError, OpHandle};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyTuple};
 use std::time::{Duration, Instant};
 
 /// One submitted collective. Dropping it cancels nothing.
 #[pyclass(name = "Op", frozen, module = "gradwire._native")]
-pub(crate) struct NativeOp(pub(crate) OpHandle);
+pub(crate) struct NativeOp {
+    op: OpHandle,
+    /// Process that submitted it: in a forked child it never ends.
+    owner: u32,
+}
 
 /// Longest stay in Rust without a look at Python's signals.
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(200);
+
+impl NativeOp {
+    /// Of this process.
+    pub(crate) fn new(op: OpHandle) -> Self {
+        Self { op, owner: std::process::id() }
+    }
+
+    /// Refuses a forked child what would never come there. Must come before any lock: the fork may have copied a held one.
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        let child = std::process::id();
+        if child == self.owner || self.op.is_done() {
+            return Ok(());
+        }
+        Err(engine_error(py, &EngineError::Forked { parent: self.owner, child }))
+    }
+}
 
 #[pymethods]
 impl NativeOp {
     /// A number that no other operation of the engine has.
     #[getter]
     fn id(&self) -> u64 {
-        self.0.id()
+        self.op.id()
     }
 
-    /// Blocks without the GIL until the operation ends. `False` when `timeout_s` passed first.
+    /// Blocks without the GIL until the operation ends. `False` when `timeout_s` passed first; a negative one has passed at once.
     #[pyo3(signature = (timeout_s=None))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
-        if self.0.is_done() {
+        if self.op.is_done() {
             return Ok(true);
         }
-        let end = timeout_s
-            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .and_then(|timeout| Instant::now().checked_add(timeout));
+        self.check_process(py)?;
+        let end = timeout_s.and_then(|seconds| Instant::now().checked_add(timeout(seconds)?));
         loop {
             let slice = end.map_or(SIGNAL_INTERVAL, |end| {
                 end.saturating_duration_since(Instant::now()).min(SIGNAL_INTERVAL)
             });
-            if py.detach(|| self.0.wait(Some(slice)).is_some()) {
+            if py.detach(|| self.op.wait(Some(slice)).is_some()) {
                 return Ok(true);
             }
             py.check_signals()?;
@@ -47,17 +66,19 @@ impl NativeOp {
 
     /// Whether it has ended.
     fn is_done(&self) -> bool {
-        self.0.is_done()
+        self.op.is_done()
     }
 
     /// Puts it into the engine's completions when it ends.
-    fn notify(&self) {
-        self.0.notify();
+    fn notify(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_process(py)?;
+        self.op.notify();
+        Ok(())
     }
 
     /// The exception that it ended with; `None` while it runs and after success.
     fn error(&self, py: Python<'_>) -> Option<PyErr> {
-        match self.0.outcome() {
+        match self.op.outcome() {
             Some(Err(error)) => Some(op_error(py, error)),
             _ => None,
         }
@@ -65,7 +86,7 @@ impl NativeOp {
 
     /// Why `auto` scheduled it in another way than the one before of its size; `None` in all other cases.
     fn choice(&self) -> Option<&str> {
-        match self.0.outcome() {
+        match self.op.outcome() {
             Some(Ok(report)) => report.choice.as_deref(),
             _ => None,
         }
@@ -73,10 +94,10 @@ impl NativeOp {
 
     /// What it delivered, as the fields of `gradwire.DeliveryReport`; `None` while it runs and after a failure.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        match self.0.outcome() {
+        match self.op.outcome() {
             Some(Ok(report)) => {
                 let fields = report_fields(py, report)?;
-                let (epoch, members) = self.0.epoch().unwrap_or_default();
+                let (epoch, members) = self.op.epoch().unwrap_or_default();
                 fields.set_item("epoch", epoch)?;
                 fields.set_item("members", PyTuple::new(py, members)?)?;
                 Ok(Some(fields))
@@ -84,6 +105,13 @@ impl NativeOp {
             _ => Ok(None),
         }
     }
+}
+
+/// `None`: one so long never passes.
+fn timeout(seconds: f64) -> Option<Duration> {
+    // Not a number is no time to wait either.
+    let seconds = if seconds > 0.0 { seconds } else { 0.0 };
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 fn report_fields<'py>(py: Python<'py>, report: &DeliveryReport) -> PyResult<Bound<'py, PyDict>> {

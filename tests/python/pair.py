@@ -1,0 +1,37 @@
+"""Two ranks in one process, and what they send each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from gradwire import _arrays, _native
+
+ELEMS = 1000
+
+
+def pair() -> tuple[list[_native.Engine], list[_native.Group]]:
+    """Connected. The engines have to be stopped."""
+    engines = [_native.Engine({"port": 0}) for _ in range(2)]
+    pending = [engine.new_group(rank, 2, "pair") for rank, engine in enumerate(engines)]
+    records = [one.record() for one in pending]
+    with ThreadPoolExecutor(2) as threads:
+        return engines, list(threads.map(lambda one: one.join(records, 30.0), pending))
+
+
+def send(group: _native.Group) -> _native.Op:
+    """To the other rank, from rank 1."""
+    array = np.ones(ELEMS, "float32")
+    return group.submit({
+        "kind": "send", "input": _arrays.address(array), "output": _arrays.address(None), "timeout_s": 600.0, "keep": [array],
+        "peer": 0, **_arrays.copy_options(array),
+    })  # fmt: skip
+
+
+def receive(group: _native.Group) -> _native.Op:
+    """What `send` sends: never ends without it."""
+    array = np.zeros(ELEMS, "float32")
+    return group.submit({
+        "kind": "receive", "input": _arrays.address(None), "output": _arrays.address(array), "timeout_s": 600.0, "keep": [array],
+        "peer": 1, **_arrays.copy_options(array),
+    })  # fmt: skip
