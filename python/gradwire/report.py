@@ -117,7 +117,8 @@ class DeliveryReport:
         filled: ranges `(start, end)` of this rank's result that did not arrive, or that no rank's values reached a dedicated server
             for, and which hold what `gather_fill` says.
         replicas_identical: every rank has the same bits. False where results may be lost on their way back: there ranks
-            may differ, and `filled` of each says where.
+            may differ, and `filled` of each says where. Of a result that was taken over from another rank (`collective` is `taken over`)
+            nothing else is known of losses.
         warm_up: the reduction was exact because its policy measures first.
         rotated_elems: elements of the rotated bucket that was sent in place of the tensor, padding included; 0: it was sent as
             it is. Of a rotated one `uncounted`, `filled` and the elements of `peers` are places in what was sent: a value that did

@@ -104,21 +104,22 @@ def step(comm: gradwire.Communicator, number: int) -> None:
 
 
 def lose_a_sum(comm: gradwire.Communicator) -> None:
-    """A sum that was in flight cannot be finished; the group goes on, and later sums are those of who is left."""
-    array = np.full(1000, RANK + 1.0, "float32")
+    """A sum that was in flight cannot be finished; the group goes on, and made again it is that of who is left."""
+    own = (np.arange(100_000) % 97 * (RANK + 1)).astype("float32")
+    array = own.copy()
     be_lost("sum")
     try:
         comm.all_reduce(array)
     except PeerLostError as error:
         say(refused="sum", rank=error.rank)
-    after = np.full(1000, RANK + 1.0, "float32")
-    operation = comm.all_reduce(after, async_op=True)
+    assert np.array_equal(array, own), "who makes the call again begins with what it gave"
+    operation = comm.all_reduce(array, async_op=True)
     operation.wait()
     members = operation.report().members
-    assert np.all(after == sum(rank + 1.0 for rank in members))
+    assert np.array_equal(array, np.arange(100_000) % 97 * sum(rank + 1 for rank in members))
     say(step=0, bucket="sum", epoch=operation.report().epoch, members=members)
     try:
-        comm.all_gather(after)
+        comm.all_gather(array)
     except PeerLostError as error:
         say(refused="all_gather", rank=error.rank)
 

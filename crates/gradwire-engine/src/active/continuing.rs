@@ -11,7 +11,7 @@ use crate::routes::{Route, Routes};
 use crate::socket::{PathSockets, RawAddress};
 use crate::succession::{Before, Forming, Next, Note, Phase, Step, Sync};
 use crate::{EpochStats, JoinError, Outcome};
-use gradwire_collectives::{Collective, DeliveryReport, Group, OpError, OpId, Request, TransmitSink};
+use gradwire_collectives::{Collective, Group, OpError, OpId, Request, TransmitSink};
 use gradwire_core::{ConnectionId, Header, Kind, Mark, Timestamp};
 use gradwire_membership::Member;
 use std::ops::Range;
@@ -207,7 +207,7 @@ impl ActiveGroup {
     fn refuse(&mut self, number: u64) {
         let Some(succession) = &mut self.succession else { return };
         let error = succession.unfinished();
-        if let Some(pending) = succession.calls.end(number, None) {
+        if let Some(pending) = succession.calls.refuse(number) {
             self.finish(pending.in_flight, Err(error));
         }
     }
@@ -216,13 +216,7 @@ impl ActiveGroup {
         let Some(succession) = &mut self.succession else { return };
         let Some(pending) = succession.calls.end_with(number, held) else { return self.refuse(number) };
         pending.in_flight.set_epoch(held.epoch, succession.members_of(held.epoch));
-        let report = DeliveryReport {
-            collective: "taken over".to_owned(),
-            sequence: number,
-            elapsed: now.since(pending.submitted),
-            replicas_identical: true,
-            ..DeliveryReport::default()
-        };
+        let report = pending.taken_over(number, now);
         self.finish(pending.in_flight, Ok(report));
     }
 

@@ -3,10 +3,11 @@
 //!
 //! A result is kept until every member must have it. A call starts only when all calls that lie more than a window before it
 //! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A result that
-//! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error.
+//! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error. A call that was refused
+//! here, or whose result came from another rank, says nothing of what the others hold, and nothing is forgotten for it.
 
 use crate::in_flight::InFlight;
-use gradwire_collectives::{Collective, ReduceOp, Request};
+use gradwire_collectives::{Collective, DeliveryReport, ReduceOp, Request};
 use gradwire_core::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -57,6 +58,26 @@ pub(crate) struct Pending {
     pub(crate) submitted: Timestamp,
     before: Before,
     was_started: bool,
+}
+
+impl Pending {
+    /// Gives the caller back what it gave, where an attempt may have overwritten it.
+    fn restore(&mut self) {
+        if self.was_started {
+            self.before.restore(&mut self.request);
+        }
+    }
+
+    /// What is known of a call that ends with the result of another rank: of what was lost on its way nothing.
+    pub(crate) fn taken_over(&self, number: u64, now: Timestamp) -> DeliveryReport {
+        DeliveryReport {
+            collective: "taken over".to_owned(),
+            sequence: number,
+            elapsed: now.since(self.submitted),
+            replicas_identical: !self.request.policy.gather.may_lose(),
+            ..DeliveryReport::default()
+        }
+    }
 }
 
 enum State {
@@ -167,9 +188,7 @@ impl Calls {
             if is_orphan || !can_go_on(&pending.request, is_member, is_whole, was_in_flight) {
                 return Some(Next::Refuse(number));
             }
-            if pending.was_started {
-                pending.before.restore(&mut pending.request);
-            }
+            pending.restore();
             pending.was_started = true;
             return Some(Next::Start(number, Box::new(pending.request.clone())));
         }
@@ -178,6 +197,21 @@ impl Calls {
 
     /// It has ended, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
     pub(crate) fn end(&mut self, number: u64, epoch: Option<u64>) -> Option<Pending> {
+        let pending = self.end_here(number, epoch)?;
+        if epoch.is_some() {
+            self.forget(number);
+        }
+        Some(pending)
+    }
+
+    /// It cannot be finished: its caller has its memory back as it was.
+    pub(crate) fn refuse(&mut self, number: u64) -> Option<Pending> {
+        let State::Pending(pending) = &mut self.at(number)?.state else { return None };
+        pending.restore();
+        self.end_here(number, None)
+    }
+
+    fn end_here(&mut self, number: u64, epoch: Option<u64>) -> Option<Pending> {
         let kept = self.at(number)?;
         let State::Pending(_) = kept.state else { return None };
         let State::Pending(mut pending) = std::mem::replace(&mut kept.state, State::Ended(None)) else {
@@ -190,20 +224,22 @@ impl Calls {
             bytes.extend_from_slice(pending.request.output.as_slice());
             kept.state = State::Ended(Some(Held { bytes, epoch }));
         }
-        self.advance(number);
+        while matches!(self.get(self.below).map(|kept| &kept.state), Some(State::Ended(_))) {
+            self.below += 1;
+        }
         Some(*pending)
     }
 
     /// It ends with what another rank has: copied to where the caller wants it. `None`: it does not fit.
     pub(crate) fn end_with(&mut self, number: u64, held: &Held) -> Option<Pending> {
         let State::Pending(pending) = &mut self.at(number)?.state else { return None };
-        pending.before.restore(&mut pending.request);
+        pending.restore();
         let output = pending.request.output.as_mut_slice();
         if output.len() != held.bytes.len() {
             return None;
         }
         output.copy_from_slice(&held.bytes);
-        self.end(number, Some(held.epoch))
+        self.end_here(number, Some(held.epoch))
     }
 
     /// Keeps the result of a call that this rank has not made yet.
@@ -257,10 +293,7 @@ impl Calls {
     }
 
     /// What lies a window before a call that has ended, to which everybody contributed, has ended everywhere.
-    fn advance(&mut self, ended: u64) {
-        while matches!(self.get(self.below).map(|kept| &kept.state), Some(State::Ended(_))) {
-            self.below += 1;
-        }
+    fn forget(&mut self, ended: u64) {
         while self.first < self.below.min(ended) && self.is_out_of_window(self.first, ended) {
             self.kept.pop_front();
             self.first += 1;
@@ -293,7 +326,7 @@ fn can_go_on(
 mod tests {
     use super::*;
     use crate::{Completions, OpHandle};
-    use gradwire_collectives::{Algorithm, Dtype, View};
+    use gradwire_collectives::{Algorithm, Dtype, Policy, View};
     use std::time::Duration;
 
     fn request(memory: &mut [u8], reduce: ReduceOp) -> Request {
@@ -342,6 +375,63 @@ mod tests {
         calls.restart(1);
         assert_eq!(started(&mut calls), [0]);
         assert_eq!(memory, [7; 8]);
+    }
+
+    #[test]
+    fn a_call_that_is_refused_leaves_what_the_caller_gave() {
+        let mut calls = Calls::default();
+        let mut memory = [7; 8];
+        add(&mut calls, &mut memory, ReduceOp::Sum);
+        assert_eq!(started(&mut calls), [0]);
+        memory.fill(1);
+        calls.restart(1);
+        assert!(matches!(calls.next_to_start(|_| true, false), Some(Next::Refuse(0))));
+        assert!(calls.refuse(0).is_some() && calls.refuse(0).is_none());
+        assert_eq!((memory, calls.below()), ([7; 8], 1));
+    }
+
+    #[test]
+    fn a_call_that_a_result_of_another_rank_does_not_fit_is_refused_with_what_the_caller_gave() {
+        let mut calls = Calls::default();
+        let mut memory = [7; 8];
+        add(&mut calls, &mut memory, ReduceOp::Avg);
+        assert_eq!(started(&mut calls), [0]);
+        memory.fill(1);
+        assert!(calls.end_with(0, &Held { bytes: vec![5; 4], epoch: 0 }).is_none());
+        assert!(calls.refuse(0).is_some());
+        assert_eq!(memory, [7; 8]);
+    }
+
+    #[test]
+    fn calls_that_others_may_not_have_ended_push_no_result_out() {
+        let mut calls = Calls::default();
+        let mut memory = [1; 8];
+        let count = 2 * WINDOW_CALLS + 1;
+        for _ in 0..=count {
+            add(&mut calls, &mut memory, ReduceOp::Avg);
+        }
+        assert!(calls.end(0, Some(0)).is_some());
+        for number in 1..count {
+            let held = Held { bytes: vec![5; 8], epoch: 0 };
+            let ended = if number % 2 == 0 { calls.refuse(number) } else { calls.end_with(number, &held) };
+            assert!(ended.is_some() && calls.held(0).is_some(), "{number}");
+        }
+        assert!(calls.end(count, Some(0)).is_some());
+        assert!(calls.held(0).is_none(), "all have contributed to this one");
+    }
+
+    #[test]
+    fn a_report_of_what_was_taken_over_says_that_replicas_may_differ_where_results_may_be_lost() {
+        let mut calls = Calls::default();
+        let mut memory = [1; 8];
+        for policy in [Policy::RELIABLE, Policy::AUTO, Policy::ULTIMA] {
+            let request = Request { policy, ..request(&mut memory, ReduceOp::Avg) };
+            let number = calls.add(request, in_flight(0), Before::default(), Timestamp::ZERO);
+            let held = Held { bytes: vec![5; 8], epoch: 0 };
+            let pending = calls.end_with(number, &held).expect("it fits");
+            let report = pending.taken_over(number, Timestamp::ZERO);
+            assert_eq!(report.replicas_identical, policy != Policy::ULTIMA, "{policy:?}");
+        }
     }
 
     #[test]
