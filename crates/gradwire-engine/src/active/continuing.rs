@@ -302,7 +302,11 @@ impl ActiveGroup {
                 let end = sync.unsure.end;
                 self.go_on(now, end);
             }
-            Err(error) => self.end_succession(error),
+            Err(error) => {
+                // The others would wait for what it cannot take.
+                self.group.leave(now);
+                self.end_succession(error);
+            }
         }
     }
 
