@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,17 +49,41 @@ def test_the_network_is_its_own_and_gone_afterwards():
     assert links() == before
 
 
-def test_the_function_is_process_1_and_processes_it_leaves_are_killed():
+def test_the_function_is_a_child_of_process_1_and_processes_it_leaves_are_killed():
     reader, writer = os.pipe()
 
     def main() -> int:
         os.set_inheritable(writer, True)
         subprocess.Popen(["sleep", "600"], pass_fds=[writer], start_new_session=True)
-        return 0 if os.getpid() == 1 else 1
+        return 0 if os.getppid() == 1 else 1
 
     assert sandbox.run(main) == 0
     os.close(writer)
     assert_closed(reader)
+
+
+def test_what_a_killed_program_leaves_is_reaped_and_children_keep_their_status():
+    def main() -> int:
+        child = subprocess.Popen(["sh", "-c", "exit 7"])
+        parent = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; exec sleep 600"], stdout=subprocess.PIPE)
+        orphan = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        os.kill(orphan, signal.SIGKILL)
+        deadline = time.monotonic() + TIMEOUT_S
+        try:
+            while time.monotonic() < deadline:
+                os.kill(orphan, 0)
+                os.sched_yield()
+        except ProcessLookupError:
+            return child.wait()
+        return 1
+
+    assert sandbox.run(main) == 7
+
+
+def test_a_killed_function_has_the_shells_status():
+    assert sandbox.run(lambda: os.kill(os.getpid(), signal.SIGKILL)) == 128 + signal.SIGKILL
 
 
 SCRIPT = """

@@ -1,6 +1,6 @@
 """Leads the demo: builds the network, starts a worker on each host, and has the runs take turns in short blocks.
 
-It lives in the lab's sandbox as process 1, so the workers and the network end with it in every case.
+It leads in the lab's sandbox, so the workers and the network end with it in every case.
 """
 
 from __future__ import annotations

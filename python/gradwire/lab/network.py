@@ -147,7 +147,7 @@ class Network:
         for entry in Path("/proc").iterdir():
             with suppress(OSError):  # it has ended meanwhile, or is a kernel's
                 pid = int(entry.name) if entry.name.isdecimal() else 0
-                if pid > 1 and (entry / "ns/net").stat().st_ino == inode:
+                if pid > 1 and pid != os.getpid() and (entry / "ns/net").stat().st_ino == inode:
                     os.kill(pid, number)
                     found += 1
         return found

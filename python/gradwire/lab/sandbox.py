@@ -1,11 +1,12 @@
 """A process tree with namespaces of its own, which leaves nothing behind however it ends.
 
-    caller --fork--> keeper --fork--> main, process 1 of a new pid namespace
+    caller --fork--> keeper --fork--> process 1 of a new pid namespace --fork--> main
                      (new user, net, mount and pid namespaces are made here)
 
 All links, bridges, filters and queues that `main` makes belong to its network namespace, and all processes to its pid
-namespace. When process 1 ends, the kernel kills the others; when the last process is gone, it removes the network. The
-parent-death signal carries this up: if the caller is killed, the keeper is; if the keeper is, process 1 is. No name is
+namespace. When process 1 ends, as it does after `main`, the kernel kills the others; when the last process is gone, it removes the
+network. Process 1 does nothing but reap: it gets all whose parents have ended, and could not tell them from children that `main` still
+asks for. The parent-death signal carries this up: if the caller is killed, the keeper is; if the keeper is, process 1 is. No name is
 ever registered anywhere (as `ip netns add` would), so there is nothing that could leak.
 """
 
@@ -56,7 +57,7 @@ def run(main: Callable[[], int]) -> int:
 
 def _keep(main: Callable[[], int], caller: int) -> int:
     """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches process 1 too, which ends in good order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # here and in process 1; it reaches the process of `main` too
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
         _enter_namespaces()
@@ -75,9 +76,7 @@ def _keep(main: Callable[[], int], caller: int) -> int:
 
 
 def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
-    """Process 1: nothing it starts survives it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    """Process 1: nothing survives it."""
     _syscalls.die_with_parent(signal.SIGKILL)
     os.set_blocking(keeper_lives, False)
     with suppress(BlockingIOError):
@@ -85,6 +84,21 @@ def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
         return 1
     with suppress(OSError):  # some containers forbid a new /proc; only process listings inside would need it
         _syscalls.mount_proc()
+    leader = os.fork()
+    if leader == 0:
+        _in_child(lambda: _lead(main))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(leader, signal.SIGTERM))
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == leader:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _lead(main: Callable[[], int]) -> int:
+    """The process of `main`, which Ctrl-C and SIGTERM end in good order."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return main()
 
 
