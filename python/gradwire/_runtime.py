@@ -57,7 +57,7 @@ class Runtime:
             self.observer.stop()
             self.engine.stop()
             raise
-        logger.setLevel(config.log_level.upper())
+        _show_log(config)
         self._say_what_deviates()
         if config.chaos is not None:
             logger.warning(
@@ -181,6 +181,20 @@ def fingerprint(config: Config) -> int:
     """
     text = json.dumps(group_settings(config), sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _show_log(config: Config) -> None:
+    """Sets the logger's level where somebody asked for one, and sees to it that its messages are shown."""
+    if config.origin("log_level") == "default":
+        return  # the program's own level, or else that of its root logger
+    logger.setLevel(config.log_level.upper())
+    if logger.level < logging.WARNING and not logger.hasHandlers():
+        # Python's own handler of last resort shows nothing below a warning.
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+        # A program that sets logging up later shows them itself.
+        handler.addFilter(lambda _record: not logging.getLogger().hasHandlers())
+        logger.addHandler(handler)
 
 
 def _start_engine(config: Config) -> _native.Engine:

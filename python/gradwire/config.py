@@ -254,7 +254,8 @@ class Config:
         unit="MiB", low=0, high=1 << 20, everywhere=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
         "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
-    log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown.", choices=LOG_LEVELS)
+    log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown, on standard error where "
+        "the program has not set logging up. Unset, it is what the program sets for that logger or for all.", choices=LOG_LEVELS)
     # fmt: on
 
     _origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
