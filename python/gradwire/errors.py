@@ -43,7 +43,7 @@ class ConfigError(GradwireError, ValueError):
 
 
 class MissingExtraError(GradwireError, ImportError):
-    """A setting needs a package that is not installed. Fields: extra (of `pip install gradwire[...]`), package."""
+    """A setting, or `gradwire.torch`, needs a package that is not installed. Fields: extra (of `pip install gradwire[...]`), package."""
 
 
 class StatusFolderError(GradwireError):

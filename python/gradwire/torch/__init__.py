@@ -20,6 +20,7 @@ from gradwire import _completer, _outbox, _policy, _rendezvous, _runtime
 from gradwire.torch import _compat
 
 _compat.require_torch()
+_compat.require_numpy()
 
 from gradwire._runtime import configure  # noqa: E402
 from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces may be touched before the check

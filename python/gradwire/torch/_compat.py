@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradwire.errors import UnsupportedError
+from gradwire.errors import MissingExtraError, UnsupportedError
 
 TORCH_FLOOR = (2, 9)
 
@@ -28,6 +28,19 @@ def require_torch(version: str | None = None) -> None:
     floor = ".".join(map(str, TORCH_FLOOR))
     if match is None or tuple(map(int, match.groups())) < TORCH_FLOOR:
         raise UnsupportedError(f"torch {found} is too old: gradwire needs {floor} or newer", found=found, floor=floor)
+
+
+def require_numpy() -> None:
+    """Checks that NumPy is there, which torch does without.
+
+    Raises:
+        MissingExtraError: it is not. Fields: extra, package.
+    """
+    try:
+        import numpy  # noqa: F401
+    except ImportError as error:
+        text = "gradwire.torch needs the package numpy, which is not installed: pip install 'gradwire[torch]'"
+        raise MissingExtraError(text, extra="torch", package="numpy") from error
 
 
 def backend_class() -> type | None:
