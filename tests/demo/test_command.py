@@ -37,7 +37,15 @@ def test_help_of_the_command_group_names_the_demo():
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--steps", "13"], ["--workers", "1"], ["--loss", "2"], ["--rate", "0"], ["--examples", "/nonexistent"]],
+    [
+        ["--steps", "13"],
+        ["--workers", "1"],
+        ["--loss", "2"],
+        ["--rate", "0"],
+        ["--examples", "/nonexistent"],
+        ["--preset", "best"],
+        ["--backend", "carrier-pigeon"],
+    ],
 )
 def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path), *arguments])
@@ -67,6 +75,7 @@ def test_a_short_demo_gives_table_picture_and_numbers(tmp_path):
     assert 0 < runs[3]["bytes_lost_share"] < 0.1
     # The same batches and weights: only the gradients that were late make a difference.
     assert [run["val_loss"] for run in runs] == pytest.approx([runs[0]["val_loss"]] * 4, rel=1e-2)
+    assert [run["steps_apart"] for run in runs] == [0] * 4
     assert runs[0]["val_loss"] < 5.5  # an untrained model needs ln 256 = 5.55
 
 
@@ -81,6 +90,19 @@ def test_numbers_are_written_without_matplotlib_into_a_folder_that_was_not_there
     assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
     assert "no picture: matplotlib is not installed (pip install 'gradwire[demo]')" in result.stdout
     assert [run["steps"] for run in json.loads(numbers.read_text())["runs"]] == [8]
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_replicas_may_differ_where_the_preset_may_lose_results(tmp_path):
+    numbers = tmp_path / "numbers.json"
+    chosen = ["--backend", "gradwire", "--preset", "mlt", "--loss", "0.05"]
+    arguments = [*chosen, "--workers", "2", "--steps", "8", "--json", numbers, "--out", tmp_path]
+    result = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (run,) = json.loads(numbers.read_text())["runs"]
+    assert run["steps_apart"] > 0
+    assert f"the replicas differed after {run['steps_apart']} of the 8 steps" in result.stdout
+    assert "bit-identical" not in result.stdout
 
 
 @pytest.mark.usefixtures("_namespaces")

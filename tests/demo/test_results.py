@@ -10,6 +10,7 @@ from gradwire.demo.results import RunResults, percentile, report
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIELDS = [
     "backend", "loss", "steps", "step_ms_p50", "step_ms_p99", "comm_ms_p50", "comm_ms_p99", "bytes_lost_share", "val_loss",
+    "steps_apart",
 ]  # fmt: skip
 
 

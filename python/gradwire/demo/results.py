@@ -17,6 +17,7 @@ class RunResults:
         step_ms, comm_ms: of each timed step, the slowest rank's: a synchronous step is over when its last rank is.
         lost_shares: of every step, the mean over the ranks of the share of gradient bytes that did not count.
         validation: (step, loss in nats for each byte) in the order of steps.
+        steps_apart: steps after which the replicas differed, as they may where results can be lost too.
     """
 
     run: Run
@@ -25,6 +26,7 @@ class RunResults:
     comm_ms: list[float] = field(default_factory=list)
     lost_shares: list[float] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
+    steps_apart: int = 0
 
     def add_step(self, records: list[dict[str, Any]], timed: bool) -> None:
         """Adds one step; `records` has one entry for each rank."""
@@ -46,6 +48,7 @@ class RunResults:
             "comm_ms_p99": percentile(self.comm_ms, 99),
             "bytes_lost_share": sum(self.lost_shares) / len(self.lost_shares),
             "val_loss": self.validation[-1][1],
+            "steps_apart": self.steps_apart,
         }
 
 
