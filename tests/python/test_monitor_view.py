@@ -11,7 +11,7 @@ from gradwire.config import Config
 from gradwire.observe.client import find_sockets
 from gradwire.observe.observer import _job_name, meeting_address
 from gradwire.observe.status import StatusServer
-from gradwire.observe.view import SILENT_S, Board, screen
+from gradwire.observe.view import GONE_S, SILENT_S, Board, screen
 from rich.console import Console
 
 ADDRESS = "10.0.0.1:29500"
@@ -75,7 +75,7 @@ def answer(at_s: float, scale: int) -> dict[str, Any]:
         "reduce": {"elems_expected": 1000 * scale, "elems_received": 990 * scale, "deadline_s": 0.0125, "ended_by": ended},
         "gather": {"ended_by": dict.fromkeys(ended, 0)},
     }  # fmt: skip
-    group = {"name": "group", "peers": peers, "calls": [call], "waiting": None}
+    group = {"name": "group", "rank": 0, "peers": peers, "calls": [call], "waiting": None}
     late = {"group": "group", "rank": 2, "cause": "compute", "text": "it has not called"}
     facts = {
         "job": "named",
@@ -111,7 +111,41 @@ def test_the_screen_has_rates_round_trips_and_loss_of_each_peer_and_path() -> No
     assert "0 600 1.111 1.00%" in lines
     assert "1 400 2.222 3.50% suspended" in lines
     assert "0 2 0.25 0.00 200 0.077 0.00%" in lines, "one path needs no row of its own"
-    assert "straggler: rank 2 (compute), waited for by rank 0: it has not called" in lines
+    assert "straggler: rank 2 of group group (compute), waited for by rank 0: it has not called" in lines
+
+
+def of_subgroup(said: dict[str, Any], process: int, name: str) -> dict[str, Any]:
+    """The same of another process, which is in two groups and rank 0 of the second."""
+    (whole,) = said["groups"]
+    late = [{**one, "group": name} for one in said["stragglers"]]
+    groups = [{**whole, "rank": process}, {**whole, "name": name, "rank": 0}]
+    return {**said, "rank": process, "pid": process, "groups": groups, "stragglers": late}
+
+
+def test_ranks_of_several_groups_are_told_apart() -> None:
+    board = Board()
+    for process, name in ((2, "front"), (4, "back")):
+        board.take(of_subgroup(answer(100.0, 1), process, name), 0.0)
+        waiting = of_subgroup(answer(102.0, 3), process, name)
+        stuck = {"during": "broadcast #7", "waited_s": 4.0, "straggler": 2, "cause": "compute"}
+        waiting["groups"][1]["waiting"] = stuck
+        board.take(waiting, 2.0)
+    lines = shown(board, 2.0)
+    for process, name in ((2, "front"), (4, "back")):
+        assert f"straggler: rank 2 of group {name} (compute), waited for by rank 0: it has not called" in lines
+        assert f"{process} 2 0.25 0.00 200 0.077 0.00% group" in lines
+        assert f"0 2 0.25 0.00 200 0.077 0.00% {name}" in lines
+        (row,) = [line for line in lines if line.startswith(f"{process} node1 {name} ")]
+        assert row.endswith("broadcast #7, 4.0 s: waits for rank 2 of the group (compute)")
+
+
+def test_processes_that_a_restart_has_replaced_disappear() -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    board.take({**answer(100.0, 1), "pid": 2}, GONE_S - 1.0)
+    assert shown(board, GONE_S)[0].startswith("job named: 2 ranks seen")
+    board.take({**answer(102.0, 3), "pid": 2}, GONE_S + 1.0)
+    assert shown(board, GONE_S + 1.0)[0].startswith("job named: 1 ranks seen")
 
 
 def test_the_screen_says_who_is_silent() -> None:

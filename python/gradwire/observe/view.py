@@ -13,6 +13,8 @@ from rich.text import Text
 ENDS = ("all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline")
 # Without news for so long a rank is shown as silent.
 SILENT_S = 5.0
+# And after so long it is shown no more, as soon as another one answers: a restarted job has new processes.
+GONE_S = 300.0
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Board:
         key = (answer["job"], answer["rank"], answer["host"], answer["pid"])
         known = self.ranks.get(key)
         rank = Rank(answer, None if known is None else known.latest, now_s)
+        self.ranks = {other: seen for other, seen in self.ranks.items() if now_s - seen.seen_s < GONE_S}
         self.ranks[key] = rank
         return {**answer, "rates": rates(rank)}
 
@@ -155,6 +158,7 @@ def screen(board: Board, now_s: float) -> RenderableType:
 
 def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
+    several = _have_several_groups(ranks)
     for name in (
         "rank",
         "host",
@@ -177,9 +181,9 @@ def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
             if now_s - rank.seen_s > SILENT_S:
                 table.add_row(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
             elif own is None:
-                table.add_row(*who, *["-"] * 7, _in_flight(group))
+                table.add_row(*who, *["-"] * 7, _in_flight(group, several))
             else:
-                table.add_row(*who, *_rates_cells(own), _in_flight(group))
+                table.add_row(*who, *_rates_cells(own), _in_flight(group, several))
     return table
 
 
@@ -197,28 +201,34 @@ def _rates_cells(own: Mapping[str, Any]) -> list[str | Text]:
     ]
 
 
-def _in_flight(group: Mapping[str, Any]) -> str | Text:
+def _in_flight(group: Mapping[str, Any], several: bool) -> str | Text:
     waiting = group["waiting"]
     if waiting is None:
         return ""
     text = f"{waiting['during']}, {waiting['waited_s']:.1f} s"
     if waiting["straggler"] is None or waiting["waited_s"] < 1.0:
         return text
-    return Text(f"{text}: waits for rank {waiting['straggler']} ({waiting['cause']})", style="red")
+    whom = f"{waiting['straggler']} of the group" if several else str(waiting["straggler"])
+    return Text(f"{text}: waits for rank {whom} ({waiting['cause']})", style="red")
 
 
 def _peers_table(ranks: list[Rank]) -> Table:
+    """Ranks are those in the group, which stands beside them where a process has more than one."""
     table = Table(box=None, pad_edge=False, header_style="dim")
+    several = _have_several_groups(ranks)
     for name in ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for"):
         table.add_column(name, justify="left" if name == "waited for" else "right")
+    if several:
+        table.add_column("group")
     for rank in ranks:
-        for own in rates(rank).values():
+        in_group = _ranks_in_groups(rank)
+        for name, own in rates(rank).items():
             for peer in own["peers"]:
-                _add_peer(table, rank.latest["rank"], peer)
+                _add_peer(table, in_group[name], peer, [_short(name)] if several else [])
     return table
 
 
-def _add_peer(table: Table, rank: int, peer: Mapping[str, Any]) -> None:
+def _add_peer(table: Table, rank: int, peer: Mapping[str, Any], group: list[str]) -> None:
     waits = ", ".join(f"{cause} {share:.0%}" for cause, share in peer["waited_share"].items() if share >= 0.01)
     table.add_row(
         str(rank),
@@ -230,6 +240,7 @@ def _add_peer(table: Table, rank: int, peer: Mapping[str, Any]) -> None:
         f"{peer['rtt_ms']:.3f}",
         Text(f"{peer['lost_share']:.2%}", style="yellow" if peer["lost_share"] >= 0.001 else ""),
         Text(waits, style="red"),
+        *group,
     )
     for path in peer["paths"] if len(peer["paths"]) > 1 else ():
         state = "" if path["trusted"] else Text("suspended", style="red")
@@ -238,18 +249,31 @@ def _add_peer(table: Table, rank: int, peer: Mapping[str, Any]) -> None:
 
 
 def _stragglers(ranks: list[Rank]) -> list[RenderableType]:
-    """Each straggler once, with all ranks that wait for it."""
-    seen: dict[tuple[int, str], tuple[list[int], str]] = {}
+    """Each straggler of a group once, with all its ranks that wait for it."""
+    seen: dict[tuple[str, int, str], tuple[list[int], str]] = {}
     for rank in ranks:
+        in_group = _ranks_in_groups(rank)
         for late in rank.latest["stragglers"]:
-            known = seen.setdefault((late["rank"], late["cause"]), ([], late["text"]))
-            known[0].append(rank.latest["rank"])
+            if late["group"] in in_group:  # else it was left while the answer was made
+                known = seen.setdefault((late["group"], late["rank"], late["cause"]), ([], late["text"]))
+                known[0].append(in_group[late["group"]])
     return [
         Text(
-            f"straggler: rank {late} ({cause}), waited for by rank {', '.join(map(str, by))}: {text}", style="bold red"
+            f"straggler: rank {late} of group {_short(group)} ({cause}), waited for by rank "
+            f"{', '.join(map(str, by))}: {text}",
+            style="bold red",
         )
-        for (late, cause), (by, text) in seen.items()
+        for (group, late, cause), (by, text) in seen.items()
     ]
+
+
+def _ranks_in_groups(rank: Rank) -> dict[str, int]:
+    """Which rank a process is in each of its groups, by name; not the same in all of them."""
+    return {group["name"]: group["rank"] for group in rank.latest["groups"]}
+
+
+def _have_several_groups(ranks: list[Rank]) -> bool:
+    return any(len(rank.latest["groups"]) > 1 for rank in ranks)
 
 
 def _short(name: str) -> str:
