@@ -80,3 +80,13 @@ def test_steps_of_many_seconds_are_seen_in_the_longer_window() -> None:
     watch = StragglerWatch(3.0)
     news = [watch.update(t, often(3, "compute", 2.0 * (t // 8), t // 8)) for t in range(60)]
     assert [(one.rank, one.cause) for one in news if one is not None] == [(3, "compute")]
+
+
+def test_a_long_setting_keeps_few_samples_and_finds_who_is_waited_for_often() -> None:
+    watch = StragglerWatch(600.0)
+    news = [watch.update(t, often(1, "network", 0.4 * t, t // 60)) for t in range(20_000)]
+    told = [(t, one.rank, one.cause) for t, one in enumerate(news) if one is not None]
+    assert [who for _, *who in told] == [[1, "network"]]
+    assert told[0][0] <= 1200, "twice the setting"
+    assert len(watch._samples) < 300
+    assert watch._samples[-1][0] == 19_999, "the newest one counts"

@@ -22,6 +22,8 @@ EPISODES = 3
 HEARD_S = 1.0
 # Windows of short waits, in times of the setting: steps of a second, and steps of many seconds.
 WINDOWS = (2.0, 20.0)
+# Between two samples, in times of the setting: a twentieth of the shorter window, and some two hundred of them in the longer one.
+SAMPLE_EVERY = 0.1
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class StragglerWatch:
             for cause in CAUSES
             if stats[f"{cause}_episodes"]
         }
+        if len(self._samples) > 1 and now_s - self._samples[-2][0] < SAMPLE_EVERY * self._warning_s:
+            self._samples.pop()  # the newest is there, however soon it comes
         self._samples.append((now_s, blamed))
         while len(self._samples) > 2 and self._samples[1][0] < now_s - WINDOWS[-1] * self._warning_s:
             self._samples.popleft()
