@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,6 @@ FACTS = {
 @pytest.fixture(scope="module")
 def counted() -> dict[str, Any]:
     """Statistics of a pair of engines in this process that have reduced once."""
-    import threading
-
     engines = [_native.Engine({"port": 0}) for _ in range(2)]
     pending = [engine.new_group(rank, 2, "pair") for rank, engine in enumerate(engines)]
     records = [one.record() for one in pending]
@@ -126,3 +125,36 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         with pytest.raises(MissingExtraError, match=rf"pip install 'gradwire\[{extra}\]'"):
             export.check_extras(config)
     export.check_extras(Config())
+
+
+def test_an_export_that_fails_is_told_once_and_the_next_one_goes_on(
+    counted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metric_exporter = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    again = threading.Event()
+    said = {**counted, "job": "named", "host": "node1", "pid": 1}
+
+    class Collector(metric_exporter.OTLPMetricExporter):
+        """Breaks off the first two connections, as older releases of the library let the caller know."""
+
+        exports = 0
+
+        def export(self, *_data: Any, **_options: Any) -> Any:
+            self.exports += 1
+            if self.exports <= 2:
+                raise ConnectionResetError("the collector restarts")
+            again.set()
+            return metric_exporter.MetricExportResult.SUCCESS
+
+    monkeypatch.setattr(metric_exporter, "OTLPMetricExporter", Collector)
+    caplog.set_level("INFO", logger="gradwire")
+    sender = export.OpenTelemetryExport("http://localhost:4318/v1/metrics", 0.01, lambda: said)
+    try:
+        assert again.wait(30.0), "it ended with the first failure"
+    finally:
+        sender.stop()
+    lines = [record.message for record in caplog.records if "OpenTelemetry" in record.message]
+    assert [line.partition(":")[0] for line in lines] == [
+        "metrics could not be exported by OpenTelemetry",
+        "the export of metrics by OpenTelemetry goes on",
+    ]

@@ -145,6 +145,7 @@ class OpenTelemetryExport:
         self._every_s = every_s
         self._exporter = OTLPMetricExporter(endpoint=endpoint)
         self._started_ns = time.time_ns()
+        self._is_failing = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
         self._thread.start()
@@ -165,8 +166,17 @@ class OpenTelemetryExport:
             stats = self._stats()
         except GradwireError:  # the engine has stopped
             return
-        # The library logs what it cannot deliver, and goes on.
-        self._exporter.export(otel_metrics(stats, self._started_ns))
+        try:
+            # The library logs what it cannot deliver; older releases raise where a connection breaks, as of a collector that restarts.
+            self._exporter.export(otel_metrics(stats, self._started_ns))
+        except Exception as error:  # noqa: BLE001  whatever it is, the next one may be delivered
+            if not self._is_failing:
+                self._is_failing = True
+                logger.warning("metrics could not be exported by OpenTelemetry: %r", error)
+            return
+        if self._is_failing:
+            self._is_failing = False
+            logger.info("the export of metrics by OpenTelemetry goes on")
 
 
 def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
