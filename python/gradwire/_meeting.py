@@ -157,6 +157,7 @@ class MeetingServer:
             self._ended = {
                 "ended": "" if error is None else f"{type(error).__name__}: {error}",
                 "missing": getattr(error, "ranks", []) if isinstance(error, MissingRankError) else [],
+                "waited_s": getattr(error, "waited_s", None),
             }
             self._changed.notify_all()
         if self._visits:
@@ -438,7 +439,8 @@ class MeetingStore:
     def _value(self, answer: dict[str, Any]) -> Any:
         missing = answer.get("missing")
         if isinstance(missing, list) and missing:
-            raise MissingRankError(f"rank 0 gave up: {answer.get('ended')}", ranks=missing)
+            cause, waited_s = answer.get("ended"), answer.get("waited_s")
+            raise MissingRankError(f"rank 0 gave up: {cause}", ranks=missing, waited_s=waited_s, cause=cause)
         if answer.get("ended") == "":
             raise RendezvousError(f"the meeting at {self.address} is over", rank=0, over=True, ended=True)
         if "ended" in answer:

@@ -79,7 +79,7 @@ class RendezvousError(GradwireError):
 
 
 class MissingRankError(RendezvousError, TimeoutError):
-    """Ranks did not publish themselves in the Store in time. Fields: ranks, waited_s; cause, where rank 0 has told of it."""
+    """Ranks did not publish themselves in the Store in time. Fields: ranks; waited_s, or None; cause, where rank 0 told of it."""
 
 
 class WorldSizeError(RendezvousError):

@@ -301,7 +301,10 @@ def test_who_is_connected_goes_on_when_rank_0_has_gone_before_it_heard_that_all_
     board.confirm(30.0)
 
 
-@pytest.mark.parametrize("failure", [None, RendezvousError("no secret")], ids=["formed", "failed"])
+MISSING = MissingRankError("rank(s) 2 of 3 did not appear within 1 s", ranks=[2], waited_s=1.0)
+
+
+@pytest.mark.parametrize("failure", [None, RendezvousError("no secret"), MISSING], ids=["formed", "failed", "missing"])
 def test_who_is_connected_is_told_how_the_meeting_ended(failure: RendezvousError | None) -> None:
     port = free_port()
     server = _meeting.MeetingServer("127.0.0.1", port, 2)
@@ -314,8 +317,12 @@ def test_who_is_connected_is_told_how_the_meeting_ended(failure: RendezvousError
         if failure is None:
             confirmed.result(30.0)
         else:
-            with pytest.raises(RendezvousError, match="rank 0 gave up: RendezvousError: no secret"):
+            with pytest.raises(type(failure), match="rank 0 gave up") as caught:
                 confirmed.result(30.0)
+            assert str(caught.value).endswith(f": {type(failure).__name__}: {failure}")
+            if failure is MISSING:
+                cause = f"MissingRankError: {failure}"
+                assert caught.value.fields == {"ranks": [2], "waited_s": 1.0, "cause": cause}
         board._store.close()
         ended.result(60.0)
 

@@ -59,7 +59,7 @@ def test_a_record_is_joined_only_once_and_needs_every_rank() -> None:
         pending = engine.new_group(0, 2, "test")
         with pytest.raises(errors.MissingRankError) as caught:
             pending.join([pending.record()], 1.0)
-        assert caught.value.ranks == [1]
+        assert (caught.value.ranks, caught.value.waited_s) == ([1], None)
         with pytest.raises(errors.InvalidRequestError):
             pending.record()
         with pytest.raises(errors.InvalidRequestError, match="rank 2"):

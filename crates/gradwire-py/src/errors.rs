@@ -83,6 +83,7 @@ pub(crate) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
             }
             JoinError::MissingRanks { ranks, .. } => {
                 fields.set_item("ranks", ranks)?;
+                fields.set_item("waited_s", None::<f64>)?; // records were passed, nobody waited
                 "MissingRankError"
             }
             JoinError::DuplicateRank { rank, .. } => {
