@@ -48,6 +48,13 @@ def test_classes_of_the_command_line_go_before_the_environments_and_keep_its_cod
     assert "GRADWIRE_CLASSES=3" in result.stderr
 
 
+def test_an_environment_with_which_the_job_runs_decides_how_many_classes_there_are():
+    result = run("--os", "tc", *COMMON, GRADWIRE_DSCP_CLASSES="34,26,18,10", GRADWIRE_DSCP_CONTROL="40")
+    assert result.exit_code == 0, result.stderr
+    assert "GRADWIRE_CLASSES=4" in result.stderr
+    assert "GRADWIRE_DSCP_CLASSES=34,26,18,10" in result.stderr
+
+
 def test_the_plan_as_json_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("scipy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,7 @@ _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": 
 @click.option("--port", "ports", multiple=True, help="Name of a port; repeatable.", show_default="the first one")
 @click.option("--queues", default=QUEUES_MAX, type=click.IntRange(2, QUEUES_MAX), help="Queues of a port.")
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
-              show_default="GRADWIRE_CLASSES, or one for each queue but control's")  # fmt: skip
+              show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
 @click.option("--preset", default="mlt", type=click.Choice(PRESETS), help="Of the job: decides its code points.")
 @click.option("--layers", "layers_text", metavar="SIZES", help="Sizes of the model's layers, front to back: a list with commas, a JSON "
               "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
@@ -91,7 +92,7 @@ def command(
     threshold above which unimportant gradients are dropped (MLT 5.2, DLCP 4.2).
     """
     try:
-        config = Config.from_env(Config(preset=preset, classes=classes or queues - 1))
+        config = Config.from_env(Config(preset=preset, classes=classes or _usual_classes(queues)))
         config = replace(config, classes=classes) if classes else config
         layers = read_layers(layers_text) if layers_text else []
         wish = Wish(first_bytes=first_kb and round(first_kb * 1000), **wishes)  # type: ignore[arg-type]
@@ -109,6 +110,12 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     _summarize(plan)
+
+
+def _usual_classes(queues: int) -> int:
+    """As many as the job's list has code points; without a list one for each queue but control's."""
+    listed = os.environ.get("GRADWIRE_DSCP_CLASSES", "").strip()
+    return queues - 1 if listed in ("", "auto", "off") else listed.count(",") + 1
 
 
 def _written(system: str, plan: SwitchPlan, ports: list[str], queue_word: str) -> str:
