@@ -55,7 +55,7 @@ class Contributions:
 
     Attributes:
         counts: `[shards, blocks]` of uint16, any library's arrays can be made of it: `numpy.asarray(counts)`,
-            `torch.asarray(counts).view(counts.shape)`. Element e is in shard `e // shard_elems`, and there in block
+            `torch.asarray(counts, dtype=torch.uint16).view(counts.shape)`. Element e is in shard `e // shard_elems`, and there in block
             `e % shard_elems // block_elems`. Of a rotated bucket they are about the elements that were sent
             (`DeliveryReport.rotated_elems`): each element of the tensor has a share of many.
         shard_elems: elements of a shard; the last ones may be shorter.

@@ -88,7 +88,7 @@ def check_the_counts_of_every_block_are_those_of_the_ranks_that_count() -> None:
         report = work.report()
         found = report.contributions
         assert found is not None
-        counts = torch.asarray(found.counts).view(found.counts.shape).long()
+        counts = torch.asarray(found.counts, dtype=torch.uint16).view(found.counts.shape).long()
         sent = report.rotated_elems or report.elems
         assert counts.shape[0] * found.shard_elems >= sent
         rows = counts.repeat_interleave(found.block_elems, 1)[:, : found.shard_elems]
