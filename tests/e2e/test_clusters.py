@@ -13,8 +13,11 @@ from launch import HERE
 
 CLUSTER = HERE.parents[1] / "examples" / "cluster"
 NODES = 2
+# Since Slurm 22.05 it gives a task one processor unless it is told itself.
 # Starts the command once for each node, in the background, and ends as the worst of them does.
 SRUN = """#!/bin/bash
+[ "$1 $2" = "--cpus-per-task $SLURM_CPUS_PER_TASK" ] || { echo "srun: one processor for each task"; exit 1; }
+shift 2
 for node in $(seq "$SLURM_NNODES"); do "$@" & tasks+=($!); done
 for task in "${tasks[@]}"; do wait "$task" || exit 1; done
 """
@@ -34,6 +37,7 @@ def test_the_slurm_script_starts_a_rank_on_each_node(tmp_path: Path) -> None:
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(0o600)
     slurm = {"SLURM_NNODES": str(NODES), "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here"}
+    slurm["SLURM_CPUS_PER_TASK"] = "6"
     # Both "nodes" are this machine, so that ports are the kernel's choice.
     ours = {
         "SECRET_FILE": str(secret),
@@ -58,4 +62,5 @@ def test_the_slurm_script_starts_a_rank_on_each_node(tmp_path: Path) -> None:
     except NamespacesUnavailable as error:
         pytest.skip(str(error))
     assert status == 0, (tmp_path / "output").read_text()
+    assert "#SBATCH --cpus-per-task=" in (CLUSTER / "slurm.sbatch").read_text(), "Slurm sets the variable for this only"
     assert (tmp_path / "result").read_text() == f"gradwire {NODES}"
