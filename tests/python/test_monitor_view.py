@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gradwire.config import Config
+from gradwire.observe import client
 from gradwire.observe.client import find_sockets
 from gradwire.observe.observer import _job_name, meeting_address
 from gradwire.observe.status import StatusServer
@@ -48,6 +49,30 @@ def test_a_job_is_found_by_where_its_ranks_met(
             assert find_sockets(asked) == [own], asked
         for asked in (f"{ADDRESS}0", "10.0.0.3", "47402"):
             assert not find_sockets(asked), asked
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_ranks_are_found_whether_they_or_who_looks_had_a_runtime_directory(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtimes = [short_folder / name for name in ("run", "none", "chosen")]
+    folders = [runtime / "gradwire" for runtime in runtimes]
+    monkeypatch.setattr(client, "_usual_folders", lambda: folders[:2])
+    servers = []
+    try:
+        for number, runtime in enumerate(runtimes):
+            runtime.mkdir()
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+            servers.append(StatusServer("job", number, {"stats": dict}))
+        paths = [server.path for server in servers]
+        assert find_sockets("job") == paths[2:], "where somebody chose a directory nothing else counts"
+        for runtime in runtimes[:2]:
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+            assert sorted(find_sockets("job")) == sorted(paths[:2])
+        folders[0].chmod(0o755)
+        assert find_sockets("job") == [paths[1]], "others could have put something there"
     finally:
         for server in servers:
             server.stop()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import shlex
 import socket
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gradwire.observe.status import SUFFIX, status_folder
+from gradwire.observe.status import SUFFIX, status_folder, user_outside
 
 CONNECT_TIMEOUT_S = 2.0
 # A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
@@ -32,7 +34,8 @@ def find_sockets(job: str | None = None) -> list[Path]:
         StatusFolderError: the folder is not this user's alone.
     """
     alive = []
-    for path in sorted(status_folder().glob(f"*{SUFFIX}")):
+    found = [path for folder in _folders() for path in folder.glob(f"*{SUFFIX}")]
+    for path in sorted(found, key=lambda path: path.name):
         try:
             _connect(path).close()
         except (ConnectionRefusedError, FileNotFoundError):
@@ -44,6 +47,33 @@ def find_sockets(job: str | None = None) -> list[Path]:
     if job is None:
         return alive
     return [path for path in alive if job_of(path).startswith(job)] or _of_jobs_with(alive, job)
+
+
+def _folders() -> list[Path]:
+    """Where this user's ranks may have their sockets.
+
+    Who logs in has a runtime directory; what a batch system or cron starts has none, and looks or is looked for all the same. A
+    directory that somebody chose is the only one.
+    """
+    own, usual = status_folder(), _usual_folders()
+    if own not in usual:
+        return [own]
+    return [own, *(folder for folder in usual if folder != own and _is_own(folder))]
+
+
+def _usual_folders() -> list[Path]:
+    """With a runtime directory and without."""
+    user = user_outside()
+    return [Path(f"/run/user/{user}/gradwire"), Path(f"/tmp/gradwire-{user}")]  # noqa: S108  looked at by `_is_own`
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is there, and nobody else can have put something into it."""
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
 
 
 def job_of(path: Path) -> str:

@@ -47,7 +47,7 @@ def status_folder() -> Path:
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else None
-    folder = Path(f"/tmp/gradwire-{_user_outside()}") if parent is None else parent / "gradwire"  # noqa: S108  checked below
+    folder = Path(f"/tmp/gradwire-{user_outside()}") if parent is None else parent / "gradwire"  # noqa: S108  checked below
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
@@ -61,7 +61,7 @@ def status_folder() -> Path:
     return folder
 
 
-def _user_outside() -> int:
+def user_outside() -> int:
     """This user's number outside of its user namespace: within one of their own all users are root, and would take root's folder."""
     user = os.geteuid()
     try:
