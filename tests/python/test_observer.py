@@ -1,64 +1,78 @@
-"""What the observer's thread says of a group: each look is handed what the group would tell it."""
+"""Which groups an observer asks: until they are left, and not only until one question has no answer."""
 
 from __future__ import annotations
 
-import logging
-import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gradwire.observe.observer import _Watched
+from gradwire import _native
+from gradwire.config import Config
+from gradwire.errors import GradwireError
+from gradwire.observe.observer import Observer
 
-LATE = {
-    "during": "all_reduce #7",
-    "sequence": 7,
-    "waited_s": 9.0,
-    "straggler": 2,
-    "cause": "compute",
-    "bytes_received": 10,
-    "bytes_expected": 100,
-    "silent_s": 0.1,
-}
+
+class Owner:
+    """A process with an engine."""
+
+    def __init__(self) -> None:
+        self.engine = _native.Engine({"port": 0})
 
 
 class Group:
-    """Is always seen like this."""
+    """One whose network thread answers or does not, as it is told."""
 
-    def __init__(self, seen: dict[str, Any]) -> None:
-        self._seen = seen
+    def __init__(self) -> None:
+        self.answers = True
+
+    def stats(self) -> dict[str, Any]:
+        return self._answer({"name": "group", "rank": 0, "world_size": 2})
+
+    def timeline(self) -> dict[str, Any]:
+        return self._answer({"calls": []})
 
     def watch(self) -> dict[str, Any]:
-        return self._seen
+        seen = {"epoch": None, "unreached_threads": 0, "waiting": None, "stragglers": [], "is_flooded": False}
+        return self._answer(seen)
+
+    def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if not self.answers:
+            raise GradwireError("the engine has stopped")
+        return answer
 
 
-def epoch(number: int, members: list[int]) -> dict[str, Any]:
-    return {"number": number, "members": members, "lost": [], "joined": [], "is_member": True}
+@pytest.fixture
+def owner() -> Iterator[Owner]:
+    there = Owner()
+    yield there
+    there.engine.stop()
 
 
-def warned(rank: int, told: dict[str, Any] | None, caplog: pytest.LogCaptureFixture) -> bool:
-    """Whether this rank of five warns that rank 2 calls late."""
-    seen = {"waiting": LATE, "stragglers": [], "epoch": told, "unreached_threads": 0, "is_flooded": False}
-    group: Any = Group(seen)
-    stats = {"name": "group", "rank": rank, "world_size": 5}
-    caplog.clear()
-    with caplog.at_level(logging.INFO, "gradwire"):
-        _Watched(weakref.ref(group), stats, 3.0).look(group)
-    (told_of,) = [record for record in caplog.records if record.message.startswith("straggler: rank 2")]
-    return told_of.levelno == logging.WARNING
+QUESTIONS = {
+    "stats": lambda observer: len(observer.stats()["groups"]),
+    "timelines": lambda observer: len(observer.timelines()["groups"]),
+    "watch": lambda observer: observer._look_at_all() or len(observer._live()),
+}
 
 
-@pytest.mark.parametrize(
-    ("told", "teller"),
-    [
-        (None, 3),
-        (epoch(0, [0, 1, 2, 3, 4]), 3),
-        (epoch(1, [0, 1, 2, 4]), 4),
-        (epoch(2, [0, 1, 2]), 0),
-        (epoch(3, [1, 2]), 1),
-    ],
-)
-def test_the_next_rank_of_those_that_are_left_warns_of_one_that_calls_late(
-    told: dict[str, Any] | None, teller: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_group_is_forgotten_when_it_answers_two_questions_in_a_row_with_nothing(
+    owner: Owner, question: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks = range(5) if told is None else told["members"]
-    assert [rank for rank in ranks if rank != 2 and warned(rank, told, caplog)] == [teller]
+    caplog.set_level("INFO", logger="gradwire")
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    group, asked = Group(), QUESTIONS[question]
+    observer.add(group, "")  # type: ignore[arg-type]
+    for _ in range(2):
+        group.answers = False
+        asked(observer)
+        group.answers = True
+        assert asked(observer) == 1, "one question without an answer"
+    group.answers = False
+    asked(observer)
+    asked(observer)
+    group.answers = True
+    assert asked(observer) == 0
+    assert [record.message for record in caplog.records if "not observed any more" in record.message] == [
+        "group group was left, or does not answer, and is not observed any more: the engine has stopped"
+    ]

@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gradwire import _native
@@ -25,6 +27,8 @@ logger = logging.getLogger("gradwire")
 
 # Of the watch: a second, or a third of a shorter setting.
 TICK_MAX_S = 1.0
+# Questions without an answer until a group is forgotten.
+UNANSWERED_MAX = 2
 JOB_CHARS_MAX = 40
 PORT_MAX = 65535
 
@@ -74,20 +78,16 @@ class Observer:
         """Everything that is counted, as `gradwire.stats()` returns it."""
         groups = []
         for watched, group in self._live():
-            try:
-                groups.append(group.stats())
-            except GradwireError:  # it was left meanwhile
-                self._forget(watched)
+            if (counted := self._asked(watched, group.stats)) is not None:
+                groups.append(counted)
         return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
 
     def timelines(self) -> dict[str, Any]:
         """The latest collectives of every group, with who this process is."""
         groups = []
         for watched, group in self._live():
-            try:
-                groups.append({"name": watched.name, "rank": watched.rank, **group.timeline()})
-            except GradwireError:
-                self._forget(watched)
+            if (timeline := self._asked(watched, group.timeline)) is not None:
+                groups.append({"name": watched.name, "rank": watched.rank, **timeline})
         return {**self.identity(), "groups": groups}
 
     def identity(self) -> dict[str, Any]:
@@ -165,10 +165,8 @@ class Observer:
     ) -> None:  # its own function: a group that its user has dropped must not live on in a local variable
         watches = []
         for watched, group in self._live():
-            try:
-                watches.append(watched.look(group))
-            except GradwireError:
-                self._forget(watched)
+            if (watch := self._asked(watched, partial(watched.look, group))) is not None:
+                watches.append(watch)
         if watches:
             self._tell_of_floods(any(watch["is_flooded"] for watch in watches))
 
@@ -190,6 +188,25 @@ class Observer:
             self._groups = [watched for watched, group in both if group is not None]
         return [(watched, group) for watched, group in both if group is not None]
 
+    def _asked(self, watched: _Watched, question: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """What a group answers; None: nothing.
+
+        One that was left, or whose network thread has ended, answers nothing any more and is forgotten; but so it does where a process is
+        stopped for a while, so only the second time in a row.
+        """
+        try:
+            answer = question()
+        except GradwireError as error:
+            watched.unanswered += 1
+            if watched.unanswered >= UNANSWERED_MAX:
+                self._forget(watched)
+                logger.info(
+                    "group %s was left, or does not answer, and is not observed any more: %s", watched.name, error
+                )
+            return None
+        watched.unanswered = 0
+        return answer
+
     def _forget(self, watched: _Watched) -> None:
         with self._lock:
             self._groups = [other for other in self._groups if other is not watched]
@@ -205,6 +222,8 @@ class _Watched:
         self.world_size: int = stats["world_size"]
         self.epoch = 0
         self.unreached_threads = 0
+        # Questions in a row.
+        self.unanswered = 0
         self.watch = StragglerWatch(warning_s)
 
     def look(self, group: _native.Group) -> dict[str, Any]:
