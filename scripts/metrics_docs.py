@@ -32,6 +32,9 @@ Labels: `group` is the name of the process group and `rank` this process's rank 
 `exact` for calls that may lose nothing; `stage` is `reduce` (contributions come in) or `gather` (results come back, or what is
 copied); `ended_by` says what ended a wait: everything was there, the loss bound was met, LTP's threshold, ULTIMA's early
 timeout, or the deadline.
+
+Of a call that is divided between network threads (`network_threads`) what it carried is that of all parts, whose transfers end each
+for themselves. What a call counts once is that of the first part: its times, `gradwire_call_lost_ratio` and `gradwire_stage_ends_total`.
 """
 
 TITLES = {

@@ -159,7 +159,7 @@ METRICS: tuple[Metric, ...] = (
         "group",
         "epoch",
         "epoch.number",
-        "Losses of ranks after which the group went on; absent where a lost rank ends it.",
+        "Times that the group went on with other members, since ranks were lost or have joined; absent where a lost rank ends it.",
     ),
     _gauge("group", "datagram_bytes", "datagram_bytes", "UDP payload of a full datagram."),
     _counter("group", "failed_calls", "calls_failed", "Collectives that ended with an error."),

@@ -54,7 +54,8 @@ impl EngineStats {
 }
 
 impl GroupStats {
-    /// Those of its part on another network thread. Calls were counted once, where they were made; their times are those of the first part.
+    /// Those of its part on another network thread. Calls were counted once, where they were made: their times, shares lost and what ended
+    /// their stages are those of the first part.
     pub(crate) fn add_lane(&mut self, lane: &Self) {
         for part in &lane.calls {
             let is_it =
