@@ -78,6 +78,25 @@ def test_ranks_are_found_whether_they_or_who_looks_had_a_runtime_directory(
             server.stop()
 
 
+def test_what_a_login_shell_prints_is_no_answer_and_ends_nothing(tmp_path: Path) -> None:
+    shell = tmp_path / "shell"  # stands for ssh to a host that greets
+    shell.write_text(
+        "#!/bin/sh\necho Welcome to node1\necho '[]'\necho '{\"rank\": 7}'\necho Mind the maintenance\necho '{\"rank\": 8}'\n"
+    )
+    shell.chmod(0o755)
+    sources = client.Sources(1.0)
+    sources.watch_host("node1", None, str(shell))
+    found: list[int] = []
+    try:
+        while len(found) < 2:
+            answers = list(sources.take(30.0))
+            assert answers, "nothing comes any more"
+            found += [one["rank"] for one in answers]
+    finally:
+        sources.close()
+    assert found == [7, 8]
+
+
 def path(number: int, packets: int, lost: int, rtt_us: int, *, trusted: bool = True) -> dict[str, Any]:
     sent = {"packets_sent": packets, "packets_lost": lost}
     return {"path": number, **sent, "rtt_smoothed_us": rtt_us, "share": 0.5, "trusted": trusted}

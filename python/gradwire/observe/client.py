@@ -205,12 +205,17 @@ class Sources:
 
     def _follow_host(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None, "it was asked for"
-        with contextlib.suppress(ValueError):
-            self._pass_on(process.stdout)
+        self._pass_on(process.stdout, is_mixed=True)
 
-    def _pass_on(self, lines: Any) -> None:
+    def _pass_on(self, lines: Any, *, is_mixed: bool = False) -> None:
+        """Takes answers until there are no more; of mixed lines, which a login shell may print, those that are some."""
         while line := lines.readline(LINE_BYTES_MAX):
-            answer = read_answer(line)
+            try:
+                answer = read_answer(line)
+            except ValueError:
+                if is_mixed:
+                    continue
+                raise
             if "error" not in answer:
                 self._answers.put(answer)
 
