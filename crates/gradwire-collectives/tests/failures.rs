@@ -312,7 +312,8 @@ fn who_waits_for_a_rank_that_leaves_says_how_long_for_what_and_in_which_stage() 
     assert_eq!((host.as_str(), during.as_str()), ("host0", "all_reduce/transpose #0 (1000 x F32)"));
     assert!((Duration::from_millis(50)..Duration::from_millis(100)).contains(waited), "{waited:?}");
     assert!(
-        detail.starts_with("0 of ") && detail.contains(" bytes from it arrived in the reduce stage; it last"),
+        detail.starts_with("0 of ")
+            && detail.contains(" bytes from it arrived in the reduce stage; it has said nothing"),
         "{detail}"
     );
 }
@@ -382,6 +383,37 @@ fn whatever_needs_a_rank_that_is_gone_in_good_order_ends_at_once_and_names_it() 
             _ => "it has not taken 400 bytes sent to it".to_owned(),
         };
         assert!(detail.starts_with(&format!("{seen}; it ")), "{collective:?}: {detail}");
+    }
+}
+
+#[test]
+fn who_sends_to_a_rank_that_leaves_without_having_taken_it_learns_so() {
+    let calls = [
+        Collective::Broadcast { root: 0 },
+        Collective::Scatter { root: 0 },
+        Collective::Reduce { root: 1 },
+        Collective::Gather { root: 1 },
+        Collective::Send { to: 1, tag: 3 },
+    ];
+    for collective in calls {
+        let mut net = Net::perfect(2);
+        let (mut tensor, mut half) = (data(100), data(50));
+        let (input, output) = match collective {
+            Collective::Scatter { .. } => (tensor.view(), half.view()),
+            Collective::Broadcast { .. } => (tensor.view(), tensor.view()),
+            Collective::Reduce { .. } | Collective::Gather { .. } => (tensor.view(), View::EMPTY),
+            _ => (tensor.view(), View::EMPTY),
+        };
+        net.submit(0, Request { input, output, ..request(collective.clone()) });
+        net.run_for(Duration::from_millis(50));
+        let now = net.now;
+        net.groups[1].leave(now);
+        net.run_until(Duration::from_secs(1), |net| !net.done[0].is_empty());
+        let OpError::PeerLeft { rank: 1, detail, .. } = net.error(0) else {
+            panic!("{collective:?}: {:?}", net.error(0))
+        };
+        assert!(detail.starts_with("it has not taken "), "{collective:?}: {detail}");
+        net.run_until(Duration::from_secs(1), |net| net.groups[1].is_drained());
     }
 }
 

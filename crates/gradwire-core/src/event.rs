@@ -158,6 +158,8 @@ pub struct SendReceipt {
     pub missing: alloc::vec::Vec<Range<u64>>,
     /// What the receiver said in [`ReceiveTransfer::stage_us`]; zero when nothing is known.
     pub stage_us: u32,
+    /// The receiver left in good order without having taken it: no call there waited for it.
+    pub is_untaken: bool,
 }
 
 /// Something the layer above must know.
@@ -201,7 +203,7 @@ pub enum Event {
         /// For how long.
         silent: Duration,
     },
-    /// The peer left in good order: it needs nothing more. Sends to it count as delivered.
+    /// The peer left in good order: it needs nothing more. How each send to it ended has been said before.
     PeerLeft,
     /// The peer's group failed; first arrival only.
     Aborted([u8; ABORT_RECORD_BYTES]),
@@ -210,6 +212,6 @@ pub enum Event {
 impl SendReceipt {
     /// Everything counted, as far as is known.
     pub(crate) fn complete(transfer: TransferId) -> Self {
-        Self { transfer, missing: alloc::vec::Vec::new(), stage_us: 0 }
+        Self { transfer, missing: alloc::vec::Vec::new(), stage_us: 0, is_untaken: false }
     }
 }

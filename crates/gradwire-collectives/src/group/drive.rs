@@ -343,6 +343,9 @@ impl Group {
             Event::Sent(receipt) => {
                 let key = key_of(&self.ops, (&self.peers[slot].traffic.sending, serves), receipt.transfer);
                 if let Some(op) = key.and_then(|key| self.ops.at(key)) {
+                    if receipt.is_untaken && !op.is_internal {
+                        return self.fail_left(now, slot);
+                    }
                     if op.is_collective() && !serves {
                         self.peers[slot].on_seen(op.sequence());
                     }

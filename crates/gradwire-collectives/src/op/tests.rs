@@ -208,7 +208,11 @@ impl Ranks {
         self.ops[to as usize].on_received(from, &receipt, &mut posts);
         self.send(to, &posts);
         posts.clear();
-        self.ops[from as usize].on_sent(to, &SendReceipt { transfer, missing, stage_us: 0 }, &mut posts);
+        self.ops[from as usize].on_sent(
+            to,
+            &SendReceipt { transfer, missing, stage_us: 0, is_untaken: false },
+            &mut posts,
+        );
         self.send(from, &posts);
     }
 

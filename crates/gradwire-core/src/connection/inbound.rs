@@ -421,14 +421,13 @@ impl Connection {
             self.remember_grant(transfer, status.state);
             return Ok(());
         };
-        let send = &mut self.sends[index];
-        if status.state == TransferState::Unposted && self.liveness.peer_has_left() {
-            // It left without having counted anything.
-            let receipt = send.uncounted();
+        if status.state == TransferState::Unposted && self.answers_parting(now, status.echo_us) {
+            let receipt = self.sends[index].untaken();
             self.conclude(index, receipt);
             self.finish_parting();
             return Ok(());
         }
+        let send = &mut self.sends[index];
         let (was_granted, posted_at) = (send.granted, send.posted_at);
         let effect = send.on_status(&status);
         if effect != StatusEffect::Implausible {

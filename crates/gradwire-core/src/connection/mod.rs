@@ -29,8 +29,8 @@ use crate::recovery::{AckOutcome, SentPacket};
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, ReceptionRate, SendHalf};
 use crate::transit::Transit;
 use crate::{
-    CloseReason, ConnectionConfig, ConnectionStats, Event, PathStats, Payload, ReceiveTransfer, SendReceipt,
-    SendTransfer, Timestamp, TransferError, CHUNKS_MAX,
+    CloseReason, ConnectionConfig, ConnectionStats, Event, PathStats, Payload, ReceiveTransfer, Reliability,
+    SendReceipt, SendTransfer, Timestamp, TransferError, CHUNKS_MAX,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -181,8 +181,10 @@ impl Connection {
             return Err(TransferError::Exists(request.transfer));
         }
         if self.liveness.peer_has_left() {
-            // Who left in good order needs nothing more; what would have been counted there is not.
-            let receipt = SendHalf::new(request, self.config.chunk_bytes(), false).unconfirmed();
+            // What would have been counted there is not, and without an exact transfer nothing there has ended that waited for it.
+            let half = SendHalf::new(request, self.config.chunk_bytes(), false);
+            let is_exact = half.request.reliability == Reliability::Exact;
+            let receipt = if is_exact { half.untaken() } else { half.unconfirmed() };
             self.events.push_back(Event::Sent(receipt));
             return Ok(());
         }

@@ -1,13 +1,17 @@
 //! What becomes of sends to a peer that leaves in good order (docs/protocol.md section 6).
 //!
-//! It needs nothing more, so exact sends count as delivered. Of a tolerant send it alone knows which values counted,
-//! and whoever takes that for granted loses gradients without a word. So the goodbye is confirmed only when the
-//! closing bitmap of each such send is here: who leaves repeats its goodbye until then, and answers probes. When that
-//! takes too long, what was never acknowledged did not count.
+//! It needs nothing more; but it may have left without ever having called for what is sent to it, and of a tolerant send it
+//! alone knows which values counted: whoever takes either for granted loses data without a word. So the goodbye is confirmed
+//! only when it is known of each send how it ended there: who leaves repeats its goodbye until then, and answers probes. When
+//! that takes too long, exact sends count as delivered, and of a tolerant one what was never acknowledged did not count.
 
 use super::liveness::GOODBYE_MAX;
 use super::Connection;
-use crate::{Event, Reliability, SendReceipt, Timestamp};
+use crate::{Event, Timestamp};
+use core::time::Duration;
+
+/// Precision of the stamps in headers.
+const STAMP: Duration = Duration::from_micros(1);
 
 /// How far the parting is that the peer began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -15,7 +19,7 @@ pub(super) enum Parting {
     /// It has not left.
     #[default]
     No,
-    /// It is asked about tolerant sends, until then.
+    /// It is asked how sends have ended there, since then.
     Asking(Timestamp),
     /// Nothing more is needed from it.
     Over,
@@ -28,12 +32,7 @@ impl Connection {
             return self.liveness.on_goodbye_reply();
         }
         if self.liveness.on_peer_leaves() {
-            self.parting = Parting::Asking(now + GOODBYE_MAX);
-            let is_exact = |send: &crate::transfer::SendHalf| send.request.reliability == Reliability::Exact;
-            while let Some(index) = self.sends.iter().position(is_exact) {
-                let transfer = self.sends[index].request.transfer;
-                self.conclude(index, SendReceipt::complete(transfer));
-            }
+            self.parting = Parting::Asking(now);
         }
         // Each repeated goodbye is a chance to ask again: no timer of its own.
         for index in 0..self.sends.len() {
@@ -54,10 +53,16 @@ impl Connection {
         }
     }
 
+    /// Whether an answer that echoes this stamp was given by a peer that had left. What it said before may be behind what it did then.
+    pub(super) fn answers_parting(&self, now: Timestamp, echo_us: u32) -> bool {
+        let Parting::Asking(since) = self.parting else { return false };
+        now.of_wire_us(echo_us).is_some_and(|asked_at| asked_at + STAMP > since)
+    }
+
     /// When waiting for the answers of a peer that leaves ends.
     pub(super) fn parting_at(&self) -> Option<Timestamp> {
         match self.parting {
-            Parting::Asking(until) if self.liveness.is_parting() => Some(until),
+            Parting::Asking(since) if self.liveness.is_parting() => Some(since + GOODBYE_MAX),
             _ => None,
         }
     }

@@ -325,7 +325,7 @@ impl SendHalf {
         }
     }
 
-    /// How it ends when nobody can say any more what counted: an exact send was needed by nobody, of a tolerant one what
+    /// How it ends when nobody can say any more what counted: an exact send is taken for delivered, of a tolerant one what
     /// was not acknowledged did not count.
     pub(crate) fn unconfirmed(&self) -> SendReceipt {
         let mut missing = Bitmap::ones(self.grid.chunks());
@@ -333,9 +333,9 @@ impl SendHalf {
         self.without(&missing)
     }
 
-    /// How it ends when the receiver dropped it.
-    pub(crate) fn uncounted(&self) -> SendReceipt {
-        self.without(&Bitmap::ones(self.grid.chunks()))
+    /// How it ends when the receiver has left without having taken it.
+    pub(crate) fn untaken(&self) -> SendReceipt {
+        SendReceipt { is_untaken: true, ..self.without(&Bitmap::ones(self.grid.chunks())) }
     }
 
     fn without(&self, missing: &Bitmap) -> SendReceipt {
@@ -430,6 +430,7 @@ impl SendHalf {
                 transfer: self.request.transfer,
                 missing: byte_ranges(&closing.missing, self.grid),
                 stage_us: status.stage_us,
+                is_untaken: false,
             }),
         }
     }
