@@ -382,7 +382,8 @@ impl Memory {
     /// for it. Where zero stood in, all of it is owed. Not before the result is there.
     ///
     /// # Loss
-    /// What is not finite is dropped: fed back, it would spoil the next step as well.
+    /// What is not finite is dropped: fed back, it would spoil the next step as well. Of what is only too large for the dtype the most
+    /// that this holds is owed.
     // claim: auto/error-feedback
     pub(crate) fn settle_residual(&mut self, range: &Range<usize>, weight: u16) {
         self.take_from_residual(range, f64::from(weight) * self.mean_of_result());

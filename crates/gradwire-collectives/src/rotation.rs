@@ -9,6 +9,7 @@
 //! where it will go, in the caller's residual. A small bucket is rotated into a padded copy; one from 2^17 elements on is turned in
 //! the caller's output, so that a large one costs no memory.
 
+use crate::kernels;
 use crate::memory::Pool;
 use crate::view::Buffer;
 use crate::{Collective, Dtype, Fill, Hadamard, Request, View, WholeHadamard};
@@ -132,6 +133,10 @@ impl RotatedBucket {
                 }
             }
         }
+        if *has_lost {
+            // Sums of what is owed: some may be too large for the dtype.
+            kernels::drop_infinite(*dtype, residual.as_mut_slice());
+        }
     }
 
     /// Something did not count: the residual now holds rotated values, zero where nothing was lost.
@@ -174,3 +179,39 @@ impl Padded {
 
 /// The odd number nearest to 2^64 over the golden ratio: neighbours differ in about half of their bits.
 const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Policy};
+    use std::time::Duration;
+
+    fn view(bytes: &mut [u8]) -> View {
+        // SAFETY: each test keeps its memory until the bucket is gone.
+        unsafe { View::new(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    #[test]
+    fn nothing_is_owed_where_what_is_owed_has_become_infinite() {
+        const ELEMS: usize = 2048;
+        let half = |value: f32| ::half::f16::from_f32(value).to_le_bytes();
+        let (mut data, mut owed) = (half(1.0).repeat(ELEMS), half(0.0).repeat(ELEMS));
+        let collective = Collective::AllReduce { algorithm: Algorithm::Transpose };
+        let mut request = Request {
+            input: view(&mut data),
+            output: view(&mut data),
+            residual: view(&mut owed),
+            policy: Policy::AUTO,
+            ..Request::exact(collective, Dtype::F16, Duration::from_secs(1))
+        };
+        let mut rotated =
+            RotatedBucket::replace(&mut request, 1, &mut Pool::default()).expect("large enough");
+        rotated.spread(&mut Vec::new());
+        rotated.begin_residual();
+        // All that a column owes comes together in one of its elements, four times as much.
+        request.residual.as_mut_slice().copy_from_slice(&half(60_000.0).repeat(ELEMS));
+        rotated.restore(&mut Vec::new());
+        let is_zero = |half: &[u8]| u16::from_le_bytes([half[0], half[1]]) & 0x7FFF == 0;
+        assert!(owed.chunks_exact(2).all(is_zero), "it was the only one that was not zero");
+    }
+}

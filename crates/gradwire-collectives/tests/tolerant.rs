@@ -280,6 +280,29 @@ fn what_is_not_finite_is_not_fed_back() {
     assert!(residuals[1].to_f32().iter().all(|value| *value == 0.0), "1 less infinity");
 }
 
+// test of: auto/error-feedback
+#[test]
+fn what_is_owed_in_float16_is_at_most_what_that_can_hold() {
+    // 40 000, its opposite, and the largest finite number with that sign.
+    const VALUES: [u16; 2] = [0x78E2, 0xF8E2];
+    const LEAST: u16 = 0xFBFF;
+    let mut net = Net::new(2, lose_chunks(|packet, chunk| packet.from == 1 && chunk == 7));
+    let tensor = |bits: u16| Tensor(bits.to_le_bytes().repeat(2 * 40 * 704));
+    let (mut data, mut residuals) = (VALUES.map(tensor), [tensor(0), tensor(0)]);
+    for rank in 0..2 {
+        let residual = residuals[rank].view();
+        let request = all_reduce(&mut data[rank], Algorithm::Transpose);
+        let (dtype, reduce, policy) = (Dtype::F16, ReduceOp::Avg, Policy::AUTO);
+        net.submit(rank as u32, Request { dtype, reduce, policy, residual, ..request });
+    }
+    net.run_all(1);
+    for (at, owed) in residuals[1].0.chunks(CHUNK_BYTES).enumerate() {
+        // Its value less the mean that stood in for it, the other rank's: 80 000 below zero.
+        let want = if at == 7 { LEAST } else { 0 };
+        assert!(owed == want.to_le_bytes().repeat(704), "chunk {at}");
+    }
+}
+
 #[test]
 fn halves_are_averaged_over_what_counted() {
     let mut net = Net::new(2, lose_chunks(|packet, chunk| packet.from == 1 && chunk == 7));

@@ -63,6 +63,14 @@ pub(crate) fn narrow(dtype: Dtype, source: &[f32], out: &mut [u8]) {
     }
 }
 
+/// The largest finite half. What is larger by half of its last bit or more is rounded to infinity.
+pub(super) fn largest(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::Bf16 => f32::from_bits(0x7F7F_0000),
+        _ => f16::MAX.to_f32(),
+    }
+}
+
 /// `out[i]` is the float32 whose upper 16 bits are `[2 * out.len()]` bytes of `upper`, and whose lower ones are `lower[i]`.
 pub(crate) fn join(upper: &[u8], lower: &[u16], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! The last step of a reduction: a mean divides, a scaled sum multiplies, in the pass that adds the last contribution.
 
 use super::element::{fold, map, Scalable};
-use super::half::{narrow, widen};
+use super::half::{largest, narrow, widen};
 use crate::{Dtype, ReduceOp};
 
 /// Elements of a half that are scaled at once, on the stack.
@@ -104,7 +104,8 @@ fn add_each<T: Scalable>(closing: Closing, accumulator: &mut [u8], source: &[u8]
     }
 }
 
-/// `values[i] -= factor * source[i]` over elements of a float dtype, halves in float32; zero where that is not finite.
+/// `values[i] -= factor * source[i]` over elements of a float dtype, halves in float32; zero where that is not finite, and the half
+/// with the most where it is only too large for one.
 pub(crate) fn take_away(dtype: Dtype, values: &mut [u8], source: &[u8], factor: f64) {
     let single = |v: f32, s: f32| finite_or_zero(v - factor as f32 * s);
     match dtype {
@@ -118,12 +119,12 @@ pub(crate) fn take_away(dtype: Dtype, values: &mut [u8], source: &[u8], factor: 
             }
         }),
         Dtype::F16 | Dtype::Bf16 => {
-            let mut other = [0.0; BLOCK];
+            let (mut other, most) = ([0.0; BLOCK], largest(dtype));
             for (block, source) in values.chunks_mut(2 * BLOCK).zip(source.chunks(2 * BLOCK)) {
                 let other = &mut other[..block.len() / 2];
                 widen(dtype, source, other);
                 in_float32(dtype, block, |wide| {
-                    wide.iter_mut().zip(&*other).for_each(|(v, s)| *v = single(*v, *s));
+                    wide.iter_mut().zip(&*other).for_each(|(v, s)| *v = single(*v, *s).clamp(-most, most));
                 });
             }
         }
@@ -133,10 +134,14 @@ pub(crate) fn take_away(dtype: Dtype, values: &mut [u8], source: &[u8], factor: 
 
 /// Zero in place of what is not finite.
 pub(crate) fn drop_infinite(dtype: Dtype, values: &mut [u8]) {
-    let nothing = [0; 2 * BLOCK];
-    for block in values.chunks_mut(nothing.len()) {
-        let source = &nothing[..block.len()];
-        take_away(dtype, block, source, 0.0);
+    // Its exponent is all ones.
+    let finite_half = |exponent: u16| move |bits: u16| if bits & exponent == exponent { 0 } else { bits };
+    match dtype {
+        Dtype::F32 => map::<f32>(values, finite_or_zero),
+        Dtype::F64 => map::<f64>(values, |v| if v.is_finite() { v } else { 0.0 }),
+        Dtype::F16 => map::<u16>(values, finite_half(0x7C00)),
+        Dtype::Bf16 => map::<u16>(values, finite_half(0x7F80)),
+        _ => debug_assert!(false, "only floats tolerate loss"),
     }
 }
 

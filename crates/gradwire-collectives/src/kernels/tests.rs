@@ -231,3 +231,32 @@ fn halves_are_scaled_in_float32() {
     close(Dtype::F16, Closing::Scale(0.001), &mut values);
     assert_eq!(values, f16::from_f32(1000.0 * 0.001_f32).to_le_bytes());
 }
+
+#[test]
+fn what_is_left_of_halves_is_finite_and_only_what_is_too_large_is_cut() {
+    // The least number without half of its last bit more, which is the end of what is rounded to it.
+    for (dtype, least, half_a_bit) in
+        [(Dtype::F16, f16::MIN.to_f32(), 16.0), (Dtype::Bf16, bf16::MIN.to_f32(), 2.0_f32.powi(119))]
+    {
+        let bytes = |values: [f32; 4]| {
+            let mut bytes = vec![0; 8];
+            narrow(dtype, &values, &mut bytes);
+            bytes
+        };
+        let mut values = bytes([least, least, f32::INFINITY, 3.0]);
+        take_away(dtype, &mut values, &bytes([half_a_bit, -half_a_bit, 1.0, f32::NAN]), 1.0);
+        let more_than_least = least + half_a_bit;
+        assert_eq!(values, bytes([least, more_than_least, 0.0, 0.0]), "{dtype:?}");
+        let mut values = bytes([f32::NEG_INFINITY, least, f32::NAN, -least]);
+        drop_infinite(dtype, &mut values);
+        assert_eq!(values, bytes([0.0, least, 0.0, -least]), "{dtype:?}");
+    }
+    for value in [f64::INFINITY, f64::NAN] {
+        let mut values = [(value as f32).to_le_bytes(), 1.5_f32.to_le_bytes()].concat();
+        drop_infinite(Dtype::F32, &mut values);
+        assert_eq!(values, [0.0_f32.to_le_bytes(), 1.5_f32.to_le_bytes()].concat());
+        let mut values = [value.to_le_bytes(), 1.5_f64.to_le_bytes()].concat();
+        drop_infinite(Dtype::F64, &mut values);
+        assert_eq!(values, [0.0_f64.to_le_bytes(), 1.5_f64.to_le_bytes()].concat());
+    }
+}
