@@ -106,8 +106,9 @@ class Communicator:
 
         Args:
             array: `[...]`, the same shape and dtype on every rank.
-            op: `sum`, `mean`, `product`, `min` or `max`; the mean of integers is cut off. Integers and booleans also `band`,
-                `bor` and `bxor`, bit by bit.
+            op: `sum`, `mean`, `product`, `min` or `max`. Integers and booleans also `band`, `bor` and `bxor`, bit by bit. Sums
+                of integers wrap around as NumPy's do. Their mean is such a sum divided and cut off: there is none of 8 and
+                16 bits, and one of more is wrong where the sum does not fit.
             out: like `array`, gets the result instead of it.
             async_op: return at once.
             tolerate_loss: a bounded share of the contributions may be left behind. Needs float32, bfloat16 or float16 and

@@ -83,7 +83,8 @@ impl Dtype {
     }
 
     /// Whether `reduce` is defined for this dtype. Bytes are only copied; floats have no bits; a mean of
-    /// booleans has no meaning that everybody shares, nor has a sum of integers times a fraction.
+    /// booleans has no meaning that everybody shares, nor has a sum of integers times a fraction. What a mean of integers of 8 or 16 bits
+    /// divides is a sum that often does not fit, already of two ranks.
     #[must_use]
     pub fn supports(self, reduce: ReduceOp) -> bool {
         match self {
@@ -92,6 +93,7 @@ impl Dtype {
             _ => match reduce {
                 ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => !self.is_float(),
                 ReduceOp::PremulSum(factor) => self.is_float() || is_whole(factor),
+                ReduceOp::Avg => self.is_float() || self.bytes() >= 4,
                 _ => true,
             },
         }
@@ -111,7 +113,8 @@ const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 pub enum ReduceOp {
     /// Sum. Integers wrap around.
     Sum,
-    /// Sum divided by the number of ranks that contributed to the element; integers truncate towards zero.
+    /// Sum divided by the number of ranks that contributed to the element; integers truncate towards zero. The sum of integers wraps
+    /// around before it is divided, so only those of 32 and 64 bits have means, which are wrong where their sum does not fit.
     Avg,
     /// Product.
     Product,
@@ -188,6 +191,17 @@ mod tests {
         }
         assert_eq!(ReduceOp::from_code(8), Some(ReduceOp::PremulSum(1.0)));
         assert_eq!(ReduceOp::from_code(9), None);
+    }
+
+    #[test]
+    fn integers_have_means_where_a_sum_of_them_has_room() {
+        for dtype in [Dtype::U8, Dtype::I8, Dtype::U16, Dtype::I16, Dtype::Bool, Dtype::Bytes] {
+            assert!(!dtype.supports(ReduceOp::Avg), "{dtype:?}");
+        }
+        for dtype in [Dtype::I32, Dtype::U32, Dtype::I64, Dtype::U64, Dtype::F16, Dtype::Bf16, Dtype::F64] {
+            assert!(dtype.supports(ReduceOp::Avg), "{dtype:?}");
+        }
+        assert!(Dtype::U8.supports(ReduceOp::Sum) && Dtype::I16.supports(ReduceOp::PremulSum(2.0)));
     }
 
     #[test]

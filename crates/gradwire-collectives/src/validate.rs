@@ -1,6 +1,6 @@
 //! Requests that cannot be right are refused before anything is sent.
 
-use crate::{rotation, Algorithm, Collective, Dtype, Fill, Policy, Request, Rotation, View};
+use crate::{rotation, Algorithm, Collective, Dtype, Fill, Policy, ReduceOp, Request, Rotation, View};
 use gradwire_core::{CHUNKS_MAX, CLASSES_MAX};
 
 /// Checks `request` for a rank of a group of `world_size` ranks, packets of which have `chunk_bytes` bytes of payload.
@@ -150,10 +150,16 @@ fn check_reduction(request: &Request) -> Result<(), String> {
         request.collective,
         Collective::AllReduce { .. } | Collective::ReduceScatter | Collective::Reduce { .. }
     );
-    if reduces && !request.dtype.supports(request.reduce) {
-        return Err(format!("{:?} is not defined for {:?}", request.reduce, request.dtype));
+    let Request { dtype, reduce, .. } = *request;
+    if !reduces || dtype.supports(reduce) {
+        return Ok(());
     }
-    Ok(())
+    if reduce == ReduceOp::Avg && dtype.supports(ReduceOp::PremulSum(1.0)) {
+        return Err(format!(
+            "a mean of {dtype:?}: the sum that is divided may not fit; convert to int32 or wider, or take the sum"
+        ));
+    }
+    Err(format!("{reduce:?} is not defined for {dtype:?}"))
 }
 
 fn check_tags(request: &Request) -> Result<(), String> {
