@@ -19,7 +19,8 @@ use crate::links::LinkShares;
 use crate::memory::{Memory, Pool, Reduction, Side};
 use crate::report::{closed_by, Contributions};
 use crate::rotation::RotatedBucket;
-use crate::schedules::{blocks_of, schedule_for, senders, Loss, Place, Post, Schedule, Stage, Target};
+use crate::schedules::{blocks_of, pieces_of, schedule_for, senders};
+use crate::schedules::{Loss, Place, Post, Schedule, Stage, Target};
 use crate::settings::CallSettings;
 use crate::tags::Important;
 use crate::{Algorithm, DeliveryReport, OpId, Policy, Request, View};
@@ -55,6 +56,7 @@ pub(crate) struct Op {
     class: u8,
     /// Ranks that send to one receiver at once.
     pub(crate) senders: u32,
+    pub(crate) pieces: u32,
     /// The packets that a switch should keep, where some may be lost.
     important: Option<Important>,
     pub(crate) submitted: Timestamp,
@@ -186,6 +188,7 @@ impl Op {
             priority: if request.policy.keeps_order() { PRIORITY_IN_ORDER } else { request.priority },
             class: request.tags.class,
             senders: senders(&request.collective, algorithm, place),
+            pieces: pieces_of(&request, algorithm, place),
             important,
             submitted: name.submitted,
             called_at: name.submitted,

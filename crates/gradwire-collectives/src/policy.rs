@@ -117,8 +117,8 @@ pub struct Policy {
     /// The deadline.
     pub deadline: DeadlineRule,
     /// The most that waiting for retransmissions may delay the reduction: an upper bound of the deadlines, whatever they are derived
-    /// from. Stages that wait for each other share it: the steps of a ring, the rounds of a transpose with an incast factor,
-    /// and the gather stage where that may lose something.
+    /// from. Stages that wait for each other share it: the steps of a ring, the rounds of a transpose with an incast factor, the pieces
+    /// of a large shard of halves, and the gather stage where that may lose something.
     pub deadline_max: Option<Duration>,
     /// Least fraction that a deadline or early timeout may accept.
     pub floor: f32,
@@ -308,10 +308,11 @@ impl Policy {
 
     // claim: auto/step-delay
     /// The same for one of the stages of a reduction that wait for each other: each gets an equal part of what the whole may
-    /// be delayed. `senders`: how many ranks send to one receiver at once.
-    pub(crate) fn for_each_wait(&self, world_size: u32, senders: u32) -> Self {
+    /// be delayed. `senders`: how many ranks send to one receiver at once; `pieces`: in how many a shard is contributed.
+    pub(crate) fn for_each_wait(&self, world_size: u32, senders: u32, pieces: u32) -> Self {
         let rounds = world_size.saturating_sub(1).div_ceil(senders.max(1)).max(1);
-        let waits = if self.may_lose(Stage::Gather) { 2 * rounds } else { rounds };
+        let results = if self.may_lose(Stage::Gather) { rounds } else { 0 };
+        let waits = rounds.saturating_mul(pieces).saturating_add(results);
         Self { deadline_max: self.deadline_max.map(|most| most / waits), ..*self }
     }
 
@@ -583,6 +584,11 @@ mod tests {
         let parts = [3, 2, 1, 4].map(|senders| most(Policy::AUTO, senders));
         assert_eq!(parts, [ms(90), ms(45), ms(30), ms(90)].map(Some));
         assert_eq!(most(Policy::DLCP, 3), Some(ms(45)), "results wait too");
-        assert_eq!(Policy::AUTO.for_each_wait(1, 0), Policy::AUTO);
+        let in_pieces = |policy: Policy| {
+            Policy { deadline_max: Some(ms(90)), ..policy }.for_each_wait(4, 2, 4).deadline_max
+        };
+        assert_eq!(in_pieces(Policy::AUTO), Some(ms(90) / 8), "two rounds of four pieces");
+        assert_eq!(in_pieces(Policy::DLCP), Some(ms(9)), "and two of results, which are whole");
+        assert_eq!(Policy::AUTO.for_each_wait(1, 0, 1), Policy::AUTO);
     }
 }

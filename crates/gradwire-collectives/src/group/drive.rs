@@ -290,7 +290,7 @@ impl Group {
         let Self { peers, ops, adaptive, world_size, .. } = self;
         let (Some(op), Loss::In(stage)) = (ops.at(key), loss) else { return (Contract::EXACT, 0) };
         let told = adaptive.told(&op.policy, stage, op.bytes());
-        let mut policy = op.policy_in_force().for_each_wait(*world_size, op.senders);
+        let mut policy = op.policy_in_force().for_each_wait(*world_size, op.senders, op.pieces);
         if op.call.is_ring() {
             policy = policy.in_ring(*world_size);
         }

@@ -222,10 +222,24 @@ fn all_reduce(
 /// Most bytes of a shard that are contributed at a time. A dedicated server is there for the sums, with memory of its own choosing.
 fn piece_bytes(request: &Request, place: Place) -> usize {
     if request.dtype.is_half() && !place.servers.are_dedicated() {
-        PIECE_BYTES / request.parts() as usize
+        (PIECE_BYTES / request.parts() as usize / place.chunk_bytes).max(1) * place.chunk_bytes
     } else {
         usize::MAX
     }
+}
+
+/// Pieces of the largest shard, which are contributed one after the other.
+pub(crate) fn pieces_of(request: &Request, algorithm: Algorithm, place: Place) -> u32 {
+    let largest = match request.collective {
+        Collective::AllReduce { .. }
+            if matches!(algorithm, Algorithm::Transpose | Algorithm::ParameterServer) =>
+        {
+            Layout::new(request.output.len(), place.shards(algorithm), place.chunk_bytes).shard_bytes()
+        }
+        Collective::ReduceScatter => request.output.len(),
+        _ => 0,
+    };
+    u32::try_from(largest.div_ceil(piece_bytes(request, place)).max(1)).unwrap_or(u32::MAX)
 }
 
 /// Of halves: what the lower bits of their sums take at most. Behind a late rank the others wait with what is beyond it, so
