@@ -1,15 +1,19 @@
 //! What a receiver remembers of transfers that are over, so that it can repeat how they ended.
 
 use super::receive::status_of;
+use super::runs::Runs;
 use super::Bitmap;
 use crate::Timestamp;
 use alloc::collections::{BTreeMap, VecDeque};
 use gradwire_wire::{StatusBody, TransferId, TransferState};
 
-/// Transfers remembered at least. More are while the oldest may still be asked about: a collective ends on a rank only when its sends have
-/// concluded, at most 64 collectives are in flight, and of a weighted transpose some 100 transfers are on one connection.
+/// Transfers remembered at least, of collectives and of point-to-point transfers each. More are while the oldest may still be asked about:
+/// a collective ends on a rank only when its sends have concluded, at most 64 collectives are in flight, and of a weighted transpose some
+/// 100 transfers are on one connection.
 const REMEMBERED: usize = 1024;
-const REMEMBERED_AT_MOST: usize = 8 * REMEMBERED;
+/// Behind a message that nobody has received any number of others may be over. Of what is beyond this only the numbers are kept: in runs, of
+/// which there is at most one behind each message that waits to be received.
+const MESSAGES_AT_MOST: usize = 8 * REMEMBERED;
 
 /// Collectives after which one is forgotten. Their numbers come round again after 65536, and the next one with the same
 /// number must not be taken for the old one, however little a connection is used; far more than are in flight.
@@ -53,8 +57,10 @@ impl Closed {
 pub(crate) struct ClosedTransfers {
     /// By id, because each early packet and each posted receive asks for one that is mostly not here.
     latest: BTreeMap<TransferId, Closed>,
-    /// Their ids, oldest first.
-    order: VecDeque<TransferId>,
+    /// Their ids, oldest first: of collectives and of point-to-point transfers.
+    order: [VecDeque<TransferId>; 2],
+    /// Point-to-point transfers that are not among them any more, and not known to be retired.
+    forgotten: Runs,
     /// The last one, in the order of ids, of collectives: data of later ones come early, and need not be looked for.
     last: Option<TransferId>,
     /// First id not known to be over, for collectives and for point-to-point transfers.
@@ -65,25 +71,35 @@ pub(crate) struct ClosedTransfers {
 
 impl ClosedTransfers {
     pub(crate) fn push(&mut self, closed: Closed) {
-        while self.order.len() >= REMEMBERED && self.may_forget_oldest() {
-            if let Some(oldest) = self.order.pop_front() {
-                self.latest.remove(&oldest);
-            }
-        }
         let transfer = closed.transfer;
+        self.forget_like(transfer);
         if !transfer.is_point_to_point() && self.last.is_none_or(|last| last.is_before(transfer)) {
             self.last = Some(transfer);
         }
         if self.latest.insert(transfer, closed).is_some() {
             // Its number has come round, and nobody has said that the old one may be forgotten.
-            self.order.retain(|id| *id != transfer);
+            self.order_of(transfer).retain(|id| *id != transfer);
         }
-        self.order.push_back(transfer);
+        self.order_of(transfer).push_back(transfer);
     }
 
-    fn may_forget_oldest(&self) -> bool {
-        let oldest = self.order.front();
-        self.order.len() >= REMEMBERED_AT_MOST || oldest.is_some_and(|oldest| self.is_retired(*oldest))
+    fn order_of(&mut self, transfer: TransferId) -> &mut VecDeque<TransferId> {
+        &mut self.order[usize::from(transfer.is_point_to_point())]
+    }
+
+    /// Makes room for one more transfer of the same kind.
+    fn forget_like(&mut self, transfer: TransferId) {
+        while self.order_of(transfer).len() >= REMEMBERED {
+            let Some(oldest) = self.order_of(transfer).front().copied() else { return };
+            if !self.is_before_mark(oldest) {
+                if !oldest.is_point_to_point() || self.order_of(transfer).len() < MESSAGES_AT_MOST {
+                    return;
+                }
+                self.forgotten.insert(oldest);
+            }
+            self.order_of(transfer).pop_front();
+            self.latest.remove(&oldest);
+        }
     }
 
     /// Whether no collective that is over comes after `transfer`, nor is that one of them.
@@ -110,6 +126,9 @@ impl ClosedTransfers {
         let known = &mut self.retired_below[usize::from(below.is_point_to_point())];
         let mark = known.filter(|old| !old.is_before(below)).unwrap_or(below);
         *known = Some(mark);
+        if below.is_point_to_point() {
+            self.forgotten.forget_before(mark);
+        }
         if !below.is_point_to_point() && ops_since(below, self.forgotten_at) >= FORGOTTEN_AFTER {
             self.forgotten_at = below.op();
             self.latest.retain(|transfer, _| {
@@ -117,13 +136,17 @@ impl ClosedTransfers {
                 let old = transfer.is_before(below) && ops_since(below, transfer.op()) >= FORGOTTEN_AFTER;
                 transfer.is_point_to_point() || !old
             });
-            self.order.retain(|transfer| self.latest.contains_key(transfer));
+            self.order[0].retain(|transfer| self.latest.contains_key(transfer));
         }
         mark
     }
 
     /// Whether `transfer` is over although nothing more is remembered of it.
     pub(crate) fn is_retired(&self, transfer: TransferId) -> bool {
+        self.is_before_mark(transfer) || self.forgotten.contains(transfer)
+    }
+
+    fn is_before_mark(&self, transfer: TransferId) -> bool {
         self.retired_below[usize::from(transfer.is_point_to_point())]
             .is_some_and(|mark| transfer.is_before(mark))
     }
@@ -165,22 +188,43 @@ mod tests {
         closed.push(over(TransferId::collective(1_500, 0)));
         assert_eq!(closed.latest.len(), REMEMBERED);
         assert!(closed.find(TransferId::collective(1_000, 0)).is_some());
-        (1_501..20_000).for_each(|op| closed.push(over(TransferId::collective(op, 0))));
-        assert_eq!(closed.latest.len(), REMEMBERED_AT_MOST);
+        // However many messages there are meanwhile, and however many transfers of its own a collective has.
+        (0..20_000).for_each(|count| closed.push(over(TransferId::point_to_point(count))));
+        (0..20_000).for_each(|index| closed.push(over(TransferId::collective(1_501, index))));
+        assert!((0..20_000).all(|index| closed.find(TransferId::collective(1_501, index)).is_some()));
+        assert!(closed.find(TransferId::collective(1_000, 0)).is_some());
     }
 
     #[test]
     fn each_is_remembered_once_and_the_oldest_is_forgotten_first() {
         let mut closed = ClosedTransfers::default();
         let id = TransferId::point_to_point;
-        let most = REMEMBERED_AT_MOST as u32;
+        let most = MESSAGES_AT_MOST as u32;
         (0..most).for_each(|count| closed.push(over(id(count))));
         // Its number has come round: it is the newest now.
         closed.push(over(id(5)));
         (most..most + 6).for_each(|count| closed.push(over(id(count))));
-        assert_eq!((closed.latest.len(), closed.order.len()), (REMEMBERED_AT_MOST, REMEMBERED_AT_MOST));
+        assert_eq!((closed.latest.len(), closed.order[1].len()), (MESSAGES_AT_MOST, MESSAGES_AT_MOST));
         let known: alloc::vec::Vec<u32> = (0..9).filter(|count| closed.find(id(*count)).is_some()).collect();
         assert_eq!(known, [5, 7, 8]);
+    }
+
+    #[test]
+    fn of_messages_behind_one_that_nobody_has_received_the_oldest_are_known_by_their_numbers() {
+        let mut closed = ClosedTransfers::default();
+        let id = TransferId::point_to_point;
+        (1..20_000).for_each(|count| closed.push(over(id(count))));
+        assert_eq!(closed.latest.len(), MESSAGES_AT_MOST);
+        let is_over = |closed: &ClosedTransfers, count| {
+            closed.find(id(count)).is_some() || closed.is_retired(id(count))
+        };
+        assert!((1..20_000).all(|count| is_over(&closed, count)));
+        assert!(!is_over(&closed, 0) && !is_over(&closed, 20_000));
+        closed.push(over(id(0)));
+        closed.retire(id(20_000));
+        closed.push(over(id(20_000)));
+        assert_eq!(closed.latest.len(), REMEMBERED, "what is retired needs no place");
+        assert!((0..20_000).all(|count| is_over(&closed, count)));
     }
 
     fn over(transfer: TransferId) -> Closed {

@@ -8,6 +8,7 @@ mod early;
 mod grid;
 mod receive;
 mod reception;
+mod runs;
 mod send;
 
 pub(crate) use bitmap::Bitmap;

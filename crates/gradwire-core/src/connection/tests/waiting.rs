@@ -62,3 +62,22 @@ fn the_rest_of_a_closing_bitmap_is_asked_for_while_another_send_waits() {
     pair.run_until(Duration::from_secs(2), |pair| pair.missing(0, 1).is_some());
     assert_eq!(pair.missing(0, 1), Some(pair.receipt(1, 1).expect("closed").missing));
 }
+
+/// The first one is not received, so that the receiver retires nothing.
+#[test]
+fn a_message_whose_end_was_lost_ends_however_many_came_behind_it() {
+    let mut pair = Pair::connected(|header, _| {
+        header.kind == Kind::Status && header.transfer == TransferId::point_to_point(1)
+    });
+    let id = |count| TransferId::point_to_point(count).0;
+    let batches: Vec<u32> = (1..8_400).step_by(40).collect();
+    for (first, end) in batches.iter().zip(&batches[1..]) {
+        (*first..*end).for_each(|count| pair.send(0, id(count), pattern(10), Reliability::Exact));
+        (*first..*end).for_each(|count| pair.receive(1, id(count), 10, Contract::EXACT));
+        let last = id(end - 1);
+        pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, last).is_some());
+    }
+    assert!(pair.receipt(1, id(1)).is_some() && pair.missing(0, id(1)).is_none());
+    pair.lose = never;
+    pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, id(1)).is_some());
+}
