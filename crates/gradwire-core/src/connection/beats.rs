@@ -71,5 +71,5 @@ impl Beats {
 }
 
 /// Heartbeats that may be missing before a peer is asked more often.
-const SILENT_BEATS: u32 = 2;
+pub(super) const SILENT_BEATS: u32 = 2;
 const ASKED_OFTENER: u32 = 4;

@@ -1,6 +1,6 @@
 //! How the association of two ranks begins, stays alive and ends (docs/protocol.md section 6).
 
-use super::beats::Beats;
+use super::beats::{Beats, SILENT_BEATS};
 use super::hellos::Hellos;
 use super::Connection;
 use crate::{Event, Timestamp, PATHS_MAX};
@@ -263,16 +263,20 @@ impl Connection {
     }
 
     /// Tells the peer that the group failed, until it confirms or the peer timeout ends; every transfer is dropped. A peer
-    /// that fell silent is told for half a second: it may hear although it is not heard, and would wait for a timeout of its own.
+    /// that fell silent, or is about to, is told for half a second: it may hear although it is not heard, and would wait for a timeout
+    /// of its own. One that has said so itself needs no more than an answer.
     pub fn abort(&mut self, now: Timestamp, record: [u8; ABORT_RECORD_BYTES]) {
         self.run = None;
         if self.liveness.is_aborting() {
             return;
         }
         let was_lost = core::mem::take(&mut self.liveness.lost);
-        let patience = if was_lost { GOODBYE_MAX } else { self.config.peer_timeout };
+        // Whoever told this rank may have missed it already, for longer.
+        let is_quiet = was_lost || self.silence(now) > self.config.heartbeat() * SILENT_BEATS;
+        let patience = if is_quiet { GOODBYE_MAX } else { self.config.peer_timeout };
         self.say_farewell(now, Farewell::Abort(record), patience);
-        self.liveness.confirmed = self.liveness.peer_left;
+        self.liveness.is_told = self.liveness.peer_aborted;
+        self.liveness.confirmed = self.liveness.peer_left || self.liveness.is_told;
     }
 
     /// Says goodbye, until the peer confirms or half a second is over. See [`Connection::is_drained`].
