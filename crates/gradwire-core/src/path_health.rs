@@ -21,12 +21,12 @@ pub(crate) struct Tally {
     pub(crate) decided: u32,
     pub(crate) lost: u32,
     /// Sum of the squares of what was found lost at a time.
-    squares: u32,
+    squares: u64,
 }
 
 impl Tally {
     pub(crate) fn new(acked: u32, lost: u32) -> Self {
-        Self { decided: acked + lost, lost, squares: lost * lost }
+        Self { decided: acked + lost, lost, squares: u64::from(lost).pow(2) }
     }
 
     pub(crate) fn add(&mut self, other: Self) {
@@ -39,7 +39,7 @@ impl Tally {
     fn scaled_to(self, lost: u32) -> Self {
         let kept = self.lost.min(lost);
         let decided = u64::from(self.decided) * u64::from(kept) / u64::from(self.lost.max(1));
-        Self { decided: decided as u32, lost: kept, squares: kept }
+        Self { decided: decided as u32, lost: kept, squares: u64::from(kept) }
     }
 
     fn halve(&mut self) {
@@ -55,11 +55,11 @@ impl Tally {
     /// varies is the number of lumps: the sum of their squares is the variance of what was lost. Six lumps where the
     /// others have none are beyond chance, however large one is. Without others there is no evidence.
     fn exceeds(self, others: Self) -> bool {
-        let lump = f64::from(others.squares) / f64::from(others.lost.max(1));
+        let lump = others.squares as f64 / f64::from(others.lost.max(1));
         let expected = self.expected_by(others);
         let excess = f64::from(self.lost) - expected;
         let by_others = lump * expected * (1.0 + f64::from(self.decided) / (f64::from(others.decided) + 1.0));
-        excess > 0.0 && excess * excess > EVIDENCE * f64::from(self.squares).max(by_others)
+        excess > 0.0 && excess * excess > EVIDENCE * (self.squares as f64).max(by_others)
     }
 }
 
@@ -242,7 +242,7 @@ mod tests {
 
     /// `lost` of `decided`, found one at a time.
     fn single(decided: u32, lost: u32) -> Tally {
-        Tally { decided, lost, squares: lost }
+        Tally { decided, lost, squares: u64::from(lost) }
     }
 
     #[test]
@@ -259,6 +259,16 @@ mod tests {
         let lumpy = Tally { squares: 60 * 10, ..others };
         assert!(!single(400, 46).exceeds(lumpy));
         assert!(single(400, 120).exceeds(lumpy), "30 %");
+    }
+
+    #[test]
+    fn a_window_of_any_size_may_be_lost_at_once() {
+        let mut health = Health::new();
+        health.on_packets(GRACE, 0);
+        health.on_packets(0, 70_000);
+        health.judge(CLEAN);
+        assert!(!health.is_trusted());
+        assert_eq!(Tally::new(0, u32::MAX).squares, u64::from(u32::MAX).pow(2));
     }
 
     #[test]
