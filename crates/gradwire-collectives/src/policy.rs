@@ -65,7 +65,8 @@ pub enum Fill {
     /// What the output held before the call: where it holds the latest result, that (MLT's lost parameters, section 4.2.1). Refused
     /// in place, where it would be this rank's own value.
     Previous = 1,
-    /// The result that this rank's contribution alone would give.
+    /// This rank's contribution in place of everybody's: itself for a mean, as many times itself as there are ranks for a sum. Also where
+    /// a mean divides by all ranks.
     Local = 2,
 }
 
@@ -578,7 +579,7 @@ mod tests {
         let ms = Duration::from_millis;
         let most = |policy: Policy, senders| {
             let limited = Policy { deadline_max: Some(ms(90)), ..policy };
-            limited.for_each_wait(4, senders).deadline_max
+            limited.for_each_wait(4, senders, 1).deadline_max
         };
         // All at once, two rounds, the three steps of a ring, dedicated servers (all workers send at once).
         let parts = [3, 2, 1, 4].map(|senders| most(Policy::AUTO, senders));

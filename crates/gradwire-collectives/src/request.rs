@@ -111,7 +111,7 @@ pub struct Request {
     /// owes to the mean is written here at its place, all else is left as it was (error feedback): the value less the mean
     /// that stood in for it, or all of it where zero did ([`crate::DivideBy`]). In a ring the partial sum that was lost,
     /// less as many means as ranks are in it. Added to this rank's next input, it counts exactly once. Where the result
-    /// did not arrive here either, what stood in is unknown, and nothing is owed. Of a rotated
+    /// did not arrive here either, what this rank has filled in ([`crate::Fill`]) is what stood in. Of a rotated
     /// bucket every element is written if anything did not count: it gets its part of what is owed. Never aliases the other views.
     ///
     /// Of a reduce-scatter it is like `input`, on every rank or on none: nobody but the owner of a row learns its mean. So a rank owes all
