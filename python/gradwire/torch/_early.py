@@ -10,7 +10,7 @@ steps after `backward`, bit for bit, for optimizers that treat parameters one by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,15 @@ class _Layer:
 
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
+
+    def step(self) -> None:
+        """In the modes of a script that steps after `backward`, whatever those of the forward pass are."""
+        with ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))  # which also turns gradients on, as they are there
+            for device in {p.device.type for p in self.parameters}:
+                modes.enter_context(torch.autocast(device, enabled=False))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
 
 
 class _Arrival:
@@ -76,11 +85,11 @@ class EarlySteps:
         return [layer.optimizer for layer in self._layers]
 
     def finish(self) -> None:
-        """Waits for every gradient and steps every layer. Before parameters are read other than by a forward pass.
+        """Waits for every gradient and steps every layer. Before parameters are read or written other than by a forward pass.
 
         Raises:
             GradwireError: a collective failed. The layers that it was for have not been stepped; this, the next forward pass and
-                `state_dict` raise it again, until `forget`.
+                `state_dict` raise it again, until `forget`. So it is with what an optimizer raises.
         """
         self._step(self._layers)
 
@@ -122,12 +131,13 @@ class EarlySteps:
             owed = {p: self._owed[id(p)] for p in layer.parameters if id(p) in self._owed}
             for _, arrival in owed.values():
                 arrival.wait()  # if it failed everything here stays owed: no later call may take the layer for stepped
+            if not owed:
+                continue
             for parameter, (gradient, _) in owed.items():
                 parameter.grad = gradient
+            layer.step()
+            for parameter in owed:
                 del self._owed[id(parameter)]
-            if owed:
-                layer.optimizer.step()
-                layer.optimizer.zero_grad(set_to_none=True)
 
     def _check_that_nothing_is_owed(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         if self._owed:

@@ -24,6 +24,20 @@ OPTIMIZERS: list[Optimizer] = [
 ]
 
 
+class Multiplying(torch.optim.Optimizer):
+    """Multiplies matrices, as Muon and Shampoo do."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(group["lr"] * (parameter.grad @ torch.eye(WIDTH)))
+
+
 class Tied(nn.Module):
     """Blocks in a plain container, a scale of the model's own, and a last layer with the weights of the first, used before it."""
 
@@ -125,6 +139,47 @@ def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_f
         patch.setattr(_early._Arrival, "wait", wait)
         model(batch(0))
     assert log == [line for n in range(4) for line in (f"waited for the bucket of {n}", f"computed {n}")]
+
+
+def check_steps_are_taken_in_the_modes_of_a_script_that_steps_after_backward() -> None:
+    modes: list[Callable[[], Any]] = [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+    for mode, optimizer_of in ((mode, each) for mode in modes for each in (*OPTIMIZERS, Multiplying)):
+        late, early = parallel(Tied), parallel(Tied)
+        gradwire.torch.tolerate_loss(late, preset="reliable")
+        optimizer = optimizer_of(list(late.parameters()))
+        gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(optimizer_of)
+        for step in range(3):
+            backward(late, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            backward(early, step)
+            if step == 0:
+                with torch.no_grad(), mode():
+                    assert torch.equal(early(batch(step)), late(batch(step)))
+        expected, found = late.state_dict(), early.state_dict()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
+    late, early = parallel(Tied), parallel(Tied)
+    gradwire.torch.tolerate_loss(late, preset="reliable")
+    optimizer = OPTIMIZERS[0](list(late.parameters()))
+    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[0])
+    backward(late, 0)
+    optimizer.step()
+    backward(early, 0)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    handle = steps.optimizers[2].register_step_pre_hook(fail)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            early(batch(1))
+    handle.remove()
+    steps.finish()
+    expected, found = late.state_dict(), early.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def check_a_layer_whose_bucket_failed_is_not_taken_for_stepped() -> None:
