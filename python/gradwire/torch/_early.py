@@ -102,6 +102,8 @@ class EarlySteps:
         for arrival in {id(arrival): arrival for _, arrival in self._owed.values()}.values():
             with suppress(Exception):
                 arrival.wait()
+        for parameter in (p for layer in self._layers for p in layer.parameters if id(p) in self._owed):
+            parameter.grad = None  # DDP has put the gradient there, and the next one would be added to it
         self._owed.clear()
 
     def take(

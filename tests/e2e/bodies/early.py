@@ -207,6 +207,12 @@ def check_a_layer_whose_bucket_failed_is_not_taken_for_stepped() -> None:
     backward(early, 1)
     steps.forget()
     assert all(torch.equal(found[name], value) for name, value in early.state_dict().items())
+    optimizer.zero_grad()
+    backward(late, 3)
+    optimizer.step()
+    backward(early, 3)
+    expected, found = late.state_dict(), early.state_dict()
+    assert all(torch.equal(expected[name], found[name]) for name in expected), "the forgotten gradients are in the next"
 
 
 def check_a_layer_that_was_used_without_its_step_is_an_error() -> None:
