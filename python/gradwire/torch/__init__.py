@@ -31,6 +31,7 @@ from gradwire.torch import (  # noqa: E402  nothing of torch's newer interfaces 
     _ending,
     _group,
     _hook,
+    _hyperparameters,
     _memory,
     _monitored,
     _ops,
@@ -127,9 +128,9 @@ def _functions_of(module: types.ModuleType) -> list[Any]:
 
 
 for _module in (
-    _completer, _drift, _early, _elastic, _ending, _group, _hook, _memory, _monitored, _ops, _outbox, _own_works, _pinned, _policy,
-    _profile, _reconfigure, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving, _sharded, _sparse, _split, _staging,
-    _steps, _streams, _tags, _tolerant, _work, _backend,
+    _completer, _drift, _early, _elastic, _ending, _group, _hook, _hyperparameters, _memory, _monitored, _ops, _outbox,
+    _own_works, _pinned, _policy, _profile, _reconfigure, _reduction, _rendezvous, _residuals, _runtime, _scalars, _serving,
+    _sharded, _sparse, _split, _staging, _steps, _streams, _tags, _tolerant, _work, _backend,
 ):  # fmt: skip
     _compat.hide_from_dynamo(_functions_of(_module))
 _compat.hide_from_dynamo(_functions_of(sys.modules[__name__]))

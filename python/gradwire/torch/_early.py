@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
+from gradwire.torch._hyperparameters import Hyperparameters
 from gradwire.torch._work import GradwireWork
 
 # parameters of one layer -> its optimizer
@@ -33,12 +34,21 @@ class _Layer:
     parameters: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
 
+    def __post_init__(self) -> None:
+        self._hyperparameters = Hyperparameters(self.optimizer)
+
+    def gradients_are_on_their_way(self) -> None:
+        """Here a script that steps after `backward` would do so, which is also what schedulers make sure of before they change anything."""
+        self._hyperparameters = Hyperparameters(self.optimizer)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+
     def step(self) -> None:
-        """In the modes of a script that steps after `backward`, whatever those of the forward pass are."""
+        """With the hyperparameters and in the modes of a script that steps after `backward`, whatever those of the forward pass are."""
         with ExitStack() as modes:
             modes.enter_context(torch.inference_mode(False))  # which also turns gradients on, as they are there
             for device in {p.device.type for p in self.parameters}:
                 modes.enter_context(torch.autocast(device, enabled=False))
+            modes.enter_context(self._hyperparameters.applied())
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
@@ -72,10 +82,10 @@ class EarlySteps:
         self._owed: dict[int, tuple[Tensor, _Arrival]] = {}
         self._layers: list[_Layer] = []
         self._optimizer_of = optimizer_of
-        owners: dict[int, _Layer] = {}
+        self._owners: dict[int, _Layer] = {}
         for module in layers_of(model) if layers is None else layers:
-            self._watch(module, list(module.parameters()), owners)
-        self._watch(model, [p for p in model.parameters() if id(p) not in owners], owners)
+            self._watch(module, list(module.parameters()))
+        self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
         model.register_forward_hook(self._check_that_nothing_is_owed)
         model.register_state_dict_pre_hook(lambda *_: self.finish())
 
@@ -113,19 +123,21 @@ class EarlySteps:
         arrival = _Arrival(work, on_end)
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._owed[id(parameter)] = (gradient, arrival)
+        for layer in {self._owners[id(parameter)] for parameter in bucket.parameters()}:
+            layer.gradients_are_on_their_way()
         done: torch.futures.Future[Tensor] = torch.futures.Future(devices=_memory.devices_of([bucket.buffer()]))
         done.set_result(bucket.buffer())
         return done
 
-    def _watch(self, module: nn.Module, parameters: list[nn.Parameter], owners: dict[int, _Layer]) -> None:
+    def _watch(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Steps these parameters before each forward pass of `module`, and with them whoever owns some of them already."""
         parameters = [p for p in parameters if p.requires_grad]
-        own = [p for p in parameters if id(p) not in owners]
+        own = [p for p in parameters if id(p) not in self._owners]
         if own:
             layer = _Layer(own, self._optimizer_of(own))
             self._layers.append(layer)
-            owners.update((id(p), layer) for p in own)
-        needed = list(dict.fromkeys(owners[id(p)] for p in parameters))
+            self._owners.update((id(p), layer) for p in own)
+        needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
         module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed))
 
     def _step(self, layers: Sequence[_Layer]) -> None:

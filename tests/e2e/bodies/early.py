@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,14 @@ from rank import RANK
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LinearLR
 
 WIDTH, STEPS = 64, 5
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: list[Optimizer] = [
     lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01)),  # which schedulers write in place
 ]
 
 
@@ -97,20 +100,28 @@ def check_parameters_are_those_of_steps_after_backward() -> None:
         late = parallel(Tied)
         gradwire.torch.tolerate_loss(late, preset="reliable")
         optimizer = optimizer_of(list(late.parameters()))
+        scheduler = LinearLR(optimizer)
         early = parallel(Tied)
         state = gradwire.torch.tolerate_loss(early, preset="reliable")
         steps = state.step_in_forward(optimizer_of)
         assert len(steps.optimizers) == 6, "the first layer, four blocks, the scale; the last has what the first owns"
+        schedulers = [LinearLR(each) for each in steps.optimizers]
         for step in range(STEPS):
             backward(late, step)
             optimizer.step()
             optimizer.zero_grad()
+            scheduler.step()
             backward(early, step)
+            with warnings.catch_warnings(action="error"):  # of a scheduler that thinks that it comes before the step
+                for each in schedulers:
+                    each.step()
             if step == 3:
                 with torch.no_grad():
                     assert torch.equal(early.eval()(batch(0)), late.eval()(batch(0)))
         expected, found = late.state_dict(), early.state_dict()
         assert all(torch.equal(expected[name], found[name]) for name in expected)
+        rates = [group["lr"] for each in (optimizer, *steps.optimizers) for group in each.param_groups]
+        assert all(rate == rates[0] for rate in rates)
         assert state.total.buckets >= 2 * STEPS
         assert [record.buckets > 0 for record in state.steps] == [True] * STEPS
 
