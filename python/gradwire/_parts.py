@@ -45,12 +45,13 @@ class Parts:
         Raises:
             InvalidRequestError: color or key are none.
         """
-        if color is not None and color < 0:
-            raise InvalidRequestError(f"color = {color} is not allowed: 0 or more, or None")
         try:
-            return np.array([NO_COLOR if color is None else color, key, self._splits], np.int64)
+            asked = np.array([NO_COLOR if color is None else color, key, self._splits], np.int64)
         except (OverflowError, TypeError, ValueError) as error:
             raise InvalidRequestError(f"color = {color!r}, key = {key!r}: whole numbers of 64 bits") from error
+        if color is not None and asked[0] < 0:
+            raise InvalidRequestError(f"color = {color} is not allowed: 0 or more, or None")
+        return asked
 
     def place(self, rank: int, asked: np.ndarray[Any, Any]) -> Place | None:
         """That of `rank` in the next part, from what all have asked for, `[world_size, 3] i64`; None: in none."""

@@ -370,7 +370,7 @@ def check_parts_of_a_communicator(comm: gradwire.Communicator) -> None:
 
 
 def check_a_color_that_is_none_is_refused(comm: gradwire.Communicator) -> None:
-    for color, key in ((-1, 0), (1 << 70, 0), (0, "first")):
+    for color, key in ((-1, 0), (1 << 70, 0), ("a", 0), (0, "first")):
         raises(InvalidRequestError, lambda color=color, key=key: comm.split(color, key))
 
 
