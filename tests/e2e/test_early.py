@@ -1,4 +1,4 @@
-"""Optimizer steps inside the next forward pass, on two ranks that lose 1 % of their packets; see bodies/early.py."""
+"""Optimizer steps inside the next forward pass, on two ranks that lose packets, and ends of what may be lost; see bodies/early.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from launch import Outcome, checks_of, launch
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return launch("early", 2, tmp_path_factory.mktemp("early"), env={"GRADWIRE_CHAOS": "loss=1%,seed=7"})
+    env = {"GRADWIRE_CHAOS": "loss=1%,tail=20%,seed=7", "GRADWIRE_MTU": "1500"}
+    return launch("early", 2, tmp_path_factory.mktemp("early"), env=env)
 
 
 @pytest.mark.parametrize("check", checks_of("early"))

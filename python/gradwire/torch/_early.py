@@ -99,7 +99,7 @@ class EarlySteps:
 
         Raises:
             GradwireError: a collective failed. The layers that it was for have not been stepped; this, the next forward pass and
-                `state_dict` raise it again, until `forget`. So it is with what an optimizer raises.
+                `state_dict` raise it again, until `forget`. A step that an optimizer failed in is tried again by the next of these.
         """
         self._step(self._layers)
 

@@ -226,7 +226,11 @@ class LossTolerance(Delivered):
         return self._meter.total
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own."""
+        """What to save with a checkpoint, for this rank alone: each rank has residuals of its own.
+
+        With `step_in_forward` it calls `finish`: what is owed is known when every bucket has ended.
+        """
+        self._finish()
         residuals = {} if self.residuals is None else self.residuals.state_dict()
         return {
             "rank": dist.get_rank(self.group),
@@ -251,8 +255,9 @@ class LossTolerance(Delivered):
         """Multiplies what every parameter is owed: after `GradScaler.update()`, by the new scale over the old one.
 
         Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A
-        factor of zero forgets everything.
+        factor of zero forgets everything. With `step_in_forward` it calls `finish`.
         """
+        self._finish()
         if self.residuals is not None:
             self.residuals.rescale(factor)
 
@@ -264,9 +269,10 @@ class LossTolerance(Delivered):
         """Moves each layer's optimizer step into the next forward pass, which no longer waits for the back layers' gradients.
 
         `backward` then returns when every bucket is on its way, and the script neither steps nor clears gradients: each layer
-        waits for its own buckets, steps and computes. Results are the same bits. What needs all gradients before the
-        first step (clipping by their common norm, a GradScaler) cannot be had with it. Gradients cannot be read between
-        `backward` and the next forward pass. Call it once, before the first backward.
+        waits for its own buckets, steps and computes. Results are the same bits; hyperparameters are those that the optimizers had
+        when `backward` ended, so call schedulers after it. What needs all gradients before the
+        first step (clipping by their common norm, a GradScaler) cannot be had with it. Gradients cannot be read
+        between `backward` and the next forward pass. Call it once, before the first backward.
 
         Args:
             optimizer_of: makes the optimizer of a list of parameters: `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`.
@@ -276,8 +282,8 @@ class LossTolerance(Delivered):
                 within a call of a module here that holds it: an earlier one reads the value of the step before.
 
         Returns:
-            The optimizers, and `finish`, which is to be called before parameters are read other than by a forward pass or
-            `state_dict`.
+            The optimizers, and `finish`, which is to be called before parameters are read or written other than by a forward pass or
+            the model's `state_dict`.
 
         Raises:
             UnsupportedError: not with these options of DDP or of `tolerate_loss`.
@@ -286,21 +292,26 @@ class LossTolerance(Delivered):
         self._early = EarlySteps(self._model.module, optimizer_of, layers)
         return self._early
 
+    def _finish(self) -> None:
+        if self._early is not None:
+            self._early.finish()
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket `[elems]` in place."""
         gradient = bucket.buffer()
-        residual = None
-        if self.residuals is not None:
-            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
         if bucket.index() == 0:
             self.drift.before_step()
             self.scalars.before_step(self._meter)
             self._meter.begin(time.monotonic())
+        delay_share = self._delay.next(bucket.index(), is_last=bucket.is_last())
+        residual = None
+        if self.residuals is not None:
+            residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
         traffic_class, important = split(self.priority(bucket))
         # The order of buckets is finer than that of classes; a function of the user's decides both.
         priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
         tags: dict[str, Any] = {"traffic_class": traffic_class, "important": important, "priority": priority}
-        tags["delay_share"] = self._delay.next(bucket.index(), is_last=bucket.is_last())
+        tags["delay_share"] = delay_share
         output = None if self._latest is None else self._latest.of(bucket)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
         work = all_reduce(gradient, group=self.group, async_op=True, **tensors, **tags, **self.arguments)

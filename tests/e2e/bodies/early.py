@@ -152,6 +152,47 @@ def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_f
     assert log == [line for n in range(4) for line in (f"waited for the bucket of {n}", f"computed {n}")]
 
 
+def check_what_is_owed_is_read_and_changed_when_the_buckets_in_flight_have_ended() -> None:
+    model = parallel(Tied)
+    state = gradwire.torch.tolerate_loss(model, preset="mlt", loss_bound=0.3, gather_loss_bound=0.0)
+    steps = state.step_in_forward(OPTIMIZERS[0])
+    backward(model, 0)
+    backward(model, 1)  # DDP has rebuilt its buckets, together with the other rank
+    saved = before_the_others_gradients(model, 3, state.state_dict)
+    steps.finish()
+    assert are_equal(saved["residuals"], state.state_dict()["residuals"])
+    assert any(part.any() for part in saved["residuals"].values()), "nothing was lost, this run says nothing"
+    before_the_others_gradients(model, 4, lambda: state.rescale(0.0))
+    assert not any(part.any() for part in state.state_dict()["residuals"].values())
+    before_the_others_gradients(model, 5, lambda: state.load_state_dict(saved))
+    assert are_equal(saved["residuals"], state.state_dict()["residuals"])
+
+
+def before_the_others_gradients(model: DistributedDataParallel, step: int, call: Callable[[], Any]) -> Any:
+    """Calls after a backward pass whose buckets are in flight: rank 1 begins its own when rank 0 waits for them, or is through."""
+    store, key = dist.distributed_c10d._get_default_store(), f"backward {step} of rank 1"
+    if RANK == 1:
+        store.wait([key])
+        backward(model, step)
+        return call()
+    backward(model, step)
+    real = _early._Arrival.wait
+
+    def wait(arrival: _early._Arrival) -> None:
+        store.set(key, "")
+        real(arrival)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_early._Arrival, "wait", wait)
+        result = call()
+    store.set(key, "")
+    return result
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def check_steps_are_taken_in_the_modes_of_a_script_that_steps_after_backward() -> None:
     modes: list[Callable[[], Any]] = [torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
     for mode, optimizer_of in ((mode, each) for mode in modes for each in (*OPTIMIZERS, Multiplying)):
