@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._hyperparameters import Hyperparameters
 from gradwire.torch._work import GradwireWork
@@ -115,6 +115,23 @@ class EarlySteps:
         for parameter in (p for layer in self._layers for p in layer.parameters if id(p) in self._owed):
             parameter.grad = None  # DDP has put the gradient there, and the next one would be added to it
         self._owed.clear()
+
+    def refusal(self, bucket: Any, *, joins: bool) -> GradwireError | None:
+        """Why the gradients of a bucket cannot be taken, if so. What is delivered to all ranks instead of letting them differ.
+
+        Args:
+            bucket: that a backward pass has ended with, or that stands for one in torch's `Join`.
+            joins: the model is in a `Join`.
+        """
+        if joins:
+            text = "step_in_forward does not go with Join: a rank that has joined has no forward pass that could step"
+            return UnsupportedError(text, what="Join")
+        if again := [self._names[id(p)] for p in bucket.parameters() if id(p) in self._owed]:
+            return InvalidRequestError(
+                f"a second backward pass, while the gradients of {', '.join(sorted(again))} of the one before have not been used: no "
+                "forward pass has called their modules since; call finish() between the two"
+            )
+        return None
 
     def take(
         self, bucket: Any, work: GradwireWork, on_end: Callable[[GradwireWork], None]

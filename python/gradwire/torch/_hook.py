@@ -271,7 +271,7 @@ class LossTolerance(Delivered):
         `backward` then returns when every bucket is on its way, and the script neither steps nor clears gradients: each layer
         waits for its own buckets, steps and computes. Results are the same bits; hyperparameters are those that the optimizers had
         when `backward` ended, so call schedulers after it. What needs all gradients before the
-        first step (clipping by their common norm, a GradScaler) cannot be had with it. Gradients cannot be read
+        first step (clipping by their common norm, a GradScaler) cannot be had with it, nor torch's `Join`. Gradients cannot be read
         between `backward` and the next forward pass. Call it once, before the first backward.
 
         Args:
@@ -299,6 +299,10 @@ class LossTolerance(Delivered):
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket `[elems]` in place."""
         gradient = bucket.buffer()
+        if self._early is not None:
+            refusal = self._early.refusal(bucket, joins=self._model._join_config.enable)
+            if refusal is not None:
+                return link_of(self.group).failed("all_reduce", refusal).future_of(gradient)
         if bucket.index() == 0:
             self.drift.before_step()
             self.scalars.before_step(self._meter)

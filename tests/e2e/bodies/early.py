@@ -15,6 +15,7 @@ from gradwire.torch import _early
 from rank import RANK
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LinearLR
 
@@ -302,6 +303,32 @@ def check_what_does_not_go_with_it_is_refused() -> None:
     for more in ({"compression": default_hooks.bf16_compress_wrapper}, {"preset": "mlt", "gather_fill": "previous"}):
         with pytest.raises(UnsupportedError, match="does not go with"):
             gradwire.torch.tolerate_loss(parallel(Tied), **more).step_in_forward(OPTIMIZERS[0])
+
+
+def check_a_rank_that_joins_before_the_others_is_refused_on_all() -> None:
+    model = parallel(Tied)
+    gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
+
+    def train() -> None:
+        with Join([model]):
+            for step in (3, 4, 5, 6)[: 2 + 2 * RANK]:
+                backward(model, step)
+
+    with pytest.raises(RuntimeError, match="step_in_forward does not go with Join"):
+        train()
+    assert isinstance(gradwire.torch.last_error(), UnsupportedError)
+
+
+def check_gradients_that_nobody_has_used_are_not_replaced_by_those_of_another_backward_pass() -> None:
+    model = parallel(Tied)
+    steps = gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
+    losses = [model(batch(step)).square().mean() for step in (0, 1)]
+    losses[0].backward()
+    model.reducer.prepare_for_backward([])  # what DDP does in a forward pass, here without the modules'
+    with pytest.raises(RuntimeError, match=r"first\.weight.* have not been used.*finish"):
+        losses[1].backward()
+    assert isinstance(gradwire.torch.last_error(), InvalidRequestError)
+    steps.forget()
 
 
 def check_gradients_that_may_be_lost_leave_replicas_equal() -> None:
