@@ -201,6 +201,9 @@ def check(model: DistributedDataParallel, *, compressed: bool, keeps_previous: b
         "find_unused_parameters=True: which layers a forward pass uses has to be known": model.find_unused_parameters,
         "compression: gradients are halves until their bucket has ended": compressed,
         "gather_fill = previous: averages are not where DDP has gradients": keeps_previous,
+        "Embedding(sparse=True): DDP takes sparse gradients when backward ends": any(
+            isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.module.modules()
+        ),
     }
     for reason, is_so in reasons.items():
         if is_so:

@@ -66,7 +66,8 @@ def tolerate_loss(
     Call it once, after wrapping the model and before the first backward, with the same arguments on every rank.
 
     Args:
-        model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16. Wrapped by DDP, or
+        model: its process group has the backend gradwire, its parameters are float32, bfloat16 or float16; sparse gradients
+            (`Embedding(sparse=True)`) are averaged exactly. Wrapped by DDP, or
             by `fully_shard` (FSDP2): then the reduce-scatter of gradients may lose (docs/torch.md), while
             the all-gather of parameters stays exact; `drift_every`, `compression` and `tensorboard` are for DDP
             alone, and `steps_kept` is of no use there.
@@ -297,7 +298,7 @@ class LossTolerance(Delivered):
             self._early.finish()
 
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Averages one bucket `[elems]` in place."""
+        """Averages one bucket `[elems]` in place; a sparse one exactly."""
         gradient = bucket.buffer()
         if self._early is not None:
             refusal = self._early.refusal(bucket, joins=self._model._join_config.enable)
@@ -308,6 +309,8 @@ class LossTolerance(Delivered):
             self.scalars.before_step(self._meter)
             self._meter.begin(time.monotonic())
         delay_share = self._delay.next(bucket.index(), is_last=bucket.is_last())
+        if gradient.is_sparse:
+            return self._average_exactly(gradient)
         residual = None
         if self.residuals is not None:
             residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
@@ -323,6 +326,12 @@ class LossTolerance(Delivered):
             return self._early.take(bucket, work, self._meter.add)
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
+
+    def _average_exactly(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """As DDP does it without a hook: its entries differ from rank to rank, so that there are no places where some may be missing."""
+        gradient.div_(dist.get_world_size(self.group))
+        work = dist.all_reduce(gradient, group=self.group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
 
 
 def average_what_arrives(state: LossTolerance, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

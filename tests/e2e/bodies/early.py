@@ -300,6 +300,10 @@ def check_what_does_not_go_with_it_is_refused() -> None:
     for options in ({"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
         with pytest.raises(UnsupportedError, match=next(iter(options))):
             gradwire.torch.tolerate_loss(parallel(Tied, **options)).step_in_forward(OPTIMIZERS[0])
+    with pytest.raises(UnsupportedError, match="sparse"):
+        gradwire.torch.tolerate_loss(parallel(lambda: nn.EmbeddingBag(4, 2, sparse=True))).step_in_forward(
+            OPTIMIZERS[0]
+        )
     for more in ({"compression": default_hooks.bf16_compress_wrapper}, {"preset": "mlt", "gather_fill": "previous"}):
         with pytest.raises(UnsupportedError, match="does not go with"):
             gradwire.torch.tolerate_loss(parallel(Tied), **more).step_in_forward(OPTIMIZERS[0])

@@ -1,4 +1,4 @@
-"""What training scripts build on DDP, while gradients are lost: Join, ZeRO and what SyncBatchNorm calls. Two ranks, losing packets."""
+"""What training scripts build on DDP, while gradients are lost: Join, ZeRO, sparse embeddings, what SyncBatchNorm calls. Two ranks."""
 
 from __future__ import annotations
 
@@ -134,3 +134,36 @@ def check_statistics_between_layers_stay_exact() -> None:
     for what in (*GATHERED, *REDUCED):
         assert all(torch.equal(what, row) for row in everybody(what)), "what crosses ranks in a layer is no gradient"
     assert len(GATHERED) == len(REDUCED) == 4
+
+
+class Words(nn.Module):
+    """A sparse embedding before a layer whose gradients may be lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words, self.last = nn.Embedding(50, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.last(self.words(words))
+
+
+def check_sparse_gradients_are_averaged_exactly() -> None:
+    def run(tolerance: dict[str, Any] | None) -> tuple[list[torch.Tensor], torch.Tensor, Any]:
+        model = DistributedDataParallel(Words(), bucket_cap_mb=0.5)
+        state = None if tolerance is None else gradwire.torch.tolerate_loss(model, **tolerance)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        gradients = []
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.tensor([RANK, 5, 6 + 2 * step + RANK])).square().mean().backward()
+            gradients.append(model.module.words.weight.grad.to_dense())
+            optimizer.step()
+        return gradients, flat(model), state
+
+    exact, expected, _ = run(None)
+    assert torch.equal(run({"preset": "reliable"})[1], expected)
+    lossy, found, state = run(LOSING)
+    assert state.total.lost_share > 0, "this run says nothing"
+    assert torch.equal(lossy[0], exact[0]), "later ones are of other parameters"
+    assert all(torch.equal(found, row) for row in everybody(found)), "replicas differ"
