@@ -339,6 +339,18 @@ pub(crate) fn lossy(seed: u64, percent: u64) -> impl FnMut(&Packet) -> Fate {
     }
 }
 
+/// A network in which every rank receives at so many bytes per second, through a queue of any length, so that nothing is lost.
+pub(crate) fn slow(bytes_per_second: u64) -> impl FnMut(&Packet) -> Fate {
+    let mut free_at: BTreeMap<u32, u64> = BTreeMap::new();
+    move |packet| {
+        // A test takes less than the hour after which the stamps begin anew.
+        let now = u64::from(packet.header.sent_at_us) * 1_000;
+        let free = free_at.entry(packet.to).or_default();
+        *free = now.max(*free) + packet.bytes.len() as u64 * 1_000_000_000 / bytes_per_second;
+        Fate::Deliver(Duration::from_nanos(*free - now) + Duration::from_micros(50))
+    }
+}
+
 /// The memory of one rank's tensors, lent to the group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tensor(pub(crate) Vec<u8>);

@@ -2,7 +2,9 @@
 //!
 //! Control goes first and is not paced: it is small, bounded and idempotent (where rates are high the driver may put an acknowledgement
 //! behind the data of the same moment, [`Transmit::may_follow`]). Data follows in three queues, as in LTP
-//! section IV-B: critical packets, lost or new; then new ones; then those that may wait until nothing new is left. What
+//! section IV-B: critical packets that were lost; then new ones, of each transfer the critical ones first; then those that may
+//! wait until nothing new is left. A new critical packet does not go before the data of an earlier transfer: it would begin the
+//! clock of a contract whose data still waits here. What
 //! an exact transfer lost goes before what is new, and so does what the receiver of a tolerant one has asked for: its
 //! next stage waits for nothing else, so new data of other transfers would only hold it up.
 
@@ -279,11 +281,9 @@ impl Connection {
         Some(self.transmit_data(now, choice, path))
     }
 
-    /// Whether more like it follows: new data of a granted transfer, on the only path. What is critical goes before other transfers'
-    /// data, and what follows it does not.
+    /// Whether more like it follows: new data of a granted transfer, on the only path.
     fn run_after(&self, now: Timestamp, choice: &Choice) -> Option<Run> {
-        let send = &self.sends[choice.send];
-        let goes_in_turn = !choice.again && send.granted && !send.is_critical(choice.chunk);
+        let goes_in_turn = !choice.again && self.sends[choice.send].granted;
         let follows = goes_in_turn && self.paths.len() == 1;
         follows.then_some(Run { at: now, send: choice.send })
     }
@@ -360,8 +360,7 @@ impl Connection {
         let critical = || {
             let mut sends = self.sends.iter().enumerate();
             sends.find_map(|(send, half)| {
-                let (chunk, again) = half.peek_critical()?;
-                (again || half.granted || eager_left > 0).then_some(Choice { send, chunk, again })
+                half.peek_lost_critical().map(|chunk| Choice { send, chunk, again: true })
             })
         };
         // A half lists only what it repairs: what a tolerant transfer may do without never goes again.

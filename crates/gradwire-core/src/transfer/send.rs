@@ -132,7 +132,7 @@ impl SendHalf {
         self.request.reliability == Reliability::Deferred
     }
 
-    /// Whether `chunk` goes first and always arrives.
+    /// Whether `chunk` goes before the rest of its transfer and always arrives.
     pub(crate) fn is_critical(&self, chunk: u32) -> bool {
         self.grid.is_critical(chunk, self.request.critical_chunks)
     }
@@ -214,22 +214,15 @@ impl SendHalf {
         self.sent
     }
 
-    /// The next critical chunk: one that was lost, or else one never sent. The latter is new, and says so.
+    /// The next critical chunk that was lost.
     // claim: ltp/critical-packets
-    pub(crate) fn peek_critical(&self) -> Option<(u32, bool)> {
+    pub(crate) fn peek_lost_critical(&self) -> Option<u32> {
         let ends = u32::from(self.request.critical_chunks);
-        if ends == 0 || self.closing.is_some() {
+        if ends == 0 || self.resend.is_empty() || self.closing.is_some() {
             return None;
         }
-        if !self.resend.is_empty() {
-            let head = self.resend.first_from(0).filter(|chunk| self.is_critical(*chunk));
-            let tail = || self.resend.first_from(self.grid.chunks().saturating_sub(ends));
-            if let Some(chunk) = head.or_else(tail) {
-                return Some((chunk, true));
-            }
-        }
-        let is_new = self.sent < self.grid.critical(self.request.critical_chunks);
-        is_new.then(|| (self.grid.chunk_in_turn(self.sent, self.request.critical_chunks), false))
+        let head = self.resend.first_from(0).filter(|chunk| self.is_critical(*chunk));
+        head.or_else(|| self.resend.first_from(self.grid.chunks().saturating_sub(ends)))
     }
 
     /// The next chunk to send again.
@@ -241,7 +234,7 @@ impl SendHalf {
         self.resend.first_from(0)
     }
 
-    /// The next chunk never sent; none once the receiver wants no more.
+    /// The next chunk never sent, the critical ones first; none once the receiver wants no more.
     pub(crate) fn peek_new(&self) -> Option<u32> {
         let has_new = !self.is_all_sent() && self.closing.is_none();
         has_new.then(|| self.grid.chunk_in_turn(self.sent, self.request.critical_chunks))
@@ -500,20 +493,20 @@ mod tests {
 
     // test of: ltp/critical-packets
     #[test]
-    fn critical_chunks_go_first_and_are_sent_again_whatever_the_rest_does() {
+    fn critical_chunks_go_before_the_rest_and_are_sent_again_whatever_it_does() {
         for reliability in [Reliability::Tolerant, Reliability::BestEffort, Reliability::Deferred] {
             let mut half = half(5, reliability, 1);
-            assert_eq!(half.peek_critical(), Some((0, false)));
+            assert_eq!(half.peek_new(), Some(0));
             half.on_sent(0, 0);
-            assert_eq!(half.peek_critical(), Some((4, false)), "the last one next");
+            assert_eq!(half.peek_new(), Some(4), "the last one next");
             half.on_sent(4, 0);
-            assert_eq!((half.peek_critical(), half.peek_new()), (None, Some(1)));
+            assert_eq!((half.peek_lost_critical(), half.peek_new()), (None, Some(1)));
             half.on_lost(4);
-            assert_eq!(half.peek_critical(), Some((4, true)));
+            assert_eq!((half.peek_lost_critical(), half.peek_new()), (Some(4), Some(1)));
             half.on_sent(4, 0);
             (1..4).for_each(|chunk| half.on_sent(chunk, 0));
             half.on_lost(2);
-            assert!(half.is_all_sent() && half.peek_critical().is_none());
+            assert!(half.is_all_sent() && half.peek_lost_critical().is_none());
             let again = (reliability == Reliability::Deferred).then_some(2);
             assert_eq!(half.peek_resend(), again, "{reliability:?}");
         }
