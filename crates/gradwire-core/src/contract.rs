@@ -78,6 +78,15 @@ impl Progress {
     }
 }
 
+/// How long packets may be overtaken, as the paths show it now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overtaken {
+    /// By packets of any path.
+    pub(crate) most: Duration,
+    /// Because the slowest path takes so much longer than the fastest; zero on a single one.
+    pub(crate) by_path: Duration,
+}
+
 /// Why a transfer closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {
@@ -157,9 +166,16 @@ impl Contract {
         Verdict::Wait(wait)
     }
 
-    /// Whether the verdict may depend on [`Contract::reorder_slack`]: most packets come before it does, and it is measured.
+    /// Whether the verdict may depend on how long packets may be overtaken: most packets come before it does, and it is measured.
     pub(crate) fn minds_order(&self, progress: &Progress) -> bool {
-        progress.first_pass_over || self.deadline.is_some_and(|deadline| progress.elapsed >= deadline)
+        let is_late = self.deadline.is_some_and(|deadline| progress.elapsed >= deadline);
+        progress.first_pass_over || is_late || self.early.is_some() && progress.last_percentile_seen
+    }
+
+    /// The same where packets may be overtaken for so long. Silence on the fast paths is none while the slow ones still carry what left before.
+    pub(crate) fn minding(&self, overtaken: Overtaken) -> Self {
+        let early = self.early.map(|early| Early { quiet: early.quiet.max(overtaken.by_path) });
+        Self { reorder_slack: self.reorder_slack.max(overtaken.most), early, ..*self }
     }
 
     fn has(progress: &Progress, fraction: f32) -> bool {
@@ -259,7 +275,8 @@ mod tests {
             };
             let early = Some(Early { quiet: Duration::from_millis(20) });
             let contract = Contract { after_first_pass, early, ..AUTO };
-            let slack = Contract { reorder_slack: Duration::from_millis(slack_ms), ..contract };
+            let by_path = Duration::from_millis(slack_ms);
+            let slack = contract.minding(Overtaken { most: by_path * 2, by_path });
             let is_alike = contract.verdict(&progress) == slack.verdict(&progress);
             prop_assert!(is_alike || contract.minds_order(&progress));
         }

@@ -514,7 +514,7 @@ impl Paths {
     }
 
     /// How much longer than on the fastest path packets of the peer take on the slowest, now.
-    fn skew(&self, now: Timestamp) -> Duration {
+    pub(crate) fn skew(&self, now: Timestamp) -> Duration {
         let mut delays = self.members.iter().filter_map(|member| member.path.arrivals.delay(now));
         let Some(first) = delays.next() else { return Duration::ZERO };
         // Clocks differ by any amount, modulo 2^32: only differences mean something.

@@ -24,6 +24,7 @@ mod path_tests;
 #[cfg(test)]
 mod tests;
 
+use crate::contract::Overtaken;
 use crate::paths::{Paths, COPY};
 use crate::recovery::{AckOutcome, SentPacket};
 use crate::transfer::{Bitmap, Closed, ClosedTransfers, EarlyBuffer, ReceiveHalf, ReceptionRate, SendHalf};
@@ -320,7 +321,8 @@ impl Connection {
     /// Closes the receive at `index` if its contract is satisfied.
     fn close_if_satisfied(&mut self, now: Timestamp, index: usize) {
         let Self { paths, receives, peer_sent_at, .. } = self;
-        let reason = receives[index].verdict(now, *peer_sent_at, || paths.overtaken_max(now));
+        let overtaken = || Overtaken { most: paths.overtaken_max(now), by_path: paths.skew(now) };
+        let reason = receives[index].verdict(now, *peer_sent_at, overtaken);
         if let Some(reason) = reason {
             self.close(now, index, reason);
         }

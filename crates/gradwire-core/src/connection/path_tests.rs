@@ -362,6 +362,21 @@ fn several_paths_lose_nothing_on_a_network_that_loses_nothing_however_their_dela
     }
 }
 
+// test of: ultima/early-timeout
+#[test]
+fn an_early_timeout_waits_for_what_is_still_on_its_way_over_the_slowest_path() {
+    let mut network = Network::new(Spray::RoundRobin);
+    network.paths[2].delay = DELAY * 20;
+    network.buffer = Duration::from_secs(1);
+    network.flow(MS(50));
+    network.finish(MS(500));
+    let early = Some(crate::Early { quiet: MS(1) });
+    network.contract = Contract { deadline: Some(MS(500)), floor: 0.0, early, ..Contract::EXACT };
+    network.post();
+    network.finish(MS(500));
+    assert_eq!(network.uncounted, 0, "the fast paths are silent for milliseconds before it comes");
+}
+
 /// What the model of a network drops is known, so what counts as lost beyond that is spurious.
 // test of: mlt/spray
 #[test]

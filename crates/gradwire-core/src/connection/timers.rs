@@ -95,7 +95,6 @@ impl Connection {
         // From the back, because closing removes by swapping with the last.
         for index in (0..self.receives.len()).rev() {
             if self.receives[index].contract_at.is_some_and(|at| now >= at) {
-                self.receives[index].contract_at = None;
                 self.close_if_satisfied(now, index);
             }
         }

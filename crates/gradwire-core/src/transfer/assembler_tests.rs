@@ -114,7 +114,8 @@ proptest! {
             prop_assert!(half.accept(now, chunk));
             received += u64::from(grid.len(chunk));
             let naive = (received as f64) >= total as f64 * (1.0 - f64::from(bound)) - 1e-6 * total as f64;
-            let verdict = half.verdict(now, now, || Duration::ZERO);
+            let in_order = || crate::contract::Overtaken { most: Duration::ZERO, by_path: Duration::ZERO };
+            let verdict = half.verdict(now, now, in_order);
             match verdict {
                 Some(CloseReason::AllArrived) => prop_assert_eq!(received, total),
                 Some(reason) => prop_assert_eq!((reason, naive), (CloseReason::BoundMet, true)),

@@ -4,6 +4,7 @@
 
 use super::reception::FirstPass;
 use super::{byte_ranges, Bitmap, Grid};
+use crate::contract::Overtaken;
 use crate::{CloseReason, Contract, Progress, Receipt, ReceiveTransfer, Timestamp, Verdict};
 use core::time::Duration;
 use gradwire_wire::{Flags, Opening, StatusBody, TransferState, STATUS_WORDS_MAX};
@@ -36,6 +37,8 @@ pub(crate) struct ReceiveHalf {
     pub(crate) announced_at: Timestamp,
     /// When the contract must be looked at again though nothing arrives.
     pub(crate) contract_at: Option<Timestamp>,
+    /// The latest chunk that had come when the contract was put off last.
+    put_off_at: Option<Timestamp>,
 }
 
 impl ReceiveHalf {
@@ -61,6 +64,7 @@ impl ReceiveHalf {
             status_backoff: 0,
             announced_at: Timestamp::ZERO,
             contract_at: None,
+            put_off_at: None,
         }
     }
 
@@ -164,12 +168,12 @@ impl ReceiveHalf {
     }
 
     /// Asks the contract; remembers when it wants to be asked again. `peer_sent_at`: when the latest new packet of any
-    /// transfer came from this peer. `overtaken_max`: how long a packet may be overtaken, by what the paths measure now.
+    /// transfer came from this peer. `overtaken`: how long a packet may be, by what the paths measure now.
     pub(crate) fn verdict(
         &mut self,
         now: Timestamp,
         peer_sent_at: Timestamp,
-        overtaken_max: impl FnOnce() -> Duration,
+        overtaken: impl FnOnce() -> Overtaken,
     ) -> Option<CloseReason> {
         if self.missing.is_empty() {
             return Some(CloseReason::AllArrived);
@@ -177,14 +181,11 @@ impl ReceiveHalf {
         if self.request.contract.is_exact() {
             return None;
         }
+        self.put_off(now);
         let progress = self.progress(now, peer_sent_at);
         let verdict = match self.request.contract.minds_order(&progress) {
             false => self.request.contract.verdict(&progress),
-            true => {
-                let mut contract = self.request.contract;
-                contract.reorder_slack = contract.reorder_slack.max(overtaken_max());
-                contract.verdict(&progress)
-            }
+            true => self.request.contract.minding(overtaken()).verdict(&progress),
         };
         match verdict {
             Verdict::Close(reason) => Some(reason),
@@ -193,6 +194,21 @@ impl ReceiveHalf {
                 None
             }
         }
+    }
+
+    /// A contract whose time was up so long ago was not looked at because this rank stood still, and what came meanwhile lies in its socket: it
+    /// has a moment to read that. Once after each packet, so that a rank which is always late still ends.
+    fn put_off(&mut self, now: Timestamp) {
+        let Some(late) = self.contract_at.map(|at| now.since(at)).filter(|late| *late > STOOD_STILL) else {
+            return;
+        };
+        if self.put_off_at == Some(self.last_new_at) {
+            return;
+        }
+        let later = |at: &mut Timestamp| *at = (*at + late + READS_WITHIN).min(now);
+        self.began_at.iter_mut().chain(&mut self.first_pass_over_at).for_each(later);
+        later(&mut self.last_new_at);
+        self.put_off_at = Some(self.last_new_at);
     }
 
     fn progress(&self, now: Timestamp, peer_sent_at: Timestamp) -> Progress {
@@ -249,6 +265,12 @@ impl ReceiveHalf {
         }
     }
 }
+
+/// A timer that is so late is not that of a busy thread's turn, but of a thread that did not run: its share of a processor was used up, or its
+/// machine was stopped.
+const STOOD_STILL: Duration = Duration::from_millis(5);
+/// A socket's buffer of several MB is read within a few.
+const READS_WITHIN: Duration = Duration::from_millis(5);
 
 /// The status that describes `missing` from `first_chunk` (rounded down to a word) on; words after the last missing
 /// chunk are left out.

@@ -48,6 +48,40 @@ fn connected(lose: Lose, change: impl Fn(&mut ConnectionConfig)) -> Pair {
     pair
 }
 
+/// Its processor time was used up, say. What came meanwhile waits in the socket.
+// test of: auto/no-needless-wait
+#[test]
+fn a_receiver_that_stood_still_reads_what_has_come_before_it_looks_at_its_clocks() {
+    let chunks = 20;
+    let early = Some(Early { quiet: Duration::from_millis(2) });
+    for early in [None, early] {
+        let mut pair = connected(never, |config| config.eager_bytes = 1 << 20);
+        pair.packet_time = Duration::from_micros(100);
+        let bytes = (chunks * CHUNK) as usize;
+        let contract = Contract { deadline: Some(Duration::from_millis(10)), early, ..BEST_EFFORT };
+        pair.receive(1, 1, bytes, contract);
+        pair.send(0, 1, pattern(bytes), Reliability::BestEffort);
+        pair.run_until(DEADLINE, |pair| pair.ends[1].incoming[&TransferId(1)][CHUNK as usize] != 0);
+        pair.go_to(pair.now + Duration::from_millis(100));
+        pair.run_until(DEADLINE, |pair| pair.receipt(1, 1).is_some());
+        let receipt = pair.receipt(1, 1).expect("just seen");
+        assert_eq!((receipt.reason, receipt.missing), (CloseReason::AllArrived, Vec::new()), "{early:?}");
+    }
+}
+
+#[test]
+fn a_receiver_that_is_always_late_still_ends_what_does_not_come() {
+    let mut pair = connected(|header, _| header.kind == Kind::Data && header.offset >= 10 * CHUNK, |_| {});
+    let bytes = (20 * CHUNK) as usize;
+    pair.receive(1, 1, bytes, Contract { early: None, deadline: Some(QUIET), ..BEST_EFFORT });
+    pair.send(0, 1, pattern(bytes), Reliability::BestEffort);
+    for _ in 0..10 {
+        pair.drain();
+        pair.go_to(pair.now + Duration::from_millis(20));
+    }
+    assert_eq!(pair.receipt(1, 1).map(|receipt| receipt.reason), Some(CloseReason::Deadline));
+}
+
 /// What the receiver says of a best-effort transfer, `late` so long after its data was sent, whose end is lost.
 fn receipt_without_an_end(late: Duration) -> (Receipt, Duration) {
     LEFT.with_borrow_mut(Vec::clear);
