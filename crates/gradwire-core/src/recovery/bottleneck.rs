@@ -205,6 +205,7 @@ impl BottleneckController {
             self.decided.on_round(newest, round.losses);
         }
         self.cut_on_overflow(&round, queued);
+        self.others.forget_old(now);
         let overflows = self.headroom.on_round(round.losses);
         self.kin.on_round(round.losses);
         let probes = matches!(self.mode, Mode::ProbeBandwidth { .. });
@@ -294,10 +295,16 @@ impl BottleneckController {
         let held = reached.is_some_and(|at| now.since(at) >= hold) && self.others.has_looked();
         if held || now.since(since) >= self.dip_limit() {
             let rate = self.bandwidth.max();
-            let again = self.others.end_look(rtt, rate, time_of(KEPT_PACKETS * self.packet_bytes, rate));
+            let again = self.others.end_look(now, rtt, rate, time_of(KEPT_PACKETS * self.packet_bytes, rate));
             self.looks.end(now, again);
             self.cruise(now);
         }
+    }
+
+    /// Whether others keep a queue, as far as this flow remembers.
+    #[cfg(test)]
+    pub(super) fn is_beside_others(&self) -> bool {
+        self.others.stands()
     }
 
     /// Whether the path itself is long.

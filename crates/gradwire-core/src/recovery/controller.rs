@@ -119,6 +119,12 @@ impl Controller {
         Self::of(Law::Rival(super::rival::RivalController::new(settings.packet_bytes)), settings)
     }
 
+    /// Whether it takes others to keep a queue.
+    #[cfg(test)]
+    pub(super) fn is_beside_others(&self) -> bool {
+        matches!(&self.law, Law::Bottleneck(law) if law.is_beside_others())
+    }
+
     /// Whether a pause of the sender counts as lateness that may be made up at once. Alone it does no harm; of k senders each
     /// would fill the buffer that they share.
     #[must_use]

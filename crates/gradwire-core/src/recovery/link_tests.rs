@@ -407,6 +407,24 @@ fn a_flow_beside_a_rival_sends_no_less_than_its_share_in_most_round_trips() {
     assert!(holds.count() > looks / 2);
 }
 
+/// Steps of less than the pause between two looks, with idle times between them: it looks no more, and kept a window of two products.
+#[test]
+fn a_flow_of_short_bursts_forgets_a_rival_that_has_left() {
+    let mut world = World::new(KIND, link(200, ms(1), 264), 2, 1);
+    world.set_rival(1);
+    (0..2).for_each(|flow| world.set_active(flow, true));
+    world.run(ms(2_000));
+    assert!(world.controller(0).is_beside_others());
+    (0..2).for_each(|flow| world.set_active(flow, false));
+    for _ in 0..100 {
+        world.run(ms(70));
+        world.set_active(0, true);
+        world.run(ms(80));
+        world.set_active(0, false);
+    }
+    assert!(!world.controller(0).is_beside_others());
+}
+
 /// A transfer of 6 s at 191 Mbit/s, the payload of a link of 200, from its first packet to the last acknowledgement: what
 /// `bench/transport/goodput.py` measures over 40 ms. 6 % were lost to its start and its search for the empty path.
 #[test]

@@ -6,6 +6,7 @@
 //! it again and again would end with next to nothing.
 
 use super::filters::bytes_in;
+use crate::Timestamp;
 use core::time::Duration;
 
 /// See the module's documentation.
@@ -25,6 +26,8 @@ pub(super) struct OthersQueue {
     before: Duration,
     /// What others had of the link at the last look, in thousandths.
     theirs: u64,
+    /// When the last look that saw anything ended.
+    looked_at: Timestamp,
 }
 
 impl OthersQueue {
@@ -48,9 +51,10 @@ impl OthersQueue {
     /// take at that rate. So long is the queue of all flows of this kind together when each has so many and they
     /// share alike, however many they are, and where they do not all look at the same moment a look finds it. Whether to
     /// look again soon: flows of one kind that have just met may not have looked at the same moment yet.
-    pub(super) fn end_look(&mut self, least: Duration, rate: u64, own: Duration) -> bool {
+    pub(super) fn end_look(&mut self, now: Timestamp, least: Duration, rate: u64, own: Duration) -> bool {
         self.rate = rate;
         let Some(looked) = self.looked.take() else { return false };
+        self.looked_at = now;
         self.is_near = least < NEAR;
         let theirs = looked.as_nanos() * 1_000 / self.before.as_nanos().max(1);
         self.theirs = u64::try_from(theirs).unwrap_or(u64::MAX).min(1_000);
@@ -67,6 +71,13 @@ impl OthersQueue {
         }
         self.suspected = found;
         found && !self.stands()
+    }
+
+    /// A flow whose bursts are shorter than the pause between two looks does not look: what the last look saw is then forgotten in the end.
+    pub(super) fn forget_old(&mut self, now: Timestamp) {
+        if self.stands() && now.since(self.looked_at) > REMEMBERED {
+            (self.patience, self.suspected) = (0, false);
+        }
     }
 
     /// Whether the flow's `rate` has fallen by a quarter since the last look: something has changed.
@@ -108,6 +119,8 @@ impl OthersQueue {
 /// A single look may meet the moment when the others drain, and a flow that then leaves a second product has lost its place before
 /// it finds them again: with two looks it had 33 % beside the kernel's bbr at four products, with five 39.
 const PATIENCE: u32 = 5;
+/// As long as the least round trip is.
+const REMEMBERED: Duration = Duration::from_secs(10);
 /// So small a part of what counts as a queue is none at all.
 const NOTHING: u32 = 8;
 /// Less may be the flows of one kind, which do not all look at the very same moment: what each of them may have.
@@ -142,7 +155,7 @@ mod tests {
         let mut others = OthersQueue::default();
         for look in looks {
             others.on_look(Duration::from_micros(*look));
-            others.end_look(LEAST, RATE, OWN);
+            others.end_look(Timestamp::ZERO, LEAST, RATE, OWN);
         }
         others
     }
@@ -169,12 +182,21 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_nobody_has_looked_at_for_long_is_forgotten() {
+        let mut others = after(&[4_000, 4_000]);
+        others.forget_old(Timestamp::ZERO + REMEMBERED);
+        assert!(others.stands());
+        others.forget_old(Timestamp::ZERO + REMEMBERED + Duration::from_nanos(1));
+        assert!(!others.stands());
+    }
+
+    #[test]
     fn who_has_more_of_the_link_than_others_has_less_room_beside_them() {
         for (before, room) in [(4_000, 1_000), (8_000, 1_000), (16_000, 500), (40_000, 200)] {
             let mut others = after(&[4_000]);
             others.begin_look(Duration::from_micros(before));
             others.on_look(Duration::from_micros(4_000));
-            others.end_look(LEAST, RATE, OWN);
+            others.end_look(Timestamp::ZERO, LEAST, RATE, OWN);
             assert_eq!(others.room(), room, "{before} us before the look");
         }
     }
@@ -193,7 +215,7 @@ mod tests {
         let mut others = after(&[4_000, 4_000]);
         assert_eq!(others.cruise(), CRUISE_AMONG_OTHERS);
         others.on_look(4 * NEAR);
-        others.end_look(NEAR, RATE, OWN);
+        others.end_look(Timestamp::ZERO, NEAR, RATE, OWN);
         assert!(others.stands() && others.cruise() == CRUISE);
     }
 
