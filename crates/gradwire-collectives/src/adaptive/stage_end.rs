@@ -61,13 +61,15 @@ impl StageEnd {
         self.spans.iter().map(|(begin, end)| end.since(*begin)).sum()
     }
 
-    /// Bytes per second that this rank received while so many ranks sent to it at once; zero when that is not known.
+    /// Bytes per second that this rank received while so many ranks sent to it at once; zero when that is not known. No more than it
+    /// received while anything was under way: of ranks that call one after the other no two send at once.
     pub(crate) fn rate(&self, senders: u32) -> u64 {
         if self.was_early || self.count == 0 || self.longest < MEASURABLE {
             return 0;
         }
         let at_once = self.received as f64 / f64::from(self.count) * f64::from(senders.min(self.count));
-        (at_once / self.longest.as_secs_f64()) as u64
+        let at_most = self.received as f64 / self.duration().as_secs_f64();
+        (at_once / self.longest.as_secs_f64()).min(at_most) as u64
     }
 }
 
@@ -135,6 +137,8 @@ pub(crate) mod tests {
         let mut stage = stage_of(&[(0, 250), (0, 300), (100, 300)]);
         assert_eq!(stage.rate(3), 10_000_000, "three at once took 300 ms");
         assert_eq!(stage.rate(1), 3_333_333, "one after the other: the slowest of three steps");
+        let late = stage_of(&[(0, 100), (500, 600), (1000, 1100)]);
+        assert_eq!(late.rate(3), 10_000_000, "two called late: each had the link to itself");
         stage.add(&Receipt { waited_for_peer: ms(0), ..receipt(Timestamp::ZERO + ms(300), ms(1)) });
         assert_eq!(stage.rate(3), 0, "a part was there before it was asked for");
     }
