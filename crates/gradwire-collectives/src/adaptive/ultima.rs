@@ -69,7 +69,8 @@ impl AdaptiveTimeout {
         warms_up
     }
 
-    /// A server's round: others have decided whether it warms up. What is not has a limit, if need be theirs.
+    /// A server's round: others have decided whether it warms up. What does not has their limit, since they may have learned it on a bucket
+    /// that they warmed up with in the place of one that this server still takes for the largest; where they tell none, its own.
     pub(super) fn follows(
         &mut self,
         bytes: usize,
@@ -78,8 +79,9 @@ impl AdaptiveTimeout {
         theirs: Option<Duration>,
     ) {
         self.grow(bytes);
-        if !warms_up && self.limit.is_none() {
-            self.limit = self::percentile(&mut self.times, percentile).or(theirs);
+        if !warms_up {
+            let own = self.limit.or_else(|| self::percentile(&mut self.times, percentile));
+            self.limit = theirs.or(own);
         }
     }
 
@@ -268,6 +270,24 @@ mod tests {
         assert_eq!((timeout.limit_of(1000), timeout.limit_of(5000)), (Some(ms(118)), None));
         timeout.follows(9000, true, 0.95, None);
         assert_eq!((timeout.limit_of(1000), timeout.limit_of(9000)), (Some(ms(118)), None));
+    }
+
+    // test of: ultima/t-b
+    #[test]
+    fn a_server_has_the_limit_of_its_workers_whatever_bucket_it_takes_for_the_largest() {
+        let mut server = AdaptiveTimeout::default();
+        let mut round = |bytes, elapsed| {
+            server.follows(bytes, true, 0.95, None);
+            server.on_ended(bytes, Some((20, 0.95)), &[complete(elapsed), complete(elapsed)]);
+        };
+        round(9000, 90);
+        (0..20).for_each(|_| round(1000, 5));
+        server.follows(1000, false, 0.95, Some(ms(5)));
+        assert_eq!(server.limit(), Some(ms(5)), "not that of a bucket which does not come again");
+        server.follows(2000, false, 0.95, Some(ms(7)));
+        assert_eq!(server.limit(), Some(ms(7)));
+        server.follows(2000, false, 0.95, None);
+        assert_eq!(server.limit(), Some(ms(7)), "nothing would end it");
     }
 
     fn ms(milliseconds: u64) -> Duration {
