@@ -21,7 +21,6 @@ pub(crate) struct Peer {
     pub(crate) host: String,
     /// Changed by [`Peers`] only.
     connection: Connection,
-    pub(crate) incast: u32,
     pub(crate) is_connected: bool,
     pub(crate) has_left: bool,
     /// It is a dedicated server and this rank is none: the two number their calls apart from the group's.
@@ -40,7 +39,6 @@ impl Peer {
         Self {
             rank: config.rank,
             host: config.host,
-            incast: config.connection.incast,
             heartbeat: config.connection.heartbeat(),
             connection: Connection::new(config.connection, now),
             is_connected: false,

@@ -4,13 +4,15 @@
 //! connection has measured and from what [`crate::adaptive`] has learned comes the contract of each transfer.
 
 mod gather;
+mod link;
 
 use crate::adaptive::Learned;
 use crate::schedules::Stage;
-use gradwire_core::{ConnectionStats, Contract, Early, Reliability, Soft};
+use gradwire_core::{Contract, Early, Reliability, Soft};
 use std::time::Duration;
 
 pub use gather::GatherRule;
+pub(crate) use link::Link;
 
 /// How the deadline of a transfer comes about.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -267,17 +269,6 @@ impl Policy {
     }
 }
 
-/// What is known about the link of a transfer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
-    /// Of the connection to its sender.
-    pub(crate) stats: ConnectionStats,
-    /// Size of the transfer.
-    pub(crate) bytes: usize,
-    /// Ranks that send to this one at once.
-    pub(crate) incast: u32,
-}
-
 impl Policy {
     /// The contract of one transfer of a stage that may lose something.
     pub(crate) fn contract(&self, stage: Stage, link: &Link, learned: &Learned) -> Contract {
@@ -353,44 +344,19 @@ impl Policy {
 impl DeadlineRule {
     /// The deadline of one transfer. A measured one divides the bandwidth of the connection by the incast: the
     /// estimate is the best that one flow has seen, perhaps alone on the link. Where this rank receives more slowly than it
-    /// sends, what it has received at counts. `None` before there is a measurement.
+    /// sends, what it has received at counts. `None` before there is either measurement.
     fn resolve(self, link: &Link, learned: &Learned) -> Option<Duration> {
         match self {
             Self::Never => None,
             Self::Fixed(deadline) => Some(deadline),
             Self::Measured { factor } => {
                 let factor = factor.max(1.0);
-                let network =
-                    link.transfer_time(factor)?.max(link.reception_time(factor).unwrap_or_default());
+                let network = link.transfer_time(factor).max(link.reception_time(factor))?;
                 Some(network.saturating_add(link.stats.rtt_smoothed * DEADLINE_RTTS).max(DEADLINE_MIN))
             }
             Self::SlowestLink { margin } => Some(learned.slowest_link?.saturating_add(margin)),
             Self::WarmUp { .. } => learned.stage_limit,
         }
-    }
-}
-
-impl Link {
-    /// `factor` times what the transfer takes at its share of the measured bandwidth; `None` before a measurement.
-    pub(crate) fn transfer_time(&self, factor: f32) -> Option<Duration> {
-        let stats = &self.stats;
-        if stats.bandwidth == 0 || stats.rtt_smoothed.is_zero() {
-            return None;
-        }
-        let share = stats.bandwidth as f64 / f64::from(self.incast.max(1));
-        Some(self.time_at(share, factor))
-    }
-
-    /// `factor` times what the transfer takes at the rate at which others came, which the others of the incast had shared
-    /// already; `None` before a measurement.
-    fn reception_time(&self, factor: f32) -> Option<Duration> {
-        let rate = self.stats.reception_rate;
-        (rate > 0).then(|| self.time_at(rate as f64, factor))
-    }
-
-    fn time_at(&self, rate: f64, factor: f32) -> Duration {
-        let seconds = f64::from(factor) * self.bytes as f64 / rate;
-        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
@@ -410,6 +376,7 @@ const DEADLINE_MIN: Duration = Duration::from_millis(10);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gradwire_core::ConnectionStats;
 
     const NO_TAGS: gradwire_core::TagStats = gradwire_core::TagStats {
         sent: [0; 8],
@@ -484,7 +451,11 @@ mod tests {
             assert_eq!(contract.deadline, Some(Duration::from_millis(ms)));
         }
         let fresh = ConnectionStats { bandwidth: 0, reception_rate: 1_250_000, ..STATS };
-        assert_eq!(reduce(Policy::AUTO, &link(fresh, 1_250_000, 2)).deadline, None);
+        assert_eq!(
+            reduce(Policy::AUTO, &link(fresh, 1_250_000, 2)).deadline,
+            Some(Duration::from_millis(4_010)),
+            "nothing was sent to that peer"
+        );
     }
 
     #[test]

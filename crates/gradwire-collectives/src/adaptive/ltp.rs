@@ -3,7 +3,8 @@
 //! It begins each epoch at 1.5 times the round-trip propagation time and what the bytes take at the bottleneck's
 //! bandwidth, and becomes the shortest time in which all of such a transfer arrived. Links do not share it. The
 //! bandwidth is that which this rank measured as a sender on the same link, and its share in the incast: the
-//! paper's sender puts its own into every packet.
+//! paper's sender puts its own into every packet. It is never shorter than the paper's expected completion time at the best
+//! rate that was seen in either direction: what a rank takes from its socket at once seems to have arrived in no time.
 
 use crate::policy::Link;
 use std::collections::{btree_map, BTreeMap};
@@ -35,11 +36,13 @@ struct Entry {
     begun: u32,
     initial: Option<Duration>,
     shortest: Option<Duration>,
+    /// No such transfer is shorter, whatever was seen.
+    least: Duration,
 }
 
 impl Entry {
     fn threshold(&self) -> Option<Duration> {
-        self.shortest.or(self.initial)
+        self.shortest.map(|shortest| shortest.max(self.least)).or(self.initial)
     }
 }
 
@@ -58,6 +61,7 @@ impl LinkThresholds {
                 *entry = Entry::default();
             }
             entry.initial = entry.initial.or_else(|| expected_time(link));
+            entry.least = least_time(link);
             entry.begun += 1;
         })
     }
@@ -134,6 +138,11 @@ fn expected_time(link: &Link) -> Option<Duration> {
     Some(link.transfer_time(1.0)?.saturating_add(link.stats.rtt_min * 3 / 2))
 }
 
+/// RTprop + size / BtlBw, the paper's expected completion time, with the link to itself.
+fn least_time(link: &Link) -> Duration {
+    link.shortest_time().saturating_add(link.stats.rtt_min)
+}
+
 /// Sizes of a model's transfers, which its buckets have two of each: far more than a job has.
 const SIZES_MAX: usize = 256;
 
@@ -144,6 +153,8 @@ mod tests {
 
     /// 1 MB at 100 MB/s shared by 2: 20 ms, and 1.5 round trips of 2 ms.
     const INITIAL: Duration = Duration::from_millis(23);
+    /// The same with the link to itself: 10 ms and a round trip.
+    const LEAST: Duration = Duration::from_millis(12);
 
     fn link(bytes: usize) -> Link {
         let rtt = Duration::from_millis(2);
@@ -189,11 +200,25 @@ mod tests {
         let mut links = LinkThresholds::default();
         for _ in 0..3 {
             links.begins(1, &link(1_000_000), 3);
-            links.on_complete(1, 1_000_000, ms(5));
+            links.on_complete(1, 1_000_000, ms(15));
         }
         assert_eq!(links.begins(1, &link(1_000_000), 3), Some(INITIAL));
-        links.on_complete(1, 1_000_000, ms(9));
-        assert_eq!(links.begins(1, &link(1_000_000), 3), Some(ms(9)));
+        links.on_complete(1, 1_000_000, ms(19));
+        assert_eq!(links.begins(1, &link(1_000_000), 3), Some(ms(19)));
+    }
+
+    // test of: ltp/early-close
+    #[test]
+    fn what_was_taken_from_the_socket_at_once_makes_no_threshold_shorter_than_the_link_can_be() {
+        let mut links = LinkThresholds::default();
+        links.begins(1, &link(1_000_000), 10);
+        links.on_complete(1, 1_000_000, ms(0));
+        assert_eq!(links.begins(1, &link(1_000_000), 10), Some(LEAST));
+        let all = std::iter::once((1, link(1_000_000)));
+        assert_eq!(links.slowest(1_000_000, 0, all), Some(LEAST), "nor any deadline");
+        let mut fast = link(1_000_000);
+        fast.stats.reception_rate = 200_000_000;
+        assert_eq!(links.begins(1, &fast, 10), Some(ms(7)), "it comes faster than this rank sends");
     }
 
     #[test]
@@ -201,15 +226,15 @@ mod tests {
         let mut links = LinkThresholds::default();
         let all = || (1..4).map(|peer| (peer, link(1_000_000)));
         assert_eq!(links.slowest(1_000_000, 0, all()), Some(INITIAL));
-        for (peer, elapsed) in [(1, 10), (2, 50), (3, 12)] {
+        for (peer, elapsed) in [(1, 14), (2, 50), (3, 16)] {
             links.begins(peer, &link(1_000_000), 10);
             links.on_complete(peer, 1_000_000, ms(elapsed));
             // The others are expected to take as long as before.
             let slowest = if peer == 3 { ms(50) } else { INITIAL.max(ms(elapsed)) };
             assert_eq!(links.slowest(1_000_000, 1, all()), Some(slowest), "peer {peer}");
         }
-        links.on_complete(2, 1_000_000, ms(11));
-        assert_eq!(links.slowest(1_000_000, 2, all()), Some(ms(12)), "the largest one has become shorter");
+        links.on_complete(2, 1_000_000, ms(15));
+        assert_eq!(links.slowest(1_000_000, 2, all()), Some(ms(16)), "the largest one has become shorter");
     }
 
     #[test]
@@ -237,10 +262,10 @@ mod tests {
         for bytes in (1..41).map(|size| size * 1408) {
             for peer in 0..1000 {
                 links.begins(peer, &link(bytes), 10);
-                links.on_complete(peer, bytes as u64, ms(1));
+                links.on_complete(peer, bytes as u64, ms(3));
             }
         }
-        assert_eq!(links.begins(0, &link(1408), 10), Some(ms(1)));
+        assert_eq!(links.begins(0, &link(1408), 10), Some(ms(3)));
     }
 
     #[test]
@@ -248,9 +273,9 @@ mod tests {
         let mut links = LinkThresholds::default();
         for bytes in 1..SIZES_MAX + 10 {
             links.begins(1, &link(bytes), 10);
-            links.on_complete(1, bytes as u64, ms(1));
+            links.on_complete(1, bytes as u64, ms(3));
         }
         assert_eq!(links.sizes.len(), SIZES_MAX);
-        assert_eq!(links.begins(1, &link(SIZES_MAX), 10), Some(ms(1)), "the latest are kept");
+        assert_eq!(links.begins(1, &link(SIZES_MAX), 10), Some(ms(3)), "the latest are kept");
     }
 }

@@ -88,9 +88,11 @@ impl Adaptive {
         time.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1))
     }
 
-    /// A transfer from `peer` has ended.
+    /// A transfer from `peer` that could lose something has ended. How long it took is not known where something of it was there
+    /// before this rank called.
     pub(crate) fn on_received(&mut self, policy: &Policy, peer: u32, receipt: &Receipt) {
-        if policy.soft.is_some() && receipt.reason == CloseReason::AllArrived {
+        let was_early = receipt.waited_for_peer.is_zero();
+        if policy.soft.is_some() && receipt.reason == CloseReason::AllArrived && !was_early {
             self.links.on_complete(peer, receipt.total_bytes, receipt.elapsed);
         }
     }

@@ -16,6 +16,7 @@ use gradwire_core::{
     Contract, Event, Payload, Payloads, ReceiveTransfer, Reliability, SendTransfer, Timestamp, TransferError,
     TransferId,
 };
+use std::cell::LazyCell;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -298,7 +299,17 @@ impl Group {
         if !policy.may_lose(stage) {
             return (Contract::EXACT, told);
         }
-        let link_of = |peer: &Peer| Link { stats: peer.connection().stats(), bytes, incast: peer.incast };
+        let is_ring = op.call.is_ring();
+        let fastest =
+            LazyCell::new(|| peers.iter().map(|peer| peer.connection().stats().bandwidth).max().unwrap_or(0));
+        let link_of = |peer: &Peer| {
+            let link = Link { stats: peer.connection().stats(), bytes, incast: op.senders };
+            if is_ring {
+                link.one_way(|| *fastest)
+            } else {
+                link
+            }
+        };
         let (peer, link) = (peers[slot].rank, link_of(&peers[slot]));
         let links = peers.iter().map(|peer| (peer.rank, link_of(peer)));
         let learned = adaptive.learned(policy, (op.sequence(), stage, op.bytes()), (peer, &link), links);
@@ -328,8 +339,8 @@ impl Group {
                     if came && op.is_collective() && !serves {
                         self.peers[slot].on_seen(op.sequence());
                     }
-                    self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                     if op.may_lose(rank, receipt.transfer) {
+                        self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                         self.agreement.on_tolerant(&receipt);
                     }
                 }
