@@ -542,8 +542,7 @@ fn results_lost_beyond_the_bound_of_the_gather_stage_are_sent_again() {
 #[test]
 fn on_a_network_that_loses_nothing_no_result_is_cut() {
     for (policy, elems) in [(Policy::MLT, ELEMS), (Policy::DLCP, 10 * ELEMS)] {
-        let mut net = Net::perfect(RANKS);
-        let round = round(&mut net, policy, elems);
+        let round = round(&mut Net::perfect(RANKS), policy, elems);
         assert!(round.uncounted() > 0, "contributions are, as soon as the bound is met");
         assert!(round.reports.iter().all(|report| report.filled.is_empty()));
         assert!(round.results.iter().all(|result| *result == round.results[0]));
