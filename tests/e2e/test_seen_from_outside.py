@@ -263,9 +263,9 @@ def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -
     assert abs(off) <= found["clock_error_us"], (found, true_us)
 
 
-def test_trace_leaves_a_rank_out_that_stands_still_and_names_it(tmp_path: Path) -> None:
-    out = tmp_path / "step.json"
-    with Job(tmp_path, 2) as job:
+def test_trace_leaves_a_rank_out_that_stands_still_and_names_it(short_folder: Path) -> None:
+    out = short_folder / "step.json"
+    with Job(short_folder, 2) as job:
         job.until_it_reduces()
         job.processes[1].send_signal(signal.SIGSTOP)
         ran = job.command("trace", "seen", "-o", str(out))
@@ -275,8 +275,8 @@ def test_trace_leaves_a_rank_out_that_stands_still_and_names_it(tmp_path: Path) 
     assert {event["pid"] for event in events if event["ph"] == "X"} == {0}
 
 
-def test_the_sockets_of_dead_ranks_are_forgotten(tmp_path: Path) -> None:
-    with Job(tmp_path, 2) as job:
+def test_the_sockets_of_dead_ranks_are_forgotten(short_folder: Path) -> None:
+    with Job(short_folder, 2) as job:
         job.until_it_reduces()
         job.processes[0].kill()
         job.processes[0].wait()
