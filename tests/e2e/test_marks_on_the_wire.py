@@ -62,3 +62,8 @@ def test_a_switch_with_red_and_ecn_drops_important_packets_less(tmp_path: Path) 
     outcome = in_lab(tmp_path, main)
     for check in checks_of("tags"):
         outcome.require(check)
+
+
+@pytest.mark.parametrize("check", checks_of("tolerant_tags"))
+def test_a_group_whose_reductions_may_lose_tells_its_gradients_apart(tmp_path: Path, check: str) -> None:
+    launch("tolerant_tags", 2, tmp_path, env={"GRADWIRE_IMPORTANCE": "magnitude"}).require(check)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire._policy import algorithm_code, results_may_be_lost
+from gradwire._policy import algorithm_code
 from gradwire.errors import ConfigError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
@@ -26,7 +26,7 @@ from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
-from gradwire.torch._tolerant import all_reduce, link_of, timed_policy
+from gradwire.torch._tolerant import all_reduce, link_of, timed_policy, warn_of_lost_results
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -160,11 +160,7 @@ def tolerate_loss(
         divide_by=divide_by,
         hadamard=hadamard,
     )
-    if results_may_be_lost(numbers):
-        share = (
-            f"{numbers['gather_loss_bound']:g} of them" if numbers["gather_loss_bound"] > 0 else "none is sent again"
-        )
-        logger.warning("averaged gradients may be lost on their way back (%s): replicas may differ", share)
+    warn_of_lost_results(numbers)
     algorithm_code(config, algorithm)
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _native
-from gradwire._policy import algorithm_code, of_one_stage, policy_numbers
+from gradwire._policy import algorithm_code, of_one_stage, policy_numbers, results_may_be_lost
 from gradwire._runtime import configuration, current
 from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
@@ -21,6 +22,8 @@ from gradwire.torch._reduction import reduction
 from gradwire.torch._staging import Staging
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
+
+logger = logging.getLogger("gradwire")
 
 
 def all_reduce(
@@ -243,6 +246,7 @@ def tolerant_group(
     preset: str | None = None,
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
+    gather_loss_bound: float | None = None,
     divide_by: str | None = None,
     algorithm: str | None = None,
 ) -> Any:
@@ -260,6 +264,8 @@ def tolerant_group(
         preset: the rule.
         deadline: of a transfer.
         step_delay_max: that waiting for retransmissions may cost a stage.
+        gather_loss_bound: share of the results that may be missing on their way back, in the presets `mlt`, `dlcp` and `ultima`: above 0
+            replicas may differ, and a warning says so.
         divide_by: what a mean divides by where contributions are missing.
         algorithm: the schedule.
 
@@ -277,13 +283,23 @@ def tolerant_group(
         loss_bound=loss_bound,
         deadline=deadline,
         step_delay_max=step_delay_max,
+        gather_loss_bound=gather_loss_bound,
         divide_by=divide_by,
     )
-    tolerance = {"policy": numbers, "algorithm": algorithm_code(config, algorithm)}
+    warn_of_lost_results(numbers)
+    tolerance = {"policy": numbers, "algorithm": algorithm_code(config, algorithm), **tag_options(config, None, None)}
     group = dist.new_group(ranks, timeout=timeout, backend="gradwire")
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         link_of(group).tolerance = tolerance
     return group
+
+
+def warn_of_lost_results(numbers: _native.PolicyNumbers) -> None:
+    """Says so where replicas may end with different results."""
+    if results_may_be_lost(numbers):
+        bound = numbers["gather_loss_bound"]
+        share = f"{bound:g} of them" if bound > 0 else "none is sent again"
+        logger.warning("averaged gradients may be lost on their way back (%s): replicas may differ", share)
 
 
 def timed_policy(
