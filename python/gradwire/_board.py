@@ -13,6 +13,7 @@ from gradwire import _heritage
 from gradwire._calling import (
     Caller,
     checked,
+    latest_round,
     look_for_a_note,
     no_entry,
     other_world_size,
@@ -55,6 +56,8 @@ class Board:
         self.caller: Caller | None = None
         # Of the others there: the round into which it called this one.
         self.called = 0
+        # Dedicated servers outlive the workers that called them: nobody ends them with an attempt that came to nothing.
+        self.is_servers = False
         self.started: float | None = None
 
     @property
@@ -100,6 +103,9 @@ class Board:
     def _look_for_a_note(self) -> None:
         if self.called:
             look_for_a_note(self._store, self.called, self.rank)
+        if self.is_servers and latest_round(self._store) > self.called:
+            text = "worker 0 has begun another round, so the workers of this one have ended: start this server again"
+            raise RendezvousError(text, rank=0)
 
     def _look_for_a_group(self) -> None:
         """Of which this rank was a member, on a board that was empty when it came."""

@@ -30,7 +30,7 @@ POLL_S = 0.01
 LOOK_S = 1.0
 # Who was let in and did not come keeps the members waiting for a peer timeout: before they let it in again it waits so long itself, and
 # twice as long each time.
-VAIN_PAUSE_S, VAIN_PAUSE_MAX_S = 10.0, 600.0
+VAIN_PAUSE_S, VAIN_PAUSE_MAX_S = 10.0, 120.0
 # A Store that does not answer would hold up every step.
 REST_S = 30.0
 # Members tell each other a life and its rank in one number of 64 bits.
@@ -105,16 +105,16 @@ class _Vain:
 
     def __init__(self) -> None:
         self._pause_s = VAIN_PAUSE_S / 2
-        self._until = 0.0
+        self.until = 0.0
 
     def again(self) -> None:
         """It did not come again."""
         self._pause_s = min(2 * self._pause_s, VAIN_PAUSE_MAX_S)
-        self._until = time.monotonic() + self._pause_s
+        self.until = time.monotonic() + self._pause_s
 
     def is_over(self) -> bool:
         """Whether it may try again."""
-        return time.monotonic() >= self._until
+        return time.monotonic() >= self.until
 
 
 class Watch(_Lives):
@@ -145,6 +145,7 @@ class Watch(_Lives):
         self._seen = ""
         self._tried: dict[int, int] = {}
         self._vain: dict[int, _Vain] = {}
+        self._held_back: tuple[str, float] = ("", 0.0)
         self._asks_at = 0.0
 
     def close(self) -> None:
@@ -223,18 +224,25 @@ class Watch(_Lives):
         if not self._seen and not store.check([waiting]):
             return 0
         latest = _text(store.get(waiting))
-        if latest == self._seen:
+        held_at, held_until = self._held_back
+        if latest == self._seen or (latest == held_at and time.monotonic() < held_until):
             return 0
-        is_held_back = False
+        held_back: list[int] = []
         for rank in range(self._world_size):
             life = self._waiting_life(rank)
             if life <= self._tried.get(rank, 0):
                 continue
             if rank not in self._vain or self._vain[rank].is_over():
                 return life * self._world_size + rank
-            is_held_back = True
-        if not is_held_back:
+            held_back.append(rank)
+        if not held_back:
             self._seen = latest
+            return 0
+        until = min(self._vain[rank].until for rank in held_back)
+        if latest != held_at:
+            wait_s = until - time.monotonic()
+            logger.info("rank(s) %s, which were let in and did not come, are let in again in %.0f s", held_back, wait_s)
+        self._held_back = (latest, until)
         return 0
 
     def record(self, rank: int, life: int) -> str:

@@ -66,12 +66,13 @@ HELLO_TIMEOUT_S = 5.0
 HELLO_BYTES_MAX = 1 << 10
 # A frame that has begun is complete within this, and an answer is taken: 1 MiB over 1 Mbit/s takes 8 s.
 FRAME_TIMEOUT_S = 30.0
-# How long rank 0 answers the others after it has failed, so that each learns the reason in its own words.
-LINGER_S = 2.0
-# After that it takes this long to hand them rank 0's reason.
-TELL_S = 0.5
+# A rank that is here already and comes again has left within this, or is another one.
+AGAIN_S = 1.0
+# How long rank 0 answers the others after it has failed, so that each learns the reason in its own words; and then hands them its own.
+LINGER_S, TELL_S = 2.0, 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
+ANSWER_MIN_S = 0.5  # who came in the last moment has an answer all the same
 CONNECT_PAUSE_S = 0.05
 ACCEPT_PAUSE_S = 1.0
 # A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
@@ -238,16 +239,17 @@ class MeetingServer:
         if rank is not None and (type(rank) is not int or not 0 <= rank < RANKS_MAX):
             raise NoRequestError(f"there is no rank {str(rank)[:TOLD_CHARS]}")
         peer = str(writer.get_extra_info("peername"))
+        visitor.has_said = True
         if self._secret is not None:
             challenge = _meeting_proof.Challenge(self._secret, rank, _text(hello, "nonce"))
             await self._write(writer, challenge.question())
-            visitor.has_said = True
             visitor.is_known = await self._proves(reader, challenge)
             if not visitor.is_known:
                 self._note_unproven(rank, peer)
         if rank is None:
             return
-        if rank in self._ranks:
+        # Where this process stood still, one that came again meets itself here, whose first connection has ended.
+        if rank in self._ranks and not await self._wait(lambda: rank not in self._ranks, AGAIN_S):
             raise NoRequestError(f"rank {rank} is here already, from {self._ranks[rank]}: each rank is started once")
         self._ranks[rank] = peer
         visitor.rank = rank
@@ -346,7 +348,7 @@ class MeetingStore:
     def __init__(self, host: str, port: int, rank: int | None, timeout_s: float, secret: bytes | None = None) -> None:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
-        self._answer_s = min(ANSWER_TIMEOUT_S, timeout_s)
+        self._answer_s = min(ANSWER_TIMEOUT_S, max(timeout_s, ANSWER_MIN_S))
         self._socket = _connect(host, port, timeout_s)
         try:
             self._greet(rank, secret)

@@ -226,7 +226,7 @@ def join_served_group(store: Any, served: Served, timeout_s: float, round_number
         round_number: into which worker 0 has called it (`first_worker`).
     """
     board = Board(_served_part(store), f"gradwire/{round_number}", served.rank, served.ranks)
-    board.called = round_number
+    board.called, board.is_servers = round_number, True
     return _form_served(board, served, timeout_s)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire import _calling
+from gradwire._board import Board
 from gradwire._calling import Caller, be_called, latest_round, look_for_a_note, server_is_called
 from gradwire.errors import MissingRankError, RendezvousError, WorldSizeError
 from torch.distributed import HashStore, TCPStore
@@ -166,17 +167,31 @@ def test_servers_are_called_by_their_numbers_and_those_too_many_too(store: Any, 
     Caller(store, 4, servers=2).note("RendezvousError: an earlier start")
     servers = [others.submit(server_is_called, store, index, PATIENCE_S) for index in range(3)]
     while not store.check([f"gradwire/here/server-{index}" for index in range(3)]):
-        pass
+        assert not any(server.done() for server in servers)
     caller = Caller(store, 4, servers=2)
     assert [call_until(caller, [2, 3], server) for server in servers] == [caller.round_number] * 3
     # A rank of workers of whom there are more than rank 0 knows.
     assert call_until(caller, [], come(others, store, 2, world_size=5)) == caller.round_number
 
 
+def test_a_server_leaves_a_round_whose_workers_have_ended(store: Any, others: Any) -> None:
+    """One of them died before it wrote its record, and the launcher ended the others."""
+    waits = others.submit(server_is_called, store, 0, PATIENCE_S)
+    caller = Caller(store, 3, servers=1)
+    assert call_until(caller, [2], waits) == caller.round_number
+    board = Board(store, f"gradwire/{caller.round_number}", 2, 3)
+    board.called, board.is_servers = caller.round_number, True
+    board.publish({"record": "", "settings": {}})
+    collects = others.submit(board.collect, PATIENCE_S)
+    Caller(store, 3, servers=1)
+    with pytest.raises(RendezvousError, match="worker 0 has begun another round"):
+        collects.result(PATIENCE_S)
+
+
 def test_a_server_hears_of_a_round_that_is_given_up_while_it_waits(store: Any, others: Any) -> None:
     waits = others.submit(server_is_called, store, 0, PATIENCE_S)
     while not store.check(["gradwire/here/server-0"]):
-        pass
+        assert not waits.done()
     Caller(store, 2, servers=1).note("ConfigError: no such setting")
     with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
         waits.result(PATIENCE_S)

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from gradwire import _joining, _meeting, _meeting_limits, _meeting_proof
@@ -322,6 +323,26 @@ def test_who_is_connected_to_itself_has_reached_nobody() -> None:
         patch.setattr(socket, "socket", Itself)
         with pytest.raises(MissingRankError):
             MeetingStore("127.0.0.1", port, 1, 0.3)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["clear", "secret"])
+def test_a_rank_that_came_again_while_the_board_stood_still_is_let_in(secret: bytes | None) -> None:
+    with board(secret) as (server, port):
+        stands, goes_on = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            stands.set()
+            goes_on.wait(PATIENCE_S)
+
+        server._loop.call_soon_threadsafe(stand)
+        stands.wait(PATIENCE_S)
+        with Stranger(port) as first:
+            first.socket.sendall(_meeting._frame({"gradwire": 1, "rank": 1, "nonce": "mine"}))
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(rank, port, 1, secret)
+            goes_on.set()
+            with contextlib.closing(again.result(PATIENCE_S)) as store:
+                store.set("key", "value")
 
 
 def test_a_board_that_is_busy_for_a_while_is_come_to_again(monkeypatch: pytest.MonkeyPatch) -> None:

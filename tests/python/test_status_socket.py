@@ -25,13 +25,16 @@ def test_who_looks_while_a_rank_starts_removes_none_of_its_sockets():
     with subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE) as looking:
         assert looking.stdout.readline() == b"looks\n"
         servers, found = [], []
-        for number in range(SERVERS):
-            servers.append(StatusServer("job", number, {}))
-            for before in servers[:-1]:  # it has had a while to be removed
-                found.append(before.path.is_socket())
-                before.stop()
-            del servers[:-1]
-        looking.kill()
+        try:
+            for number in range(SERVERS):
+                servers.append(StatusServer("job", number, {}))
+                for before in servers[:-1]:  # it has had a while to be removed
+                    found.append(before.path.is_socket())
+                    before.stop()
+                del servers[:-1]
+            assert looking.poll() is None, "nobody has looked"
+        finally:
+            looking.kill()
     servers.pop().stop()
     assert sum(found) == SERVERS - 1
     assert list(status_folder().iterdir()) == []
@@ -83,13 +86,15 @@ def test_root_of_a_users_own_namespace_has_the_users_folder(monkeypatch):
 
     child = os.fork()
     if child == 0:
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own files in /proc would stay root's
         try:
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or its own files in /proc would stay root's
             os._exit(sandbox.run(main))
         except NamespacesUnavailable:
             os._exit(77)
+        finally:
+            os._exit(1)
     os.close(writer)
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) == 77:

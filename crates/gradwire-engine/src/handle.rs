@@ -77,7 +77,7 @@ impl OpHandle {
         self.0.outcome.get()
     }
 
-    /// In a group that goes on without lost ranks: the epoch under which it ended well, and the ranks of the first epoch that
+    /// In a group that goes on without lost ranks: the epoch under which it ended, and the ranks of the first epoch that
     /// took part.
     #[must_use]
     pub fn epoch(&self) -> Option<(u64, &[u32])> {

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -209,10 +210,12 @@ def _wait(child: subprocess.Popen[Any], connection: socket.socket) -> None:
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """A request and the descriptors that came with its first part. Who begins one and does not end it keeps others waiting for a while."""
+    end = time.monotonic() + _REQUEST_SECONDS
     connection.settimeout(_REQUEST_SECONDS)
     data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
     try:
         while not data.endswith(b"\n"):
+            connection.settimeout(max(end - time.monotonic(), 0.001))
             more = connection.recv(_REQUEST_BYTES)
             if not more or len(data) > _REQUEST_BYTES:
                 raise ValueError("the request is not a line")

@@ -11,6 +11,7 @@ import socket
 import stat
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ CONNECT_TIMEOUT_S = 2.0
 # A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
 ANSWER_TIMEOUT_S = 10.0
 LINE_BYTES_MAX = 256 << 20
+UNNAMED_S = 60.0
 
 
 def find_sockets(job: str | None = None) -> list[Path]:
@@ -44,6 +46,10 @@ def find_sockets(job: str | None = None) -> list[Path]:
             continue
         else:
             alive.append(path)
+    for path in [path for folder in _folders() for path in folder.glob("*.made")]:
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > UNNAMED_S:
+                path.unlink()  # of a process that died before its socket had a name
     if job is None:
         return alive
     return [path for path in alive if job_of(path).startswith(job)] or _of_jobs_with(alive, job)

@@ -194,10 +194,13 @@ class Observer:
         One that was left, or whose network thread has ended, answers nothing any more and is forgotten; but so it does where a process is
         stopped for a while, so only the second time in a row.
         """
+        began = time.monotonic()
         try:
             answer = question()
         except GradwireError as error:
-            watched.unanswered += 1
+            if began < watched.failed_at:  # the same silence, as another thread has heard it
+                return None
+            watched.unanswered, watched.failed_at = watched.unanswered + 1, time.monotonic()
             if watched.unanswered >= UNANSWERED_MAX:
                 self._forget(watched)
                 logger.info(
@@ -222,8 +225,9 @@ class _Watched:
         self.world_size: int = stats["world_size"]
         self.epoch = 0
         self.unreached_threads = 0
-        # Questions in a row.
+        # Questions in a row, and when the latest of them failed.
         self.unanswered = 0
+        self.failed_at = 0.0
         self.watch = StragglerWatch(warning_s)
 
     def look(self, group: _native.Group) -> dict[str, Any]:

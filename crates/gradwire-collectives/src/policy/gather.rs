@@ -54,7 +54,7 @@ impl GatherRule {
     // claim: dlcp/pull-bound, ultima/t-b
     /// The contract of a result, from that of a contribution.
     ///
-    /// Where results are repaired no rule accepts less than the bound, and what still flows is not cut: no error feedback brings a lost
+    /// Where results are repaired no rule accepts less than the bound, and its bound cuts nothing that still flows: no error feedback brings a lost
     /// result back, so the bound saves repairs alone.
     pub(super) fn contract(&self, contract: Contract) -> Contract {
         let bound = self.loss_bound;

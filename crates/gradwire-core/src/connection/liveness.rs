@@ -107,6 +107,11 @@ impl Liveness {
         self.peer_left
     }
 
+    /// It has left in good order, and nothing worse.
+    pub(super) fn has_only_left(&self) -> bool {
+        self.peer_left && !self.lost && !self.peer_aborted
+    }
+
     /// No transfer can be posted any more.
     pub(super) fn is_over(&self) -> bool {
         self.lost || self.farewell.is_some()

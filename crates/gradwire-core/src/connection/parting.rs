@@ -62,7 +62,8 @@ impl Connection {
     /// When waiting for the answers of a peer that leaves ends.
     pub(super) fn parting_at(&self) -> Option<Timestamp> {
         match self.parting {
-            Parting::Asking(since) if self.liveness.is_parting() => Some(since + GOODBYE_MAX),
+            // Also where this side was not connected yet, and so never asks.
+            Parting::Asking(since) if self.liveness.has_only_left() => Some(since + GOODBYE_MAX),
             _ => None,
         }
     }

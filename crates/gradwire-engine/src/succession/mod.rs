@@ -372,6 +372,10 @@ impl Succession {
             let host = self.lineage.host(rank);
             self.joined.push(JoinedStats { rank, incarnation, host, epoch: epoch.number });
         }
+        // Who is back is not to blame for what comes.
+        if self.verdict_rank().is_some_and(|rank| members.contains(&rank)) {
+            self.verdict = None;
+        }
         self.lives.clone_from(&epoch.members);
         self.history.push((epoch.number, Arc::clone(&members)));
         (self.epoch, self.members) = (epoch.number, members);

@@ -27,7 +27,7 @@ impl Succession {
     /// The error of a call that cannot be finished without the lost ranks. Once the epoch is there it names the same rank on all who are
     /// left, whether they were told why the one before ended or only that it did.
     pub(crate) fn unfinished(&self) -> OpError {
-        // Until the next epoch is there only the verdict knows who has just been lost: a member still, unless it is an old verdict.
+        // Until the next epoch is there only the verdict knows who has just been lost: a member still, unless the verdict is of a loss before.
         let is_between = matches!(self.phase, Phase::Waiting { .. } | Phase::Forming(_) | Phase::Over(_));
         let latest = self.verdict_rank().filter(|rank| is_between && self.members.contains(rank));
         let gone = || missing(&self.lost, self.epoch, &self.members, self.lineage.world_size());
@@ -63,7 +63,7 @@ impl Succession {
     }
 
     /// The rank that the latest verdict is about.
-    fn verdict_rank(&self) -> Option<u32> {
+    pub(super) fn verdict_rank(&self) -> Option<u32> {
         match &self.verdict {
             Some(OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) => Some(*rank),
             _ => None,

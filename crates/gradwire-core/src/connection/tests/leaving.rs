@@ -56,3 +56,13 @@ fn what_a_peer_said_before_it_took_a_send_and_left_is_not_its_last_word() {
     leave(&mut pair);
     assert_eq!(is_untaken(&pair, 1), Some(false));
 }
+
+#[test]
+fn a_peer_that_leaves_before_this_side_is_connected_has_left_after_a_while() {
+    let mut pair = Pair::new(|_, _| true);
+    pair.send(0, 1, pattern(100), Reliability::Exact);
+    let now = pair.now;
+    pair.ends[0].connection.on_goodbye(now, false);
+    pair.run_until(Duration::from_secs(1), |pair| pair.has(0, |event| *event == Event::PeerLeft));
+    assert_eq!(is_untaken(&pair, 1), Some(false), "nobody knows");
+}
