@@ -88,8 +88,8 @@ impl Adaptive {
         time.map_or(0, |time| u32::try_from(time.as_micros()).unwrap_or(u32::MAX).max(1))
     }
 
-    /// A transfer from `peer` that could lose something has ended. How long it took is not known where something of it was there
-    /// before this rank called.
+    /// A transfer from `peer` has ended: an exact result of the same size comes over the same link among as many. How long it took is
+    /// not known where something of it was there before this rank called.
     pub(crate) fn on_received(&mut self, policy: &Policy, peer: u32, receipt: &Receipt) {
         let was_early = receipt.waited_for_peer.is_zero();
         if policy.soft.is_some() && receipt.reason == CloseReason::AllArrived && !was_early {

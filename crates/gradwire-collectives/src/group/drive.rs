@@ -339,8 +339,8 @@ impl Group {
                     if came && op.is_collective() && !serves {
                         self.peers[slot].on_seen(op.sequence());
                     }
+                    self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                     if op.may_lose(rank, receipt.transfer) {
-                        self.adaptive.on_received(op.policy_in_force(), rank, &receipt);
                         self.agreement.on_tolerant(&receipt);
                     }
                 }
