@@ -51,11 +51,11 @@ impl GatherRule {
         }
     }
 
-    // claim: dlcp/pull-bound, ultima/t-b
-    /// The contract of a result, from that of a contribution.
+    /// The contract of a result, from that of a contribution. Where results are repaired no rule accepts less than the bound.
     ///
-    /// Where results are repaired no rule accepts less than the bound, and its bound cuts nothing that still flows: no error feedback brings a lost
-    /// result back, so the bound saves repairs alone.
+    /// One bound for both stages stops both (MLT section 4.2.3). A smaller one of the results' own saves repairs alone: DLCP counts what
+    /// is on its way when the bound is met (section 3.2.1), and no error feedback brings a lost result back.
+    // claim: dlcp/pull-bound, ultima/t-b
     pub(super) fn contract(&self, contract: Contract) -> Contract {
         let bound = self.loss_bound;
         if self.recovery == Reliability::BestEffort {
@@ -68,7 +68,7 @@ impl GatherRule {
             floor: contract.floor.max(least),
             soft,
             repairs: true,
-            after_first_pass: true,
+            after_first_pass: contract.after_first_pass || bound < contract.loss_bound,
             ..contract
         }
     }
@@ -107,12 +107,12 @@ mod tests {
             let least = 1.0 - 0.02;
             assert!(contract.loss_bound <= 0.02 && contract.floor >= least && contract.repairs, "{name}");
             assert!(contract.soft.is_none_or(|soft| soft.min_fraction >= least), "{name}");
-            assert!(contract.after_first_pass, "{name} cuts results that still flow");
             assert_eq!(policy.reliability(Stage::Gather), Reliability::Tolerant, "{name}");
         }
         let (pull, push) = (Policy::DLCP.gather.loss_bound, Policy::DLCP.loss_bound);
         assert!((f32::MIN_POSITIVE..push).contains(&pull), "smaller than that of the push");
         assert_eq!(gather(&Policy::MLT).loss_bound, Policy::MLT.loss_bound, "one bound for all");
+        assert!(!gather(&Policy::MLT).after_first_pass && gather(&Policy::DLCP).after_first_pass);
     }
 
     // test of: ultima/best-effort, ultima/t-b
