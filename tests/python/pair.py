@@ -21,17 +21,18 @@ def pair() -> tuple[list[_native.Engine], list[_native.Group]]:
 
 def send(group: _native.Group) -> _native.Op:
     """To the other rank, from rank 1."""
-    array = np.ones(ELEMS, "float32")
-    return group.submit({
-        "kind": "send", "input": _arrays.address(array), "output": _arrays.address(None), "timeout_s": 600.0, "keep": [array],
-        "peer": 0, **_arrays.copy_options(array),
-    })  # fmt: skip
+    return _submit(group, "send", input=np.ones(ELEMS, "float32"))
 
 
 def receive(group: _native.Group) -> _native.Op:
     """What `send` sends: never ends without it."""
-    array = np.zeros(ELEMS, "float32")
+    return _submit(group, "receive", output=np.zeros(ELEMS, "float32"))
+
+
+def _submit(group: _native.Group, kind: str, **arrays: np.ndarray) -> _native.Op:
+    (array,) = arrays.values()
+    places = {name: _arrays.address(arrays.get(name)) for name in ("input", "output")}
+    peer = 0 if kind == "send" else 1
     return group.submit({
-        "kind": "receive", "input": _arrays.address(None), "output": _arrays.address(array), "timeout_s": 600.0, "keep": [array],
-        "peer": 1, **_arrays.copy_options(array),
+        "kind": kind, "timeout_s": 600.0, "keep": [array], "peer": peer, **places, **_arrays.copy_options(array),
     })  # fmt: skip

@@ -213,7 +213,8 @@ def check_steps_are_taken_in_the_modes_of_a_script_that_steps_after_backward() -
         assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
+def one_step_behind() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """A model that was stepped after its backward pass, with its optimizer, and one that is owed that step, with its steps."""
     late, early = parallel(Tied), parallel(Tied)
     gradwire.torch.tolerate_loss(late, preset="reliable")
     optimizer = OPTIMIZERS[0](list(late.parameters()))
@@ -221,6 +222,11 @@ def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
     backward(late, 0)
     optimizer.step()
     backward(early, 0)
+    return (late, optimizer), (early, steps)
+
+
+def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
+    (late, _), (early, steps) = one_step_behind()
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
@@ -236,13 +242,7 @@ def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
 
 
 def check_a_layer_whose_bucket_failed_is_not_taken_for_stepped() -> None:
-    late, early = parallel(Tied), parallel(Tied)
-    gradwire.torch.tolerate_loss(late, preset="reliable")
-    optimizer = OPTIMIZERS[0](list(late.parameters()))
-    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[0])
-    backward(late, 0)
-    optimizer.step()
-    backward(early, 0)
+    (late, optimizer), (early, steps) = one_step_behind()
     failing = steps._owed[id(early.module.blocks[1][0].weight)][1]
     real = failing.wait
 
