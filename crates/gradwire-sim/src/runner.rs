@@ -57,8 +57,8 @@ pub fn run_seeds(seeds: Range<u64>, scenario_of: impl Fn(u64) -> Scenario + Sync
     tally
 }
 
-/// Results by seed.
-pub(crate) fn run_each(
+/// The same, with the result of each seed, in their order. What has no seed of its own may number its scenarios with them.
+pub fn run_each(
     seeds: Range<u64>,
     scenario_of: impl Fn(u64) -> Scenario + Sync,
 ) -> Vec<(u64, Result<Summary, Violation>)> {

@@ -1,7 +1,7 @@
 //! What `auto` chooses by its cost model, against the best of all schedules, in virtual time.
 
 use gradwire_collectives::{Algorithm, Dtype, ExchangePlan, Policy, ReduceOp};
-use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Scenario};
+use gradwire_sim::{run_each, NetworkOptions, OpKind, OpPlan, Scenario};
 use std::time::Duration;
 
 /// A network and an all-reduce over it.
@@ -35,8 +35,7 @@ impl Case {
         }
     }
 
-    /// The median time, from when ranks have agreed on what they measured.
-    fn time(&self, algorithm: Algorithm) -> Duration {
+    fn scenario(&self, algorithm: Algorithm) -> Scenario {
         let op = OpPlan {
             kind: OpKind::AllReduce(algorithm),
             dtype: Dtype::F32,
@@ -53,11 +52,21 @@ impl Case {
         scenario.faults[0].0 = Duration::from_secs(1000);
         scenario.host.wake_late_max = Duration::from_micros(60);
         scenario.host.exchange = ExchangePlan { first: 3, every: 64, lag: 1 };
-        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{self:?}: {violation}"));
-        assert!(summary.agreed.is_some(), "{self:?}");
-        let mut times: Vec<Duration> = summary.op_times.iter().skip(4).flatten().copied().collect();
-        times.sort_unstable();
-        times[times.len() / 2]
+        scenario
+    }
+
+    /// The median time by the cost model and by each schedule, from when ranks have agreed on what they measured.
+    fn times(&self) -> (Duration, Vec<Duration>) {
+        let schedules = [&[Algorithm::Auto], self.schedules()].concat();
+        let results = run_each(0..schedules.len() as u64, |index| self.scenario(schedules[index as usize]));
+        let mut times = results.into_iter().map(|(_, result)| {
+            let summary = result.unwrap_or_else(|violation| panic!("{self:?}: {violation}"));
+            assert!(summary.agreed.is_some(), "{self:?}");
+            let mut times: Vec<Duration> = summary.op_times.iter().skip(4).flatten().copied().collect();
+            times.sort_unstable();
+            times[times.len() / 2]
+        });
+        (times.next().expect("one for each schedule"), times.collect())
     }
 }
 
@@ -67,9 +76,8 @@ fn excess(cases: &[(usize, usize, u64, u64)]) -> Vec<f64> {
     for (ranks, kilobytes, rate_mbit, rtt_us) in cases.iter().copied() {
         for (loss, policy) in [(0.0, Policy::RELIABLE), (0.01, Policy::RELIABLE), (0.01, Policy::AUTO)] {
             let case = Case { ranks, kilobytes, rate_mbit, rtt_us, loss, policy };
-            let chosen = case.time(Algorithm::Auto);
-            let times = case.schedules().iter().map(|schedule| case.time(*schedule));
-            let best = times.min().unwrap_or_default();
+            let (chosen, times) = case.times();
+            let best = times.into_iter().min().unwrap_or_default();
             let ratio = chosen.as_secs_f64() / best.as_secs_f64();
             println!("{ratio:.2} of {best:?}: {ranks} ranks, {kilobytes} KB, {rate_mbit} Mbit/s, {rtt_us} us, {loss}");
             excess.push(ratio);

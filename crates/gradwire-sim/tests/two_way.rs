@@ -5,7 +5,7 @@
 
 use gradwire_collectives::{Algorithm, Dtype, Policy, ReduceOp};
 use gradwire_core::recovery::ControllerKind;
-use gradwire_sim::{run, NetworkOptions, OpKind, OpPlan, Scenario};
+use gradwire_sim::{run_each, NetworkOptions, OpKind, OpPlan, Scenario, Summary, Violation};
 use std::time::Duration;
 
 /// The median time of an all-reduce of 4 MB, at 100 Mbit/s unless told otherwise, over what its packets take on the link, without the first two,
@@ -31,18 +31,21 @@ fn time_over_ideal_on(
     };
     let crossing = BYTES as f64 * 2.0 * (ranks - 1) as f64 / ranks as f64;
     let ideal = crossing * WIRE_BYTES / PAYLOAD_BYTES / network.links[0].up_rate as f64;
-    let of_seed = |seed| {
+    let scenario_of = |seed| {
         let mut scenario = Scenario::quiet(seed, ranks, network.clone(), vec![op.clone(); 2 + COUNTED]);
         scenario.faults[0].0 = Duration::from_secs(1000);
         scenario.host.wake_late_max = Duration::from_micros(60);
         scenario.host.controller = kind;
         scenario.clocks = (0..ranks as u64).map(|rank| Duration::from_millis(rank * 1_234_567)).collect();
-        let summary = run(scenario, false).unwrap_or_else(|violation| panic!("{violation}"));
+        scenario
+    };
+    let of_seed = |(_, result): (u64, Result<Summary, Violation>)| {
+        let summary = result.unwrap_or_else(|violation| panic!("{violation}"));
         let mut times: Vec<Duration> = summary.op_times.iter().skip(2).flatten().copied().collect();
         times.sort_unstable();
         times[times.len() / 2].as_secs_f64() / ideal
     };
-    (1..=SEEDS).map(of_seed).sum::<f64>() / SEEDS as f64
+    run_each(1..1 + SEEDS, scenario_of).into_iter().map(of_seed).sum::<f64>() / SEEDS as f64
 }
 
 // test of: ltp/bdp-control

@@ -214,11 +214,27 @@ fn starts(link: Link) -> impl Iterator<Item = Duration> + Clone {
 /// of them keep is more than the smallest buffer holds, and what overflows there falls on some more than on others: another order of events
 /// moves the index by up to 0.2, hence the mean of seven and eight of them together and of fourteen starts there, and of two else.
 // test of: mlt/rate-control
-// test of: dlcp/receiving-rate
 // test of: ltp/bdp-control
 #[test]
 fn two_to_eight_flows_that_know_nothing_of_each_other_share_a_link_fairly() {
-    for (kind, link) in kinds_and_links().filter(|(_, link)| link.rate < 10_000 * MBIT) {
+    strangers_share_fairly(ControllerKind::Bottleneck);
+}
+
+// Tests of their own, which run side by side: each takes half a minute.
+#[test]
+fn two_to_eight_strangers_under_the_timely_like_controller_share_a_link_fairly() {
+    strangers_share_fairly(ControllerKind::Timely);
+}
+
+// test of: dlcp/receiving-rate
+#[test]
+fn two_to_eight_strangers_under_the_receiving_rate_controller_share_a_link_fairly() {
+    strangers_share_fairly(ControllerKind::ReceivingRate);
+}
+
+fn strangers_share_fairly(kind: ControllerKind) {
+    let links = LINKS.into_iter().filter(|(mbit, ..)| *mbit < 10_000);
+    for link in links.map(|(mbit, rtt, buffer)| link(mbit, rtt, buffer)) {
         let of = |flows, starts: usize| {
             self::starts(link).take(starts).map(move |apart| shares_of_strangers(kind, link, flows, apart).0)
         };
