@@ -59,11 +59,12 @@ def policy_numbers(
     if delay is not None:
         numbers["deadline_max_s"] = delay / 1e3 * delay_share
     if gather is not None:
-        numbers["gather_loss_bound"] = _gather_bound(name, gather)
+        gather = _gather_bound(name, gather)
+    elif loss is not None:
+        gather = _gather_bound_beside(name, loss, numbers["gather_loss_bound"])
+    if gather is not None:
+        numbers["gather_loss_bound"] = gather
         numbers["gather_recovery"] = "when_asked" if gather > 0 else "at_once"
-    elif name == "mlt" and loss is not None:  # its paper has one bound for both stages
-        numbers["gather_loss_bound"] = loss
-        numbers["gather_recovery"] = "when_asked" if loss > 0 else "at_once"
     numbers["gather_fill"] = _chosen(config, "gather_fill", gather_fill)
     numbers["divide_by"] = _chosen(config, "divide_by", divide_by)
     numbers["hadamard"] = _rotation(config, _chosen(config, "hadamard", hadamard))
@@ -109,6 +110,16 @@ def _gather_bound(preset: str, bound: float) -> float:
             value=bound,
         )
     return bound
+
+
+def _gather_bound_beside(preset: str, loss_bound: float, default: float) -> float | None:
+    """The bound of results where only that of contributions is set; None: the preset's own rule.
+
+    MLT's paper has one bound for both stages. DLCP's results have a smaller one, and are not cut while they flow as long as it is smaller.
+    """
+    if preset == "mlt":
+        return loss_bound
+    return min(default, loss_bound / 10) if preset == "dlcp" else None
 
 
 def _apply_preset_options(config: Config, numbers: _native.PolicyNumbers) -> None:

@@ -32,9 +32,11 @@ impl Link {
         (rate > 0).then(|| self.time_at(rate as f64, factor))
     }
 
-    /// What the transfer takes at the best rate that was seen in either direction, without others.
+    /// What the transfer takes at the measured bandwidth, without others, and before a measurement at the rate at which others came. Not at the
+    /// higher of the two: what waited in the socket came at any rate, and its own is among those when a threshold is learned from it.
     pub(crate) fn shortest_time(&self) -> Duration {
-        let rate = self.stats.bandwidth.max(self.stats.reception_rate);
+        let ConnectionStats { bandwidth, reception_rate, .. } = self.stats;
+        let rate = if bandwidth > 0 { bandwidth } else { reception_rate };
         if rate > 0 {
             self.time_at(rate as f64, 1.0)
         } else {
@@ -43,10 +45,17 @@ impl Link {
     }
 
     /// The same where this rank sends nothing large to the sender, as in a ring: what its small packets were acknowledged at says nothing. The
-    /// rate at which others came from there stands in for it, and before there is one the best that any connection has sent at.
+    /// rate at which others came from there stands in for it, but no more than the best that any connection has sent at, which sends as much: so
+    /// that what was read from the socket at once is not taken for the network. Before anything came that best one does, where a transfer is too
+    /// small to be measured; a larger one has no bandwidth then, and will have a rate when it is over.
     pub(crate) fn one_way(mut self, fastest: impl FnOnce() -> u64) -> Self {
         let received = self.stats.reception_rate;
-        self.stats.bandwidth = if received > 0 { received } else { fastest() };
+        let fastest = fastest();
+        self.stats.bandwidth = match (received, fastest) {
+            (0, _) if self.bytes > UNMEASURED_MAX => 0,
+            (0, rate) | (rate, 0) => rate,
+            (received, sent) => received.min(sent),
+        };
         self
     }
 
@@ -55,6 +64,9 @@ impl Link {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
+
+/// Bytes of as many packets as say nothing about a rate.
+const UNMEASURED_MAX: usize = 48 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -69,11 +81,16 @@ mod tests {
         // The bandwidth is that of acknowledgements and of messages of a few bytes.
         let rtt_smoothed = Duration::from_millis(1);
         let small = ConnectionStats { bandwidth: 10_000, rtt_smoothed, ..ConnectionStats::default() };
-        for (reception_rate, ms) in [(12_500_000, 410), (0, 50)] {
+        let deadline = |reception_rate, bytes, sent| {
             let stats = ConnectionStats { reception_rate, ..small };
-            let link = Link { stats, bytes: 1_250_000, incast: 1 }.one_way(|| 125_000_000);
+            let link = Link { stats, bytes, incast: 1 }.one_way(|| sent);
             let deadline = Policy::AUTO.contract(Stage::Reduce, &link, &Learned::default()).deadline;
-            assert_eq!(deadline, Some(Duration::from_millis(ms)), "{reception_rate}");
-        }
+            deadline.map(|deadline| deadline.as_millis())
+        };
+        assert_eq!(deadline(12_500_000, 1_250_000, 125_000_000), Some(410));
+        assert_eq!(deadline(12_500_000, 1_250_000, 0), Some(410));
+        assert_eq!(deadline(3_000_000_000, 1_250_000, 12_500_000), Some(410), "read from the socket at once");
+        assert_eq!(deadline(0, 12_500, 1_250_000), Some(50), "too small to be measured");
+        assert_eq!(deadline(0, 1_250_000, 125_000_000), None, "to be measured when it is over");
     }
 }

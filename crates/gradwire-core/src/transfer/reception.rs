@@ -29,9 +29,11 @@ impl FirstPass {
         self.packets += counted;
     }
 
-    /// Bytes per second; `None` where a few bursts would decide it.
+    /// Bytes per second; `None` where a few bursts would decide it, or where all of it may have waited in a socket: what a thread finds there when
+    /// it comes late is read as fast as memory is copied. No deadline is so short that a pass of less than a millisecond would make a difference.
     pub(crate) fn rate(&self) -> Option<u64> {
-        (self.packets >= PACKETS_MIN).then(|| rate_of(self.bytes, self.took)).flatten()
+        let says_something = self.packets >= PACKETS_MIN && self.took >= TOOK_MIN;
+        says_something.then(|| rate_of(self.bytes, self.took)).flatten()
     }
 }
 
@@ -59,6 +61,8 @@ impl ReceptionRate {
 
 /// Several bursts of a paced sender: with fewer the rate is that of the link alone.
 const PACKETS_MIN: u32 = 32;
+/// A socket's usual 200 KB are read in less.
+const TOOK_MIN: Duration = Duration::from_millis(1);
 /// A stage of eight buckets.
 const PASSES: usize = 8;
 
@@ -83,6 +87,12 @@ mod tests {
     fn a_few_packets_and_packets_at_one_moment_say_nothing() {
         assert_eq!(after(u64::from(PACKETS_MIN) - 1, 100).rate(), None);
         assert_eq!(after(100, 0).rate(), None);
+    }
+
+    #[test]
+    fn what_was_read_from_a_socket_at_once_says_nothing_of_the_network() {
+        assert_eq!(after(100, 9).rate(), None);
+        assert_eq!(after(100, 10).rate(), Some(100_000_000));
     }
 
     #[test]
