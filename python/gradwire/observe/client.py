@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gradwire.observe.status import SUFFIX, status_folder, user_outside
+from gradwire.observe.status import SUFFIX, job_name_of, status_folder, user_outside
 
 CONNECT_TIMEOUT_S = 2.0
 # A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
@@ -29,8 +29,9 @@ def find_sockets(job: str | None = None) -> list[Path]:
     """Status sockets of this user's ranks, in the order of their names; those that nobody answers at any more are removed.
 
     Args:
-        job: name of the job or the address where its ranks met, or the beginning of it; or the UDP port or process id of one of its
-            ranks. None: all.
+        job: name of the job, as it was given or as its ranks have it, or the address where they met, or the beginning of it; or the
+            UDP port or process id of one of its ranks. What is the whole name of one job is not taken for the beginning of another's.
+            None: all.
 
     Raises:
         StatusFolderError: the folder is not this user's alone.
@@ -52,7 +53,11 @@ def find_sockets(job: str | None = None) -> list[Path]:
                 path.unlink()  # of a process that died before its socket had a name
     if job is None:
         return alive
-    return [path for path in alive if job_of(path).startswith(job)] or _of_jobs_with(alive, job)
+    name = job_name_of(job)
+    so_named = [path for path in alive if job_of(path) == name] or [
+        path for path in alive if job_of(path).startswith(name)
+    ]
+    return so_named or _of_jobs_with(alive, job)
 
 
 def _folders() -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ from gradwire import _native
 from gradwire.config import Config
 from gradwire.errors import ConfigError, GradwireError, StatusFolderError
 from gradwire.observe.export import OpenTelemetryExport, PrometheusEndpoint, check_extras
-from gradwire.observe.status import StatusServer
+from gradwire.observe.status import StatusServer, job_name_of
 from gradwire.observe.stragglers import Straggler, StragglerWatch
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ logger = logging.getLogger("gradwire")
 TICK_MAX_S = 1.0
 # Questions without an answer until a group is forgotten.
 UNANSWERED_MAX = 2
-JOB_CHARS_MAX = 40
 PORT_MAX = 65535
 
 
@@ -295,5 +293,4 @@ def _job_name(config: Config, meeting: str, port: int) -> str:
         meeting,
         f"port-{port}",
     )
-    name = next(filter(None, candidates))
-    return re.sub(r"[^A-Za-z0-9_.:-]", "_", name)[:JOB_CHARS_MAX]
+    return job_name_of(next(filter(None, candidates)))

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import selectors
 import socket
 import stat
@@ -35,6 +36,7 @@ EVERY_S_MAX = 86_400.0
 # A client that takes nothing for so long is gone.
 STUCK_S = 10.0
 SUFFIX = ".sock"
+JOB_CHARS_MAX = 40
 # Linux: struct ucred, three integers.
 CREDENTIALS = struct.Struct("3i")
 
@@ -59,6 +61,11 @@ def status_folder() -> Path:
             folder=str(folder),
         )
     return folder
+
+
+def job_name_of(text: str) -> str:
+    """A job's name as its ranks, and so their sockets, have it: without what a file's name may not hold, and cut."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:JOB_CHARS_MAX]
 
 
 def user_outside() -> int:
