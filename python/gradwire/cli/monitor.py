@@ -28,7 +28,8 @@ Examples:
 It reads the status socket of each rank, which only the own user can open (docs/observability.md). Leave it with Ctrl-C.
 
 \b
-Exit status: 0 interrupted, or the job ended; 2 wrong usage; 3 no job was found.
+Exit status: 0 interrupted, or the job ended; 2 wrong usage; 3 no job was found, or another host could not be reached and nobody
+answered.
 """
 
 
@@ -64,6 +65,8 @@ def command(
             _stream(sources, job, end)
         else:
             _show(sources, job, end)
+        if sources.failures and not sources.has_answers:
+            sys.exit(EXIT_NOTHING)
     except (GradwireError, OSError) as error:
         click.echo(f"gradwire monitor: {error}", err=True)
         sys.exit(EXIT_NOTHING)
@@ -74,14 +77,16 @@ def command(
 
 
 def _stream(sources: Sources, job: str | None, end: float | None) -> None:
-    board = Board()
+    board, told = Board(), 0
     while _goes_on(sources, job, end):
+        told = _tell(sources.failures, told)
         for answer in sources.take(_patience(sources, end)):
             try:
                 print(json.dumps(board.take(answer, time.monotonic())), flush=True)
             except BrokenPipeError:  # who reads has gone, as `head` does
                 sys.stderr.close()
                 return
+    _tell(sources.failures, told)
 
 
 def _show(sources: Sources, job: str | None, end: float | None) -> None:
@@ -90,7 +95,15 @@ def _show(sources: Sources, job: str | None, end: float | None) -> None:
         while _goes_on(sources, job, end):
             for answer in sources.take(_patience(sources, end)):
                 board.take(answer, time.monotonic())
-            live.update(screen(board, time.monotonic()), refresh=True)
+            live.update(screen(board, time.monotonic(), sources.failures), refresh=True)
+    _tell(sources.failures, 0)  # the screen is gone, and what stood there
+
+
+def _tell(failures: list[str], told: int) -> int:
+    """Says those that have not been said yet; returns how many have been."""
+    for failure in failures[told:]:
+        click.echo(f"gradwire monitor: {failure}", err=True)
+    return len(failures)
 
 
 def _goes_on(sources: Sources, job: str | None, end: float | None) -> bool:

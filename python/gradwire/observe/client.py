@@ -12,6 +12,7 @@ import stat
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from gradwire.observe.status import SUFFIX, job_name_of, status_folder, user_out
 CONNECT_TIMEOUT_S = 2.0
 # A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
 ANSWER_TIMEOUT_S = 10.0
+# A connection that ssh shares may outlive it, and keeps its standard error open.
+ERRORS_TIMEOUT_S = 2.0
 LINE_BYTES_MAX = 256 << 20
 UNNAMED_S = 60.0
 
@@ -164,6 +167,10 @@ class Sources:
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1024)
         self._known: set[str] = set()
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._followed: set[subprocess.Popen[bytes]] = set()
+        self.has_answers = False
+        # A line for each host whose command has failed: what it was and how it ended.
+        self.failures: list[str] = []
 
     def watch_sockets(self, job: str | None) -> None:
         """Follows every socket of the job that is not followed yet. Call it again to find ranks that start later."""
@@ -180,14 +187,16 @@ class Sources:
         """
         remote = ["gradwire", "monitor", "--json", "--every", str(self.every_s), *([] if job is None else [job])]
         command = [*shlex.split(ssh), host, shlex.join(remote)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        # What it says of errors is kept: the screen would hide it.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self._processes.append(process)
-        self._start(self._follow_host, process)
+        self._followed.add(process)
+        self._start(self._follow_host, process, host, command[0])
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is followed."""
-        return bool(self._known or any(process.poll() is None for process in self._processes))
+        """Whether anything is followed, or an answer has not been taken yet."""
+        return bool(self._known or self._followed or not self._answers.empty())
 
     def take(self, timeout_s: float) -> Iterator[dict[str, Any]]:
         """Answers that have come, the first one within the time."""
@@ -203,8 +212,10 @@ class Sources:
         for process in self._processes:
             process.terminate()
 
-    def _start(self, follow: Any, source: Any) -> None:
-        threading.Thread(target=follow, args=(source,), daemon=True).start()
+    def _start(self, follow: Any, *source: Any) -> threading.Thread:
+        thread = threading.Thread(target=follow, args=source, daemon=True)
+        thread.start()
+        return thread
 
     def _follow_socket(self, path: Path) -> None:
         with contextlib.suppress(OSError, ValueError), contextlib.closing(_connect(path)) as connection:
@@ -214,9 +225,18 @@ class Sources:
                 self._pass_on(lines)
         self._known.discard(path.name)
 
-    def _follow_host(self, process: subprocess.Popen[bytes]) -> None:
+    def _follow_host(self, process: subprocess.Popen[bytes], host: str, program: str) -> None:
         assert process.stdout is not None, "it was asked for"
+        assert process.stderr is not None, "it was asked for"
+        last: deque[bytes] = deque(maxlen=1)
+        errors = self._start(last.extend, filter(bytes.strip, process.stderr))
         self._pass_on(process.stdout, is_mixed=True)
+        code = process.wait()
+        errors.join(ERRORS_TIMEOUT_S)
+        if code:
+            said = b"".join(last).decode(errors="replace").strip()
+            self.failures.append(f"{host}: {program} ended with {code}" + (f": {said}" if said else ""))
+        self._followed.discard(process)
 
     def _pass_on(self, lines: Any, *, is_mixed: bool = False) -> None:
         """Takes answers until there are no more; of mixed lines, which a login shell may print, those that are some."""
@@ -228,6 +248,7 @@ class Sources:
                     continue
                 raise
             if "error" not in answer:
+                self.has_answers = True
                 self._answers.put(answer)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,10 +141,11 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def screen(board: Board, now_s: float) -> RenderableType:
-    """The whole picture."""
+def screen(board: Board, now_s: float, failures: Sequence[str] = ()) -> RenderableType:
+    """The whole picture, with a line below for each host that cannot be seen."""
+    below = [Text(failure, style="bold red") for failure in failures]
     if not board.ranks:
-        return Text("no rank has answered yet")
+        return Group(Text("no rank has answered yet"), *below)
     jobs: dict[str, list[Rank]] = {}
     for key in sorted(board.ranks):
         jobs.setdefault(key[0], []).append(board.ranks[key])
@@ -153,7 +154,7 @@ def screen(board: Board, now_s: float) -> RenderableType:
         presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
         parts.append(Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold"))
         parts += [_ranks_table(ranks, now_s), _peers_table(ranks), *_stragglers(ranks)]
-    return Group(*parts)
+    return Group(*parts, *below)
 
 
 def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
