@@ -1,13 +1,16 @@
-"""`gradwire monitor --host`, with a program in ssh's place: what it reaches, and how it fails."""
+"""`gradwire monitor --host` and `gradwire trace --host`, with a program in ssh's place: what it reaches, and how it fails."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gradwire.observe.status import StatusServer
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main(prog_name='gradwire')"]
 UNREACHABLE = "sh -c 'echo bash: gradwire: command not found >&2; exit 127'"
@@ -16,6 +19,37 @@ UNREACHABLE = "sh -c 'echo bash: gradwire: command not found >&2; exit 127'"
 @pytest.fixture(autouse=True)
 def _folder(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    """Makes ranks of this host that have reduced once, by the names of their jobs."""
+    servers: list[StatusServer] = []
+
+    def make(*jobs: str) -> None:
+        for job in jobs:
+            said = {"timelines": lambda job=job: answer(job, 0)}
+            servers.append(StatusServer(job, 0, said))
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+def answer(job: str, rank: int) -> dict[str, Any]:
+    """To `timelines`."""
+    call = {"sequence": 1, "collective": "all_reduce"}
+    groups = [{"name": "group", "rank": rank, "clock": {"monotonic_ns": 0, "wall_ns": 0}, "calls": [call]}]
+    return {"job": job, "rank": rank, "host": f"node{rank}", "pid": 1, "groups": groups}
+
+
+def ssh(folder: Path, said: dict[str, Any]) -> str:
+    """A program that takes host and command, keeps them in `asked`, and prints this answer."""
+    (folder / "said").write_text(json.dumps(said) + "\n")
+    shell = folder / "shell"
+    shell.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat {folder}/said\n')
+    shell.chmod(0o755)
+    return str(shell)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,3 +71,21 @@ def test_monitor_goes_on_with_those_that_answer(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["host"] == "node2"
     assert ran.stderr == "gradwire monitor: node1: sh ended with 255: Permission denied\n"
+
+
+def test_trace_asks_other_hosts_for_the_job_that_it_has_found_here(ranks: Any, tmp_path: Path) -> None:
+    ranks("train")
+    shell = ssh(tmp_path, answer("other", 1))
+    ran = run("trace", "--host", "node1", "--ssh", shell)
+    assert (tmp_path / "asked").read_text() == "node1 gradwire trace --raw train\n"
+    assert (ran.returncode, ran.stdout) == (2, ""), "whatever that host has"
+    assert "which job? There are other, train: gradwire trace JOB" in ran.stderr
+
+
+def test_trace_of_several_jobs_asks_which(ranks: Any) -> None:
+    ranks("train", "train-2")
+    ran = run("trace", "--raw")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "which job? There are train, train-2: gradwire trace JOB" in ran.stderr
+    ran = run("trace", "train", "--raw")
+    assert json.loads(ran.stdout)["job"] == "train", "a whole name is not the beginning of another"

@@ -34,8 +34,8 @@ clocks are aligned by what their packets said; the error is printed and stands b
 A rank that does not answer, as one that stands still, is named and left out.
 
 \b
-Exit status: 0 written, 2 wrong usage or a file that cannot be written, 3 no job, or none that has ended a collective (with
---raw: 0, and nothing).
+Exit status: 0 written, 2 wrong usage, several jobs and no JOB, or a file that cannot be written, 3 no job, none that has ended a
+collective (with --raw: 0, and nothing), or a host that cannot be asked.
 """
 
 
@@ -60,7 +60,9 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
     one rank.
     """
     try:
-        answers = _answers_here(job) + _answers_there(job, hosts, ssh)
+        answers, name = _answers_here(job)
+        answers += _answers_there(name or job, hosts, ssh)
+        _only({answer["job"] for answer in answers})
     except (GradwireError, OSError, ValueError) as error:
         click.echo(f"gradwire trace: {error}", err=True)
         sys.exit(EXIT_NOTHING)
@@ -87,16 +89,26 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         click.echo(f"gradwire trace: rank {process.rank} on {process.host}: clock error {off}", err=True)
 
 
-def _answers_here(job: str | None) -> list[dict[str, Any]]:
+def _answers_here(job: str | None) -> tuple[list[dict[str, Any]], str | None]:
+    """Of this host's ranks, and the name of their job, which is the same on other hosts; None: there are none."""
     paths = find_sockets(job)
-    jobs = sorted({job_of(path) for path in paths})
-    if len(jobs) > 1:
-        raise ValueError(f"which job? There are {', '.join(jobs)}")
+    name = _only({job_of(path) for path in paths})
     if not paths:
-        return []
+        return [], name
     with ThreadPoolExecutor(max_workers=min(32, len(paths))) as pool:  # ranks answer at about the same time
         answers = list(pool.map(_timelines_of, paths))
-    return [answer for answer in answers if answer is not None]
+    return [answer for answer in answers if answer is not None], name
+
+
+def _only(jobs: set[str]) -> str | None:
+    """The job, where there is one.
+
+    Raises:
+        UsageError: there are several, whose calls are no steps of each other.
+    """
+    if len(jobs) > 1:
+        raise click.UsageError(f"which job? There are {', '.join(sorted(jobs))}: gradwire trace JOB")
+    return next(iter(jobs), None)
 
 
 def _timelines_of(path: Path) -> dict[str, Any] | None:
@@ -124,5 +136,8 @@ def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[di
             raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
         if ran.returncode:
             raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
-        answers += [read_answer(line) for line in ran.stdout.splitlines()]
+        found = [read_answer(line) for line in ran.stdout.splitlines()]
+        if not found:
+            click.echo(f"gradwire trace: {host}: no rank of the job has answered there", err=True)
+        answers += found
     return answers
