@@ -45,7 +45,10 @@ def stats() -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Communicator", "Operation"):  # they need NumPy
+    if name in ("Communicator", "Operation"):
+        from gradwire import _extras
+
+        _extras.require("numpy", "numpy", f"gradwire.{name}")
         from gradwire import communicator
 
         return getattr(communicator, name)

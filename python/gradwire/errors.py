@@ -43,7 +43,10 @@ class ConfigError(GradwireError, ValueError):
 
 
 class MissingExtraError(GradwireError, ImportError):
-    """A setting, or `gradwire.torch`, needs a package that is not installed. Fields: extra (of `pip install gradwire[...]`), package."""
+    """A setting, a command, `gradwire.torch` or `gradwire.Communicator` needs a package that is not installed.
+
+    Fields: extra (of `pip install gradwire[...]`), package.
+    """
 
 
 class StatusFolderError(GradwireError):

@@ -120,7 +120,7 @@ def test_without_a_group_there_is_nothing_to_count() -> None:
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     for config, extra in ((Config(metrics_port=0), "metrics"), (Config(otlp_endpoint="http://localhost:4318"), "otel")):
         with pytest.raises(MissingExtraError, match=rf"pip install 'gradwire\[{extra}\]'"):
             export.check_extras(config)

@@ -9,11 +9,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from gradwire._extras import require
 from gradwire.bench import plan, results, run, training
 from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES
 from gradwire.bench.plan import Condition, NetworkPlan, Plan, Variant
 from gradwire.bench.training import TrainingPlan
+from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError
 
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
@@ -96,6 +98,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     chosen = _with_defaults(ctx, options)
     try:
+        for package in ("torch", "numpy"):
+            require(package, "bench", "gradwire bench")
         required = results.parse_requirements(chosen["required"])
         names = {name: chosen[name] for name in ("out", "json_file", "html_file", "quick")}
         outcome = run.Outcome(required=required, **names)
@@ -103,7 +107,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
         whole = training_plan_of(chosen) if chosen["trains"] else plan_of(chosen)
         if isinstance(whole, Plan):
             results.check_samples(required, whole.least_times)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         raise click.UsageError(str(error)) from error
     try:
         sys.exit(run.run_collectives(whole, outcome) if isinstance(whole, Plan) else run.run_training(whole, outcome))

@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gradwire._extras import require
 from gradwire.bench import numbers
 from gradwire.bench.display import make_console
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults, percentile, report
+from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError, Link, sandbox
 from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.probe import LossProbe
@@ -33,8 +35,8 @@ Examples:
   gradwire demo --backend gloo                   one backend alone
 
 \b
-Exit status: 0 done, 1 a worker failed or replicas differed that must not, 2 wrong usage or a file that cannot be written, 3 no network
-could be built, 130 interrupted.
+Exit status: 0 done, 1 a worker failed or replicas differed that must not, 2 wrong usage, a package that is missing or a file that
+cannot be written, 3 no network could be built, 130 interrupted.
 """
 
 
@@ -80,6 +82,8 @@ def command(
     and leaves nothing behind, however it ends.
     """
     try:
+        for package in ("torch", "numpy"):
+            require(package, "demo", "gradwire demo")
         link = Link(rate, buffer * 1024, delay / 2)
         plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
                     budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
@@ -89,7 +93,7 @@ def command(
     except LabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_LAB)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtraError) as error:
         raise click.UsageError(str(error)) from error
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import click
 
 from gradwire import __version__
 
+# Each is the module of its name, and the first sentence of its help.
 _COMMANDS = {
-    "bench": "gradwire.cli.bench",
-    "demo": "gradwire.cli.demo",
-    "doctor": "gradwire.cli.doctor",
-    "lab": "gradwire.cli.lab",
-    "monitor": "gradwire.cli.monitor",
-    "serve": "gradwire.cli.serve",
-    "simulate": "gradwire.cli.simulate",
-    "switch": "gradwire.cli.switch",
-    "trace": "gradwire.cli.trace",
+    "bench": "Measure gradwire beside gloo over TCP, on this machine.",
+    "demo": "Train a small GPT over a lossy network: gloo (TCP) against gradwire.",
+    "doctor": "Check the network and the hosts of a training job, and say what is wrong and how to fix it.",
+    "lab": "Build a small network on this machine, run programs on its hosts, and break it on purpose.",
+    "monitor": "Watch a running job: rates, round trips, loss, what ended the waits, and who is waited for.",
+    "serve": "Sum gradients for a training job: a parameter server that needs no GPU and no model.",
+    "simulate": "What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer.",
+    "switch": "Write the configuration that a switch needs to tell gradients apart.",
+    "trace": "Write one step of all ranks as a timeline for Perfetto.",
 }
+EXIT_UNLOADABLE = 1
 
 
 class _LazyGroup(click.Group):
@@ -30,11 +33,39 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        try:
+            command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
+        except ImportError:
+            _check_extension()
+            raise
         return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By the table above: click would import them all."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name]) for name in sorted(_COMMANDS)])
+
+
+def _check_extension() -> None:
+    """Ends here with what to do where the extension module does not load, as of a wheel that was built for other hosts."""
+    try:
+        importlib.import_module("gradwire._native")
+    except ImportError as error:
+        text = f"gradwire: the extension module cannot be loaded here: {error}. Build the wheel on this host, or for manylinux"
+        click.echo(f'{text} (README, "Install it")', err=True)
+        sys.exit(EXIT_UNLOADABLE)
+
+
+def _show_version(ctx: click.Context, _option: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or ctx.resilient_parsing:
+        return
+    _check_extension()
+    click.echo(f"gradwire, version {__version__}")
+    ctx.exit()
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="gradwire")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+              help="Show the version, if gradwire works here, and exit.")  # fmt: skip
 def main() -> None:
     """Gradwire moves gradients between the workers of a training job, and never waits for the slowest packet."""

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from gradwire.errors import ConfigError, GradwireError, RendezvousError, SettingsMismatchError
+from gradwire.errors import ConfigError, GradwireError, MissingExtraError, RendezvousError, SettingsMismatchError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_WORKERS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
 
@@ -33,7 +33,7 @@ parameter_server, and every group but the default one, goes on without the serve
 
 \b
 Exit status: 0 every worker has left in good order, 1 a worker died or the group failed (the message names it), 2 wrong
-usage, settings that contradict the workers', or a file that cannot be written, 3 the workers did not come, 130
+usage, settings that contradict the workers', a package that is missing, or a file that cannot be written, 3 the workers did not come, 130
 interrupted, 143 terminated. A server that is interrupted or terminated says goodbye: the workers then fail at once with
 its name.
 """
@@ -76,18 +76,19 @@ def command(
         raise click.UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
     signal.signal(signal.SIGTERM, _terminate)
     address = address or _address_of_environment()
-    # torch is only needed from here on, and takes seconds to import.
-    from gradwire.torch._serving import Service, open_store, serve
 
     def tell(text: str) -> None:
         click.echo(f"gradwire serve: server {index} {text}", err=True)
 
     try:
+        # torch is only needed from here on, and takes seconds to import.
+        from gradwire.torch._serving import Service, open_store, serve
+
         tell(f"waits for the workers at {address}")
         store = open_store(address, wait)
         service = Service(index, servers, workers, memory << 20, wait)
         stats = serve(store, service, lambda served: tell(f"of {served.servers} serves {served.workers} workers"))
-    except (ConfigError, SettingsMismatchError) as error:
+    except (ConfigError, MissingExtraError, SettingsMismatchError) as error:
         _fail(str(error), EXIT_USAGE)
     except RendezvousError as error:
         _fail(str(error), EXIT_NO_WORKERS)

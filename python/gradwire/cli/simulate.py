@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from gradwire._extras import require
+from gradwire.errors import MissingExtraError
 from gradwire.simulation import plan as plans
 from gradwire.simulation.picture import draw
 from gradwire.simulation.result import lines, simulate
@@ -66,6 +68,8 @@ def command(model: Path | None, **options: Any) -> None:
     """What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer."""
     json_path, picture = options.pop("json_path"), options.pop("picture")
     presets, bucket_bytes = options.pop("presets"), int(options.pop("bucket_mb") * plans.MEGABYTE)
+    if picture is not None:
+        _check_picture()
     tensors, backward_us = _tensors(model, options.pop("bytes_")), options.pop("backward_ms") * 1e3
     cluster = {"buffer_bytes": options.pop("buffer_kb") << 10, **options}
     if cluster["algorithm"] != "parameter_server":
@@ -78,6 +82,14 @@ def command(model: Path | None, **options: Any) -> None:
         if str(json_path) != "-":
             click.echo("\n".join(lines(results[-1])) + "\n")
     _write(results, json_path, picture)
+
+
+def _check_picture() -> None:
+    """Before the simulation, which takes minutes."""
+    try:
+        require("matplotlib", "bench", "--picture")
+    except MissingExtraError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _tensors(model: Path | None, bytes_: int | None) -> list[Tensor]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from gradwire._extras import require
 from gradwire.config import PRESETS, Config
 from gradwire.errors import ConfigError
 from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
@@ -98,6 +99,7 @@ def command(
         wish = Wish(first_bytes=first_kb and round(first_kb * 1000), **wishes)  # type: ignore[arg-type]
         plan = make_plan(rate, round(buffer_kb * 1000), config, queues=queues, layers=layers, wish=wish)
         if plot is not None:
+            require("matplotlib", "switch", "--plot")
             from gradwire.switch import picture
 
             picture.draw(plan, plot)

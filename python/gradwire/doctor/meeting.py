@@ -279,6 +279,9 @@ def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> 
         from torch.distributed.rendezvous import rendezvous
 
         store, _, _ = next(iter(rendezvous(address, rank, world_size, timeout=timedelta(seconds=timeout_s))))
+    except ModuleNotFoundError as error:
+        remedy = "pip install 'gradwire[torch]', or meet in a folder that all see (--store file:///...)"
+        raise RendezvousError(f"no Store at {address}: {error.name} is not installed: {remedy}") from error
     except (ImportError, RuntimeError, ValueError) as error:
         raise RendezvousError(f"no Store at {address}: {error}") from error
     return StoreMeeting(store)

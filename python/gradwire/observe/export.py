@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import threading
 import time
@@ -12,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from gradwire import _native
+from gradwire._extras import is_installed
 from gradwire._forked import stays_here
 from gradwire.config import Config
 from gradwire.errors import GradwireError, MissingExtraError, PortInUseError
@@ -39,11 +39,7 @@ def check_extras(config: Config) -> None:
 
 
 def _require(module: str, package: str, extra: str, field: str) -> None:
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # of a parent
-        found = None
-    if found is None:
+    if not is_installed(module):
         raise MissingExtraError(
             f"{field} is set and the package {package} is not installed: pip install 'gradwire[{extra}]'",
             extra=extra,

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradwire._extras import require
+
 # Kept in state dicts, but no gradients are sent for them: statistics of normalisations, rotary frequencies and masks.
 _BUFFERS = (
     *("running_mean", "running_var", "num_batches_tracked"),
@@ -65,6 +67,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: it is no checkpoint, or no parameters of a model are recognised in it.
         ImportError: torch is missing.
     """
+    require("torch", "torch", f"{path}, a checkpoint of torch,")
     import torch
 
     try:

@@ -14,10 +14,14 @@ import sys
 import types
 from typing import Any
 
-import torch.distributed as dist
+from gradwire import _extras
 
-from gradwire import _completer, _outbox, _policy, _rendezvous, _runtime
-from gradwire.torch import _compat
+_extras.require("torch", "torch", "gradwire.torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from gradwire import _completer, _outbox, _policy, _rendezvous, _runtime  # noqa: E402
+from gradwire.torch import _compat  # noqa: E402
 
 _compat.require_torch()
 _compat.require_numpy()
