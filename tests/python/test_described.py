@@ -110,3 +110,12 @@ def test_the_first_sync_finds_what_cannot_be_sent_on_every_rank(monkeypatch: Any
         assert not crossed, "before any other rank waits for this one"
         state.seen = [1, 2]
     assert [state.sync(), state.sync()] == [True, False]
+
+
+def test_a_part_that_nobody_named_is_refused_as_no_rank_that_joins_would_get_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_elastic, "link_of", lambda _: None)
+    state = _elastic.ElasticState(step=0)
+    state.step = 1
+    with pytest.raises(AttributeError, match="no part 'epoch': name it in ElasticState"):
+        state.epoch = 3
+    assert (state.step, hasattr(state, "epoch")) == (1, False)

@@ -56,8 +56,11 @@ class ElasticState:
             self._values[name] = value
         elif name in self.__dict__.get("_parts", {}):
             self._parts[name] = value
-        else:
+        elif name.startswith("_"):
             super().__setattr__(name, value)
+        else:
+            # As an attribute it would look like a part, and never reach a rank that joins.
+            raise AttributeError(f"the state has no part {name!r}: name it in ElasticState(...)")
 
     def sync(self) -> bool:
         """Lets at most one rank join that was lost and started again, and gives it everything here as the others have it.
