@@ -8,13 +8,13 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def keep(name: str, text: str, script: str) -> int:
-    """Writes a document of docs/; with `--check` on the command line compares it instead.
+def keep(name: str, text: str, script: str, folder: Path = DOCS) -> int:
+    """Writes a document of docs/, or of another folder; with `--check` on the command line compares it instead.
 
     Returns:
         The exit status: 1 if what is there is not what would be written.
     """
-    document = DOCS / name
+    document = folder / name
     if "--check" not in sys.argv[1:]:
         document.write_text(text)
         return 0

@@ -16,6 +16,12 @@ def test_the_configuration_document_is_what_the_fields_say():
     assert result.returncode == 0, result.stderr
 
 
+def test_the_licences_that_go_along_with_a_wheel_are_those_of_the_crates_in_it():
+    script = ROOT / "scripts" / "third_party_licenses.py"
+    result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_error_document_has_every_class_and_no_other():
     classes = {
         name
