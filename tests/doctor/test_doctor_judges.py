@@ -536,6 +536,8 @@ def test_it_reads_well_without_json():
         (["--rank", "2", "--world-size", "2"], {}),
         (["--world-size", "2", "--store", "http://x"], {}),
         ([], {"GRADWIRE_PRESET": "best"}),
+        ([], {"RANK": "x"}),
+        ([], {"RANK": "0", "WORLD_SIZE": "$N"}),
     ],
 )
 def test_wrong_usage_is_status_2(arguments, variables):

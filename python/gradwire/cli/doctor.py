@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -37,10 +36,13 @@ Exit status: 0 nothing found that training would suffer from, 1 something was, 2
 
 
 @click.command(name="doctor", epilog=_EPILOG, context_settings={"show_default": True})
-@click.option("--rank", type=click.IntRange(0), help="Of this process.", show_default="$RANK, or 0")
 @click.option(
-    "--world-size", type=click.IntRange(1), help="Ranks in all; 1: this host alone.", show_default="$WORLD_SIZE, or 1"
+    "--rank", type=click.IntRange(0), envvar="RANK", default=0, help="Of this process.", show_default="$RANK, or 0"
 )
+@click.option(
+    "--world-size", type=click.IntRange(1), envvar="WORLD_SIZE", default=1, help="Ranks in all; 1: this host alone.",
+    show_default="$WORLD_SIZE, or 1",
+)  # fmt: skip
 @click.option(
     "--store",
     default="env://",
@@ -59,14 +61,12 @@ Exit status: 0 nothing found that training would suffer from, 1 something was, 2
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
-    *, rank: int | None, world_size: int | None, store: str, packets: int, loss_max: float, wait: float, as_json: bool
+    *, rank: int, world_size: int, store: str, packets: int, loss_max: float, wait: float, as_json: bool
 ) -> None:
     """Check the network and the hosts of a training job, and say what is wrong and how to fix it.
 
     With several ranks, rank 0 prints what all have found, and all have the same exit status.
     """
-    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
-    world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
     if rank >= world_size:
         raise click.UsageError(f"rank {rank} of {world_size}: ranks are 0 to {world_size - 1}")
 
