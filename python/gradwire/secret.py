@@ -41,7 +41,10 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
-                text = f"secret_file = {path!r} can be read by others (mode {mode:04o}): chmod 600 {path}"
+                text = (
+                    f"secret_file = {path!r} can be read by others (mode {mode:04o}): chmod 600 {path}, or where that cannot be done, as "
+                    f"in a Kubernetes volume with fsGroup, set {SECRET_VARIABLE} instead"
+                )
                 raise ConfigError(text, field="secret_file", value=path, allowed="a file of mode 0600 or 0400")
             return file.read()
     except OSError as error:
