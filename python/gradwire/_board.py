@@ -195,7 +195,8 @@ def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:
             theirs = entry["settings"].get(field)
             if theirs != value:
                 raise SettingsMismatchError(
-                    f"rank {other} on {entry['host']} has {field} = {theirs}, rank {rank} has {value}: it must be equal on all ranks",
+                    f"rank {other} on {entry['host']} has {field} = {theirs}, rank {rank} has {value}: it must be equal "
+                    f"on all ranks (GRADWIRE_{field.upper()}, or Config)",
                     rank=other,
                     field=field,
                     theirs=theirs,

@@ -320,7 +320,7 @@ def other_world_size(their: tuple[int, dict[str, Any]], our: tuple[int, int]) ->
     """For a rank and its entry, and this rank and its world size."""
     (other, entry), (rank, world_size) = their, our
     theirs = entry["world_size"]
-    text = f"rank {other} on {entry['host']} was started with world size {theirs}, rank {rank} with {world_size}"
+    text = f"rank {other} on {entry['host']} was started with world size {theirs}, rank {rank} with {world_size}: start all ranks with one"
     return WorldSizeError(text, rank=other, theirs=theirs, ours=world_size)
 
 

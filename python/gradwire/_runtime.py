@@ -79,7 +79,8 @@ class Runtime:
         """
         if os.getpid() != self.pid:
             raise ForkedError(
-                f"this process group belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}",
+                f"this process group belongs to process {self.pid} and cannot be used in its forked child {os.getpid()}: form groups "
+                "in the process that uses them",
                 owner_pid=self.pid,
             )
 

@@ -140,7 +140,9 @@ pub enum JoinError {
         problem: String,
     },
     /// A rank has another idea of the number of ranks.
-    #[error("rank {rank} has world size {theirs}, this rank has {ours}")]
+    #[error(
+        "rank {rank} has world size {theirs}, this rank has {ours}; start all ranks with one world size"
+    )]
     WorldSizeMismatch {
         /// The other rank.
         rank: u32,
@@ -150,7 +152,7 @@ pub enum JoinError {
         ours: u32,
     },
     /// A setting that must be equal differs.
-    #[error("rank {rank} has {field} = {theirs}, this rank has {ours}")]
+    #[error("rank {rank} has {field} = {theirs}, this rank has {ours}; it must be equal on all ranks")]
     SettingsMismatch {
         /// The other rank.
         rank: u32,
@@ -178,7 +180,7 @@ pub enum JoinError {
         world_size: u32,
     },
     /// Two processes say that they are the same rank.
-    #[error("rank {rank} is claimed by two processes: {first} and {second}")]
+    #[error("rank {rank} is claimed by two processes: {first} and {second}; end one of them")]
     DuplicateRank {
         /// The rank.
         rank: u32,
@@ -188,7 +190,7 @@ pub enum JoinError {
         second: String,
     },
     /// Peers that did not answer in time.
-    #[error("no answer within {waited:?} to UDP datagrams of {datagram_bytes} bytes from {}", list(.peers))]
+    #[error("no answer within {waited:?} to UDP datagrams of {datagram_bytes} bytes from {}{}", list(.peers), advice(.peers))]
     Unreachable {
         /// Who, and where they were tried.
         peers: Vec<UnreachablePeer>,
@@ -207,4 +209,12 @@ pub enum JoinError {
 
 fn list(peers: &[UnreachablePeer]) -> String {
     peers.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// What to do about peers that answer nothing at all; of those that answer small datagrams it is said beside each.
+fn advice(peers: &[UnreachablePeer]) -> &'static str {
+    if peers.iter().all(|peer| peer.answers_small || peer.tried.is_empty()) {
+        return "";
+    }
+    ". Let UDP through to these ports; `gradwire doctor`, started as the job, says where it stops"
 }

@@ -7,6 +7,10 @@
 //! The way in: [`Engine::start`], [`Engine::new_group`], exchange of [`PendingGroup::record`]s through any store,
 //! [`PendingGroup::join`], [`GroupHandle::submit`], [`OpHandle::wait`].
 
+// Said before the hundreds of errors about system calls that are missing elsewhere.
+#[cfg(not(target_os = "linux"))]
+compile_error!("gradwire runs on Linux only (README, \"Limits\")");
+
 mod active;
 mod busy_poll;
 mod chaos;

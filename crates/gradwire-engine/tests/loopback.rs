@@ -103,6 +103,7 @@ fn a_peer_that_cannot_be_reached_ends_the_join_in_time_and_is_named() {
     assert_eq!(peers.iter().map(|peer| peer.rank).collect::<Vec<_>>(), [1]);
     let address = format!("127.0.0.1:{}", engines[1].local_port());
     assert!(error.to_string().contains(&address), "{error}");
+    assert!(error.to_string().contains(". Let UDP through to these ports"), "{error}");
 }
 
 #[test]
