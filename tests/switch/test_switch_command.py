@@ -159,6 +159,29 @@ def test_the_largest_first_threshold_is_named_as_the_option_takes_it():
     assert all(int(limit) - int(high) >= 1513 for limit, high in ends), "a packet's room above RED's max"
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".tar.gz"])
+def test_a_picture_of_no_known_format_is_status_2_in_one_line(tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    result = run("--os", "tc", *COMMON, "--plot", str(tmp_path / f"plan{suffix}"))
+    assert result.exit_code == 2
+    assert (result.stderr.count("Error:"), result.stdout) == (1, "")
+    assert "supported formats: " in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_without_a_suffix_is_a_png(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert run("--os", "tc", *COMMON, "--plot", str(tmp_path / "plan")).exit_code == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_picture_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run("--os", "tc", *COMMON, "--plot", str(tmp_path / "plan.png"))
+    assert result.exit_code == 2
+    assert "gradwire[switch]" in result.stderr
+
+
 def test_without_scipy_the_optimum_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     result = run("--os", "tc", *COMMON, "--thresholds", "optimal")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gradwire.switch.errors import SwitchError
 from gradwire.switch.plan import SwitchPlan
 
 _SMALL, _LARGE, _ROOM = "#b5651d", "#0b7a75", "#d8dbe0"
@@ -12,15 +13,26 @@ _LEAST = 1e-15  # less is no loss at all, and the axis is logarithmic
 
 
 def draw(plan: SwitchPlan, path: Path) -> None:
-    """Writes a picture with two panels. Raises OSError where the file cannot be written, ImportError without matplotlib."""
-    import matplotlib as mpl
+    """Writes a picture with two panels, in the format that the file's suffix names; where it has none that of PNG is added.
 
+    Raises:
+        SwitchError: matplotlib does not know the format, or is not installed.
+        OSError: the file cannot be written.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise SwitchError("a picture needs matplotlib: pip install 'gradwire[switch]'") from None
     mpl.use("Agg")  # no display is needed
     from matplotlib import pyplot
 
     figure = figure_of(plan)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=130)
+    except ValueError as error:
+        raise SwitchError(f"--plot {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
 
 
 def figure_of(plan: SwitchPlan) -> Any:
