@@ -4,6 +4,7 @@ import os
 import sys
 
 import pytest
+from gradwire.lab import crew as crews
 from gradwire.lab.crew import LoopbackCrew, WorkerFailed
 
 ANSWERS = """
@@ -25,6 +26,13 @@ crew.serve(Worker)
 FAILS = """
 import os, sys
 sys.exit("rank 1 does not like it here") if os.environ["RANK"] == "1" else sys.stdin.read()
+"""
+
+STAYS = """
+import os, sys
+print("nobody hears me any more", file=sys.stderr, flush=True)
+os.close(1)
+sys.stdin.read()
 """
 
 
@@ -63,3 +71,11 @@ def test_a_worker_that_cannot_start_is_named_and_the_others_end(tmp_path):
     with pytest.raises(WorkerFailed, match=r"(?s)worker 1 ended with status 1.*does not like it here"):
         crew.__enter__()
     assert all(child.returncode is not None for child in crew._children)
+
+
+def test_a_worker_that_answers_no_more_but_stays_is_named_with_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(crews, "END_SECONDS", 0.1)
+    crew = LoopbackCrew([sys.executable, "-c", STAYS], 1, {}, tmp_path)
+    with pytest.raises(WorkerFailed, match=r"(?s)worker 0 has closed its .* still running.*nobody hears me any more"):
+        crew.__enter__()
+    assert crew._children[0].returncode is not None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 LEAVE_SECONDS = 20  # a worker that was told to leave closes its process group first
+END_SECONDS = 10  # one that has closed a pipe has as a rule ended, and only its status is still to come
 # Nobody looks into workers unless asked to: they have a screen or numbers, and are ended too soon to remove their status sockets.
 _UNSEEN = {"GRADWIRE_STATUS_SOCKET": "0"}
 Answer = dict[str, Any]
@@ -130,10 +131,13 @@ class _Member:
         self._log.close()
 
     def _failure(self) -> WorkerFailed:
-        status = self._process.wait(timeout=10)
+        try:
+            what = f"ended with status {self._process.wait(timeout=END_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            what = "has closed its input or output and is still running"
         self._log.seek(0)
         tail = "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
-        return WorkerFailed(f"worker {self._rank} ended with status {status}; the end of {self._log.name}:\n{tail}")
+        return WorkerFailed(f"worker {self._rank} {what}; the end of {self._log.name}:\n{tail}")
 
 
 class LoopbackCrew(Crew):
