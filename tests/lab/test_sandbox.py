@@ -107,6 +107,37 @@ def test_a_killed_caller_takes_everything_with_it(number):
         assert_closed(caller.stdout.fileno())  # every process that held the output has ended
 
 
+IN_ORDER = """
+import signal, sys
+from gradwire.lab import sandbox
+def main():
+    try:
+        print("up", flush=True)
+        signal.pause()
+    except SystemExit as end:
+        print("leaving with", end.code, flush=True)
+        sys.stdin.read()  # what another signal would end
+        print("left", flush=True)
+        raise
+sys.exit(sandbox.run(main, terminates_in_order=True))
+"""
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_terminated_caller_that_wants_it_so_lets_the_function_leave_once(whole_group):
+    """To a whole group it is sent twice: to the function's process directly, and by its caller."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", IN_ORDER], **pipes, start_new_session=True) as caller:
+        assert caller.stdout.readline() == b"up\n"
+        for _ in range(2):
+            (os.killpg if whole_group else os.kill)(caller.pid, signal.SIGTERM)
+        assert caller.stdout.readline() == b"leaving with 143\n"
+        (os.killpg if whole_group else os.kill)(caller.pid, signal.SIGTERM)
+        caller.stdin.close()
+        assert caller.stdout.read() == b"left\n"
+        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+
+
 def test_ctrl_c_ends_it_with_the_shells_status():
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, start_new_session=True) as caller:
         assert caller.stdout.readline() == b"up\n"

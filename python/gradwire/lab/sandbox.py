@@ -16,25 +16,29 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import NoReturn
 
 from gradwire.lab import _syscalls
 from gradwire.lab.errors import LabError, NamespacesUnavailable
 
 EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
+EXIT_TERMINATED = 128 + signal.SIGTERM  # and for one ended by SIGTERM
 _EXIT_NO_NAMESPACES = 77  # within this file: tells the caller's process why the keeper gave up
 _NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
 
 
-def run(main: Callable[[], int]) -> int:
+def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     """Runs `main` as described above and waits for it.
 
     Args:
         main: called in the new namespaces, where it has all rights over the network; its result is the exit status.
+        terminates_in_order: SIGTERM to the caller raises SystemExit in `main`, once, and the caller waits for what `main` does
+            about it; else it ends the caller, and all else with it, at once. Only in a process's main thread.
 
     Returns:
-        The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted.
+        The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted, 143 if terminated.
 
     Raises:
         NamespacesUnavailable: neither root nor user namespaces can be had here.
@@ -45,7 +49,8 @@ def run(main: Callable[[], int]) -> int:
     keeper = os.fork()
     if keeper == 0:
         _in_child(lambda: _keep(main, caller))
-    status = _wait(keeper)
+    with _terminating(keeper) if terminates_in_order else nullcontext():
+        status = _wait(keeper)
     if status == _EXIT_NO_NAMESPACES:
         raise NamespacesUnavailable(
             "no network namespaces here: run as root, or allow user namespaces"
@@ -58,7 +63,7 @@ def run(main: Callable[[], int]) -> int:
 def _keep(main: Callable[[], int], caller: int) -> int:
     """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # here and in process 1; it reaches the process of `main` too
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
     try:
         _enter_namespaces()
     except OSError:
@@ -72,7 +77,8 @@ def _keep(main: Callable[[], int], caller: int) -> int:
         os.close(keeper_holds)
         _in_child(lambda: _be_first(main, keeper_lives))
     os.close(keeper_lives)
-    return _wait(first)
+    with _terminating(first):
+        return _wait(first)
 
 
 def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
@@ -98,8 +104,29 @@ def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
 def _lead(main: Callable[[], int]) -> int:
     """The process of `main`, which Ctrl-C and SIGTERM end in good order."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _leave)
     return main()
+
+
+def _leave(*_: object) -> NoReturn:
+    """Once: who terminates a whole process group, as timeout(1) does, is heard directly and by what the caller passes on."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(EXIT_TERMINATED)
+
+
+@contextmanager
+def _terminating(child: int) -> Iterator[None]:
+    """SIGTERM to this process is passed on to the child meanwhile."""
+
+    def pass_on(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _enter_namespaces() -> None:
