@@ -45,6 +45,13 @@ class Seen:
     cpu_s: float
     throttled: int
 
+    @classmethod
+    def parsed(cls, name: str, stat: str, cpu_stat: str) -> Seen:
+        """From the thread's `comm` and `stat` in /proc, and `cpu.stat` of its group."""
+        fields = stat.rpartition(")")[2].split()  # the name, which stands in front, may hold spaces and brackets
+        throttled = dict(line.split() for line in cpu_stat.splitlines())["nr_throttled"]
+        return cls(name.strip(), (int(fields[11]) + int(fields[12])) / TICKS_IN_S, int(throttled))
+
 
 class Groups:
     """The control groups of the threads."""
@@ -80,10 +87,8 @@ class Groups:
             (group / "cpu.cfs_quota_us").write_text(str(self._quota_us))
             (group / "tasks").write_text(str(thread))
         task = Path(f"/proc/{pid}/task/{thread}")
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-        throttled = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())["nr_throttled"]
-        name = (task / "comm").read_text().strip()
-        self.seen[thread] = Seen(name, (int(fields[11]) + int(fields[12])) / TICKS_IN_S, int(throttled))
+        texts = (file.read_text() for file in (task / "comm", task / "stat", group / "cpu.stat"))
+        self.seen[thread] = Seen.parsed(*texts)
 
 
 def remove(group: Path) -> None:

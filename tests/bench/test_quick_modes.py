@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,29 @@ def test_each_thread_gets_a_core_of_its_own_and_the_groups_are_gone(tmp_path):
     assert len(threads) == 2, threads
     assert all(thread["throttled"] > 0 for thread in threads), threads
     assert set(controller.glob("gradwire-own-cores-*")) <= before
+
+
+def test_what_a_thread_has_used_is_read_from_the_kernels_own_files(load_benchmark):
+    """Where there is no controller of version 1 the test above is skipped; this part of it needs none."""
+    own_cores = load_benchmark("own_cores")
+    found = {}
+
+    def work() -> None:
+        task = Path("/proc/self/task", str(threading.get_native_id()))
+        (task / "comm").write_text("odd) name (1")
+        begun = time.thread_time()
+        while time.thread_time() - begun < 0.2:
+            pass
+        found.update(comm=(task / "comm").read_text(), stat=(task / "stat").read_text(), used=time.thread_time())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    throttled = "nr_periods 12\nnr_throttled 7\nthrottled_time 123456\n"
+    seen = own_cores.Seen.parsed(found["comm"], found["stat"], throttled)
+    assert (seen.name, seen.throttled) == ("odd) name (1", 7)
+    tick = 1 / own_cores.TICKS_IN_S
+    assert 0 < seen.cpu_s <= found["used"] + 2 * tick, "user's and the system's, each rounded to ticks"
 
 
 @pytest.mark.parametrize("options", [[], ["--fixed-owner"]])
