@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-own-cores bench-simulation bench-report ci clean distclean
+.PHONY: help env build demo test test-rust test-python test-torch test-torch-range test-faults soak test-frameworks check sim fuzz asan miri audit bench bench-accuracy bench-scenarios bench-goodput bench-fairness bench-training bench-feedback bench-ns3 bench-memory bench-incast bench-hadamard bench-security bench-flood bench-topology bench-overhead bench-overlap bench-gpu bench-observability bench-kernel bench-own-cores bench-simulation bench-report ci clean distclean
 
 PYTHON ?= python3
 SEEDS ?= 20000
@@ -114,6 +114,16 @@ bench-fairness: build ## Shares of gradwire and of one TCP flow at one bottlenec
 
 bench-training: build ## Quality of training under gradient loss, by method, 20 minutes
 	$(PY) bench/training/loss_tolerance.py --json bench-out/loss_tolerance.jsonl $(ARGS)
+
+bench-feedback: env ## What loss does to the sum of what is applied, by divisor and feedback: a model of the arithmetic, seconds
+	$(PY) bench/training/feedback_variance.py $(ARGS)
+	$(PY) bench/training/feedback_variance.py --fixed-owner $(ARGS)
+
+bench-ns3: env ## The burst in ns-3 beside gradwire's own simulator (needs ns-3 and cmake, bench/ns3/README.md)
+	cargo build --release --package gradwire-capi --package gradwire-sim $(LOCKED)
+	cmake -S bench/ns3 -B build-ns3
+	cmake --build build-ns3
+	$(PY) bench/ns3/crosscheck.py $(ARGS)
 
 bench-security: build ## What sealing every datagram costs, over loopback
 	$(PY) bench/collective/security.py --json bench-out/security.json $(ARGS)
