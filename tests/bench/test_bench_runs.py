@@ -296,6 +296,16 @@ def test_gloo_gets_the_congestion_control_that_its_name_says(tmp_path, kernel_tc
 
     def look() -> list[str]:
         found = []
+def test_a_gray_rail_is_never_better_than_the_healthy_ones(tmp_path):
+    def look() -> list[list]:
+        with Ground(2, NetworkPlan("nft", 100.0, rails=2)) as ground:
+            assert ground.network is not None
+            ground.set(Condition(loss=0.2, scenario="gray"))
+            return [[rail, port.loss] for (_, rail), port in ground.network.ports().items()]
+
+    assert sorted(in_lab(tmp_path, look)) == [[0, 0.2], [0, 0.2], [1, 0.2], [1, 0.2]]
+
+
         with Ground(2, NetworkPlan(kind)) as ground:
             for algorithm in ("reno", "cubic"):
                 ground.use_tcp(algorithm)

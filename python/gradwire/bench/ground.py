@@ -130,7 +130,7 @@ class Ground:
             [], [], loss=condition.loss, delay_ms=self.link.delay_ms, buffer_bytes=buffer, rate_mbit=self.plan.rate_mbit
         )
         if condition.scenario == "gray":
-            self.network.set([], [self.plan.rails - 1], loss=GRAY_LOSS)
+            self.network.set([], [self.plan.rails - 1], loss=max(condition.loss, GRAY_LOSS))
         slow = self.plan.rate_mbit * (SLOW_SHARE if condition.scenario == "slow-host" else 1.0)
         self.network.set([self.hosts - 1], [], rate_mbit=slow)
         self.network.set_host_rate(self.hosts - 1, slow)
