@@ -207,7 +207,8 @@ def test_a_file_without_blocks_is_compared_by_its_medians():
     [
         ["--network", "loopback", "--loss", "0.01"], ["--require", "fast=1"], ["--require", "busbw"], ["--require", "cpu=0"],
         ["--require", "tail=1.2", "--samples", "20"], ["--collective", "broadcast", "--preset", "auto", "--tcp", "none"],
-        ["--ranks", "9"], ["--scenario", "incast", "--buffer", "64"], ["--network", "bridge", "--scenario", "gray"],
+        ["--ranks", "9"], ["--scenario", "slow-host", "--ranks", "2", "--ranks", "4"],
+        ["--scenario", "incast", "--buffer", "64"], ["--network", "bridge", "--scenario", "gray"],
         ["--training", "--steps", "25"], ["--training", "--rtt", "1", "--rtt", "2"], ["--training", "--require", "busbw=1"],
         ["--training", "--examples", "/nonexistent"], ["--training", "--network", "loopback"],
         ["--training", "--scenario", "gray"],

@@ -182,6 +182,10 @@ class Plan:
         harmful = [condition for condition in self.conditions if condition != Condition()]
         if harmful and not self.network.is_shaped:
             raise ValueError(f"--network {self.network.kind} loses and delays nothing: take --network lab")
+        if len(self.ranks) > 1 and "slow-host" in {condition.scenario for condition in self.conditions}:
+            raise ValueError(
+                "--scenario slow-host takes one --ranks: the host is the last one, which smaller groups are without"
+            )
         if not self.cells():
             raise ValueError(
                 "no variant can do these collectives: only an all-reduce and a reduce-scatter (neither rotated nor with an algorithm) "
