@@ -14,7 +14,7 @@ from gradwire.bench import plan, report, results, run, training
 from gradwire.bench.collectives import COLLECTIVES, Task
 from gradwire.bench.display import Display, as_written, make_console
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
-from gradwire.bench.worker import Worker
+from gradwire.bench.worker import Worker, _Prepared
 from gradwire.cli import main
 from gradwire.cli.bench import variants_of
 from gradwire.report import Contributions, DeliveryReport
@@ -108,12 +108,12 @@ def test_bandwidths_are_those_of_the_nccl_tests():
     assert (row["samples_ms"], row["algbw_gb_s"], row["busbw_gb_s"]) == ([1.0, 2.0], 1.0, 1.5)
     assert row["cpu_s_per_gb"] == 2.0 / (2 * 0.001)  # two counted calls, one second of all ranks in each
     assert (row["wrong"], row["lost_share"]) == (6, 0.25)  # a wrong result counts wherever it is
-    assert (row["filled_share"], row["unjudged"]) == (0.125, 3)
+    assert (row["filled_share"], row["resent_share"], row["unjudged"]) == (0.125, 0.5, 3)
 
 
 def answer(begun: float, ended: list[float], **more) -> dict:
     """What one rank says of a sample."""
-    found = {"wrong": 1, "unjudged": 0, "lost": 0.25, "filled": 0.125, "resent": 0.0}
+    found = {"wrong": 1, "unjudged": 0, "lost": 0.25, "filled": 0.125, "resent": 0.5}
     return {"begun": begun, "ended": ended, "cpu_s": 0.5, **found, **more}
 
 
@@ -305,9 +305,28 @@ def test_results_that_did_not_come_back_are_counted_beside_what_did_not_count():
     found = judged(
         "all_reduce", output, Work(contributions=counted(3, 0, 3, 3), filled=((10, 20),), uncounted=((0, 2),))
     )
-    assert found == {"wrong": 0, "unjudged": 0, "lost": 0.05, "filled": 0.25, "sent": 0, "resent": 0}
+    assert found == {"wrong": 0, "unjudged": 0, "lost": 0.05, "filled": 0.25}
     exact = judged("all_reduce", Task("all_reduce", 40, 0, RANKS).expected, None)
-    assert exact == {"wrong": 0, "unjudged": 0, "lost": 0, "filled": 0, "sent": 0, "resent": 0}
+    assert exact == {"wrong": 0, "unjudged": 0, "lost": 0, "filled": 0}
+
+
+def said_of(*works: Work | None) -> dict:
+    """What a worker answers of a sample of right results."""
+    worker, said, task = object.__new__(Worker), [], Task("all_reduce", 40, 0, RANKS)
+    right = task.expected if None in works else task.expected / RANKS
+    worker._torch, worker._say = torch, said.append
+    worker._prepared = _Prepared(task, None, [(right, right)] * len(works), list(works))
+    worker._judge({})
+    return said[0]
+
+
+def test_what_was_sent_again_is_known_of_calls_that_were_opted_in_and_of_no_others():
+    reports = [Work(bytes_sent=sent, bytes_retransmitted=again) for sent, again in ((300, 100), (100, 0))]
+    assert said_of(*reports) == {"judged": True, "wrong": 0, "unjudged": 0, "lost": 0, "filled": 0, "resent": 0.25}
+    assert said_of(None, None)["resent"] is None
+    series = results.Series(plan.Cell("all_reduce", 2, 1000, Condition(), plan.gradwire(plan.EXACT)))
+    series.add([answer(0.0, [0.001], resent=None)] * 2, counted=True)
+    assert series.row()["resent_share"] is None
 
 
 @pytest.mark.parametrize(

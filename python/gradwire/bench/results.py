@@ -39,7 +39,7 @@ class Series:
         samples_ms: time of each call that is timed (`times_ms`); equally many of each sample.
         lost: of each sample, share of the elements that did not count, mean of the ranks.
         filled: share of the results that did not come back and were filled in, mean of the ranks.
-        resent: share of the payload bytes that were sent again.
+        resent: share of the payload bytes that were sent again; none where nobody knows it: of exact calls.
         cpu_s, calls: processor time of all ranks in all calls of these samples, and how many those were.
         wrong: wrong elements in any result, counted or not.
         unjudged: results that nobody could judge, counted or not: rotated ones that lost something.
@@ -64,7 +64,8 @@ class Series:
             return
         self.samples_ms += times_ms(answers)
         for name, shares in (("lost", self.lost), ("filled", self.filled), ("resent", self.resent)):
-            shares.append(fmean(answer[name] for answer in answers))
+            if all(answer[name] is not None for answer in answers):
+                shares.append(fmean(answer[name] for answer in answers))
         self.cpu_s += sum(answer["cpu_s"] for answer in answers)
         self.calls += len(answers[0]["ended"])
 
@@ -92,7 +93,7 @@ class Series:
             "busbw_gb_s": algbw * COLLECTIVES[cell.collective].bus_factor(cell.ranks),
             "lost_share": fmean(self.lost),
             "filled_share": fmean(self.filled),
-            "resent_share": fmean(self.resent),
+            "resent_share": fmean(self.resent) if self.resent else None,
             "cpu_s_per_gb": self.cpu_s / (self.calls * cell.bytes / GB),
             "wrong": self.wrong,
             "unjudged": self.unjudged,

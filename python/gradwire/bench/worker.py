@@ -5,7 +5,7 @@ Orders and their answers (see `gradwire.lab.crew`):
     {"do": "group", "name": g, "backend": b, "ranks": n}  ->  {"made": g}
     {"do": "prepare", "group": g, "collective": c, "elems": n, "calls": k}  ->  {"prepared": true}
     {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
-    {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent"}
+    {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null}
 
 Three orders for one sample: a rank that made or judged its tensors while others are in the call would take their cores.
 A group holds the first `n` ranks; the others answer with `false`. `at` is a time of the machine's
@@ -24,7 +24,7 @@ from gradwire.lab import crew
 
 GROUP_TIMEOUT = timedelta(seconds=120)
 _KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
-_JUDGED = ("wrong", "unjudged", "lost", "filled", "sent", "resent")  # what is found in each call, and summed
+_JUDGED = ("wrong", "unjudged", "lost", "filled")  # what is found in each call, and summed
 
 
 @dataclass
@@ -97,8 +97,8 @@ class Worker:
         found = [self._judged(task, each[1], work) for each, work in zip(prepared.buffers, works, strict=True)]
         total = {name: sum(each[name] for each in found) for name in _JUDGED}
         shares = {"lost": total["lost"] / len(works), "filled": total["filled"] / len(works)}
-        shares["resent"] = total["resent"] / max(1, total["sent"])
-        self._say({"judged": True, "wrong": total["wrong"], "unjudged": total["unjudged"], **shares})
+        resent = _resent(works)
+        self._say({"judged": True, "wrong": total["wrong"], "unjudged": total["unjudged"], **shares, "resent": resent})
 
     def _task(self, name: str, elems: int, ranks: int) -> Task:
         key = (name, elems, ranks)
@@ -123,7 +123,7 @@ class Worker:
         return gradwire.torch.all_reduce(buffers[1], gather_fill="zero", **schedule, **rule)
 
     def _judged(self, task: Task, output: Any, work: Any) -> dict[str, float]:
-        """Of one call: wrong elements; whether it could not be judged; shares of the elements; bytes sent, and sent again.
+        """Of one call: wrong elements; whether it could not be judged; shares of the elements.
 
         The shares are of this rank's elements that did not count (`lost`), and of its result's that did not come and were filled in.
         """
@@ -142,8 +142,6 @@ class Worker:
             "unjudged": int(not judged),
             "lost": report.elems_uncounted / (report.rotated_elems or task.elems),
             "filled": sum(end - start for start, end in report.filled) / (report.rotated_elems or len(output)),
-            "sent": report.bytes_sent,
-            "resent": report.bytes_retransmitted,
         }
 
     def _is_whole(self, report: Any, ranks: int) -> bool:
@@ -172,6 +170,16 @@ class Worker:
 
 
 def main() -> None:
+def _resent(works: list[Any]) -> float | None:
+    """Share of the bytes that were sent again; None of exact calls, which tell nobody."""
+    if None in works:
+        return None
+    reports = [work.report() for work in works]
+    return float(
+        sum(report.bytes_retransmitted for report in reports) / max(1, sum(report.bytes_sent for report in reports))
+    )
+
+
     """Serves until the input ends."""
     crew.serve(Worker)
 
