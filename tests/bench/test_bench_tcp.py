@@ -11,6 +11,7 @@ from gradwire.bench.plan import NetworkPlan, Plan
 from gradwire.bench.training import TrainingPlan
 from gradwire.cli import main
 from gradwire.lab import LabError
+from gradwire.lab.crew import LoopbackCrew
 
 VARIANTS = (plan.gloo("cubic"), plan.gloo("bbr"), plan.gradwire("auto"))
 
@@ -110,7 +111,34 @@ class Ground:
 
 def test_only_peers_choose_a_congestion_control():
     crews, ground = object.__new__(Crews), Ground()  # a whole one would start processes
-    crews._ground, crews.order = ground, lambda *_: []
+    crews._ground, crews._patience_s, crews.order = ground, 120.0, lambda *_: []
     for variant in (plan.gloo("reno"), plan.gradwire("auto")):
         crews.form(variant, 2)
     assert ground.used == ["reno"]
+
+
+# A rank that says after each order how long a call of its last group may take.
+TELLS = """
+import torch
+from gradwire.bench.worker import Worker
+from gradwire.lab import crew
+
+class Teller(Worker):
+    def _group(self, order):
+        super()._group(order)
+        group = self._groups[order["name"]]
+        self._say({"timeout_s": group._get_backend(torch.device("cpu")).options._timeout.total_seconds()})
+
+crew.serve(Teller)
+"""
+
+
+def test_a_call_may_take_as_long_as_the_leader_waits_for_it(tmp_path):
+    crews = object.__new__(Crews)
+    crews._ground, crews._patience_s = Ground(), 1234.0
+    with LoopbackCrew([sys.executable, "-c", TELLS], 1, {}, tmp_path) as crew:
+        crews._of = {"": crew}
+        said = []
+        crews.order = lambda _, order, __: said.append(crew.order(order, "timeout_s"))
+        crews.form(plan.gloo("cubic"), 1)
+    assert said[0][0][-1] == {"timeout_s": 1234.0}

@@ -15,6 +15,7 @@ from gradwire.bench.results import Series
 from gradwire.lab.crew import Crew
 
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
+_OVERDUE_S = 10.0  # so much longer than a call may take: a rank whose call took too long says so itself, which tells more than silence
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
 
@@ -35,7 +36,7 @@ class Crews:
         ground: where each rank lives.
         command: what each worker runs (`gradwire.lab.crew`).
         logs: folder.
-        patience_s: how long a worker may owe an answer.
+        patience_s: how long a call may take, and, but for a little, a worker owe an answer.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Crews:
         """Makes the variant's group of the first so many ranks; a connection keeps the congestion control of its start."""
         if variant.tcp:
             self._ground.use_tcp(variant.tcp)
-        order = {"do": "group", "name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
-        self.order(variant, order, "made")
+        named = {"name": group_of(variant, ranks), "backend": variant.backend, "ranks": ranks}
+        self.order(variant, {"do": "group", **named, "timeout_s": self._patience_s}, "made")
 
     def _start(self, kind: str, number: int) -> Crew:
         ground = self._ground
@@ -85,7 +86,7 @@ class Crews:
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"GRADWIRE_PRESET": kind} if kind else {}
         environments = [{**settings, **ground.environment(rank, number)} for rank in range(ground.hosts)]
-        return Crew(ground.spawn, self._command, environments, folder, self._patience_s)
+        return Crew(ground.spawn, self._command, environments, folder, self._patience_s + _OVERDUE_S)
 
 
 def measure(

@@ -203,6 +203,6 @@ def layout_of(hosts: int, plan: NetworkPlan) -> Layout:
 
 
 def time_limit_s(size: int, plan: NetworkPlan) -> float:
-    """How long the crew may be silent over one order: a hundred times what the bytes take at the link's rate, and two minutes."""
+    """How long a call may take: a hundred times what the bytes take at the link's rate, and two minutes."""
     rate = plan.rate_mbit if plan.is_shaped else 1000.0
     return 120.0 + 100 * size * 8 / (rate * 1e6)

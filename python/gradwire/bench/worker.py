@@ -2,7 +2,7 @@
 
 Orders and their answers (see `gradwire.lab.crew`):
 
-    {"do": "group", "name": g, "backend": b, "ranks": n}  ->  {"made": g}
+    {"do": "group", "name": g, "backend": b, "ranks": n, "timeout_s": t}  ->  {"made": g}
     {"do": "prepare", "group": g, "collective": c, "elems": n, "calls": k}  ->  {"prepared": true}
     {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
     {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null}
@@ -22,7 +22,7 @@ from typing import Any
 from gradwire.bench.collectives import Task
 from gradwire.lab import crew
 
-GROUP_TIMEOUT = timedelta(seconds=120)
+_MEETING_TIMEOUT = timedelta(seconds=120)  # until all ranks are there
 _KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
 _JUDGED = ("wrong", "unjudged", "lost", "filled")  # what is found in each call, and summed
 
@@ -46,7 +46,7 @@ class Worker:
 
         torch.set_num_threads(1)
         self._torch, self._dist, self._say = torch, dist, say
-        dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+        dist.init_process_group("gloo", timeout=_MEETING_TIMEOUT)
         self._groups: dict[str, Any] = {}
         self._tasks: dict[tuple[str, int, int], Task] = {}
         self._prepared: _Prepared | None = None
@@ -60,7 +60,8 @@ class Worker:
         if order["backend"] == "gradwire":
             import gradwire.torch  # noqa: F401  registers the backend
         ranks = list(range(order["ranks"]))
-        group = self._dist.new_group(ranks, backend=order["backend"], timeout=GROUP_TIMEOUT)
+        timeout = timedelta(seconds=order["timeout_s"])
+        group = self._dist.new_group(ranks, backend=order["backend"], timeout=timeout)
         if self._dist.get_rank() in ranks:
             self._dist.all_reduce(self._torch.zeros(1), group=group)  # connections are made now, with today's settings
             self._groups[order["name"]] = group
@@ -169,7 +170,6 @@ class Worker:
         dist.destroy_process_group()
 
 
-def main() -> None:
 def _resent(works: list[Any]) -> float | None:
     """Share of the bytes that were sent again; None of exact calls, which tell nobody."""
     if None in works:
@@ -180,6 +180,7 @@ def _resent(works: list[Any]) -> float | None:
     )
 
 
+def main() -> None:
     """Serves until the input ends."""
     crew.serve(Worker)
 

@@ -2,7 +2,7 @@
 
 Orders and their answers (see `lab.crew`):
 
-    {"do": "group", "name": g, "backend": b, ..}  ->  {"made": g}: one more process group, for trainers that name it
+    {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: one more process group, for trainers that name it
     {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
     {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
     {"do": "train", "run": 0, "steps": 8}  ->  {"run": 0, "record": {..}, "parameters": hash} for each step, {"trained": 0}
@@ -58,7 +58,8 @@ class Worker:
     def _group(self, order: crew.Answer) -> None:
         if order["backend"] == "gradwire":
             import gradwire.torch  # noqa: F401  registers the backend
-        group = self._dist.new_group(backend=order["backend"], timeout=GROUP_TIMEOUT)
+        timeout = timedelta(seconds=order["timeout_s"])
+        group = self._dist.new_group(backend=order["backend"], timeout=timeout)
         self._dist.all_reduce(self._torch.zeros(1), group=group)  # connections are made now, with today's settings
         self._groups[order["name"]] = group
         self._say({"made": order["name"]})
