@@ -1,5 +1,6 @@
 """`gradwire bench`: what is verified, counted and concluded. Plain values; no network, no timing."""
 
+import html
 import json
 import struct
 from dataclasses import asdict
@@ -466,7 +467,8 @@ def test_the_report_is_one_file_that_needs_nothing_beside_it(tmp_path: Path):
         "load": 0.1,
     }
     network = {"switch": "nft", "rate_mbit": 100.0, "rails": 1, "buffer_bytes": 1 << 18, "counted_rtt_ms_at_0.6": 1.04}
-    found = {"machine": machine, "network": network, "settings": {"hosts": 4}, "rows": rows, "environment": {"GRADWIRE_PATHS": "4"},
+    found = {"machine": machine, "network": network, "settings": {"hosts": 4}, "rows": rows,
+             "environment": {"GRADWIRE_PATHS": "4", "GRADWIRE_HOSTS": "a b;c"},
              "command": "gradwire bench --loss 0.01", "targets": [{"text": "a < b", "reached": False}]}  # fmt: skip
     report.write_html(json.loads(json.dumps(found)), tmp_path / "bench.html")
     page = (tmp_path / "bench.html").read_text()
@@ -474,6 +476,6 @@ def test_the_report_is_one_file_that_needs_nothing_beside_it(tmp_path: Path):
     assert not any(word in page for word in ("<script", "<link", "src=", "url(http"))
     assert "MISSED: a &lt; b" in page
     assert "round trip 1.04 ms with 0.6 ms added" in page
-    assert "GRADWIRE_PATHS=4 \\\ngradwire bench --loss 0.01" in page
+    assert html.escape("GRADWIRE_PATHS=4 \\\nGRADWIRE_HOSTS='a b;c' \\\ngradwire bench --loss 0.01") in page
     assert page.count("<td class=bad>3</td>") == 1
     assert all((tmp_path / f"bench-{number}.png").stat().st_size > 5_000 for number in range(1, 6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,9 @@ def _counted(network: dict[str, Any], prefix: str) -> list[tuple[str, float]]:
 
 
 def repeat_text(results: dict[str, Any]) -> str:
-    """The command with its variables."""
-    return "\n".join([*(f"{name}={value} \\" for name, value in results["environment"].items()), results["command"]])
+    """The command with its variables, for a shell."""
+    variables = (f"{name}={shlex.quote(value)} \\" for name, value in results["environment"].items())
+    return "\n".join([*variables, results["command"]])
 
 
 def _table(title: str, heads: Sequence[str], lines: Any) -> Table:
