@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from gradwire.bench import figures
+from gradwire.bench import figures, tables
 from gradwire.bench.plan import size_text
 from gradwire.bench.results import Row, comparisons
 
@@ -47,12 +46,13 @@ def cells_of(row: Row) -> list[str]:
 
 def print_table(console: Console, rows: list[Row]) -> None:
     """One line for each cell, then how many times as long each peer takes."""
-    console.print(_table("time of one call on its slowest rank", _HEADS, map(cells_of, rows)))
-    compared = comparisons(rows)
-    if compared:
-        console.print(
-            _table("how many times as much as gradwire the peer takes", _COMPARED_HEADS, map(_compared, compared))
-        )
+    tables.print_table(
+        console, "time of one call on its slowest rank", _HEADS, [cells_of(row) for row in rows], names=5
+    )
+    lines = [_compared(each) for each in comparisons(rows)]
+    if lines:
+        title = "how many times as much as gradwire the peer takes"
+        tables.print_table(console, title, _COMPARED_HEADS, lines, names=6)
 
 
 def write_html(results: dict[str, Any], file: Path) -> None:
@@ -133,15 +133,6 @@ def repeat_text(results: dict[str, Any]) -> str:
     """The command with its variables, for a shell."""
     variables = (f"{name}={shlex.quote(value)} \\" for name, value in results["environment"].items())
     return "\n".join([*variables, results["command"]])
-
-
-def _table(title: str, heads: Sequence[str], lines: Any) -> Table:
-    table = Table(title=title, title_justify="left")
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="left" if at == 0 else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
 
 
 def _compared(each: Row) -> list[str]:

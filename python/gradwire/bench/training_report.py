@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from gradwire.bench import figures, report
+from gradwire.bench import figures, report, tables
 from gradwire.bench.training import Row
 
 _HEADS = (
@@ -24,12 +23,8 @@ def lines_of(rows: list[Row]) -> list[list[str]]:
 
 def print_table(console: Console, rows: list[Row], target: float) -> None:
     """One line for each run."""
-    table = Table(title=f"time until the validation loss is {target:.4f} nats for each byte", title_justify="left")
-    for at, head in enumerate(_HEADS):
-        table.add_column(head, justify="left" if at == 0 else "right")
-    for line in lines_of(rows):
-        table.add_row(*line)
-    console.print(table)
+    title = f"time until the validation loss is {target:.4f} nats for each byte"
+    tables.print_table(console, title, _HEADS, lines_of(rows), names=2)
 
 
 def write_html(results: dict[str, Any], file: Path) -> None:
