@@ -158,8 +158,9 @@ def run(
         passed = time.monotonic() - begun
         console.print(f"{time.strftime('%H:%M:%S')} ({passed:.0f} s) {text}", highlight=False, markup=False)
 
+    facts = machine()  # in the sandbox everybody is root
+
     def work() -> int:
-        facts = machine()
         for folder in (settings.out, *([settings.json_file.parent] if settings.json_file else [])):
             folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -196,8 +196,10 @@ def verdicts(results: dict[str, Any]) -> list[tuple[bool, str]]:
     ]
 
 
-def run(*, share: float, seeds: int, ranks: int, samples: int, out: Path, json_file: Path | None) -> int:
-    """Everything, inside the sandbox. `samples` 0: no all-reduce."""
+def run(
+    facts: dict[str, Any], *, share: float, seeds: int, ranks: int, samples: int, out: Path, json_file: Path | None
+) -> int:
+    """Everything, inside the sandbox. `facts`: of the machine; `samples` 0: no all-reduce."""
     console = Console(width=130)
 
     def tell(text: str) -> None:
@@ -205,7 +207,7 @@ def run(*, share: float, seeds: int, ranks: int, samples: int, out: Path, json_f
 
     torch.set_num_threads(1)
     tell(f"errors over {seeds} seeds")
-    results: dict[str, Any] = {"benchmark": "hadamard", "machine": machine(), "share": share}
+    results: dict[str, Any] = {"benchmark": "hadamard", "machine": facts, "share": share}
     results["errors"] = errors(BUCKET_BYTES // 4 + ODD_ELEMS, share, seeds)
     tell("kernel")
     results["kernel_gb_s"] = kernel(rounds=20 if samples else 2)
@@ -242,7 +244,7 @@ def main(*, share: float, seeds: int, ranks: int, samples: int, quick: bool, jso
     if quick:
         seeds, samples = 2, 0
     out.mkdir(parents=True, exist_ok=True)
-    work = partial(run, share=share, seeds=seeds, ranks=ranks, samples=samples, out=out, json_file=json_file)
+    work = partial(run, machine(), share=share, seeds=seeds, ranks=ranks, samples=samples, out=out, json_file=json_file)
     sys.exit(sandbox.run(work) if samples else work())
 
 

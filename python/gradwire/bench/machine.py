@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from typing import Any
 import gradwire
 
 _HERE = Path(__file__).resolve().parent
+_BUFFERS = ("core/rmem_max", "core/wmem_max", "ipv4/tcp_rmem", "ipv4/tcp_wmem")
 
 
 def machine() -> dict[str, Any]:
-    """Commit, versions, kernel, processor, memory and load."""
+    """Commit, versions, kernel, processor, memory, load, and what this process may; to be asked outside a sandbox of the lab."""
     return {
         "commit": _commit(),
         "gradwire": gradwire.__version__,
@@ -27,10 +29,22 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "processor": _field("/proc/cpuinfo", "model name"),
         "cores": os.cpu_count(),
+        "affinity": sorted(os.sched_getaffinity(0)),
         "memory": _field("/proc/meminfo", "MemTotal"),
+        "root": os.geteuid() == 0,
+        "buffers": buffers(),
         "load": round(os.getloadavg()[0], 2),
         "at": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
+
+
+def buffers() -> dict[str, str]:
+    """Bytes that sockets may hold, as far as this network namespace says it: most name the maxima of `core` in the first one only."""
+    found = {}
+    for name in _BUFFERS:
+        with suppress(OSError):
+            found[name] = " ".join(Path("/proc/sys/net", name).read_text().split())
+    return found
 
 
 def command() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from gradwire.bench import display, numbers, report, results, tcp, training, training_report
 from gradwire.bench.conductor import Crews, Interrupted, measure
 from gradwire.bench.ground import Ground, time_limit_s
-from gradwire.bench.machine import command, machine
+from gradwire.bench.machine import buffers, command, machine
 from gradwire.bench.plan import Condition, Plan
 from gradwire.bench.training import TrainingPlan
 from gradwire.lab import LabError, sandbox
@@ -58,12 +58,19 @@ def run_collectives(plan: Plan, outcome: Outcome) -> int:
     Raises:
         LabError: no network can be built here.
     """
-    return sandbox.run(lambda: _inside(lambda: _collectives(plan, outcome), outcome))
+    facts = _facts("collectives", outcome)
+    return sandbox.run(lambda: _inside(lambda: _collectives(plan, facts, outcome), outcome), terminates_in_order=True)
 
 
 def run_training(plan: TrainingPlan, outcome: Outcome) -> int:
     """The same with the example's training."""
-    return sandbox.run(lambda: _inside(lambda: _training(plan, outcome), outcome))
+    facts = _facts("training", outcome)
+    return sandbox.run(lambda: _inside(lambda: _training(plan, facts, outcome), outcome), terminates_in_order=True)
+
+
+def _facts(benchmark: str, outcome: Outcome) -> Measured:
+    """What the numbers belong to; outside the sandbox, within which everybody is root."""
+    return {"benchmark": benchmark, "machine": machine(), **command(), "quick": outcome.quick}
 
 
 def _inside(work: Callable[[], int], outcome: Outcome) -> int:
@@ -81,8 +88,7 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
         return sandbox.EXIT_INTERRUPTED
 
 
-def _collectives(plan: Plan, outcome: Outcome) -> int:
-    facts = {"benchmark": "collectives", "machine": machine(), **command(), "quick": outcome.quick}
+def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
     worker = [sys.executable, "-m", "gradwire.bench.worker"]
     patience_s = time_limit_s(max(plan.sizes), plan.network)
     console = display.make_console()
@@ -120,8 +126,7 @@ def _collectives(plan: Plan, outcome: Outcome) -> int:
     return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
 
 
-def _training(plan: TrainingPlan, outcome: Outcome) -> int:
-    facts = {"benchmark": "training", "machine": machine(), **command(), "quick": outcome.quick}
+def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
     worker = [sys.executable, "-m", "gradwire.demo.worker", str(plan.example), "gloo"]
     conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
     console = display.make_console()
@@ -166,6 +171,7 @@ def _kept(work: Callable[[], list[_Found]]) -> tuple[list[_Found], bool]:
 
 
 def _look_around(
+    facts["buffers"] |= buffers()  # of gloo's connections: those of the namespaces
     shown: display.Display, ground: Ground, conditions: tuple[Condition, ...], facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Says how busy the machine is, and counts what the network does before anything is measured."""
