@@ -135,7 +135,8 @@ def step(ranks: int, samples: int, out: Path, tell: Any) -> dict[str, Any]:
         tell(f"{done} of {total} blocks: {series.cell.variant.name} {series.samples_ms[-1]:.1f} ms")
 
     with Ground(ranks, plan.network) as ground, Crews(variants, ground, worker, out, PATIENCE_S) as crews:
-        plain, turned = (series.row() for series in conductor.measure(plan, crews, ground, told))
+        *_, found = conductor.measure(plan, crews, ground, told)
+    plain, turned = (series.row() for series in found)
     ratio = turned["p50_ms"] / plain["p50_ms"]
     return {"ranks": ranks, "plain": plain, "rotated": turned, "ratio_p50": ratio}
 

@@ -59,6 +59,10 @@ def test_every_collective_is_right_beside_gloo_and_a_missed_target_is_said(tmp_p
     assert len(found["targets"]) == 20  # ten gradwire variants of eight collectives, two numbers of ranks, one peer
     assert "--require busbw=1000" in found["command"]
     assert {"commit", "kernel", "packages", "load"} <= set(found["machine"])
+    facts = found["machine"]
+    assert (facts["root"], facts["affinity"]) == (os.geteuid() == 0, sorted(os.sched_getaffinity(0)))
+    assert len(facts["buffers"]["ipv4/tcp_rmem"].split()) == 3
+    assert found["ended_by"] is None
     assert (tmp_path / "bench.html").stat().st_size > 10_000
 
 
@@ -197,23 +201,55 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("kept", ["samples", "steps"])
-def test_ctrl_c_keeps_what_all_have_measured(tmp_path, workers_of, kept):
+def interrupt(running: subprocess.Popen, _workers: list[str]) -> None:
+    os.killpg(running.pid, signal.SIGINT)  # what a terminal does
+
+
+def terminate(running: subprocess.Popen, _workers: list[str]) -> None:
+    running.terminate()
+
+
+def terminate_all(running: subprocess.Popen, _workers: list[str]) -> None:
+    os.killpg(running.pid, signal.SIGTERM)  # what timeout(1) does
+
+
+def kill_a_worker(_running: subprocess.Popen, workers: list[str]) -> None:
+    os.kill(int(workers[1]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kept", "end", "status", "by", "told"),
+    [
+        ("samples", interrupt, 130, "SIGINT", "interrupted: "), ("steps", interrupt, 130, "SIGINT", "interrupted: "),
+        ("samples", terminate, 143, "SIGTERM", "terminated: "), ("steps", terminate_all, 143, "SIGTERM", "terminated: "),
+        ("samples", kill_a_worker, 2, "worker ", "ended early: "), ("steps", kill_a_worker, 2, "worker ", "ended early: "),
+    ],
+)  # fmt: skip
+def test_what_all_have_measured_is_kept_however_it_ends(tmp_path, workers_of, kept, end, status, by, told):
     line = command(tmp_path, "--quick", *ENDLESS[kept], "--block", "2")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
-        blocks = (re.search(r" (\d+) of \d+, .* min of about ", told) for told in running.stdout)
+        blocks = (re.search(r" (\d+) of \d+, .* min of about ", line) for line in running.stdout)
         assert any(found and int(found[1]) >= 6 for found in blocks)  # two turns, of three variants or fewer
-        os.killpg(running.pid, signal.SIGINT)
-        told = running.stdout.read()
-        assert running.wait(60) == sandbox.EXIT_INTERRUPTED, told
+        end(running, workers_of(tmp_path))
+        said = running.stdout.read()
+        assert running.wait(60) == status, said
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     (many,) = {row[kept] for row in numbers["rows"]}
-    assert numbers["interrupted"]
+    assert numbers["interrupted"] is (end is interrupt)
+    assert numbers["ended_by"].startswith(by)
     turn = 2 * 20 if kept == "samples" else 2  # of 20 calls each
     assert many in range(turn, 20 * 100000, turn)
-    assert f"interrupted: {many} {kept} of each" in told
+    assert f"{told}{many} {kept} of each" in said
     assert list(tmp_path.glob("*.html"))
     wait_until(lambda: not workers_of(tmp_path))
+
+
+def test_a_run_that_its_minutes_end_early_says_so(tmp_path):
+    """Each of 320 samples begins 20 ms after its order: that is more than the minutes."""
+    few = ("--quick", "--network", "loopback", "--tcp", "none", "--preset", "exact", "--block", "1")
+    told = "ended early by --minutes: 20 samples of each cell"
+    found = bench(tmp_path, *few, "--samples", "2", "--minutes", "0.1", "--settle", "320", told=told)
+    assert (found["ended_by"], found["interrupted"]) == ("--minutes", False)
 
 
 def wait_until(holds) -> None:
@@ -260,6 +296,16 @@ def in_lab(tmp_path: Path, look) -> dict:
     return json.loads(answer.read_text())
 
 
+def test_a_gray_rail_is_never_better_than_the_healthy_ones(tmp_path):
+    def look() -> list[list]:
+        with Ground(2, NetworkPlan("nft", 100.0, rails=2)) as ground:
+            assert ground.network is not None
+            ground.set(Condition(loss=0.2, scenario="gray"))
+            return [[rail, port.loss] for (_, rail), port in ground.network.ports().items()]
+
+    assert sorted(in_lab(tmp_path, look)) == [[0, 0.2], [0, 0.2], [1, 0.2], [1, 0.2]]
+
+
 def test_scenarios_change_what_they_name_and_nothing_else(tmp_path):
     def look() -> dict:
         with Ground(3, NetworkPlan("nft", 100.0, rails=2)) as ground:
@@ -296,16 +342,6 @@ def test_gloo_gets_the_congestion_control_that_its_name_says(tmp_path, kernel_tc
 
     def look() -> list[str]:
         found = []
-def test_a_gray_rail_is_never_better_than_the_healthy_ones(tmp_path):
-    def look() -> list[list]:
-        with Ground(2, NetworkPlan("nft", 100.0, rails=2)) as ground:
-            assert ground.network is not None
-            ground.set(Condition(loss=0.2, scenario="gray"))
-            return [[rail, port.loss] for (_, rail), port in ground.network.ports().items()]
-
-    assert sorted(in_lab(tmp_path, look)) == [[0, 0.2], [0, 0.2], [1, 0.2], [1, 0.2]]
-
-
         with Ground(2, NetworkPlan(kind)) as ground:
             for algorithm in ("reno", "cubic"):
                 ground.use_tcp(algorithm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,6 @@ START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _OVERDUE_S = 10.0  # so much longer than a call may take: a rank whose call took too long says so itself, which tells more than silence
 
 Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the series that got one
-
-
-class Interrupted(KeyboardInterrupt):
-    """A measurement was interrupted. `found`: what its whole turns have measured, equally much of each cell or training."""
-
-    def __init__(self, found: list[Any]) -> None:
-        super().__init__("interrupted")
-        self.found = found
 
 
 class Crews:
@@ -91,36 +83,31 @@ class Crews:
 
 def measure(
     plan: Plan, crews: Crews, ground: Ground, told: Told, clock: Callable[[], float] = time.monotonic
-) -> list[Series]:
-    """Takes all samples, by turns; ends early, with equally many for all, when the time is up.
+) -> Iterator[list[Series]]:
+    """Takes all samples, by turns; ends early when the time is up.
+
+    Yields:
+        After each turn, what all turns so far have measured: equally many samples of each cell.
 
     Raises:
         WorkerFailed: a worker ended or fell silent.
-        Interrupted: by Ctrl-C, with what the whole turns before it have measured.
     """
     for variant in plan.variants:
         for ranks in plan.ranks:
             crews.form(variant, ranks)
     cells = plan.cells()
     found = [Series(cell, plan.block) for cell in cells]
-    whole: list[Series] = []
     begun, turns = clock(), list(plan.turns())
-    try:
-        for turn, order in enumerate(turns):
-            if turn > 0 and clock() - begun > 60 * plan.minutes:
-                break
-            for place, at in enumerate(order):
-                ground.set(cells[at].condition)
-                uncounted = plan.uncounted(cells[at].variant)
-                for index in range(uncounted + plan.block):
-                    _sample(crews, found[at], counted=index >= uncounted)
-                told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
-            whole = copy.deepcopy(found)
-    except KeyboardInterrupt:  # the workers have sessions of their own
-        if not whole:
-            raise
-        raise Interrupted(whole) from None
-    return found
+    for turn, order in enumerate(turns):
+        if turn > 0 and clock() - begun > 60 * plan.minutes:
+            break
+        for place, at in enumerate(order):
+            ground.set(cells[at].condition)
+            uncounted = plan.uncounted(cells[at].variant)
+            for index in range(uncounted + plan.block):
+                _sample(crews, found[at], counted=index >= uncounted)
+            told(turn * len(cells) + place + 1, len(turns) * len(cells), found[at])
+        yield copy.deepcopy(found)
 
 
 def _sample(crews: Crews, series: Series, *, counted: bool) -> None:

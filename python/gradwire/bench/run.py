@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
-from gradwire.bench import display, numbers, report, results, tcp, training, training_report
-from gradwire.bench.conductor import Crews, Interrupted, measure
+from gradwire.bench import display, kept, numbers, report, results, tcp, training, training_report
+from gradwire.bench.conductor import Crews, measure
 from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import buffers, command, machine
 from gradwire.bench.plan import Condition, Plan
@@ -20,8 +19,7 @@ from gradwire.bench.training import TrainingPlan
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import WorkerFailed
 
-REACHED, MISSED, NOT_RUN = 0, 1, 2  # exit statuses; click exits with 2 for a wrong option, too
-_GONE = "; the workers and the network are gone"
+REACHED, MISSED, NOT_RUN = 0, 1, kept.NOT_RUN  # exit statuses
 _QUIET_LOAD = 0.5  # for each core; above it the machine did other things before the run
 
 
@@ -49,7 +47,6 @@ class Outcome:
 
 
 Measured = dict[str, Any]
-_Found = TypeVar("_Found")
 
 
 def run_collectives(plan: Plan, outcome: Outcome) -> int:
@@ -84,7 +81,7 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
         console.print(f"error: {error}", markup=False)
         return NOT_RUN
     except KeyboardInterrupt:
-        console.print(f"interrupted{_GONE}")
+        console.print(f"interrupted{kept.GONE}")
         return sandbox.EXIT_INTERRUPTED
 
 
@@ -103,14 +100,18 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
 
-            found, was_interrupted = _kept(lambda: measure(plan, crews, ground, told))
+            found, end = kept.whole_turns(measure(plan, crews, ground, told))
     rows = [series.row() for series in found]
+    counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
+    has_all = len(found[0].lost) >= plan.samples
+    ended = kept.ended(end, f"{' or '.join(map(str, counts))} samples of each cell", is_whole=has_all)
     verdicts = results.judge(rows, outcome.required)
     whole = {
         **facts,
         "settings": _settings(plan),
         "network": {**asdict(plan.network), **counted},
-        "interrupted": was_interrupted,
+        "interrupted": isinstance(end, KeyboardInterrupt),
+        "ended_by": ended.by,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
@@ -119,11 +120,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
         console.print(f"{wrong} elements of results are WRONG", highlight=False)
-    if was_interrupted:
-        counts = sorted({row["samples"] for row in rows})  # of small sizes there are more
-        console.print(f"interrupted: {' or '.join(map(str, counts))} samples of each cell are kept{_GONE}")
-        return sandbox.EXIT_INTERRUPTED
-    return MISSED if wrong or not all(verdict.reached for verdict in verdicts) else REACHED
+    return _status(console, ended, is_right=not wrong and all(verdict.reached for verdict in verdicts))
 
 
 def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
@@ -135,8 +132,10 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
     with shown, Ground(plan.ranks, plan.network) as ground:
         counted = _look_around(shown, ground, conditions, facts["machine"])
         with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S) as crews:
-            found, was_interrupted = _kept(lambda: training.train(plan, crews, ground, shown.advance))
+            found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
     rows = [run.row() for run in found]
+    done = rows[0]["steps"]
+    ended = kept.ended(end, f"{done} steps of each training", is_whole=done >= plan.steps)
     target = training.target_of(plan, rows)
     rows = training.with_target(rows, target)
     verdicts = training.judge(rows, outcome.required)
@@ -146,7 +145,8 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
         **facts,
         "settings": settings,
         "network": {**asdict(plan.network), **counted},
-        "interrupted": was_interrupted,
+        "interrupted": isinstance(end, KeyboardInterrupt),
+        "ended_by": ended.by,
         "target": target,
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
@@ -155,26 +155,23 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
         "training.html", training_report.write_html, lambda: training_report.print_table(console, rows, target)
     )
     _conclude(console, whole, outcome, shown_as)
-    if was_interrupted:
-        console.print(f"interrupted: {rows[0]['steps']} steps of each training are kept{_GONE}")
-        return sandbox.EXIT_INTERRUPTED
-    return REACHED if all(verdict.reached for verdict in verdicts) else MISSED
+    return _status(console, ended, is_right=all(verdict.reached for verdict in verdicts))
 
 
-def _kept(work: Callable[[], list[_Found]]) -> tuple[list[_Found], bool]:
-    """What was measured, and whether that was interrupted, so that it is less than was wanted."""
-    try:
-        return work(), False
-    except Interrupted as interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is kept takes a few seconds to write
-        return interrupted.found, True
+def _status(console: Console, ended: kept.Ended, *, is_right: bool) -> int:
+    """Says why there is less than was asked for, and returns the exit status."""
+    for line in ended.lines:
+        console.print(line, highlight=False, markup=False)
+    if ended.status is not None:
+        return ended.status
+    return REACHED if is_right else MISSED
 
 
 def _look_around(
-    facts["buffers"] |= buffers()  # of gloo's connections: those of the namespaces
     shown: display.Display, ground: Ground, conditions: tuple[Condition, ...], facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Says how busy the machine is, and counts what the network does before anything is measured."""
+    facts["buffers"] |= buffers()  # of gloo's connections: those of the namespaces
     if facts["load"] > _QUIET_LOAD * facts["cores"]:
         shown.say(f"the machine is busy (load {facts['load']:.2f}): good for a look, not for conclusions")
     shown.say(f"counting what the network does ({ground.kind})")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from gradwire._policy import GATHER_PRESETS
-from gradwire.bench.conductor import Crews, Interrupted, group_of
+from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
 from gradwire.bench.results import Verdict
@@ -118,12 +118,16 @@ class Run:
         }
 
 
-def train(plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int, int, str], None]) -> list[Run]:
-    """Trains all runs by turns; ends early, with equally many steps for all, when the time is up.
+def train(
+    plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int, int, str], None]
+) -> Iterator[list[Run]]:
+    """Trains all runs by turns; ends early when the time is up.
+
+    Yields:
+        After each turn, what all turns so far have trained: equally many steps of each run.
 
     Raises:
         WorkerFailed: a worker failed, or replicas differ that must not.
-        Interrupted: by Ctrl-C, with what the whole turns before it have trained.
     """
     runs = [Run(variant, loss) for loss in plan.losses for variant in plan.variants]
     for variant in plan.variants:
@@ -138,23 +142,16 @@ def train(plan: TrainingPlan, crews: Crews, ground: Ground, told: Callable[[int,
         }
         order = {"settings": {"backend": run.variant.backend, **chosen}, "group": group_of(run.variant, plan.ranks)}
         crews.order(run.variant, {"do": "make", "run": index, **order}, "made")
-    whole: list[Run] = []
     begun, turns = time.monotonic(), plan.steps // plan.block
-    try:
-        for turn in range(turns):
-            if turn > 0 and time.monotonic() - begun > 60 * plan.minutes:
-                break
-            for place in range(len(runs)):
-                at = (place + turn) % len(runs)
-                _train_block(plan, crews, ground, at, runs[at])
-                text = f"{runs[at].variant.name}, {runs[at].loss:.2%} lost: {runs[at].step_ms[-1]:.0f} ms a step"
-                told(turn * len(runs) + place + 1, turns * len(runs), text)
-            whole = copy.deepcopy(runs)
-    except KeyboardInterrupt:
-        if not whole:
-            raise
-        raise Interrupted(whole) from None
-    return runs
+    for turn in range(turns):
+        if turn > 0 and time.monotonic() - begun > 60 * plan.minutes:
+            break
+        for place in range(len(runs)):
+            at = (place + turn) % len(runs)
+            _train_block(plan, crews, ground, at, runs[at])
+            text = f"{runs[at].variant.name}, {runs[at].loss:.2%} lost: {runs[at].step_ms[-1]:.0f} ms a step"
+            told(turn * len(runs) + place + 1, turns * len(runs), text)
+        yield copy.deepcopy(runs)
 
 
 def _train_block(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run: Run) -> None:

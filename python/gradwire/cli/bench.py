@@ -44,7 +44,8 @@ the first that is there), or one of netem, uml, nft, soft by name. Nothing needs
 with --training: calm and speedup, of the time to accuracy. docs/bench.md explains all.
 
 \b
-Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it could not run or be written, 130 interrupted.
+Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it could not run or be written, or a worker failed,
+130 interrupted, 143 terminated. What all have measured until then is kept.
 """.format(requirements="\n".join(f"  {name:<8} {what}" for name, what in results.REQUIREMENTS.items()))
 
 

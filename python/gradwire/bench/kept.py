@@ -1,0 +1,62 @@
+"""What is kept of a measurement that ends before its last turn, and how that is said: in the numbers, in a line, as exit status."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gradwire.lab import LabError, sandbox
+from gradwire.lab.crew import WorkerFailed
+
+NOT_RUN = 2  # exit status; click exits with it for a wrong option, too
+GONE = "; the workers and the network are gone"
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why there is less than was asked for.
+
+    Attributes:
+        by: `SIGINT`, `SIGTERM`, `--minutes`, or the first line of the error; None: there is as much.
+        status: exit status; None: as the results are judged.
+        lines: for people.
+    """
+
+    by: str | None = None
+    status: int | None = None
+    lines: tuple[str, ...] = ()
+
+
+def whole_turns(turns: Iterable[list[_Found]]) -> tuple[list[_Found], BaseException | None]:
+    """What the whole turns have measured, and what ended them early; with no whole turn that is raised as ever."""
+    found: list[_Found] = []
+    try:
+        for each in turns:
+            found = each
+    except (KeyboardInterrupt, SystemExit, WorkerFailed, LabError, OSError) as end:
+        if not found:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is kept takes a few seconds to write
+        return found, end
+    return found, None
+
+
+def ended(end: BaseException | None, kept: str, *, is_whole: bool) -> Ended:
+    """How an end is said.
+
+    Args:
+        end: what `whole_turns` caught.
+        kept: how much there is, for people.
+        is_whole: whether that is as much as was asked for.
+    """
+    if isinstance(end, KeyboardInterrupt):
+        return Ended("SIGINT", sandbox.EXIT_INTERRUPTED, (f"interrupted: {kept} are kept{GONE}",))
+    if isinstance(end, SystemExit):
+        return Ended("SIGTERM", sandbox.EXIT_TERMINATED, (f"terminated: {kept} are kept{GONE}",))
+    if end is not None:
+        first = str(end).partition("\n")[0]
+        return Ended(first, NOT_RUN, (f"error: {end}", f"ended early: {kept} are kept{GONE}"))
+    return Ended() if is_whole else Ended("--minutes", None, (f"ended early by --minutes: {kept}",))
