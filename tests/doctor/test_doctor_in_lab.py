@@ -298,6 +298,21 @@ def test_a_dead_rail_is_no_path_and_named(tmp_path, rail):
     assert report["statuses"] == [1, 1]
 
 
+@needs_nft
+def test_rails_of_hosts_that_let_only_the_jobs_port_in_are_healthy(tmp_path):
+    """Without a table of connections, by which answers to another port would come in."""
+
+    def shut(network):
+        for host in (0, 1):
+            on_host(network, host, f"udp dport {PORT} accept; meta l4proto udp drop")
+
+    report = diagnose(tmp_path, rails=2, fault=shut, environment={"GRADWIRE_NETWORK_THREADS": "1"})
+    assert report["statuses"] == [0, 0], report
+    assert told(report, "problem", "warning") == set()
+    assert [pair["rails"] for pair in report["pairs"]] == [[["10.77.1.1", 500, 0]], [["10.77.1.2", 500, 0]]]
+    assert [pair["paths"] for pair in report["pairs"]] == [2, 2]
+
+
 def test_a_taken_port_is_named(tmp_path):
     def take(network):
         with network.on_host(1):

@@ -127,6 +127,19 @@ def test_a_gray_rail_of_ipv6_is_found_and_named(tmp_path):
 
 
 @needs_ipv6
+@needs_nft
+def test_rails_of_hosts_that_let_only_the_jobs_port_in_are_healthy_over_ipv6(tmp_path):
+    def shut(hosts):
+        for host in (0, 1):
+            hosts.filter(host, f"udp dport {PORT} accept; meta l4proto udp drop")
+
+    report = diagnose(tmp_path, shut, links=2, environment={"GRADWIRE_NETWORK_THREADS": "1"})
+    assert report["statuses"] == [0, 0], report
+    assert told(report, "problem", "warning") == set()
+    assert [pair["rails"] for pair in report["pairs"]] == [[["fd00:1::1", 500, 0]], [["fd00:1::2", 500, 0]]]
+
+
+@needs_ipv6
 def test_a_host_of_ipv4_and_one_of_ipv6_are_told_that_these_do_not_meet(tmp_path):
     report = diagnose(tmp_path, lambda hosts: hosts.run(0, "addr add 10.5.0.1/24 dev eth0"))
     assert report["statuses"] == [1, 1]

@@ -93,13 +93,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Probe:
-    """A packet to send: what for, how large as an IP packet (0: the least), with which octet; of a count for which test, by which call."""
+    """A packet to send: what for, how large as an IP packet (0: the least), with which octet; of a count for which test, by which call.
+
+    `source`: the local address to send from; empty: the kernel chooses it.
+    """
 
     kind: int
     size_bytes: int = 0
     octet: int = 0
     test: int = 0
     call: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ class Prober:
         batch: int,
         pause_s: float,
         joined: bool = False,
+        source: str = "",
     ) -> Count | None:
         """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say.
 
@@ -195,8 +200,10 @@ class Prober:
             pause_s: after each batch.
             joined: hand many packets to the kernel in one call, as the engine does where the kernel cuts them apart. Between two calls
                 another program may run, so only then is their spacing known; links without a wire may lose all packets of a call at once.
+            source: a local address to send from, as the engine does on a path of its own: by this socket, so from its port. Empty: the
+                kernel chooses it.
         """
-        probe = _Probe(_COUNT, size_bytes, test=test)
+        probe = _Probe(_COUNT, size_bytes, test=test, source=source)
         calls = 0
         with suppress(BlockingIOError):  # the card stands still: what it has not taken is lost
             for first in range(0, packets, batch):
@@ -207,13 +214,14 @@ class Prober:
                     for number in numbers:
                         self._send(probe, to, number)
                 time.sleep(pause_s)
-        found = self._ask_count(to, test, packets)
+        found = self._ask_count(to, probe, packets)
         return found if found is None or joined else replace(found, spacing_ns=None)
 
-    def _ask_count(self, to: End, test: int, packets: int) -> Count | None:
+    def _ask_count(self, to: End, counted: _Probe, packets: int) -> Count | None:
         known: Count | None = None
+        question = _Probe(_ASK, test=counted.test, source=counted.source)
         for _ in range(10):
-            found = self._exchange(_Probe(_ASK, test=test), to, to.wait_s)
+            found = self._exchange(question, to, to.wait_s)
             if found is None:
                 continue
             arrived, reordered, duplicated, spacing_ns = _COUNTS.unpack_from(found[1])
@@ -261,7 +269,7 @@ class Prober:
         """In as few calls as the kernel allows, numbered on from `calls`; the number of the last one, and whether it can do so at all."""
         size = probe.size_bytes - to.header_bytes
         most = max(1, _JOINED_BYTES // size)
-        segment = [(socket.IPPROTO_UDP, _SEGMENT, struct.pack("H", size))]
+        segment = [*self._ancillary(probe), (socket.IPPROTO_UDP, _SEGMENT, struct.pack("H", size))]
         for first in range(0, len(numbers), most):
             some, calls = numbers[first : first + most], calls % _CALLS + 1
             this = replace(probe, call=calls)
@@ -283,15 +291,18 @@ class Prober:
     def _send(self, probe: _Probe, to: End, number: int) -> bool:
         """Whether it is on its way. Raises BlockingIOError where the card takes nothing."""
         content = self._content(probe, to, number)
-        octet = (self._family.level, self._family.class_of_sent, struct.pack("i", probe.octet))
-        ancillary = [octet] if probe.octet else []
         try:
-            self.socket.sendmsg([content], ancillary, 0, to.place)
+            self.socket.sendmsg([content], self._ancillary(probe), 0, to.place)
         except BlockingIOError:
             raise
-        except OSError:  # too large for the device, or no way there: as if it were lost
+        except OSError:  # too large for the device, no way there, or the source is gone: as if it were lost
             return False
         return True
+
+    def _ancillary(self, probe: _Probe) -> list[tuple[int, int, bytes]]:
+        octet = (self._family.level, self._family.class_of_sent, struct.pack("i", probe.octet))
+        source = [self._family.from_address(probe.source)] if probe.source else []
+        return [octet, *source] if probe.octet else source
 
     def _serve(self) -> None:
         while not self._ends:
