@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM
 
 RATE_MBIT, HOST_RATE_MBIT, BUFFER_BYTES = 2.5, 50.0, 256_000
 CLASSES = 7
+DEVICE = "vec1"  # of the second host, on the switch
 PLAN = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES))
 LEAST_BUFFER_BYTES = 90_841  # what the refusal of a smaller one asks for: thresholds from a single frame on
 PAYLOAD_BYTES = 1208  # 1250 on the wire: 4 ms on the port
@@ -143,7 +144,23 @@ def packets_of_bands(cluster):
 def weights_of(cluster, plan):
     """What the kernel says that each queue's average goes by, as log2 of 1/weight, once this plan is loaded."""
     cluster.configure(1, lambda device: linux.commands(plan, device))
-    return re.findall(r"\bewma (\d+)", cluster._switch.run("tc -d qdisc show dev vec1"))
+    return re.findall(r"\bewma (\d+)", cluster._switch.run(f"tc -d qdisc show dev {DEVICE}"))
+
+
+def replace_others(cluster):
+    """How many disciplines of each kind the port has, once plans of other classes, and then what somebody else had there, are replaced."""
+    found = []
+    for classes in (4, CLASSES, 4):
+        plan = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=classes))
+        found.append(kinds_of(cluster, linux.commands(plan, DEVICE)))
+    others = [f"tc qdisc del dev {DEVICE} root", f"tc qdisc add dev {DEVICE} root handle 1: pfifo"]
+    return [*found, kinds_of(cluster, [*others, *linux.commands(PLAN, DEVICE)])]
+
+
+def kinds_of(cluster, commands):
+    """How many disciplines of each kind the port has after these."""
+    cluster.configure(1, lambda _device: commands)
+    return dict(sorted(collections.Counter(re.findall(r"qdisc (\w+) ", cluster.port_statistics(1))).items()))
 
 
 def give_ipv6(cluster):
@@ -184,11 +201,12 @@ def outcome(tmp_path_factory):
         link = Link(rate_mbit=RATE_MBIT, host_rate_mbit=HOST_RATE_MBIT)
         with UmlCluster(2, link) as cluster:
             weights = weights_of(cluster, make_plan(RATE_MBIT, LEAST_BUFFER_BYTES, Config.mlt(classes=CLASSES)))
+            replaced = replace_others(cluster)
             for _ in range(2):  # loading it a second time replaces it
                 cluster.configure(1, lambda device: linux.commands(PLAN, device))
             sent, rows = run_bursts(cluster)
             give_ipv6(cluster)
-            return {"weights": weights,
+            return {"weights": weights, "replaced": replaced,
                     "bands": {family: count_bands(cluster, family) for family in FAMILIES},
                     "sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
                     "statistics": cluster.port_statistics(1)}  # fmt: skip
@@ -208,6 +226,11 @@ def test_it_was_an_overload(outcome):
 
 def test_the_average_of_each_queue_has_the_weight_one_half_down_to_the_least_buffer(outcome):
     assert outcome["weights"] == ["1"] * CLASSES
+
+
+def test_a_plan_replaces_one_of_other_classes_and_what_somebody_else_has_put_there(outcome):
+    four, seven = ({"bfifo": 8 // classes, "prio": 1, "red": classes, "tbf": 1} for classes in (4, CLASSES))
+    assert outcome["replaced"] == [four, seven, four, seven]
 
 
 # test of: mlt/switch-queues

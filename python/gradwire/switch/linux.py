@@ -25,7 +25,11 @@ _FAMILIES = (("ip", "prio 1", "ip dsfield"), ("ipv6", "prio 2", "ip6 priority"))
 
 # claim: mlt/selective-dropping
 def commands(plan: SwitchPlan, device: str) -> list[str]:
-    """Lines for a shell; each begins with `tc`. They replace whatever queueing the device has."""
+    """Lines for a shell; each begins with `tc`. They replace whatever queueing the device has.
+
+    The old one is removed first: the kernel does not replace a handle's discipline by one of another kind, so that a plan of other
+    classes, or what somebody else had put there under the same numbers, would end the script half-way.
+    """
     bands = len(plan.queues)
     burst = int(max(_TBF_BURST_FRAMES * FRAME_BYTES, plan.rate_mbit * 1e6 / 8 * _TBF_BURST_SECONDS))
     rate = f"{plan.rate_mbit * 1e6:.0f}bit"
@@ -33,15 +37,12 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
     bands_of_priorities = [0 if priority == 7 else bands - 1 for priority in range(16)]
     priorities = " ".join(map(str, bands_of_priorities))
     lines = [
-        f"tc qdisc replace dev {device} root handle 1: tbf rate {rate} burst {burst} limit {plan.buffer_bytes}",
-        f"tc qdisc replace dev {device} parent 1:1 handle 10: prio bands {max(bands, 2)} priomap {priorities}",
+        f"tc qdisc del dev {device} root 2>/dev/null || true",  # of what the kernel gives a device by itself nothing can be removed
+        f"tc qdisc add dev {device} root handle 1: tbf rate {rate} burst {burst} limit {plan.buffer_bytes}",
+        f"tc qdisc add dev {device} parent 1:1 handle 10: prio bands {max(bands, 2)} priomap {priorities}",
     ]
     for band, queue in enumerate(plan.queues, 1):
-        lines.append(
-            f"tc qdisc replace dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, rate)}"
-        )
-    # The protocol and the order number alone name a filter, so that a second run replaces and does not pile up.
-    lines.append(f"tc filter del dev {device} parent 10: 2>/dev/null || true")
+        lines.append(f"tc qdisc add dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, rate)}")
     for band, queue in enumerate(plan.queues, 1):
         lines += [
             f"tc filter add dev {device} parent 10: protocol {protocol} {order} u32 match {octet} {point << 2:#04x} 0xfc"
@@ -60,12 +61,22 @@ def script(plan: SwitchPlan, devices: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def red(threshold_bytes: int, limit_bytes: int, rate: str) -> str:
+    """RED, as words of `tc`, that drops or marks from this length on, as told above.
+
+    Args:
+        threshold_bytes: a frame or more.
+        limit_bytes: what the queue holds at most.
+        rate: at which it is served, as `tc` writes it.
+    """
+    parts = threshold_bytes // FRAME_BYTES + 1
+    return (
+        f"red limit {limit_bytes} min {threshold_bytes} max {threshold_bytes + FRAME_BYTES}"
+        f" avpkt {math.ceil(threshold_bytes / parts)} burst {parts} probability 1 bandwidth {rate} ecn"
+    )
+
+
 def _discipline(queue: Queue, rate: str) -> str:
     if queue.threshold_bytes is None:
         return f"bfifo limit {queue.limit_bytes}"
-    low = queue.threshold_bytes
-    parts = low // FRAME_BYTES + 1
-    return (
-        f"red limit {queue.limit_bytes} min {low} max {low + FRAME_BYTES} avpkt {math.ceil(low / parts)}"
-        f" burst {parts} probability 1 bandwidth {rate} ecn"
-    )
+    return red(queue.threshold_bytes, queue.limit_bytes, rate)
