@@ -20,6 +20,7 @@ from pathlib import Path
 from gradwire.lab.errors import LabError, ToolMissing
 from gradwire.lab.iproute import BUCKET_BYTES
 from gradwire.lab.netem import loss_words
+from gradwire.switch.linux import red
 
 PROGRAM = "linux.uml"
 _HERE = Path(__file__).parent
@@ -104,7 +105,7 @@ class UmlSwitch:
     def mark_long_queues(self, port: int, rate_mbit: float, threshold_bytes: int, buffer_bytes: int) -> None:
         """Has a port treat packets as MLT (section 5.2) asks: where its queue is long, it drops those that it may not mark.
 
-        RED with ECN, with hardly any averaging, and its two thresholds one packet apart.
+        RED with ECN, as `gradwire switch` writes it: its average follows the queue at once, and its two thresholds lie one frame apart.
 
         Args:
             port: its number.
@@ -115,9 +116,8 @@ class UmlSwitch:
         device = f"vec{port}"
         self.run(
             f"tc qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst {BUCKET_BYTES} limit {2 * buffer_bytes}",
-            f"tc qdisc replace dev {device} parent 1: handle 3: red limit {buffer_bytes} min {threshold_bytes}"
-            f" max {threshold_bytes + 1500} avpkt 1500 burst {threshold_bytes // 1500 + 1} probability 1"
-            f" bandwidth {rate_mbit}mbit ecn",
+            f"tc qdisc replace dev {device} parent 1: handle 3:"
+            f" {red(threshold_bytes, buffer_bytes, f'{rate_mbit}mbit')}",
         )
 
     def close(self) -> None:
