@@ -1,13 +1,14 @@
 """Ranks meet over a folder, and over a torch Store; who does not come is named."""
 
 import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from doctors import arguments_of, report_of, run_doctors, start_doctor, told
+from doctors import DOCTOR, arguments_of, report_of, run_doctors, start_doctor, told, without_a_job
 from gradwire.doctor import meeting as meeting_module
 from gradwire.doctor.meeting import FolderMeeting, Place, StoreMeeting, everybody, open_meeting
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError
@@ -167,6 +168,17 @@ def test_a_rank_that_is_interrupted_while_it_waits_leaves_nothing(tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         FolderMeeting.enter(tmp_path, 0, 2, 30.0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_no_finding(tmp_path):
+    """Its status is none by which a script would take the network for bad."""
+    command = [*DOCTOR, *arguments_of(0, 2, tmp_path)]
+    with subprocess.Popen(command, env=without_a_job(), stderr=subprocess.PIPE, text=True) as child:
+        until(lambda: meeting_module._token(tmp_path / "meeting/rank-0"))
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert (child.returncode, "gradwire: interrupted" in errors) == (130, True), errors
+    assert list((tmp_path / "meeting").iterdir()) == []
 
 
 def test_a_rank_that_was_ended_and_started_again_while_others_wait_is_met(tmp_path):

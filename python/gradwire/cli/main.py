@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import click
 
@@ -21,7 +22,7 @@ _COMMANDS = {
     "switch": "Write the configuration that a switch needs to tell gradients apart.",
     "trace": "Write one step of all ranks as a timeline for Perfetto.",
 }
-EXIT_UNLOADABLE = 1
+EXIT_UNLOADABLE, EXIT_INTERRUPTED = 1, 130  # 130: the shell's convention for a program ended by Ctrl-C
 
 
 class _LazyGroup(click.Group):
@@ -44,6 +45,14 @@ class _LazyGroup(click.Group):
         """By the table above: click would import them all."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in sorted(_COMMANDS)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Ctrl-C has a status of its own: click's is 1, by which subcommands say that something is wrong."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("gradwire: interrupted", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 def _check_extension() -> None:

@@ -186,6 +186,19 @@ def _claimed(folder: Path, rank: int, token: str) -> Iterator[Callable[[], bool]
     """
     path = _claim(folder, rank)
     try:
+        _take(path, rank, token)
+        yield lambda: _token(path) == token
+    except BaseException:
+        _met(folder, token).unlink(missing_ok=True)
+        raise
+    finally:
+        if _token(path) == token:
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, rank: int, token: str) -> None:
+    """Raises ConfigError where somebody has it."""
+    try:
         with path.open("x") as claim:
             claim.write(token)
     except FileExistsError as error:
@@ -194,15 +207,7 @@ def _claimed(folder: Path, rank: int, token: str) -> Iterator[Callable[[], bool]
             f"{path} is there already: a run that was killed has left it, or another process is rank {rank}. "
             "If none is, empty the folder or name another one, for all ranks"
         )
-        raise ConfigError(text, field="store", value=f"file://{folder}", allowed=allowed) from error
-    try:
-        yield lambda: _token(path) == token
-    except BaseException:
-        _met(folder, token).unlink(missing_ok=True)
-        raise
-    finally:
-        if _token(path) == token:
-            path.unlink(missing_ok=True)
+        raise ConfigError(text, field="store", value=f"file://{path.parent}", allowed=allowed) from error
 
 
 def _claim(folder: Path, rank: int) -> Path:
