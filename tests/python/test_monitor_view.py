@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire.cli.trace import _answers_there
 from gradwire.config import Config
 from gradwire.observe import client
 from gradwire.observe.client import find_sockets
@@ -78,14 +79,19 @@ def test_ranks_are_found_whether_they_or_who_looks_had_a_runtime_directory(
             server.stop()
 
 
-def test_what_a_login_shell_prints_is_no_answer_and_ends_nothing(tmp_path: Path) -> None:
-    shell = tmp_path / "shell"  # stands for ssh to a host that greets
+def shell_that_greets(folder: Path) -> str:
+    """Stands for ssh to a host whose login shell prints lines of its own."""
+    shell = folder / "shell"
     shell.write_text(
         "#!/bin/sh\necho Welcome to node1\necho '[]'\necho '{\"rank\": 7}'\necho Mind the maintenance\necho '{\"rank\": 8}'\n"
     )
     shell.chmod(0o755)
+    return str(shell)
+
+
+def test_what_a_login_shell_prints_is_no_answer_and_ends_nothing(tmp_path: Path) -> None:
     sources = client.Sources(1.0)
-    sources.watch_host("node1", None, str(shell))
+    sources.watch_host("node1", None, shell_that_greets(tmp_path))
     found: list[int] = []
     try:
         while len(found) < 2:
@@ -95,6 +101,11 @@ def test_what_a_login_shell_prints_is_no_answer_and_ends_nothing(tmp_path: Path)
     finally:
         sources.close()
     assert found == [7, 8]
+
+
+def test_what_a_login_shell_prints_does_not_end_a_trace(tmp_path: Path) -> None:
+    answers = _answers_there(None, ("node1",), shell_that_greets(tmp_path))
+    assert [one["rank"] for one in answers] == [7, 8]
 
 
 def path(number: int, packets: int, lost: int, rtt_us: int, *, trusted: bool = True) -> dict[str, Any]:

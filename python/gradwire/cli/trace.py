@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,10 @@ def _answers_there(job: str | None, hosts: tuple[str, ...], ssh: str) -> list[di
             raise OSError(f"{host} has not answered after {SSH_TIMEOUT_S:.0f} s") from error
         if ran.returncode:
             raise OSError(f"{host}: `{remote}` ended with {ran.returncode}")
-        found = [read_answer(line) for line in ran.stdout.splitlines()]
+        found = []
+        for line in ran.stdout.splitlines():
+            with suppress(ValueError):  # a login shell may print lines of its own
+                found.append(read_answer(line))
         if not found:
             click.echo(f"gradwire trace: {host}: no rank of the job has answered there", err=True)
         answers += found
