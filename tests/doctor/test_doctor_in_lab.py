@@ -337,7 +337,11 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
 
     error, status = in_sandbox(tmp_path, main)
     assert status == 3
-    assert "rank 1 has not come" in error
+    waiting, end = error.splitlines()
+    assert waiting == "gradwire doctor: rank 0 of 2 waits up to 1 s for the others", (
+        "a log has it, which is no terminal"
+    )
+    assert "rank 1 has not come" in end
 
 
 OTHERS = {  # beside eth0 and eth1, which are up and have addresses

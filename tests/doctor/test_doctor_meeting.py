@@ -45,8 +45,8 @@ def test_every_rank_gets_everybodys_values_in_order(tmp_path, make):
 @pytest.mark.parametrize("make", [folder, store])
 def test_who_does_not_come_is_named(tmp_path, make):
     with pytest.raises(MissingRankError, match="rank 1 has not come") as caught:
-        everybody(Place(make(tmp_path), 0, 2, 0.2), "a", 1)
-    assert caught.value.rank == 1
+        everybody(Place(make(tmp_path), 0, 2, 0.2), "a", 1, more_s=0.1)
+    assert (caught.value.ranks, caught.value.waited_s) == ([1], pytest.approx(0.3))
 
 
 def test_a_torch_store_is_found_by_torchs_own_rendezvous():
@@ -134,7 +134,7 @@ def test_what_killed_processes_left_is_not_taken_for_a_rank(tmp_path):
         MissingRankError, match=r"rank 1 has not come .*may have left .*rank-1; empty the folder"
     ) as caught:
         FolderMeeting.enter(tmp_path, 0, 2, 0.2)
-    assert caught.value.rank == 1
+    assert (caught.value.ranks, caught.value.waited_s) == ([1], 0.2)
     assert sorted(tmp_path.iterdir()) == before, "and nothing is left of who waited"
 
 

@@ -79,6 +79,8 @@ def command(
         if world_size == 1:
             report = check_host(config)
         else:
+            # Always, as everything else is said to a terminal alone: in a log this wait looks like a program that hangs.
+            click.echo(f"gradwire doctor: rank {rank} of {world_size} waits up to {wait:g} s for the others", err=True)
             meeting = open_meeting(store, rank, world_size, wait)
             place = Place(meeting, rank, world_size, wait)
             report = check_all(config, place, Options(packets, loss_max / 100), tell)

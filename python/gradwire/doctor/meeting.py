@@ -67,15 +67,15 @@ def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[A
         MissingRankError: ranks did not come; the message names the first.
     """
     place.meeting.put(f"{key}/{place.rank}", value)
-    end = time.monotonic() + place.timeout_s + more_s
+    waited_s = place.timeout_s + more_s
+    end = time.monotonic() + waited_s
     values = []
     for other in range(place.world_size):
         try:
             values.append(place.meeting.get(f"{key}/{other}", max(0.1, end - time.monotonic())))
         except RendezvousError as error:
-            raise MissingRankError(
-                f"rank {other} has not come within {place.timeout_s + more_s:g} s ({key})", rank=other
-            ) from error
+            text = f"rank {other} has not come within {waited_s:g} s ({key})"
+            raise MissingRankError(text, ranks=[other], waited_s=waited_s) from error
     return values
 
 
@@ -173,7 +173,7 @@ class _Waiting:
                 raise RendezvousError(f"somebody has emptied {self.folder}: start all ranks again")
             if time.monotonic() > self.end:
                 text = f"rank {rank} has not come within {self.timeout_s:g} s ({self.folder}){why}"
-                raise MissingRankError(text, rank=rank)
+                raise MissingRankError(text, ranks=[rank], waited_s=self.timeout_s)
             time.sleep(_POLL_SECONDS)
         return value
 
