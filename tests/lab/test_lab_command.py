@@ -18,12 +18,14 @@ from click.testing import CliRunner
 from gradwire.cli import main
 from gradwire.lab import NamespacesUnavailable, sandbox
 from gradwire.lab.uml_switch import PROGRAM
+from sandboxed import has_netem
 
 TIMEOUT_S = 60
 KINDS = [
     "nft",
     pytest.param("soft", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")),
     pytest.param("uml", marks=pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")),
+    pytest.param("netem", marks=pytest.mark.skipif(not has_netem(), reason="this kernel has no netem")),
 ]
 PREFIX = [sys.executable, "-c", "from gradwire.cli import main; main()", "lab"]
 SEND = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); [s.sendto(b'x', ('10.77.0.2', 9)) for _ in range(50)]"
@@ -94,6 +96,14 @@ def test_all_hosts_run_it_at_once_and_the_worst_status_counts(running):
     assert result.returncode == 1
 
 
+def test_a_program_gets_the_devices_of_all_rails_for_gloo_unless_the_caller_has_chosen(running, monkeypatch):
+    program = ("exec", "0", "--", "sh", "-c", "echo $GLOO_SOCKET_IFNAME")
+    monkeypatch.delitem(running.environment, "GLOO_SOCKET_IFNAME", raising=False)
+    assert running(*program).stdout == "eth0,eth1\n"
+    monkeypatch.setitem(running.environment, "GLOO_SOCKET_IFNAME", "eth1")
+    assert running(*program).stdout == "eth1\n"
+
+
 def test_ports_change_while_it_runs_and_are_counted(running):
     before = rows(running)[1, 0]["lost"]
     assert running("set", "--host", "1", "--rail", "0", "--loss", "1").returncode == 0
@@ -134,8 +144,10 @@ def test_a_program_ends_with_its_caller(running):
         (["up"], 3, "is up already"),
         (["set", "--host", "5", "--loss", "0.1"], 3, "there is no host 5"),
         (["set", "--delay", "5"], 3, "needs netem"),
-        (["exec", "9", "--", "true"], 3, "there is no host 9"),
-        (["exec", "0", "--", "no-such-program"], 3, "not found"),
+        (["exec", "9", "--", "true"], 125, "there is no host 9"),
+        (["exec", "0", "--", "no-such-program"], 127, "no-such-program: No such file"),
+        (["exec", "0", "--", "/etc/passwd/program"], 127, "Not a directory"),
+        (["exec", "0", "--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["set"], 2, "nothing to change"),
         (["exec", "x", "--", "true"], 2, "is no host"),
         (["kill", "0", "--signal", "FOO"], 2, "there is no signal"),
@@ -162,6 +174,7 @@ def test_down_leaves_nothing(lab):
     assert os.listdir(lab.folder) == []
     assert sorted(os.listdir("/sys/class/net")) == links
     assert lab("stats").returncode == 3
+    assert lab("exec", "0", "--", "true").returncode == 125, "3 may be a program's own"
     assert os.listdir(lab.folder) == [], "who only asks leaves nothing"
 
 
@@ -169,8 +182,20 @@ def test_down_ends_a_lab_in_the_foreground_well(lab):
     arguments = ("up", "--foreground", "--hosts", "1", "--switch", "nft")
     with lab.start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as caller:
         assert caller.stdout.readline() == "ready\n"
+        assert "kind nft: 10.77.0.1 to 10.77.0.1; gradwire lab down ends it" in caller.stdout.readline()
         assert lab("down").returncode == 0
         assert (caller.wait(TIMEOUT_S), caller.stderr.read()) == (0, "")
+
+
+@pytest.mark.parametrize("more", [[], ["--foreground"]])
+def test_what_was_built_is_told_as_json(lab, more):
+    arguments = ("--name", "other", "up", "--hosts", "2", "--rails", "2", "--switch", "nft", "--json", *more)
+    with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
+        told = json.loads(caller.stdout.readline())
+        assert lab("--name", "other", "down").returncode == 0
+        assert (caller.wait(TIMEOUT_S), caller.stdout.read()) == (0, "")
+    addresses = [["10.77.0.1", "10.77.1.1"], ["10.77.0.2", "10.77.1.2"]]
+    assert told == {"name": "other", "hosts": 2, "rails": 2, "switch": "nft", "addresses": addresses}
 
 
 def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):

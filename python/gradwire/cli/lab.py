@@ -20,6 +20,8 @@ from gradwire.lab.service import Claim, Client, Service, folder
 from gradwire.lab.switches import KINDS, Port
 
 EXIT_NO_LAB = 3
+_NAME = "lab"  # of one that has no other
+EXIT_NOT_STARTED = 125  # of `exec`, whose other statuses are the program's: as `env` and `timeout` have it
 
 _EPILOG = """
 \b
@@ -37,12 +39,13 @@ Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves its s
 docs/lab.md says what each switch can do.
 
 \b
-Exit status: 0 done, 2 wrong usage, 3 no lab (the message says why); of `exec` that of the program, of several the greatest.
+Exit status: 0 done, 2 wrong usage, 3 no lab (the message says why), 130 interrupted. Of `exec` that of the program, of several the
+greatest; 127 there is no such program, 126 it cannot be run, 125 no lab or no such host.
 """
 
 
 @click.group(name="lab", epilog=_EPILOG)
-@click.option("--name", default="lab", show_default=True, help="Of the lab, where several are up.")
+@click.option("--name", default=_NAME, show_default=True, help="Of the lab, where several are up.")
 @click.pass_context
 def command(context: click.Context, name: str) -> None:
     """Build a small network on this machine, run programs on its hosts, and break it on purpose."""
@@ -102,7 +105,10 @@ def _changes(
     "--switch", default="auto", show_default=True, type=click.Choice(["auto", *KINDS]), help="What the switches are."
 )
 @click.option("--host-rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
-@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C.")
+@click.option("--foreground", is_flag=True, help="Stay until Ctrl-C; a line `ready` comes before the others.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Say what there is, once it is ready, as one line of JSON and nothing else."
+)
 @_port_options(shows_defaults=True)
 @click.pass_obj
 def up(
@@ -115,6 +121,7 @@ def up(
     switch: str,
     host_rate: float | None,
     foreground: bool,
+    as_json: bool,
     **port: float | None,
 ) -> None:
     """Build the network, and keep it until `down`."""
@@ -122,18 +129,24 @@ def up(
         layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
         path = folder() / name
         if foreground:
-            sys.exit(sandbox.run(lambda: _serve(layout, path)))
+            sys.exit(sandbox.run(lambda: _serve(layout, path, as_json=as_json)))
         _start_in_background(path)
-        _describe(path)
+        click.echo(_described(Client(path).ask(do="describe"), name, as_json=as_json))
     except LabError as error:
         _fail(error)
 
 
-def _serve(layout: Layout, path: Path) -> int:
-    """In the sandbox: builds and serves. Says `ready` on standard output."""
+def _serve(layout: Layout, path: Path, *, as_json: bool) -> int:
+    """In the sandbox: builds and serves. Says so on standard output, by one call: who has read the first line may go."""
+
+    def say(told: dict[str, Any]) -> None:
+        text = _described(told, path.name, as_json=as_json)
+        sys.stdout.write(f"{text}\n" if as_json else f"ready\n{text}\n")
+        sys.stdout.flush()
+
     try:
         with Claim(path) as claim, Network(layout) as network:
-            Service(network, claim).run(lambda: print("ready", flush=True))
+            Service(network, claim).run(say)
     except KeyboardInterrupt:
         return sandbox.EXIT_INTERRUPTED
     except BrokenPipeError:  # who asked for it has gone
@@ -157,7 +170,7 @@ def _start_in_background(path: Path) -> None:
             os.killpg(process.pid, signal.SIGINT)
             process.wait()
             raise
-        if answer != "ready\n":
+        if not answer:
             process.wait()
             errors.seek(0)
             raise LabError(
@@ -192,11 +205,14 @@ def _started(arguments: list[str], errors: IO[str]) -> tuple[subprocess.Popen[st
     return process, release
 
 
-def _describe(path: Path) -> None:
-    told = Client(path).ask(do="describe")
-    click.echo(
+def _described(told: dict[str, Any], name: str, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"name": name, **told})
+    named = "" if name == _NAME else f" --name {name}"
+    addresses = told["addresses"]
+    return (
         f"{told['hosts']} hosts with {told['rails']} rail{'s' * (told['rails'] > 1)} on a switch of kind {told['switch']}:"
-        f" {Network.address(0)} to {Network.address(told['hosts'] - 1)}; gradwire lab down ends it"
+        f" {addresses[0][0]} to {addresses[-1][0]}; gradwire lab{named} down ends it"
     )
 
 
@@ -207,15 +223,18 @@ def _describe(path: Path) -> None:
 def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001  (the subcommand's name)
     """Run a program on a host, or on all at once, as if it were started here.
 
-    GRADWIRE_LAB_HOST is the host's number in its environment.
+    GRADWIRE_LAB_HOST is the host's number in its environment. GLOO_SOCKET_IFNAME, by which torch's gloo finds the other hosts, names the
+    devices of all rails (eth0,eth1) unless it is set here.
     """
     path = folder() / name
     sys.stdout.flush()
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0"}
     request = {"do": "exec", "command": list(program), "folder": str(Path.cwd())}
     try:
-        count = Client(path).ask(do="describe")["hosts"]
-        numbers = list(range(count)) if host == "all" else [_number(host)]
+        told = Client(path).ask(do="describe")
+        numbers = list(range(told["hosts"])) if host == "all" else [_number(host)]
+        # Gloo would look for the name of this machine, which has none of the lab's addresses.
+        devices = ",".join(f"eth{rail}" for rail in range(told["rails"]))
+        environment = {"GLOO_SOCKET_IFNAME": devices, **os.environ}
         statuses = _at_once(
             [
                 lambda number=number: Client(path).ask(  # type: ignore[misc]
@@ -225,7 +244,7 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
             ]
         )
     except LabError as error:
-        _fail(error)
+        _fail(error, EXIT_NOT_STARTED)
     except KeyboardInterrupt:  # the connection is closed, and with it the program ends
         sys.exit(sandbox.EXIT_INTERRUPTED)
     sys.exit(max(statuses))
@@ -353,6 +372,6 @@ def _ask(name: str, **request: Any) -> Any:
         _fail(error)
 
 
-def _fail(error: LabError) -> NoReturn:
+def _fail(error: LabError, status: int = EXIT_NO_LAB) -> NoReturn:
     click.echo(f"error: {error}", err=True)
-    sys.exit(EXIT_NO_LAB)
+    sys.exit(status)

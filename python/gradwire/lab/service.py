@@ -8,6 +8,7 @@ the process ends, network, processes, socket and lock are gone.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,8 @@ from gradwire.lab.network import Network
 
 _REQUEST_BYTES = 1 << 20  # an environment may be large; a longer request is refused
 _REQUEST_SECONDS = 5.0  # for a whole request; a client sends it at once
+# What shells say of a program that is not there, and of one that cannot be run.
+_NOT_RUN = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
 _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
 
 
@@ -121,10 +124,10 @@ class Service:
         self._listener.bind(str(claim.path))
         self._listener.listen()
 
-    def run(self, ready: Callable[[], None]) -> None:
-        """Answers until `down`, and says `ready` before."""
+    def run(self, ready: Callable[[dict[str, Any]], None]) -> None:
+        """Answers until `down`; calls `ready` before, with what the network is."""
         try:
-            ready()
+            ready(self._describe({}))
             while True:
                 connection, _ = self._listener.accept()
                 try:
@@ -172,20 +175,27 @@ class Service:
 
     def _describe(self, _request: dict[str, Any]) -> dict[str, Any]:
         layout = self._network.layout
-        return {"hosts": layout.hosts, "rails": layout.rails, "switch": self._network.kind, "pid": os.getpid()}
+        addresses = [
+            [self._network.address(host, rail) for rail in range(layout.rails)] for host in range(layout.hosts)
+        ]
+        return {"hosts": layout.hosts, "rails": layout.rails, "switch": self._network.kind, "addresses": addresses}
 
     def _exec(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
-        """Runs a program on a host; ends it when the caller goes away. Returns its status as a shell would."""
+        """Runs a program on a host; ends it when the caller goes away. Returns its status as a shell would, also where it cannot be run."""
         if len(descriptors) != 3:
             raise LabError("exec needs three file descriptors")
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 child = self._network.spawn(
                     request["host"], request["command"], stdin=descriptors[0], stdout=descriptors[1], stderr=descriptors[2],
                     env=request["environment"], cwd=request["folder"], start_new_session=True,
                 )  # fmt: skip
-            except FileNotFoundError as error:
-                raise LabError(f"{error.filename}: not found") from None
+        except OSError as error:
+            if error.errno not in _NOT_RUN:
+                raise
+            with suppress(OSError):  # nobody reads it
+                os.write(descriptors[2], f"error: {error.filename}: {error.strerror}\n".encode())
+            return _NOT_RUN[error.errno]
         for descriptor in descriptors:  # the child has its own: end of file must reach a pipe's reader when it ends
             os.close(descriptor)
         descriptors.clear()
