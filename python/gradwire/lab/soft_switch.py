@@ -21,6 +21,8 @@ from gradwire.lab.cluster import Link
 from gradwire.lab.errors import LabError, ToolMissing
 
 _SOURCE = Path(__file__).with_suffix(".c")
+_SLOTS = 1 << 14  # `SLOTS` of soft_switch.c: frames that a port can have under way, waiting or on the wire
+_FRAME_BYTES = 1514
 _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' processes
 
 
@@ -66,7 +68,16 @@ class SoftSwitch:
             link: rate, delay and buffer.
             loss: chance to lose a packet.
             loss_after_loss: the same for one whose predecessor was lost; None: as for any other.
+
+        Raises:
+            LabError: buffer and delay hold more full frames than there is room for; those beyond would be lost unasked.
         """
+        frames = (link.buffer_bytes + link.rate_mbit * 1e3 * link.delay_ms / 8) / _FRAME_BYTES
+        if frames > _SLOTS:
+            raise LabError(
+                f"the small program holds {_SLOTS} packets for each port, and buffer and delay at this rate are {frames:.0f}:"
+                " less of them, or a switch of kind uml or netem"
+            )
         rate, delay = round(link.rate_mbit * 1e6), round(link.delay_ms * 1e6)
         chances = [
             min(round(chance * 2**32), 2**32) for chance in (loss, loss if loss_after_loss is None else loss_after_loss)
