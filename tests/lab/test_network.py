@@ -255,6 +255,32 @@ def test_the_small_program_says_that_it_has_no_bucket(tmp_path):
     assert "no token bucket: its kind must be uml" in in_sandbox(tmp_path, main)
 
 
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_the_small_program_refuses_a_link_of_which_it_cannot_hold_what_is_under_way(tmp_path):
+    """24.8 MB, buffer and delay together."""
+
+    def main():
+        with Network(Layout(hosts=1, switch="soft", port=Port(rate_mbit=10_000, delay_ms=19))) as network:
+            try:
+                network.set([0], [], delay_ms=20.0)
+            except LabError as error:
+                return [str(error), network.ports()[0, 0].delay_ms]
+
+    text, delay_ms = in_sandbox(tmp_path, main)
+    assert "holds 16384 packets for each port, and buffer and delay at this rate are 16686" in text
+    assert delay_ms == 19
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_each_small_program_loses_packets_of_its_own_choice(tmp_path):
+    def main():
+        with Network(Layout(hosts=2, rails=2, switch="soft", port=Port(loss=0.2))) as network:
+            return [Probe(network, rail, rail).arrived(400).hex() for rail in (0, 1)]
+
+    one, other = in_sandbox(tmp_path, main)
+    assert one != other
+
+
 def test_a_host_that_is_not_there_is_named(tmp_path):
     def main():
         with Network(Layout(hosts=2, switch="nft")) as network:

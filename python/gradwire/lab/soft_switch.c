@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -47,7 +48,7 @@ struct port {
 
 static struct port ports[PORTS_MAX];
 static int port_count;
-static uint64_t seen, lost, overflowed, random_state = 0x9E3779B97F4A7C15;
+static uint64_t seen, lost, overflowed, random_state; // random_state: never 0
 
 static void fail(const char *what)
 {
@@ -212,6 +213,9 @@ int main(int argc, char **argv)
 		return 2;
 	setvbuf(stdin, NULL, _IONBF, 0);
 	prctl(PR_SET_TIMERSLACK, 1000);
+	while (!random_state) // a seed of its own, or the switches of all rails would lose the same packets
+		if (getrandom(&random_state, sizeof random_state, 0) < 0)
+			fail("randomness");
 	port_count = argc - 1;
 	for (int i = 0; i < port_count; i++) {
 		ports[i].slots = calloc(SLOTS, sizeof *ports[i].slots);
