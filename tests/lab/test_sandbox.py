@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,17 @@ def test_an_unprivileged_user_needs_no_root(tmp_path):
     ]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (result.returncode, result.stdout) == (0, "65534 becomes 0\n"), result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
+def test_a_container_that_hides_parts_of_proc_is_told_so():
+    """There Linux lets nobody who has made himself a user namespace mount another /proc; root without its rights is such a one."""
+    program = "from gradwire.lab import sandbox; sandbox.run(lambda: print('it ran') or 0)"
+    hidden = "mount -t tmpfs none /proc/tty && exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin"
+    command = ["unshare", "--mount", "sh", "-c", f'{hidden} "$@"', "sh", sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert "it ran" not in result.stdout
+    assert "NamespacesUnavailable: no /proc of its own for the lab here" in result.stderr
 
 
 UNPRIVILEGED = """

@@ -25,7 +25,15 @@ from gradwire.lab.errors import LabError, NamespacesUnavailable
 
 EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
 EXIT_TERMINATED = 128 + signal.SIGTERM  # and for one ended by SIGTERM
-_EXIT_NO_NAMESPACES = 77  # within this file: tells the caller's process why the keeper gave up
+# Within this file: tell the caller's process why there is no sandbox.
+_EXIT_NO_NAMESPACES, _EXIT_NO_PROC = 77, 78
+_REASONS = {
+    _EXIT_NO_NAMESPACES: "no network namespaces here: run as root, or allow user namespaces"
+    " (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0;"
+    " in a container, start it with --privileged)",
+    _EXIT_NO_PROC: "no /proc of its own for the lab here, without which its hosts cannot be told from other processes:"
+    " in a container, start it with --privileged, or with nothing of /proc hidden (--security-opt systempaths=unconfined)",
+}
 _NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
 
 
@@ -41,7 +49,7 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
         The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted, 143 if terminated.
 
     Raises:
-        NamespacesUnavailable: neither root nor user namespaces can be had here.
+        NamespacesUnavailable: neither root nor user namespaces can be had here, or no /proc in them.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,12 +59,8 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
         _in_child(lambda: _keep(main, caller))
     with _terminating(keeper) if terminates_in_order else nullcontext():
         status = _wait(keeper)
-    if status == _EXIT_NO_NAMESPACES:
-        raise NamespacesUnavailable(
-            "no network namespaces here: run as root, or allow user namespaces"
-            " (sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0;"
-            " in a container, start it with --privileged)"
-        )
+    if status in _REASONS:
+        raise NamespacesUnavailable(_REASONS[status])
     return status
 
 
@@ -88,8 +92,10 @@ def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
     with suppress(BlockingIOError):
         os.read(keeper_lives, 1)  # end of file: the keeper was gone before the parent-death signal was asked for
         return 1
-    with suppress(OSError):  # some containers forbid a new /proc; only process listings inside would need it
+    try:
         _syscalls.mount_proc()
+    except OSError:  # as where a container hides parts of /proc; in the one that is there processes have other numbers
+        return _EXIT_NO_PROC
     leader = os.fork()
     if leader == 0:
         _in_child(lambda: _lead(main))
