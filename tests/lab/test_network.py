@@ -307,6 +307,20 @@ def test_auto_takes_what_can_do_everything(monkeypatch):
         switches.choose("magic")
 
 
+def test_programs_that_do_not_listen_end_with_the_network_and_those_that_have_ended_are_forgotten(tmp_path):
+    def main():
+        with Network(Layout(hosts=1, switch="nft")) as network:
+            for _ in range(3):
+                network.spawn(0, ["true"]).wait()
+            deaf = [network.spawn(0, ["sh", "-c", "trap '' TERM; echo up; sleep 600 & wait; wait"], stdout=subprocess.PIPE)
+                    for _ in range(2)]  # fmt: skip
+            assert all(child.stdout.readline() == b"up\n" for child in deaf)
+            held = len(network._namespaces._children)
+        return [held, [child.returncode for child in deaf]]
+
+    assert in_sandbox(tmp_path, main) == [2, [-signal.SIGKILL] * 2]
+
+
 def test_what_runs_on_a_host_ends_with_the_network(tmp_path):
     def main():
         with Network(Layout(hosts=1, switch="nft")) as network:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gradwire.lab import _syscalls
 
 _OWN = "/proc/thread-self/ns/net"
-_ENDING_S = 3.0  # what a program has to end by itself
+_ENDING_S = 3.0  # what all programs together have to end by themselves
 
 
 class Namespaces:
@@ -58,21 +59,23 @@ class Namespaces:
         """Starts a program on a host; `options` are those of `subprocess.Popen`. `end_programs` ends it."""
         with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
             child = subprocess.Popen(command, **options)
-        self._children.append(child)
+        self._children = [*(other for other in self._children if other.poll() is None), child]
         return child
 
     def end_programs(self) -> None:
-        """Ends the programs that were started: asks first, and waits for a moment."""
+        """Ends the programs that were started: asks all of them first, and waits for a moment."""
         running = [child for child in self._children if child.poll() is None]
         for child in running:
             child.terminate()
             child.send_signal(signal.SIGCONT)  # a stopped one would not hear it
+        end = time.monotonic() + _ENDING_S
         for child in running:
-            try:
-                child.wait(_ENDING_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, end - time.monotonic()))
+        for child in running:
+            child.kill()  # nothing, where it has ended
+        for child in running:
+            child.wait()
         self._children.clear()
 
     def close(self) -> None:
