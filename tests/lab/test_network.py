@@ -1,9 +1,11 @@
 """The network of `gradwire lab`: rails, and ports that change while it runs; counted at the receivers."""
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -199,6 +201,35 @@ def test_signals_reach_every_process_of_a_host_and_no_other(tmp_path):
             return [stopped, killed, nested.wait(10), other.poll()]
 
     assert in_sandbox(tmp_path, main) == [2, 2, -9, None]
+
+
+FORKING = """
+import os, signal
+for _ in range(300):  # they are looked up first, as they have the lower numbers, and meanwhile the last one goes on
+    if os.fork() == 0:
+        signal.pause()
+if os.fork() == 0:
+    print("up", flush=True)
+    for _ in range(5000):
+        if os.fork() == 0:
+            signal.pause()
+signal.pause()
+"""
+
+
+def test_a_host_is_killed_although_its_programs_start_others_all_the_time(tmp_path):
+    def main():
+        with Network(Layout(hosts=1, switch="nft")) as network:
+            child = network.spawn(0, [sys.executable, "-c", FORKING], stdout=subprocess.PIPE)
+            assert child.stdout.readline() == b"up\n"
+            killed = network.signal(0, signal.SIGKILL)
+            end = time.monotonic() + 30
+            while network.signal(0, 0) and time.monotonic() < end:  # who is killed ends when it runs next
+                os.sched_yield()
+            return [killed, network.signal(0, 0)]
+
+    killed, left = in_sandbox(tmp_path, main)
+    assert (killed > 300, left) == (True, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,6 @@ class Namespaces:
         """A name of a host's namespace for programs that take one, while this process runs."""
         return Path(f"/proc/{os.getpid()}/fd/{self._hosts[host]}")
 
-    def inode(self, host: int) -> int:
-        """Tells a host's namespace from all others."""
-        return os.fstat(self._hosts[host]).st_ino
-
     @contextmanager
     def on_host(self, host: int) -> Iterator[None]:
         """Within it, this thread's new sockets belong to the host."""
@@ -61,6 +57,19 @@ class Namespaces:
             child = subprocess.Popen(command, **options)
         self._children = [*(other for other in self._children if other.poll() is None), child]
         return child
+
+    def signal(self, host: int, number: int, known: Collection[int] = ()) -> set[int]:
+        """Sends a signal to every process on a host but those that are known and this one; returns their numbers."""
+        inode = os.fstat(self._hosts[host]).st_ino
+        found = set()
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):  # it has ended meanwhile, or is a kernel's
+                pid = int(entry.name) if entry.name.isdecimal() else 0
+                is_new = pid > 1 and pid != os.getpid() and pid not in known
+                if is_new and (entry / "ns/net").stat().st_ino == inode:
+                    os.kill(pid, number)
+                    found.add(pid)
+        return found
 
     def end_programs(self) -> None:
         """Ends the programs that were started: asks all of them first, and waits for a moment."""

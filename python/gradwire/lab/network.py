@@ -11,7 +11,7 @@ takes that rail, whichever of the receiver's addresses it names: a program with 
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
@@ -27,6 +27,7 @@ from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Swit
 
 HOSTS_MAX, RAILS_MAX = 15, 8  # hosts: those of the small switch program
 _HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
+_LOOKS_MAX = 1_000  # for processes that started while others were ended: a millisecond each
 _RULE_TABLE = 100  # the first of the routing tables, one for each rail
 
 
@@ -140,17 +141,24 @@ class Network:
         return self._namespaces.spawn(host, command, **options)
 
     def signal(self, host: int, number: int) -> int:
-        """Sends a signal to every process on a host, whoever started it; returns how many there were."""
+        """Sends a signal to every process on a host, whoever started it; returns how many there were.
+
+        Before a process hears of it, it may have started others, which are not among those that were looked up. So those that nobody can
+        ignore, SIGKILL and SIGSTOP, are sent until no more processes are found.
+
+        Raises:
+            LabError: more came up each time.
+        """
         self._chosen([host], [])
-        inode = self._namespaces.inode(host)
-        found = 0
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):  # it has ended meanwhile, or is a kernel's
-                pid = int(entry.name) if entry.name.isdecimal() else 0
-                if pid > 1 and pid != os.getpid() and (entry / "ns/net").stat().st_ino == inode:
-                    os.kill(pid, number)
-                    found += 1
-        return found
+        found = self._namespaces.signal(host, number)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            return len(found)
+        for _ in range(_LOOKS_MAX):
+            more = self._namespaces.signal(host, number, found)
+            if not more:
+                return len(found)
+            found |= more
+        raise LabError(f"programs on host {host} start others faster than they are found")
 
     def on_host(self, host: int) -> AbstractContextManager[None]:
         """Within it, this thread's new sockets belong to the host."""
