@@ -119,6 +119,29 @@ def test_ports_change_while_it_runs_and_are_counted(running):
     assert not any(row["is_cut"] for row in rows(running).values())
 
 
+@pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
+def test_a_switch_that_is_a_kernel_gets_the_queues_of_a_script(lab):
+    assert lab("up", "--hosts", "2", "--rails", "2", "--switch", "uml").returncode == 0
+    arguments = ["switch", "--os", "tc", "--rate", "10", "--buffer", "256", "--port", "vec1"]
+    script = CliRunner().invoke(main, arguments).stdout
+    assert script.startswith("#!/bin/sh")
+    loaded = lab("tc", "--rail", "1", input=script)
+    assert (loaded.returncode, loaded.stdout, loaded.stderr) == (0, "", "")
+    asked = [lab("tc", "--rail", rail, input=f"tc qdisc show dev {port}\n").stdout
+             for rail, port in (("1", "vec1"), ("1", "vec0"), ("0", "vec1"))]  # fmt: skip
+    assert [("qdisc prio 10:" in told, "qdisc netem 2:" in told) for told in asked] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert [row["passed"] for row in rows(lab).values()] == [0, 0, 0, 0], "its counters are read as before"
+    assert lab("set", "--host", "1", "--rail", "1", "--loss", "0.5").returncode == 0
+    told = lab("tc", "--rail", "1", input="tc qdisc show dev vec1\n").stdout
+    assert ("qdisc prio" in told, "loss 50%" in told) == (False, True), told
+    refused = lab("tc", input="true\ntc qdisc del dev vec7 root\n")
+    assert (refused.returncode, "the switch refused `tc qdisc del dev vec7 root`" in refused.stderr) == (3, True)
+
+
 def test_a_host_is_stopped_resumed_and_killed(running):
     with running.start("exec", "0", "--", "sh", "-c", "echo up; sleep 600", stdout=subprocess.PIPE) as caller:
         assert caller.stdout.readline() == "up\n"
@@ -149,6 +172,8 @@ def test_a_program_ends_with_its_caller(running):
         (["exec", "0", "--", "/etc/passwd/program"], 127, "Not a directory"),
         (["exec", "0", "--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["set"], 2, "nothing to change"),
+        (["tc", "--rail", "7", os.devnull], 3, "there is no rail 7"),
+        (["tc", os.devnull], 3, "as only one of kind uml does"),
         (["exec", "x", "--", "true"], 2, "is no host"),
         (["kill", "0", "--signal", "FOO"], 2, "there is no signal"),
     ],

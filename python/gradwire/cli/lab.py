@@ -30,6 +30,7 @@ Examples:
   gradwire lab exec 0 -- ping -c 3 10.77.0.2
   gradwire lab exec all -- sh -c 'RANK=$GRADWIRE_LAB_HOST WORLD_SIZE=4 MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 python train.py'
   gradwire lab set --host 2 --loss 0.01 --burst 4
+  gradwire switch --os tc --rate 100 --buffer 256 --port vec0 --port vec1 | gradwire lab tc
   gradwire lab cut 3; gradwire lab stats; gradwire lab heal 3
   gradwire lab down
 
@@ -305,6 +306,24 @@ def cut(name: str, hosts: tuple[int, ...], rails: tuple[int, ...]) -> None:
 def heal(name: str, hosts: tuple[int, ...], rails: tuple[int, ...]) -> None:
     """Undo `cut`, for all hosts unless some are named."""
     _faulty(name, hosts, rails, is_cut=False)
+
+
+@command.command()
+@click.option("--rail", default=0, show_default=True, type=click.IntRange(0), help="Whose switch.")
+@click.argument("script", type=click.File(), default="-")
+@click.pass_obj
+def tc(name: str, rail: int, script: IO[str]) -> None:
+    """Run a script of `gradwire switch --os tc`, by default the standard input, on a rail's switch.
+
+    Of a lab of kind uml alone: its switch is a Linux kernel, whose port towards host h is vec<h>. `set`, `cut` and `heal` give a port the
+    queue of the lab again.
+    """
+    lines = [line.strip() for line in script]
+    # Each line is run by a shell of its own, and the first that fails ends it anyway.
+    commands = [line for line in lines if line and not line.startswith("#") and line != "set -e"]
+    told = _ask(name, do="run", rail=rail, commands=commands)
+    if told:
+        click.echo(told)
 
 
 def _signal(name: str, hosts: tuple[int, ...], number: int) -> None:

@@ -124,6 +124,22 @@ class Network:
             with self.on_host(host):
                 iproute.ip(*(f"route replace {route} congctl {algorithm}" for route in routes))
 
+    def run_on_switch(self, rail: int, commands: Sequence[str]) -> str:
+        """Runs shell commands, one line each, on a rail's switch, whose port towards host h is vec<h>; returns what they print.
+
+        Of a port, `set` replaces what they have made of its queues.
+
+        Raises:
+            LabError: the switch is not of kind `uml`, or a command fails; those before it have run.
+        """
+        self._chosen([], [rail])
+        switch = self._switches[rail]
+        if not isinstance(switch, UmlRail):
+            raise LabError(
+                "this switch takes no commands, as only one of kind uml does, which is a Linux kernel of its own"
+            )
+        return switch.run(commands)
+
     def statistics(self) -> list[dict[str, Any]]:
         """For each port its settings, what the switch counted towards the host, and what the host's device counted."""
         rows = []

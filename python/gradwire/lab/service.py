@@ -116,7 +116,7 @@ class Service:
         self._network = network
         self._lock = threading.Lock()  # of everything but running programs
         self._verbs: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe,
+            "set": self._set, "stats": self._stats, "kill": self._kill, "describe": self._describe, "run": self._run,
         }  # fmt: skip
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._claim = claim
@@ -169,6 +169,9 @@ class Service:
 
     def _stats(self, _request: dict[str, Any]) -> list[dict[str, Any]]:
         return self._network.statistics()
+
+    def _run(self, request: dict[str, Any]) -> str:
+        return self._network.run_on_switch(request["rail"], request["commands"])
 
     def _kill(self, request: dict[str, Any]) -> int:
         return sum(self._network.signal(host, request["signal"]) for host in request["hosts"])

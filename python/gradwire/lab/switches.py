@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.lab import iproute, netem
@@ -221,6 +222,14 @@ class UmlRail(Switch):
         if found is None:
             raise LabError(f"the switch says nothing about port {port}: {said}")
         return PortCount(int(found[1]), int(found[2]))
+
+    def run(self, commands: Sequence[str]) -> str:
+        """Runs shell commands, one line each, where the ports are vec0, vec1 and so on; returns what they print.
+
+        Raises:
+            LabError: a command fails; those before it have run.
+        """
+        return "\n".join(filter(None, map(self._switch.run, commands)))
 
     def close(self) -> None:
         """See `Switch`."""
