@@ -7,8 +7,8 @@ use crate::{Event, Timestamp, PATHS_MAX};
 use core::time::Duration;
 use gradwire_wire::{PathId, ABORT_RECORD_BYTES, POSITION_RECORD_BYTES};
 
-/// Shortest pause between repeated goodbyes and aborts.
-const FAREWELL_MIN: Duration = Duration::from_millis(10);
+/// Shortest pause between repeated goodbyes, questions to who says them, and aborts.
+pub(super) const FAREWELL_MIN: Duration = Duration::from_millis(10);
 /// How long a goodbye is repeated: the peer may be gone already.
 pub(super) const GOODBYE_MAX: Duration = Duration::from_millis(500);
 
@@ -122,9 +122,10 @@ impl Liveness {
         self.connected && !self.is_over() && !self.peer_left && !self.peer_aborted
     }
 
-    /// One of the two leaves in good order, and the other may still ask how its transfers ended.
+    /// One of the two leaves in good order, and the other may still ask how its transfers ended: also one that hears of it when
+    /// the goodbye is repeated no more, because it stood still or nothing came through.
     pub(super) fn is_parting(&self) -> bool {
-        let leaves = self.farewell == Some(Farewell::Goodbye) && !self.confirmed;
+        let leaves = self.farewell == Some(Farewell::Goodbye);
         self.connected && !self.lost && !self.peer_aborted && (leaves || self.peer_left)
     }
 

@@ -2,10 +2,11 @@
 //!
 //! It needs nothing more; but it may have left without ever having called for what is sent to it, and of a tolerant send it
 //! alone knows which values counted: whoever takes either for granted loses data without a word. So the goodbye is confirmed
-//! only when it is known of each send how it ended there: who leaves repeats its goodbye until then, and answers probes. When
-//! that takes too long, exact sends count as delivered, and of a tolerant one what was never acknowledged did not count.
+//! only when it is known of each send how it ended there: who leaves repeats its goodbye until then, and answers probes, then too.
+//! When that takes too long, exact sends count as delivered if all of them was sent, else as untaken, and of a tolerant one what was never
+//! acknowledged did not count.
 
-use super::liveness::GOODBYE_MAX;
+use super::liveness::{FAREWELL_MIN, GOODBYE_MAX};
 use super::Connection;
 use crate::{Event, Timestamp};
 use core::time::Duration;
@@ -19,10 +20,25 @@ pub(super) enum Parting {
     /// It has not left.
     #[default]
     No,
-    /// It is asked how sends have ended there, since then.
-    Asking(Timestamp),
+    /// It is asked how sends have ended there.
+    Asking(Asking),
     /// Nothing more is needed from it.
     Over,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Asking {
+    /// When it said that it leaves.
+    since: Timestamp,
+    /// When it is asked again.
+    again_at: Timestamp,
+}
+
+impl Asking {
+    /// When it is waited for no more.
+    fn until(self) -> Timestamp {
+        self.since + GOODBYE_MAX
+    }
 }
 
 impl Connection {
@@ -32,15 +48,23 @@ impl Connection {
             return self.liveness.on_goodbye_reply();
         }
         if self.liveness.on_peer_leaves() {
-            self.parting = Parting::Asking(now);
-        }
-        // Each repeated goodbye is a chance to ask again: no timer of its own.
-        for index in 0..self.sends.len() {
-            self.queue_probe(self.sends[index].request.transfer, 0);
+            self.parting = Parting::Asking(Asking { since: now, again_at: now });
+            self.ask_who_leaves(now);
         }
         self.finish_parting();
         if self.parting == Parting::Over {
             self.liveness.confirm_goodbye();
+        }
+    }
+
+    /// Asks about all sends. The next question does not wait for the goodbye to be repeated: that may be over by now.
+    fn ask_who_leaves(&mut self, now: Timestamp) {
+        for index in 0..self.sends.len() {
+            self.queue_probe(self.sends[index].request.transfer, 0);
+        }
+        let pause = self.probe_timeout().max(FAREWELL_MIN);
+        if let Parting::Asking(asking) = &mut self.parting {
+            asking.again_at = now + pause;
         }
     }
 
@@ -55,22 +79,29 @@ impl Connection {
 
     /// Whether an answer that echoes this stamp was given by a peer that had left. What it said before may be behind what it did then.
     pub(super) fn answers_parting(&self, now: Timestamp, echo_us: u32) -> bool {
-        let Parting::Asking(since) = self.parting else { return false };
-        now.of_wire_us(echo_us).is_some_and(|asked_at| asked_at + STAMP > since)
+        let Parting::Asking(asking) = self.parting else { return false };
+        now.of_wire_us(echo_us).is_some_and(|asked_at| asked_at + STAMP > asking.since)
     }
 
-    /// When waiting for the answers of a peer that leaves ends.
+    /// When a peer that leaves is asked again, or waiting for its answers ends.
     pub(super) fn parting_at(&self) -> Option<Timestamp> {
+        // Also where this side was not connected yet, and so never asks.
+        self.asking().map(|asking| asking.again_at.min(asking.until()))
+    }
+
+    fn asking(&self) -> Option<Asking> {
         match self.parting {
-            // Also where this side was not connected yet, and so never asks.
-            Parting::Asking(since) if self.liveness.has_only_left() => Some(since + GOODBYE_MAX),
+            Parting::Asking(asking) if self.liveness.has_only_left() => Some(asking),
             _ => None,
         }
     }
 
     pub(super) fn check_parting(&mut self, now: Timestamp) {
-        if self.parting_at().is_none_or(|until| now < until) {
+        let Some(asking) = self.asking().filter(|asking| now >= asking.again_at.min(asking.until())) else {
             return;
+        };
+        if now < asking.until() {
+            return self.ask_who_leaves(now);
         }
         while let Some(send) = self.sends.first() {
             let receipt = send.unconfirmed();

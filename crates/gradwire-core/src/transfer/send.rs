@@ -318,12 +318,13 @@ impl SendHalf {
         }
     }
 
-    /// How it ends when nobody can say any more what counted: an exact send is taken for delivered, of a tolerant one what
-    /// was not acknowledged did not count.
+    /// How it ends when nobody can say any more what counted: an exact send is taken for delivered, unless parts of it have never
+    /// left. Of a tolerant one what was not acknowledged did not count.
     pub(crate) fn unconfirmed(&self) -> SendReceipt {
         let mut missing = Bitmap::ones(self.grid.chunks());
         self.acked.iter().for_each(|chunk| _ = missing.remove(chunk));
-        self.without(&missing)
+        let is_untaken = self.request.reliability == Reliability::Exact && !self.is_all_sent();
+        SendReceipt { is_untaken, ..self.without(&missing) }
     }
 
     /// How it ends when the receiver has left without having taken it.

@@ -40,6 +40,36 @@ fn an_exact_send_of_which_a_peer_that_left_says_nothing_counts_as_delivered() {
 }
 
 #[test]
+fn an_exact_send_of_which_parts_never_left_is_untaken_though_a_peer_that_left_says_nothing() {
+    let mut pair = Pair::connected(|header, _| header.kind == Kind::Status);
+    // Nothing is granted, so no more than the eager window leaves.
+    let bytes = 2 * pair.ends[0].connection.config.eager_bytes as usize;
+    pair.send(0, 1, pattern(bytes), Reliability::Exact);
+    leave(&mut pair);
+    assert_eq!((is_untaken(&pair, 1), pair.missing(0, 1)), (Some(true), Some(Vec::new())));
+}
+
+#[test]
+fn a_peer_that_repeats_its_goodbye_no_more_is_asked_until_it_answers() {
+    let mut pair = Pair::connected(never);
+    pair.send(0, 1, pattern(100), Reliability::Exact);
+    let left_at = pair.now;
+    pair.ends[1].connection.leave(left_at);
+    // Of its goodbyes the first one comes through, and late; the first questions do not.
+    pair.lose = |header, _| header.kind != Kind::Goodbye;
+    pair.late = |_| Duration::from_millis(600);
+    pair.drain();
+    pair.lose = |_, _| true;
+    let healed_at = left_at + Duration::from_millis(650);
+    pair.run_until(Duration::from_secs(1), |pair| pair.now >= healed_at);
+    assert!(pair.ends[1].connection.is_drained() && is_untaken(&pair, 1).is_none());
+    pair.lose = never;
+    pair.late = |_| Duration::ZERO;
+    pair.run_until(Duration::from_secs(1), |pair| pair.has(0, |event| *event == Event::PeerLeft));
+    assert_eq!(is_untaken(&pair, 1), Some(true));
+}
+
+#[test]
 fn what_a_peer_said_before_it_took_a_send_and_left_is_not_its_last_word() {
     let mut pair = Pair::connected(never);
     // Its goodbye overtakes all that it says about transfers.
@@ -64,5 +94,5 @@ fn a_peer_that_leaves_before_this_side_is_connected_has_left_after_a_while() {
     let now = pair.now;
     pair.ends[0].connection.on_goodbye(now, false);
     pair.run_until(Duration::from_secs(1), |pair| pair.has(0, |event| *event == Event::PeerLeft));
-    assert_eq!(is_untaken(&pair, 1), Some(false), "nobody knows");
+    assert_eq!(is_untaken(&pair, 1), Some(true), "none of it was sent");
 }
