@@ -39,6 +39,8 @@ pub(crate) struct ReceiveHalf {
     pub(crate) contract_at: Option<Timestamp>,
     /// The latest chunk that had come when the contract was put off last.
     put_off_at: Option<Timestamp>,
+    /// How often it was put off since the first pass was over.
+    put_offs: u32,
 }
 
 impl ReceiveHalf {
@@ -65,6 +67,7 @@ impl ReceiveHalf {
             announced_at: Timestamp::ZERO,
             contract_at: None,
             put_off_at: None,
+            put_offs: 0,
         }
     }
 
@@ -197,14 +200,17 @@ impl ReceiveHalf {
     }
 
     /// A contract whose time was up so long ago was not looked at because this rank stood still, and what came meanwhile lies in its socket: it
-    /// has a moment to read that. Once after each packet, so that a rank which is always late still ends.
+    /// has a moment to read that. Once after each packet, so that a rank which is always late still ends; after the first pass a few times in
+    /// all, because repairs that keep coming would put the end off again and again.
     fn put_off(&mut self, now: Timestamp) {
         let Some(late) = self.contract_at.map(|at| now.since(at)).filter(|late| *late > STOOD_STILL) else {
             return;
         };
-        if self.put_off_at == Some(self.last_new_at) {
+        let are_repairs = self.is_first_pass_over();
+        if self.put_off_at == Some(self.last_new_at) || are_repairs && self.put_offs == PUT_OFFS_MAX {
             return;
         }
+        self.put_offs += u32::from(are_repairs);
         let later = |at: &mut Timestamp| *at = (*at + late + READS_WITHIN).min(now);
         self.began_at.iter_mut().chain(&mut self.first_pass_over_at).for_each(later);
         later(&mut self.last_new_at);
@@ -271,6 +277,8 @@ impl ReceiveHalf {
 const STOOD_STILL: Duration = Duration::from_millis(5);
 /// A socket's buffer of several MB is read within a few.
 const READS_WITHIN: Duration = Duration::from_millis(5);
+/// A rank that stands still more often while the repairs of one transfer come is slow, and so would be all that wait for it.
+const PUT_OFFS_MAX: u32 = 3;
 
 /// The status that describes `missing` from `first_chunk` (rounded down to a word) on; words after the last missing
 /// chunk are left out.

@@ -82,6 +82,22 @@ fn a_receiver_that_is_always_late_still_ends_what_does_not_come() {
     assert_eq!(pair.receipt(1, 1).map(|receipt| receipt.reason), Some(CloseReason::Deadline));
 }
 
+#[test]
+fn repairs_that_keep_coming_put_the_end_off_a_few_times_only_though_every_look_is_late() {
+    let contract = Contract { deadline: Some(QUIET), floor: 0.0, ..AUTO };
+    let (transfer, bytes, descriptor) = (TransferId(1), u64::from(20 * CHUNK), [1; 16]);
+    let request = ReceiveTransfer { transfer, bytes, descriptor, contract, stage_us: 0 };
+    let mut half = ReceiveHalf::new(request, CHUNK, Timestamp::ZERO);
+    half.on_all_sent(Timestamp::ZERO);
+    let in_order = || Overtaken { most: Duration::ZERO, by_path: Duration::ZERO };
+    let ended = (0..20).find_map(|chunk| {
+        let now = Timestamp::ZERO + QUIET * 4 * chunk;
+        assert!(half.accept(now, chunk));
+        half.verdict(now, now, in_order).map(|reason| (chunk, reason))
+    });
+    assert_eq!(ended, Some((4, CloseReason::Deadline)));
+}
+
 /// What the receiver says of a best-effort transfer, `late` so long after its data was sent, whose end is lost.
 fn receipt_without_an_end(late: Duration) -> (Receipt, Duration) {
     LEFT.with_borrow_mut(Vec::clear);
