@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{cluster, config, Tensor, PATIENCE};
+use common::{cluster, config, engines, join_pending, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
-use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome};
+use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome, PendingGroup};
 
 fn request(collective: Collective) -> Request {
     Request::exact(collective, Dtype::F32, PATIENCE)
@@ -49,6 +49,34 @@ fn a_receive_from_any_rank_says_who_has_sent_and_among_whom() {
     for op in [&received, &sending] {
         assert_eq!(op.epoch(), Some((1, &[0, 2, 3][..])));
     }
+}
+
+#[test]
+fn a_receive_in_flight_names_the_rank_that_comes_back() {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..config() };
+    let engines = engines(3, &config);
+    let begin = |engine: &Engine, rank| engine.new_group(rank, 3, "test").expect("valid rank");
+    let pending: Vec<PendingGroup> =
+        engines.iter().zip(0..).map(|(engine, rank)| begin(engine, rank)).collect();
+    let formed: Vec<String> = pending.iter().map(PendingGroup::record).collect();
+    let groups =
+        join_pending(pending, PATIENCE).into_iter().collect::<Result<Vec<_>, _>>().expect("all are there");
+    engines[2].stop();
+    let ops = [0, 1].map(|rank: usize| submit(&groups[rank], request(Collective::Barrier)));
+    for op in &ops {
+        assert!(outcome(op).is_ok(), "{:?}", outcome(op));
+    }
+    let mut place = Tensor(vec![0.0; 9]);
+    let received = receive(&groups[0], Some(1), &mut place);
+    let engine = Engine::start(config).expect("loopback exists");
+    let mut again = begin(&engine, 2);
+    again.live_again(1);
+    let running = [0, 1].map(|rank: usize| groups[rank].admit(again.record()).expect("it was lost"));
+    let joined = again.join_running_while(&formed, &running[0], PATIENCE, || true);
+    assert!(joined.expect("it is taken in").is_some());
+    let Err(OpError::PeerLost { rank: 2, .. }) = outcome(&received) else {
+        panic!("{:?}", outcome(&received))
+    };
 }
 
 #[test]

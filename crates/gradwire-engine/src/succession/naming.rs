@@ -31,8 +31,25 @@ impl Succession {
         let is_between = matches!(self.phase, Phase::Waiting { .. } | Phase::Forming(_) | Phase::Over(_));
         let latest = self.verdict_rank().filter(|rank| is_between && self.members.contains(rank));
         let gone = || missing(&self.lost, self.epoch, &self.members, self.lineage.world_size());
-        let rank = latest.or_else(gone).or(self.verdict_rank()).unwrap_or(self.lineage.rank);
-        self.unfinished_without(rank)
+        if let Some(rank) = latest.or_else(gone).or(self.verdict_rank()) {
+            return self.unfinished_without(rank);
+        }
+        // All are there, and the group was formed again for one of them.
+        let come = self.joined.iter().filter(|joined| !is_between && joined.epoch == self.epoch);
+        match come.map(|joined| joined.rank).min() {
+            Some(rank) => self.unfinished_since(rank),
+            None => self.unfinished_without(self.lineage.rank),
+        }
+    }
+
+    /// The same for a call that has begun before this rank joined, which had been lost.
+    fn unfinished_since(&self, rank: u32) -> OpError {
+        let detail = format!(
+            "it has joined again, but a call of an epoch before cannot be finished in epoch {}",
+            self.epoch
+        );
+        let during = "a call that began before it was back".to_owned();
+        self.lost_error(rank, (Duration::ZERO, during), detail)
     }
 
     /// The same for a call that needs this rank, which is no member.
@@ -52,14 +69,12 @@ impl Succession {
             "{detail}; in epoch {} the others go on, but this call cannot be finished among them",
             self.epoch
         );
-        OpError::PeerLost {
-            rank,
-            host: self.lineage.host(rank),
-            silent,
-            during,
-            detail: detail.into(),
-            reported_by: None,
-        }
+        self.lost_error(rank, (silent, during), detail)
+    }
+
+    fn lost_error(&self, rank: u32, (silent, during): (Duration, String), detail: String) -> OpError {
+        let host = self.lineage.host(rank);
+        OpError::PeerLost { rank, host, silent, during, detail: detail.into(), reported_by: None }
     }
 
     /// The rank that the latest verdict is about.
