@@ -218,21 +218,23 @@ impl Connection {
         scratch: &mut [u8],
     ) -> Option<Transmit> {
         let posted = self.receives.iter().find(|half| half.request.transfer == transfer);
+        // Of what is not remembered nothing says how often it was told: it goes back the way the question came.
         let (mut status, turn) = match posted {
-            Some(half) => (half.status(first_chunk), half.status_backoff),
+            Some(half) => (half.status(first_chunk), Some(half.status_backoff)),
             None => match self.closed.find(transfer) {
-                Some(closed) => (closed.status(first_chunk), closed.repeated),
+                Some(closed) => (closed.status(first_chunk), Some(closed.repeated)),
                 None if self.closed.is_retired(transfer) => {
-                    (bare_status(TransferState::Closed, ALL_CHUNKS), 0)
+                    (bare_status(TransferState::Closed, ALL_CHUNKS), None)
                 }
-                None => (bare_status(TransferState::Unposted, 0), 0),
+                None => (bare_status(TransferState::Unposted, 0), None),
             },
         };
         status.echo_us = echo_us;
         status.words = status.words.min(self.config.status_words_max());
         let mut out = Writer::new(scratch);
         status.encode(&mut out);
-        let mut header = self.control(now, Kind::Status, transfer, turn);
+        let mut header = self.header(now, Kind::Status, transfer);
+        header.path = turn.map_or(self.heard_on, |turn| self.paths.control(turn));
         if self.is_flooded {
             header.flags = Flags::FLOODED;
         }

@@ -32,6 +32,8 @@ pub(super) struct Asking {
     since: Timestamp,
     /// When it is asked again.
     again_at: Timestamp,
+    /// How often it was asked before: each time takes the next path.
+    pub(super) turn: u32,
 }
 
 impl Asking {
@@ -48,7 +50,7 @@ impl Connection {
             return self.liveness.on_goodbye_reply();
         }
         if self.liveness.on_peer_leaves() {
-            self.parting = Parting::Asking(Asking { since: now, again_at: now });
+            self.parting = Parting::Asking(Asking { since: now, again_at: now, turn: 0 });
             self.ask_who_leaves(now);
         }
         self.finish_parting();
@@ -64,7 +66,7 @@ impl Connection {
         }
         let pause = self.probe_timeout().max(FAREWELL_MIN);
         if let Parting::Asking(asking) = &mut self.parting {
-            asking.again_at = now + pause;
+            (asking.again_at, asking.turn) = (now + pause, asking.turn + 1);
         }
     }
 

@@ -42,6 +42,8 @@ struct Network {
     contract: Contract,
     delivered: u64,
     uncounted: u64,
+    /// Sends that the peer left without.
+    untaken: u64,
     buffer: Duration,
     /// Data packets that went again, by path.
     again: [u64; PATHS],
@@ -89,6 +91,7 @@ impl Network {
             contract: Contract::EXACT,
             delivered: 0,
             uncounted: 0,
+            untaken: 0,
             buffer: BUFFER,
             again: [0; PATHS],
             acks: 0,
@@ -161,9 +164,13 @@ impl Network {
         for from in 0..2 {
             while self.ends[from].poll_payload(self.now).is_some() {}
             while let Some(event) = self.ends[from].poll_event() {
-                if let Event::Received(receipt) = event {
-                    self.delivered += receipt.received_bytes;
-                    self.uncounted += receipt.total_bytes - receipt.received_bytes;
+                match event {
+                    Event::Received(receipt) => {
+                        self.delivered += receipt.received_bytes;
+                        self.uncounted += receipt.total_bytes - receipt.received_bytes;
+                    }
+                    Event::Sent(receipt) => self.untaken += u64::from(receipt.is_untaken),
+                    _ => {}
                 }
             }
             while let Some(transmit) = self.ends[from].poll_transmit(self.now, &mut scratch) {
@@ -571,4 +578,19 @@ fn an_acknowledgement_goes_for_ten_packets_or_two_bursts_and_more_where_packets_
     assert!((0.4..0.8).contains(&ratios[0]), "bursts of 22 packets: {ratios:?}");
     // Each gap is told at once, so that what is missing goes again within a round trip.
     assert!(ratios.is_sorted() && ratios[2] < 1.5 && (2.0..10.0).contains(&ratios[3]), "{ratios:?}");
+}
+
+#[test]
+fn who_leaves_is_asked_and_answers_by_other_paths_than_one_that_dies_then() {
+    for direction in [0, 1] {
+        let mut network = Network::new(Spray::Adaptive);
+        let send = SendTransfer::exact(TransferId(1), 1_000, [1; 16]);
+        network.ends[0].send(network.now, send).expect("a fresh transfer");
+        let first = network.ends[direction].paths.control(0);
+        network.paths[usize::from(first.0)].loss_percent = 100;
+        network.dead_direction = Some(direction);
+        network.ends[1].leave(network.now);
+        network.run(Duration::from_secs(1));
+        assert_eq!(network.untaken, 1, "{direction}");
+    }
 }

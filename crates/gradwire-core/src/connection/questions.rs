@@ -5,6 +5,7 @@
 //! that has nothing on its way any more is helped by neither, and other transfers may go on for long: it has a pause of its own. So has
 //! one that others overtake, of which their acknowledgements tell nothing.
 
+use super::parting::Parting;
 use super::timers::{believed, paused, PAUSE_MAX};
 use super::Connection;
 use crate::path::{Asked, Before};
@@ -46,7 +47,10 @@ pub(super) struct Probe {
 impl Connection {
     /// Asks how far a transfer is, and what has come of all that was sent before.
     pub(super) fn queue_probe(&mut self, transfer: TransferId, first_chunk: u32) {
-        let turn = self.probe_backoff;
+        let turn = match self.parting {
+            Parting::Asking(asking) => asking.turn,
+            _ => self.probe_backoff,
+        };
         self.queue_question(Question { transfer, first_chunk, turn, settles: true });
     }
 
