@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gradwire import _heritage
@@ -27,6 +29,9 @@ logger = logging.getLogger("gradwire")
 
 # Of a group; the engine refuses more.
 RANKS_MAX = 16_384
+# Where many have not come, so many of them are looked at for each wait of at most a second: all of a small group, of 512 ranks each
+# within half a minute. That is for trouble while others are missing: once all are there, all are read.
+LOOKS = 16
 
 
 class RunsAlready(Exception):
@@ -59,6 +64,7 @@ class Board:
         # Dedicated servers outlive the workers that called them: nobody ends them with an attempt that came to nothing.
         self.is_servers = False
         self.started: float | None = None
+        self._next_look = 0
 
     @property
     def address(self) -> str:
@@ -86,19 +92,41 @@ class Board:
         """Every rank's entry. Each one is checked as it comes, so that trouble is reported before all have come."""
         end = (self.started or time.monotonic()) + timeout_s
         entries: dict[int, dict[str, Any]] = {}
+        here: list[int] = []
         while missing := [r for r in range(self._world_size) if r not in entries]:
-            if self.caller is not None:
+            if self.caller is not None and not here:
                 self.caller.call(r for r in missing if r != self.rank)
-            here = [r for r in missing if self._store.check([self._key(r)])]
+            is_last = time.monotonic() >= end
+            here = self._here(missing, self._world_size if is_last else LOOKS)
             for other in here:
                 entries[other] = self._checked(other, self._entry_of(other))
             if not here:
                 self._look_for_a_group()
                 self._look_for_a_note()
-                self._wait_for(missing, end, timeout_s)
+                if is_last:
+                    raise self._did_not_appear(missing, timeout_s)
+                self._wait_for(missing[0], end)
         # Rank 0 may have given up just before the last one came.
         self._look_for_a_note()
         return entries
+
+    def _here(self, missing: list[int], looks: int) -> list[int]:
+        """Those that have come of ranks that were missing: all, in one request, or of so many that are looked at one by one, in turn.
+
+        If every rank looked at every other whenever one had come, a Store would be asked more than N^2 times while N ranks start.
+        """
+        if self._are_here(missing):
+            return missing
+        if len(missing) == 1:
+            return []
+        turn = bisect.bisect_left(missing, self._next_look)
+        # The first one is what was waited for.
+        looked = list(dict.fromkeys([missing[0], *missing[turn:], *missing[:turn]]))[:looks]
+        self._next_look = looked[-1] + 1
+        return [rank for rank in looked if self._are_here([rank])]
+
+    def _are_here(self, ranks: Sequence[int]) -> bool:
+        return bool(self._store.check([self._key(rank) for rank in ranks]))
 
     def _look_for_a_note(self) -> None:
         if self.called:
@@ -116,8 +144,10 @@ class Board:
     def first(self, timeout_s: float) -> dict[str, Any]:
         """The entry of rank 0, unchecked."""
         end = time.monotonic() + timeout_s
-        while not self._store.check([self._key(0)]):
-            self._wait_for([0], end, timeout_s)
+        while not self._are_here([0]):
+            if time.monotonic() >= end:
+                raise self._did_not_appear([0], timeout_s)
+            self._wait_for(0, end)
         entry = self._entry_of(0)
         if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
             raise no_entry(self._key(0))
@@ -154,20 +184,20 @@ class Board:
         """Says how the group's formation ended; the first word counts."""
         self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self.rank, "error": error}))
 
-    def _wait_for(self, missing: list[int], end: float, timeout_s: float) -> None:
-        left = end - time.monotonic()
-        if left <= 0:
-            raise MissingRankError(
-                f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
-                f"(this is rank {self.rank} on {socket.gethostname()})",
-                ranks=missing,
-                waited_s=timeout_s,
-            )
-        rank, key = missing[0], self._key(missing[0])
+    def _wait_for(self, rank: int, end: float) -> None:
+        key, left = self._key(rank), end - time.monotonic()
         if self.caller is None or rank == self.rank:
             pause(self._store, key, left)
         else:
             self.caller.wait_for(rank, key, left)
+
+    def _did_not_appear(self, missing: list[int], timeout_s: float) -> MissingRankError:
+        return MissingRankError(
+            f"rank(s) {', '.join(map(str, missing))} of {self._world_size} did not appear within {timeout_s:g} s "
+            f"(this is rank {self.rank} on {socket.gethostname()})",
+            ranks=missing,
+            waited_s=timeout_s,
+        )
 
     def _checked(self, rank: int, entry: dict[str, Any]) -> dict[str, Any]:
         if entry["world_size"] != self._world_size:

@@ -15,6 +15,7 @@ limits below and those of `_meeting_limits.py`: requests are JSON, and whatever 
              {"proof": of the rank}                                        -> as above, or {"error": text, "secret": true}
     then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over,
              without a reason when the group was formed
+             {"op": "check", "keys": [k, l, ...]}                          -> whether all are there
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 from gradwire import _forked, _meeting_proof
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
+from gradwire._meeting_texts import Texts
 from gradwire.errors import (
     AddressError,
     ConfigError,
@@ -51,6 +53,8 @@ FRAME_BYTES_MAX = 1 << 20
 # More than any group has; so is whoever was started for a larger one.
 RANKS_MAX = 1 << 31
 KEY_CHARS_MAX = 256
+# In one request: of the longest ones a quarter of a frame.
+KEYS_AT_ONCE = 1024
 # For its round, its record and the end of groups that are formed one after the other, and for joining again. Parts are forgotten.
 KEYS_PER_RANK = 64
 # Of the values, and of requests and answers under way: each record has 4 KiB, quoted, and 32 bytes for each peer. Room for
@@ -98,14 +102,13 @@ class MeetingServer:
     def __init__(self, host: str, port: int, world_size: int, secret: bytes | None = None) -> None:
         self._secret = secret
         self._world_size = world_size
-        self._board: dict[str, str] = {}
         self._ranks: dict[int, str] = {}
         self._left: set[int] = set()
         self._visits: set[asyncio.Task[None]] = set()
         self._unproven: dict[int, str] = {}
         self._places = Places(world_size, 2 * world_size + SPARE_CLIENTS)
-        self._keys_max = KEYS_PER_RANK * (world_size + SPARE_KEYED)
         self._room = Room(BOARD_BYTES + GROUPS_MAX * world_size * (4096 + 32 * world_size))
+        self._texts = Texts(KEYS_PER_RANK * (world_size + SPARE_KEYED), self._room)
         self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
         self._loop = asyncio.new_event_loop()
@@ -116,7 +119,7 @@ class MeetingServer:
 
     def forget(self, prefix: str) -> None:
         """Makes room: nobody needs what lies below `prefix` any more."""
-        self._loop.call_soon_threadsafe(self._clear, prefix)
+        self._loop.call_soon_threadsafe(self._texts.forget, prefix)
 
     def strangers(self, ranks: Sequence[int]) -> dict[int, str]:
         """Where somebody came from who said it was one of `ranks` and did not know the job secret; the latest of each."""
@@ -146,10 +149,6 @@ class MeetingServer:
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
-    def _clear(self, prefix: str) -> None:
-        for key in [key for key in self._board if key.startswith(prefix)]:
-            self._room.take(-len(key) - len(self._board.pop(key)))
-
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
         await self._wait(lambda: all(rank in self._left for rank in self._ranks if rank < self._world_size), timeout_s)
         # Who still waits to be let in is refused by the system.
@@ -161,6 +160,7 @@ class MeetingServer:
                 "waited_s": getattr(error, "waited_s", None),
             }
             self._changed.notify_all()
+        self._texts.let_go()
         if self._visits:
             await asyncio.wait(self._visits, timeout=TELL_S)
 
@@ -289,41 +289,33 @@ class MeetingServer:
             await asyncio.wait_for(writer.drain(), FRAME_TIMEOUT_S)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        key, op = _text(request, "key"), request.get("op")
+        op = request.get("op")
+        if op == "check":
+            are_here = all(key in self._texts for key in _keys(request))
+            return self._ended or {"value": are_here}
+        key = _text(request, "key")
         if op == "wait":
             seconds = request.get("timeout_s")
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= ANSWER_TIMEOUT_S:
                 raise NoRequestError(f"a wait of {str(seconds)[:TOLD_CHARS]} s")
-            await self._wait(lambda: key in self._board or self._ended is not None, float(seconds))
+            if self._ended is None:
+                await self._texts.wait(key, float(seconds))
         if self._ended is not None:
             return self._ended
-        if op in ("wait", "check"):
-            return {"value": key in self._board}
+        if op == "wait":
+            return {"value": key in self._texts}
         if op == "get":
-            return {"value": self._board.get(key)}
-        return {"value": await self._write_board(str(op), key, request)}
+            return {"value": self._texts.get(key)}
+        return {"value": self._write_text(str(op), key, request)}
 
-    async def _write_board(self, op: str, key: str, request: dict[str, Any]) -> str | None:
-        if key not in self._board and len(self._board) >= self._keys_max:
-            raise NoRequestError(f"more than {self._keys_max} keys")
-        async with self._changed:
-            if op == "add":
-                self._put(key, str(_count(self._board.get(key, "0")) + 1))
-            elif op == "set":
-                self._put(key, _text(request, "value"))
-            elif op == "set_once":
-                value = _text(request, "value")
-                if key not in self._board:
-                    self._put(key, value)
-            else:
-                raise NoRequestError(f"there is no request {op[:TOLD_CHARS]!r}")
-            self._changed.notify_all()
-        return self._board[key] if op == "add" else None
-
-    def _put(self, key: str, value: str) -> None:
-        before = self._board.get(key)
-        self._room.take(len(value) - (-len(key) if before is None else len(before)))
-        self._board[key] = value
+    def _write_text(self, op: str, key: str, request: dict[str, Any]) -> str | None:
+        if op == "add":
+            return self._texts.add(key)
+        if op not in ("set", "set_once"):
+            raise NoRequestError(f"there is no request {op[:TOLD_CHARS]!r}")
+        write = self._texts.set if op == "set" else self._texts.set_once
+        write(key, _text(request, "value"))
+        return None
 
 
 class MeetingStore:
@@ -369,7 +361,8 @@ class MeetingStore:
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        return all(self._ask({"op": "check", "key": key}) for key in keys)
+        parts = (keys[first : first + KEYS_AT_ONCE] for first in range(0, len(keys), KEYS_AT_ONCE))
+        return all(self._ask({"op": "check", "keys": list(part)}) for part in parts)
 
     def add(self, key: str, amount: int) -> int:
         """Counts up by one and returns the sum."""
@@ -593,7 +586,8 @@ def _text(request: dict[str, Any], name: str) -> str:
     return value
 
 
-def _count(value: str) -> int:
-    if not is_count(value):
-        raise NoRequestError("what is there is no number")
-    return int(value)
+def _keys(request: dict[str, Any]) -> list[str]:
+    keys = request.get("keys")
+    if not isinstance(keys, list):
+        raise NoRequestError("keys are no list")
+    return [_text({"key": key}, "key") for key in keys]

@@ -211,7 +211,7 @@ def test_the_board_holds_so_many_bytes_and_no_more() -> None:
 
         with pytest.raises(RendezvousError, match="bytes in all"):
             fill()
-        held = sum(len(key) + len(value) for key, value in server._board.items())
+        held = sum(len(key) + len(value) for key, value in server._texts._texts.items())
         assert held <= server._room.bytes_max
         # What is forgotten makes room again.
         server.forget("")
