@@ -154,6 +154,41 @@ class Board:
         return entry
 
     @tells_of_a_failed_store
+    def wait_for_readers(self, timeout_s: float, connect_s: float) -> None:
+        """Waits until every rank has collected the entries: from then on each has `connect_s` for the packets of the others.
+
+        Entries of many ranks are large, and one rank may be next to the Store and another one behind a slow link. So the wait is as long
+        as that for ranks to appear, and one in which they can connect where that is nearly over.
+
+        Args:
+            timeout_s: of the group.
+            connect_s: as above; a warning says then who is waited for.
+
+        Raises:
+            MissingRankError: ranks that have not read all entries.
+            RendezvousError: a rank that has could not connect, or rank 0 gave up.
+        """
+        started = time.monotonic()
+        end = max((self.started or started) + timeout_s, started + connect_s)
+        self._store.set(self._read_key(self.rank), "1")
+        if self._store.add(f"{self._prefix}/read", 1) == self._world_size:
+            self._store.set(self._read_key("all"), "1")
+        warns_at = started + connect_s
+        while not self._store.check([self._read_key("all")]) and not self._is_formed():
+            self._look_for_a_note()
+            now = time.monotonic()
+            if now >= min(warns_at, end):
+                reading = [r for r in range(self._world_size) if not self._store.check([self._read_key(r)])]
+                if not reading:
+                    return
+                if now >= end:
+                    raise self._did_not_read(reading, now - started)
+                names = ", ".join(map(str, reading))
+                logger.warning("rank %d waits for rank(s) %s, which have not read all records yet", self.rank, names)
+                warns_at = end
+            pause(self._store, self._read_key("all"), min(warns_at, end) - now)
+
+    @tells_of_a_failed_store
     def confirm(self, timeout_s: float) -> None:
         """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
 
@@ -171,18 +206,23 @@ class Board:
         if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
             self.conclude("")
         end = time.monotonic() + timeout_s
-        key = f"{self._prefix}/end"
-        while not self._store.check([key]):
+        while not self._is_formed():
             if time.monotonic() > end:
                 raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
-            pause(self._store, key, timeout_s)
-        outcome = read(self._store, key, rank=int, error=str)
+            pause(self._store, self._end_key, timeout_s)
+
+    def _is_formed(self) -> bool:
+        """Whether all ranks have said so. Raises RendezvousError where one has said why it could not connect."""
+        if not self._store.check([self._end_key]):
+            return False
+        outcome = read(self._store, self._end_key, rank=int, error=str)
         if outcome["error"]:
             raise RendezvousError(f"rank {outcome['rank']} could not connect: {outcome['error']}", rank=outcome["rank"])
+        return True
 
     def conclude(self, error: str) -> None:
         """Says how the group's formation ended; the first word counts."""
-        self._store.compare_set(f"{self._prefix}/end", "", json.dumps({"rank": self.rank, "error": error}))
+        self._store.compare_set(self._end_key, "", json.dumps({"rank": self.rank, "error": error}))
 
     def _wait_for(self, rank: int, end: float) -> None:
         key, left = self._key(rank), end - time.monotonic()
@@ -190,6 +230,15 @@ class Board:
             pause(self._store, key, left)
         else:
             self.caller.wait_for(rank, key, left)
+
+    def _did_not_read(self, reading: list[int], waited_s: float) -> MissingRankError:
+        return MissingRankError(
+            f"rank(s) {', '.join(map(str, reading))} of {self._world_size} appeared, and did not read the records of all others "
+            f"within {waited_s:.0f} s: they have ended since, or their way to the Store is slow "
+            f"(this is rank {self.rank} on {socket.gethostname()})",
+            ranks=reading,
+            waited_s=waited_s,
+        )
 
     def _did_not_appear(self, missing: list[int], timeout_s: float) -> MissingRankError:
         return MissingRankError(
@@ -212,6 +261,13 @@ class Board:
         key = self._key(rank)
         entry = read(self._store, key, host=str, world_size=int)
         return entry if "error" in entry else checked(entry, key, record=str, settings=dict)
+
+    @property
+    def _end_key(self) -> str:
+        return f"{self._prefix}/end"
+
+    def _read_key(self, who: int | str) -> str:
+        return f"{self._prefix}/read/{who}"
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"

@@ -8,10 +8,11 @@ because the server processes know no prefix of torch's; they are numbered behind
 
 Keys, below the prefix that torch gives each group: on torch's Store rank 0 counts rounds (a destroyed group may be formed again under the
 same name) and calls the others into them (`_calling.py`); on a board without torch `gradwire/rounds/<rank>` counts how often a rank has
-formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/joined` counts the ranks that reached all
-others; `gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with `on_peer_loss="continue"` runs
-joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew, the members say which group
-that is (`_heritage.py`).
+formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/read` counts the ranks that have read all of them,
+`gradwire/<round>/read/<rank>` is there for each that has, and `gradwire/<round>/read/all` once all have; `gradwire/<round>/joined` counts
+the ranks that reached all others; `gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with
+`on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves
+anew, the members say which group that is (`_heritage.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -121,10 +122,10 @@ def form_group(store: Any, place: Place) -> Formed:
 
     Args:
         store: the group's Store, already prefixed by torch.
-        place: this rank. When all ranks have appeared, `connect_timeout_s` bounds the wait for their packets.
+        place: this rank. When all ranks have read all records, `connect_timeout_s` bounds the wait for their packets.
 
     Raises:
-        MissingRankError: ranks that never appeared.
+        MissingRankError: ranks that never appeared, or have not read all records.
         WorldSizeError, SettingsMismatchError: a rank was started differently.
         SecretMismatchError: a rank has another job secret.
         UnreachableError: a rank answers no packet.
@@ -345,23 +346,40 @@ def _form(
         with _telling():
             board.publish_failure(_told(error))
         raise
-    try:
+    connect_s = min(owner.config.connect_timeout_s, timeout_s)
+    with _noting(board):
         entries = board.collect(timeout_s)
+    with _concluding(board):
+        compare_settings(entries, rank)
+    with _noting(board):
+        board.wait_for_readers(timeout_s, connect_s)
+    with _concluding(board):
+        group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
+    board.confirm(connect_s)
+    stats = group.stats()
+    owner.say_how_it_travels(stats["name"], stats["security"])
+    owner.observer.add(group, board.address)
+    return owner, group, entries
+
+
+@contextlib.contextmanager
+def _noting(board: Board) -> Iterator[None]:
+    """While ranks are waited for: where that was in vain, rank 0 leaves word to those it has called."""
+    try:
+        yield
     except GradwireError as error:
         if board.caller is not None:
             with _telling():
                 board.caller.note(_told(error), *_missing(error))
                 board.caller.stay()
         raise
-    connect_s = min(owner.config.connect_timeout_s, timeout_s)
+
+
+@contextlib.contextmanager
+def _concluding(board: Board) -> Iterator[None]:
+    """While this rank does what all have to do: where it cannot, the group is not formed."""
     try:
-        compare_settings(entries, rank)
-        group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
+        yield
     except GradwireError as error:
         board.conclude(_told(error))
         raise
-    board.confirm(connect_s)
-    stats = group.stats()
-    owner.say_how_it_travels(stats["name"], stats["security"])
-    owner.observer.add(group, board.address)
-    return owner, group, entries

@@ -161,8 +161,8 @@ class Config:
     on_peer_loss: str = _setting("raise", str, "What a lost rank means for the others: `raise`, the same typed error on all of them; "
         "`continue`, more than half of the ranks go on without it, means and barriers in flight are finished among them, and what "
         "an all-reduce needs to be made again is copied (docs/membership.md). At most 64 ranks.", choices=PEER_LOSS, everywhere=True)
-    connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have appeared in the "
-        "Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
+    connect_timeout_s: float = _setting(30.0, float, "Longest wait for packets of the other ranks once all have read each other's "
+        "records in the Store; a shorter timeout of the group counts.", unit="s", low=0.1, high=86400.0)
     dscp: int = _setting(0, int, "Differentiated services code point of every packet, unless the next two say otherwise.",
         low=0, high=63)
     dscp_classes: str | None = _setting(None, str, "Code point of each traffic class, the most urgent first, separated by commas; "

@@ -82,7 +82,10 @@ class RendezvousError(GradwireError):
 
 
 class MissingRankError(RendezvousError, TimeoutError):
-    """Ranks did not publish themselves in the Store in time. Fields: ranks; waited_s, or None; cause, where rank 0 told of it."""
+    """Ranks did not publish themselves in the Store in time, or not read there what others had published.
+
+    Fields: ranks; waited_s, or None; cause, where rank 0 told of it.
+    """
 
 
 class WorldSizeError(RendezvousError):

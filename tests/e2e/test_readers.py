@@ -1,0 +1,193 @@
+"""A rank that takes long to read the records of all others: nobody's time to connect begins before it has."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import logging.handlers
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradwire._board import Board
+from gradwire._calling import Caller
+from gradwire._meeting import MeetingServer, MeetingStore
+from gradwire._part_of_store import PartOfStore
+from gradwire.errors import MissingRankError, RendezvousError
+from test_communicator import FORM, form, free_port, printed, start
+from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
+
+WORLD_SIZE, SLOW = 3, 2
+PREFIX = "gradwire/1"
+PATIENCE_S = 60.0
+CONNECT_S = 0.2
+KINDS = ("tcp", "hash", "file", "prefix", "board")
+# As `FORM`, and reads nothing that lies on the board before somebody has opened and closed a pipe.
+SLOW_FORM = (
+    """
+import os, sys; sys.modules["torch"] = None
+from gradwire._meeting import MeetingStore
+get = MeetingStore.get
+def slow(store, key):
+    if key == "gradwire/1/0":
+        open(os.environ["PIPE"]).read()
+    return get(store, key)
+MeetingStore.get = slow
+"""
+    + FORM
+)
+
+
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """Gives each rank its Store, of a kind each."""
+    kind, port = request.param, free_port()
+    held: Any = HashStore()
+    server = MeetingServer("127.0.0.1", port, WORLD_SIZE) if kind == "board" else None
+    if kind == "tcp":
+        held = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+    def connect(rank: int) -> Any:
+        match kind:
+            case "tcp":
+                return TCPStore("localhost", held.port, is_master=False)
+            case "file":
+                return FileStore(str(tmp_path / "store"), -1)
+            case "prefix":
+                return PrefixStore("group", held)
+            case "board":
+                return MeetingStore("127.0.0.1", port, rank, PATIENCE_S)
+        return held
+
+    yield connect
+    if server is not None:
+        server.end(None, 0.0)
+
+
+class Slow(PartOfStore):
+    """A Store that gives what lies there only when it is allowed to."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store, "")
+        self.may_read = threading.Event()
+
+    def get(self, key: str) -> Any:
+        assert self.may_read.wait(PATIENCE_S)
+        return super().get(key)
+
+
+@pytest.fixture
+def warned() -> Iterator[queue.Queue[logging.LogRecord]]:
+    """What ranks say while they wait."""
+    told: queue.Queue[logging.LogRecord] = queue.Queue()
+    handler = logging.handlers.QueueHandler(told)
+    logging.getLogger("gradwire").addHandler(handler)
+    yield told
+    logging.getLogger("gradwire").removeHandler(handler)
+
+
+@pytest.fixture
+def others() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(WORLD_SIZE) as pool:
+        yield pool
+
+
+def publish(store: Any, rank: int) -> Board:
+    board = Board(store, PREFIX, rank, WORLD_SIZE)
+    board.publish({"record": "", "settings": {}})
+    return board
+
+
+def read(board: Board, timeout_s: float = PATIENCE_S, connect_s: float = CONNECT_S) -> None:
+    board.collect(timeout_s)
+    board.wait_for_readers(timeout_s, connect_s)
+
+
+def waiting(others: ThreadPoolExecutor, store: Any, warned: queue.Queue[logging.LogRecord]) -> Future[None]:
+    """Rank 1, that waits for others longer than it would for their packets."""
+    future = others.submit(read, publish(store, 1))
+    assert "rank 1 waits for rank(s) 0, 2, which have not read" in warned.get(timeout=PATIENCE_S).getMessage()
+    return future
+
+
+def test_who_has_read_waits_for_a_rank_that_reads_longer_than_the_time_to_connect(
+    connect: Callable[[int], Any], others: ThreadPoolExecutor, warned: queue.Queue[logging.LogRecord]
+) -> None:
+    stores = [connect(rank) for rank in range(WORLD_SIZE)]
+    stores[SLOW] = slow = Slow(stores[SLOW])
+    boards = [publish(store, rank) for rank, store in enumerate(stores)]
+    try:
+        futures = [others.submit(read, board) for board in boards]
+        told = [warned.get(timeout=PATIENCE_S).getMessage() for _ in range(WORLD_SIZE - 1)]
+        named = f"rank(s) {SLOW}, which have not read all records yet"
+        assert sorted(told) == [f"rank {rank} waits for {named}" for rank in range(WORLD_SIZE) if rank != SLOW]
+        assert not any(future.done() for future in futures)
+    finally:
+        slow.may_read.set()
+    for future in futures:
+        future.result(PATIENCE_S)
+    for store in stores:
+        with contextlib.suppress(AttributeError):
+            store.close()
+
+
+def test_a_rank_that_never_reads_is_named_when_the_time_of_the_group_is_over() -> None:
+    store = HashStore()
+    for rank in (0, SLOW):
+        publish(store, rank)
+    board = publish(store, 1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(read, Board(store, PREFIX, 0, WORLD_SIZE), 0.5, 0.1)
+        with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read") as caught:
+            read(board, 0.5, 0.1)
+        assert caught.value.ranks == [SLOW]
+        with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read"):
+            first.result(PATIENCE_S)
+
+
+def test_who_waits_for_readers_hears_that_rank_0_has_given_up(
+    others: ThreadPoolExecutor, warned: queue.Queue[logging.LogRecord]
+) -> None:
+    store = HashStore()
+    for rank in (0, SLOW):
+        publish(store, rank)
+    caller = Caller(store, WORLD_SIZE)
+    board = publish(store, 1)
+    board.called = caller.round_number
+    future = others.submit(read, board)
+    assert "rank 1 waits" in warned.get(timeout=PATIENCE_S).getMessage()
+    caller.note("MissingRankError: rank(s) 2 of 3 appeared", [SLOW], 1.0)
+    with pytest.raises(MissingRankError, match=r"rank 0 on .* gave up") as caught:
+        future.result(PATIENCE_S)
+    assert caught.value.ranks == [SLOW]
+
+
+def test_who_waits_for_readers_hears_why_a_rank_could_not_connect(
+    others: ThreadPoolExecutor, warned: queue.Queue[logging.LogRecord]
+) -> None:
+    store = HashStore()
+    for rank in (0, SLOW):
+        publish(store, rank)
+    future = waiting(others, store, warned)
+    Board(store, PREFIX, SLOW, WORLD_SIZE).conclude("SettingsMismatchError: rank 0 has another preset")
+    with pytest.raises(RendezvousError, match=r"rank 2 could not connect: SettingsMismatchError") as caught:
+        future.result(PATIENCE_S)
+    assert caught.value.rank == SLOW
+
+
+def test_a_group_is_formed_with_a_rank_that_reads_longer_than_the_time_to_connect(tmp_path: Path) -> None:
+    port, pipe = free_port(), str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    first = form(0, 2, port, GRADWIRE_CONNECT_TIMEOUT_S="0.5")
+    slow = start(["-c", SLOW_FORM, "60"], 1, 2, port, PIPE=pipe)
+    assert first.stdout is not None
+    told = first.stdout.readline()
+    with open(pipe, "w"):
+        pass
+    assert "rank 0 waits for rank(s) 1, which have not read all records yet" in told
+    assert [printed(process).splitlines()[-1] for process in (first, slow)] == ["formed", "formed"]
