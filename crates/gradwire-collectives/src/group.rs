@@ -304,8 +304,7 @@ impl Group {
                 self.next_point_to_point += 1;
                 let purpose = Purpose::Call;
                 let receive = Queued { id, request, submitted: now, sequence, purpose };
-                self.receives.push_back(receive);
-                self.match_receives(now);
+                self.call_receive(now, receive);
                 self.check_deserted(now);
             }
             _ => self.enqueue(now, id, request, Purpose::Call),

@@ -32,7 +32,7 @@ impl Group {
         if transfer.is_point_to_point() {
             self.offers += 1;
             self.peers[slot].traffic.on_offer(transfer, *opening, self.offers);
-            return self.match_receives(now);
+            return self.match_offer(now, slot);
         }
         if self.is_server() {
             return self.on_call_offered(now, slot, transfer, opening);
@@ -48,27 +48,45 @@ impl Group {
         self.compare(now, slot, sequence, (ours, opening.descriptor));
     }
 
-    /// Starts the receives that something was offered for, in the order in which they were called.
-    pub(super) fn match_receives(&mut self, now: Timestamp) {
+    /// Starts the receives that fit what a peer has just offered, in the order in which they were called. None fits what others have
+    /// offered, or it would not wait.
+    fn match_offer(&mut self, now: Timestamp, slot: usize) {
+        let peer = self.peers[slot].rank;
         let mut at = 0;
         while at < self.receives.len() && self.failed.is_none() {
-            match self.offer_for(&self.receives[at].request) {
-                Some((slot, offer)) => {
-                    if let Some(receive) = self.receives.remove(at) {
-                        self.start_receive(now, receive, slot, &offer);
-                    }
+            looked();
+            let offer = match self.receives[at].request.collective {
+                Collective::Receive { from, tag } if from.is_none_or(|from| from == peer) => {
+                    self.peers[slot].traffic.first_with(tag)
                 }
+                _ => None,
+            };
+            match offer.and_then(|offer| Some((offer, self.receives.remove(at)?))) {
+                Some((offer, receive)) => self.start_receive(now, receive, slot, &offer),
                 None => at += 1,
             }
+        }
+    }
+
+    /// Starts a receive, or has it wait for an offer: those before it fit nothing that was offered.
+    pub(super) fn call_receive(&mut self, now: Timestamp, receive: Queued) {
+        match self.offer_for(&receive.request) {
+            Some((slot, offer)) => self.start_receive(now, receive, slot, &offer),
+            None => self.receives.push_back(receive),
         }
     }
 
     /// The earliest offer that fits, with its peer.
     fn offer_for(&self, request: &Request) -> Option<(usize, Offer)> {
         let Collective::Receive { from, tag } = request.collective else { return None };
-        let peers =
-            self.peers.iter().enumerate().filter(|(_, peer)| from.is_none_or(|from| from == peer.rank));
-        let offers = peers.filter_map(|(slot, peer)| Some((slot, peer.traffic.first_with(tag)?)));
+        let slots = match from {
+            Some(from) => self.slot_of(from).map(|slot| slot..slot + 1)?,
+            None => 0..self.peers.len(),
+        };
+        let offers = slots.filter_map(|slot| {
+            looked();
+            Some((slot, self.peers[slot].traffic.first_with(tag)?))
+        });
         offers.min_by_key(|(_, offer)| offer.arrival)
     }
 
@@ -102,4 +120,15 @@ impl Group {
             }
         }
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How often a receive or a peer was looked at, to find what fits what.
+    pub(super) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn looked() {
+    #[cfg(test)]
+    LOOKS.with(|looks| looks.set(looks.get() + 1));
 }

@@ -1,17 +1,22 @@
 //! What a group tells its connections.
 
 use super::*;
+use crate::call::Call;
 use crate::schedules::{Loss, Stage};
 use crate::{Algorithm, Dtype, Policy, View};
-use gradwire_core::wire::{OPENING_BYTES, TAG_BYTES};
-use gradwire_core::CHUNKS_MAX;
+use gradwire_core::wire::{Opening, OPENING_BYTES, TAG_BYTES};
+use gradwire_core::{TransferId, CHUNKS_MAX};
 
 const WORLD_SIZE: u32 = 6;
 
 fn group(incast: Option<u32>) -> Group {
-    let peers = (1..WORLD_SIZE).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
+    of_ranks(WORLD_SIZE, incast)
+}
+
+fn of_ranks(world_size: u32, incast: Option<u32>) -> Group {
+    let peers = (1..world_size).map(|peer| crate::fuzzing::peer_config(0, peer)).collect();
     let (exchange, servers) = (ExchangePlan::DEFAULT, Servers::default());
-    let config = GroupConfig { rank: 0, world_size: WORLD_SIZE, peers, incast, exchange, servers };
+    let config = GroupConfig { rank: 0, world_size, peers, incast, exchange, servers };
     Group::new(config, Timestamp::ZERO)
 }
 
@@ -89,4 +94,73 @@ fn a_call_whose_transfers_have_more_packets_than_a_connection_counts_is_refused_
     let refused = done(&mut group).expect("it ends at once");
     let Err(OpError::Invalid(reason)) = refused else { panic!("{refused:?}") };
     assert!(reason.contains("the MTU is too small") && reason.contains("268435456"), "{reason}");
+}
+
+fn receive_from(group: &mut Group, from: Option<u32>, tag: u32) -> OpId {
+    let request = Request::exact(Collective::Receive { from, tag }, Dtype::Bytes, Duration::from_secs(1));
+    group.submit(Timestamp::ZERO, request)
+}
+
+fn offer(group: &mut Group, peer: u32, number: u32, tag: u32) {
+    let request = Request::exact(Collective::Send { to: 0, tag }, Dtype::Bytes, Duration::from_secs(1));
+    let descriptor = Call::of(&request, Algorithm::Auto).encode();
+    let opening = Opening { total_bytes: 0, descriptor, called_us: 0 };
+    let slot = group.slot_of(peer).expect("a peer");
+    group.on_offered(Timestamp::ZERO, slot, TransferId::point_to_point(number), &opening);
+}
+
+/// The receives that have begun, by their calls, and from whom.
+fn taken(group: &mut Group) -> Vec<(OpId, u32)> {
+    let Group { peers, ops, .. } = group;
+    let keys = |peer: &Peer| {
+        let rank = peer.rank;
+        peer.traffic.receiving.iter().map(move |(_, key)| (*key, rank)).collect::<Vec<_>>()
+    };
+    let keys = peers.iter().flat_map(keys);
+    let mut taken: Vec<(OpId, u32)> = keys.filter_map(|(key, rank)| Some((ops.at(key)?.id, rank))).collect();
+    taken.sort_unstable();
+    taken
+}
+
+#[test]
+fn receives_from_all_ranks_are_found_what_was_offered_for_without_looking_at_all_ranks_for_each() {
+    const RANKS: u32 = 256;
+    const LOOKS_MAX: usize = 4 * (RANKS * RANKS) as usize;
+    let looks = || point_to_point::LOOKS.with(std::cell::Cell::take);
+    for offers_come_first in [false, true] {
+        let mut group = of_ranks(RANKS, None);
+        looks();
+        for step in [offers_come_first, !offers_come_first] {
+            for peer in 1..RANKS {
+                match step {
+                    true => offer(&mut group, peer, 0, 7),
+                    false => drop(receive_from(&mut group, Some(peer), 7)),
+                }
+            }
+        }
+        let looked = looks();
+        assert_eq!(taken(&mut group).len(), RANKS as usize - 1);
+        assert!(looked <= LOOKS_MAX, "{looked}");
+    }
+}
+
+#[test]
+fn receives_take_offers_in_the_order_of_their_calls_whatever_comes_first() {
+    let mut group = of_ranks(WORLD_SIZE, None);
+    let waiting: Vec<OpId> = [(Some(2), 1), (None, 1), (Some(3), 2), (None, 1)]
+        .map(|(from, tag)| receive_from(&mut group, from, tag))
+        .into();
+    offer(&mut group, 3, 0, 1);
+    assert_eq!(taken(&mut group), [(waiting[1], 3)], "the first that names nobody");
+    // The second comes before the first: both are there at once.
+    offer(&mut group, 2, 1, 1);
+    assert_eq!(taken(&mut group).len(), 1);
+    offer(&mut group, 2, 0, 1);
+    assert_eq!(taken(&mut group), [(waiting[0], 2), (waiting[1], 3), (waiting[3], 2)]);
+    offer(&mut group, 4, 0, 2);
+    offer(&mut group, 1, 0, 2);
+    let late = receive_from(&mut group, None, 2);
+    assert_eq!(taken(&mut group).last(), Some(&(late, 4)), "the earliest offer");
+    offer(&mut group, 3, 1, 2);
+    assert!(taken(&mut group).contains(&(waiting[2], 3)));
 }
