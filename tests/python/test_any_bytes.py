@@ -270,7 +270,7 @@ def test_a_board_serves_its_ranks_whatever_else_comes(
     server = MeetingServer("127.0.0.1", port, WORLD_SIZE)
     hello = {"gradwire": _meeting.VERSION, "rank": None, "nonce": "a"}
     requests = [
-        {"op": op, "key": "k", "value": "v", "timeout_s": 0}
+        {"op": op, "key": "k", "keys": ["k", "l"], "value": "v", "timeout_s": 0}
         for op in ("set", "get", "add", "wait", "check", "set_once")
     ]
     try:
