@@ -183,7 +183,7 @@ impl Engine {
     /// Prepares this process's part of a group: connection ids and the record that its peers need.
     ///
     /// # Errors
-    /// [`EngineError::RankInvalid`], [`EngineError::Forked`].
+    /// [`EngineError::RankInvalid`], [`EngineError::ConnectionIdsUsedUp`], [`EngineError::Forked`].
     pub fn new_group(&self, rank: u32, world_size: u32, name: &str) -> Result<PendingGroup, EngineError> {
         let pending = PendingGroup::new(&self.0.shared, rank, (world_size, None), name)?;
         pending.with_lanes(self.0.further.iter().map(|engine| &engine.0.shared))
@@ -193,7 +193,7 @@ impl Engine {
     /// `world_size + j`. It only waits ([`crate::GroupHandle::wait_for_workers`]).
     ///
     /// # Errors
-    /// [`EngineError::RankInvalid`], [`EngineError::Forked`].
+    /// [`EngineError::RankInvalid`], [`EngineError::ConnectionIdsUsedUp`], [`EngineError::Forked`].
     pub fn new_served_group(
         &self,
         rank: u32,

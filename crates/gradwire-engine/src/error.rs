@@ -53,6 +53,19 @@ pub enum EngineError {
         /// The world size.
         world_size: u32,
     },
+    /// Groups that live hold too many of the ids by which a network thread tells connections apart.
+    #[error(
+        "a group needs {needed} connection ids, and the groups that live in this process hold {held} of {ids} on one network thread: \
+         destroy groups that are no longer used, or form smaller ones"
+    )]
+    ConnectionIdsUsedUp {
+        /// By the new group: one for each other rank.
+        needed: u32,
+        /// By groups that live.
+        held: usize,
+        /// In all.
+        ids: usize,
+    },
     /// This process is a fork of the one that started the engine; threads and sockets stay with the parent.
     #[error("the engine was started in process {parent} and cannot be used in its forked child {child}; start one after the fork")]
     Forked {

@@ -6,6 +6,7 @@ use crate::in_flight::InFlight;
 use crate::interfaces::Source;
 use crate::lanes::{wait_for_all, Lane, LaneSetup};
 use crate::lineage::Lineage;
+use crate::routes::SLOTS_MAX;
 use crate::security::Channel;
 use crate::shared::{Command, GroupKey, Shared};
 use crate::succession::Before;
@@ -72,15 +73,19 @@ impl std::fmt::Debug for ReservedIds {
 }
 
 impl ReservedIds {
-    pub(crate) fn draw(shared: &Arc<Shared>, rank: u32, world_size: u32) -> Option<Self> {
+    /// # Errors
+    /// [`EngineError::ConnectionIdsUsedUp`].
+    pub(crate) fn draw(shared: &Arc<Shared>, rank: u32, world_size: u32) -> Result<Self, EngineError> {
         let mut reserved = Self { shared: Arc::clone(shared), by_rank: Vec::new() };
         let mut ids = lock(&shared.ids);
+        let (held, needed) = (ids.held(), world_size.saturating_sub(1));
+        let used_up = || EngineError::ConnectionIdsUsedUp { needed, held, ids: SLOTS_MAX };
         for peer in 0..world_size {
-            let id = if peer == rank { None } else { Some(ids.draw()?) };
+            let id = if peer == rank { None } else { Some(ids.draw().ok_or_else(used_up)?) };
             reserved.by_rank.push(id);
         }
         drop(ids);
-        Some(reserved)
+        Ok(reserved)
     }
 }
 

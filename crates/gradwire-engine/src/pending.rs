@@ -51,16 +51,15 @@ impl PendingGroup {
         shared.check_process()?;
         let servers = dedicated.map_or(0, |servers| servers.count);
         let ranks = world_size.saturating_add(servers);
-        let invalid = EngineError::RankInvalid { rank, world_size };
         let has_both = world_size > 0 && dedicated.is_none_or(|servers| servers.count > 0);
         if rank >= ranks || ranks > WORLD_SIZE_MAX || !has_both {
-            return Err(invalid);
+            return Err(EngineError::RankInvalid { rank, world_size });
         }
-        let ids = ReservedIds::draw(shared, rank, ranks).ok_or(invalid)?;
+        let ids = ReservedIds::draw(shared, rank, ranks)?;
         let connections = ids.values();
         let config = &shared.local.config;
         let continues = config.on_peer_loss == OnPeerLoss::Continue && dedicated.is_none();
-        let doors = if continues { ReservedIds::draw(shared, rank, ranks) } else { None };
+        let doors = if continues { Some(ReservedIds::draw(shared, rank, ranks)?) } else { None };
         let makes_secret = rank == 0 && config.secret.is_none() && config.security != Security::Off;
         let secret = makes_secret.then(|| PublishedSecret(JobSecret::generate()));
         let places = doors.as_ref().map(ReservedIds::values).unwrap_or_default();
@@ -377,3 +376,29 @@ const ASK_INTERVAL: Duration = Duration::from_millis(200);
 const LANE_RANKS_MAX: u32 = 128;
 /// Largest group: each rank needs a connection id for every other, and there are 65,536 in a process.
 const WORLD_SIZE_MAX: u32 = 16_384;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::routes::SLOTS_MAX;
+    use crate::Engine;
+
+    #[test]
+    fn a_group_for_which_no_connection_ids_are_left_says_how_many_others_hold() {
+        let config = EngineConfig { port: 0, network_threads: Some(1), ..EngineConfig::default() };
+        let engine = Engine::start(config).expect("it starts");
+        let largest = |name: &str| engine.new_group(1, WORLD_SIZE_MAX, name);
+        let mut living: Vec<PendingGroup> =
+            (0..4).map(|number| largest(&number.to_string()).expect("there are ids")).collect();
+        let (needed, held) = (WORLD_SIZE_MAX - 1, 4 * (WORLD_SIZE_MAX as usize - 1));
+        let expected = EngineError::ConnectionIdsUsedUp { needed, held, ids: SLOTS_MAX };
+        let refused = largest("one too many").map(|_| ()).expect_err("there are none");
+        assert_eq!(refused, expected);
+        let text = refused.to_string();
+        assert!(text.contains("16383") && text.contains("65532 of 65536"), "{text}");
+        // What was drawn for it is free again, and so is what another one gives back.
+        living.push(engine.new_group(0, 1 + (SLOTS_MAX - held) as u32, "small").expect("there are ids"));
+        drop(living.remove(0));
+        largest("in its place").expect("there are ids again");
+    }
+}

@@ -6,12 +6,14 @@ use gradwire_core::ConnectionId;
 /// Low bits of a connection id: the place in the table. The rest is random, so that a late packet of an earlier group, or
 /// of an earlier process on the same port, finds nobody.
 const SLOT_BITS: u32 = 16;
-const SLOTS_MAX: usize = 1 << SLOT_BITS;
+pub(crate) const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
 /// Gives out connection ids.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionIds {
     in_use: Vec<bool>,
+    /// So many of these are.
+    held: usize,
     next: usize,
     random: u64,
 }
@@ -20,8 +22,10 @@ impl ConnectionIds {
     /// A free id; `None` when all 65,536 places are taken.
     pub(crate) fn draw(&mut self) -> Option<ConnectionId> {
         let slots = self.in_use.len();
-        // Places are used in turn, so that a freed one rests for as long as possible.
-        let free = (0..slots).map(|i| (self.next + i) % slots).find(|slot| !self.in_use[*slot]);
+        // Places are used in turn, so that a freed one rests for as long as possible. Where none is free nobody looks for one: a large group
+        // would look at all before it for each of its ranks.
+        let mut turns = (0..slots).map(|i| (self.next + i) % slots);
+        let free = if self.held < slots { turns.find(|slot| !self.in_use[*slot]) } else { None };
         let slot = match free {
             Some(slot) => slot,
             None if slots < SLOTS_MAX => {
@@ -31,6 +35,7 @@ impl ConnectionIds {
             None => return None,
         };
         self.in_use[slot] = true;
+        self.held += 1;
         self.next = slot + 1;
         // Never nought: datagrams of zeros are nobody's, and in a record 0 is no id.
         let high = (self.next_random() % 255) as u32 + 1;
@@ -40,8 +45,14 @@ impl ConnectionIds {
     /// Gives an id back.
     pub(crate) fn release(&mut self, id: ConnectionId) {
         if let Some(in_use) = self.in_use.get_mut(slot_of(id)) {
+            self.held -= usize::from(*in_use);
             *in_use = false;
         }
+    }
+
+    /// How many are given out.
+    pub(crate) fn held(&self) -> usize {
+        self.held
     }
 
     fn next_random(&mut self) -> u64 {
@@ -188,7 +199,13 @@ mod tests {
 
     #[test]
     fn ids_run_out_without_a_panic() {
-        let mut ids = ConnectionIds { in_use: vec![true; SLOTS_MAX], ..ConnectionIds::default() };
+        let mut ids = ConnectionIds::default();
+        let drawn: Vec<ConnectionId> = std::iter::from_fn(|| ids.draw()).collect();
+        assert_eq!((drawn.len(), ids.held()), (SLOTS_MAX, SLOTS_MAX));
+        ids.release(drawn[7]);
+        ids.release(drawn[7]);
+        assert_eq!(ids.held(), SLOTS_MAX - 1, "given back once");
+        assert_eq!(ids.draw().map(slot_of), Some(7));
         assert_eq!(ids.draw(), None);
     }
 }

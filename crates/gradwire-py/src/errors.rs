@@ -34,6 +34,12 @@ pub(crate) fn engine_error(py: Python<'_>, error: &EngineError) -> PyErr {
                 fields.set_item("world_size", world_size)?;
                 "InvalidRequestError"
             }
+            EngineError::ConnectionIdsUsedUp { needed, held, ids } => {
+                fields.set_item("needed", needed)?;
+                fields.set_item("held", held)?;
+                fields.set_item("ids", ids)?;
+                "InvalidRequestError"
+            }
             EngineError::Forked { parent, child } => {
                 fields.set_item("owner_pid", parent)?;
                 fields.set_item("child_pid", child)?;

@@ -406,7 +406,7 @@ impl Succession {
                 None => return self.wait(now),
             }
         }
-        let Some(ids) = ReservedIds::draw(&self.lineage.shared, place, count as u32) else {
+        let Ok(ids) = ReservedIds::draw(&self.lineage.shared, place, count as u32) else {
             // Without connection ids it falls silent, and the others go on.
             return self.wait(now);
         };
