@@ -42,6 +42,10 @@ class RunsAlready(Exception):
         self.round_number = round_number
 
 
+class CalledAgain(Exception):
+    """Rank 0 has begun another round, so the one that called this rank has ended: it calls anew."""
+
+
 class Board:
     """The group's records in the Store.
 
@@ -131,9 +135,12 @@ class Board:
     def _look_for_a_note(self) -> None:
         if self.called:
             look_for_a_note(self._store, self.called, self.rank)
-        if self.is_servers and latest_round(self._store) > self.called:
-            text = "worker 0 has begun another round, so the workers of this one have ended: start this server again"
-            raise RendezvousError(text, rank=0)
+        if not self.called or latest_round(self._store) <= self.called:
+            return
+        if not self.is_servers:
+            raise CalledAgain
+        text = "worker 0 has begun another round, so the workers of this one have ended: start this server again"
+        raise RendezvousError(text, rank=0)
 
     def _look_for_a_group(self) -> None:
         """Of which this rank was a member, on a board that was empty when it came."""

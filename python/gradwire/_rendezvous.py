@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
-from gradwire._board import Board, RunsAlready, compare_settings
+from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
 from gradwire._calling import (
     POLL_MIN_S,
     TELLING_S,
@@ -132,16 +132,17 @@ def form_group(store: Any, place: Place) -> Formed:
         RendezvousError: another rank could not start; the message has its reason.
         GradwireError: this rank could not start.
     """
-    servers = _dedicated_servers(place)
-    if servers:
-        served = Served(place.rank, place.world_size, servers)
-        return Formed(*_form_served_group(store, served, place.timeout.total_seconds()))
-    end = time.monotonic() + place.timeout.total_seconds()
+    end, servers = time.monotonic() + place.timeout.total_seconds(), _dedicated_servers(place)
     while True:
         try:
-            return _form_or_join(store, place)
+            if not servers:
+                return _form_or_join(store, place)
+            served = Served(place.rank, place.world_size, servers)
+            return Formed(*_form_served_group(store, served, place.timeout.total_seconds()))
         except NoMemberLeftError:
             logger.info("rank %d: all ranks of the group that ran have come anew, and form another one", place.rank)
+        except CalledAgain:
+            logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
         place = replace(place, timeout=timedelta(seconds=max(end - time.monotonic(), POLL_MIN_S)))
 
 

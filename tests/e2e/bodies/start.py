@@ -7,6 +7,8 @@ import socket
 
 import pytest
 import rank
+from gradwire._calling import Caller
+from gradwire._rendezvous import Place, form_group
 from gradwire.errors import (
     ConfigError,
     GradwireError,
@@ -15,8 +17,9 @@ from gradwire.errors import (
     SettingsMismatchError,
     WorldSizeError,
 )
+from torch.distributed import FileStore
 
-from bodies.forming import form
+from bodies.forming import TIMEOUT, form, tried
 
 
 def check_a_world_size_that_differs_is_named_on_both_ranks() -> None:
@@ -63,3 +66,15 @@ def check_a_setting_that_does_not_exist_on_one_rank_is_known_on_both() -> None:
     else:
         with pytest.raises(GradwireError, match="rank 1"):
             form("name")
+
+
+def check_who_waits_in_the_round_of_a_rank_0_that_was_killed_hears_the_call_of_the_next_one() -> None:
+    """On a Store that outlives rank 0, where each rank is started again alone."""
+    store = FileStore(str(rank.FOLDER / "killed"), -1)
+    if rank.RANK == 0:
+        killed = Caller(store, rank.WORLD_SIZE)
+        while not store.check([f"gradwire/{killed.round_number}/1"]):
+            killed.call([1])
+    with tried():
+        formed = form_group(store, Place(rank.RANK, rank.WORLD_SIZE, "killed", TIMEOUT))
+        assert formed.round_number == 2
