@@ -6,7 +6,7 @@
 
 Keys below the prefix of the group's round (`_rendezvous.py`): `again` counts lives; `again/<rank>` has the record of the latest life of
 a rank, `waiting` changes when one was written, `answer/<rank>` is what members say to it; `left/<rank>`: it has left in good order;
-`over`: all ranks have waited here, so that nobody is a member any more.
+`over`: each rank has left or waited here, so that nobody is a member any more.
 A Store that rank 0 serves anew has none of this: the members write it again, under another round (`_heritage.py`).
 """
 
@@ -40,7 +40,7 @@ FAILURES = (GradwireError, RuntimeError, OSError, ValueError, TypeError, KeyErro
 
 
 class NoMemberLeftError(Exception):
-    """All ranks of the world wait to join a group: it has no members, and they may form a new one."""
+    """All ranks of the world wait to join a group, or have left it: it has no members, and who waits may form a new one."""
 
 
 def is_over(store: Any, round_number: int) -> bool:
@@ -294,18 +294,21 @@ class Door(_Lives):
     def _look_for_members(self) -> None:
         """Whether there can be any: a member waits for nothing here, and its life has been answered if it had to.
 
-        Who has come to wait, and ended since, counts as waiting: it is no member either.
+        Who has come to wait, and ended since, counts as waiting: it is no member either. Nor is who has left in good order.
         """
         store = self._open()
-        if is_over(store, self._round) or all(map(self._waiting_life, range(self._world_size))):
+        if is_over(store, self._round) or all(map(self._is_no_member, range(self._world_size))):
             store.set(f"{self._prefix}/over", "1")
             raise NoMemberLeftError
+
+    def _is_no_member(self, rank: int) -> bool:
+        return bool(self._open().check([self._key("left", rank)])) or self._waiting_life(rank) > 0
 
     def answered(self, life: int, timeout_s: float, left_s: float) -> str:
         """What a member answers to it within `left_s`, what is left of `timeout_s`.
 
         Raises:
-            NoMemberLeftError: there are no members; all ranks have come to wait here.
+            NoMemberLeftError: there are no members; all ranks have come to wait here, or have left.
             MissingRankError: none did.
             RendezvousError: they refuse it.
         """

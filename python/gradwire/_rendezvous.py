@@ -140,14 +140,14 @@ def form_group(store: Any, place: Place) -> Formed:
             served = Served(place.rank, place.world_size, servers)
             return Formed(*_form_served_group(store, served, place.timeout.total_seconds()))
         except NoMemberLeftError:
-            logger.info("rank %d: all ranks of the group that ran have come anew, and form another one", place.rank)
+            logger.info("rank %d: the group that ran has no members left, and who comes forms another one", place.rank)
         except CalledAgain:
             logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
         place = replace(place, timeout=timedelta(seconds=max(end - time.monotonic(), POLL_MIN_S)))
 
 
 def _form_or_join(store: Any, place: Place) -> Formed:
-    """The same without dedicated servers. Raises NoMemberLeftError where all ranks have come to join."""
+    """The same without dedicated servers. Raises NoMemberLeftError where who has not come to join has left."""
     rank, timeout_s = place.rank, place.timeout.total_seconds()
     started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
     latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1

@@ -134,6 +134,20 @@ def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
         doors[1].answered(lives[1], 60.0, 60.0)
 
 
+def test_ranks_that_have_left_are_no_members_to_wait_for(store: Store) -> None:
+    door, (first, *others) = door_of(store), (rank for rank in range(WORLD_SIZE) if rank != WAITS)
+    store.set(f"gradwire/{ROUND}/end", json.dumps({"rank": 0, "error": ""}))
+    life = door.publish(str)
+    for other in others:
+        watch_of(store, other).leave()
+    with pytest.raises(MissingRankError):
+        door.answered(life, 60.0, 0.1)  # one is still a member
+    watch_of(store, first).leave()
+    with pytest.raises(NoMemberLeftError):
+        door.answered(life, 60.0, 60.0)
+    assert _running_round(store, WAITS, ROUND + 1) == 0, "it forms the next group with them, should they come again"
+
+
 def test_who_was_let_in_and_did_not_come_is_let_in_again_after_pauses(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
