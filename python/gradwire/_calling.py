@@ -19,6 +19,7 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import secrets
 import socket
 import time
@@ -28,13 +29,16 @@ from typing import Any, TypeVar
 
 from gradwire.errors import GradwireError, MissingRankError, RendezvousError, WorldSizeError
 
+logger = logging.getLogger("gradwire")
+
 # Longest single wait on the Store: between two, a missing rank's neighbours are looked at and Ctrl-C is answered.
 POLL_S = 1.0
 # Stores count in whole milliseconds, and 0 means for ever.
 POLL_MIN_S = 0.01
 # Who cannot start stays so long to tell the others of its start.
 TELLING_S = 5.0
-# What may be of an earlier start is believed when nothing else has come for so long: ranks of one start come further apart than seconds.
+# What may be of an earlier start is believed by rank 0, and told by others, when nothing else has come for so long: ranks of one start come
+# further apart than seconds.
 AGAIN_S = 120.0
 # First pause for who was called, and may have ended long ago; each is twice as long as the one before.
 PAUSE_S = 0.05
@@ -184,11 +188,19 @@ def be_called(store: Any, rank: int, world_size: int, timeout_s: float, error: s
         WorldSizeError: a group was formed without it.
         RendezvousError: rank 0 could not start, and no other process has taken its place.
     """
+    is_told = False
 
     def look(latest: int, is_new: bool, waited_s: float) -> None:
-        # A round from before this process came may be of an earlier start.
-        if is_new or waited_s > AGAIN_S:
+        # A round from before this process came may be of an earlier start, and the rank 0 of this one only slow.
+        nonlocal is_told
+        if is_new or waited_s >= timeout_s:
             _look_at_the_latest(store, latest, rank, world_size)
+        elif waited_s > AGAIN_S and not is_told:
+            is_told = True
+            try:
+                _look_at_the_latest(store, latest, rank, world_size)
+            except GradwireError as word:
+                logger.warning("rank %d waits for rank 0, which may have ended: %s", rank, word)
 
     return _be_called(store, str(rank), f"rank {rank}", timeout_s, look=look, error=error)
 

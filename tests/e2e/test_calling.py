@@ -68,7 +68,7 @@ def test_a_rank_0_that_cannot_start_tells_who_comes_later(store: Any, monkeypatc
     monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
     Caller(store, 2).give_up([1], "ConfigError: no such setting")
     with pytest.raises(RendezvousError, match=r"rank 0 on .* gave up: ConfigError: no such setting"):
-        be_called(store, 1, 2, PATIENCE_S)
+        be_called(store, 1, 2, 0.5)
     Caller(store, 2)  # it was started again
     with pytest.raises(MissingRankError):
         be_called(store, 1, 2, 0.5)
@@ -158,7 +158,24 @@ def test_ranks_beyond_the_world_of_rank_0_hear_of_it(store: Any, others: Any, mo
     monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
     store.set(f"gradwire/{latest_round(store)}/0", json.dumps({"host": "elsewhere", "world_size": 2}))
     with pytest.raises(WorldSizeError, match="world size 2, rank 2 with 3"):
-        be_called(store, 2, 3, PATIENCE_S)
+        be_called(store, 2, 3, 0.5)
+
+
+@pytest.mark.parametrize("word", ["smaller world", "note"])
+def test_what_an_earlier_start_left_does_not_end_the_wait_for_a_rank_0_that_is_slow(
+    store: Any, others: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, word: str
+) -> None:
+    monkeypatch.setattr(_calling, "AGAIN_S", 0.0)
+    earlier = Caller(store, 2)
+    store.set("gradwire/1/0", json.dumps({"host": "elsewhere", "world_size": 2}))
+    if word == "note":
+        earlier.note("ConfigError: no such setting")
+    waits = come(others, store, 2, world_size=3)
+    while not caplog.records:
+        assert not waits.done(), waits.exception()
+    assert "which may have ended" in caplog.text
+    caller = Caller(store, 3)
+    assert call_until(caller, [1, 2], waits) == caller.round_number == 2
 
 
 def test_servers_are_called_by_their_numbers_and_those_too_many_too(store: Any, others: Any) -> None:
