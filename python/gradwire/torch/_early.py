@@ -204,6 +204,9 @@ def check(model: DistributedDataParallel, *, compressed: bool, keeps_previous: b
         "Embedding(sparse=True): DDP takes sparse gradients when backward ends": any(
             isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.module.modules()
         ),
+        "parameters that DDP ignores: no bucket has their gradients, and nothing else would step them": any(
+            p.requires_grad and name in model.parameters_to_ignore for name, p in model.module.named_parameters()
+        ),
     }
     for reason, is_so in reasons.items():
         if is_so:

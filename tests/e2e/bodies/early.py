@@ -80,6 +80,13 @@ class Borrowed(nn.Module):
         return self.head(self.first(embedded))
 
 
+def partly_ignored() -> nn.Module:
+    """A model of which a script averages some gradients by itself."""
+    model = Tied()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["blocks.0.0.weight"])
+    return model
+
+
 def parallel(model: Callable[[], nn.Module], **options: Any) -> DistributedDataParallel:
     torch.manual_seed(4)
     return DistributedDataParallel(model(), **{"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01, **options})
@@ -304,6 +311,8 @@ def check_what_does_not_go_with_it_is_refused() -> None:
         gradwire.torch.tolerate_loss(parallel(lambda: nn.EmbeddingBag(4, 2, sparse=True))).step_in_forward(
             OPTIMIZERS[0]
         )
+    with pytest.raises(UnsupportedError, match="parameters that DDP ignores"):
+        gradwire.torch.tolerate_loss(parallel(partly_ignored)).step_in_forward(OPTIMIZERS[0])
     for more in ({"compression": default_hooks.bf16_compress_wrapper}, {"preset": "mlt", "gather_fill": "previous"}):
         with pytest.raises(UnsupportedError, match="does not go with"):
             gradwire.torch.tolerate_loss(parallel(Tied), **more).step_in_forward(OPTIMIZERS[0])
