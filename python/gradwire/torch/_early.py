@@ -121,10 +121,13 @@ class EarlySteps:
 
         Args:
             bucket: that a backward pass has ended with, or that stands for one in torch's `Join`.
-            joins: the model is in a `Join`.
+            joins: the model is in a `Join`, or has been in one.
         """
         if joins:
-            text = "step_in_forward does not go with Join: a rank that has joined has no forward pass that could step"
+            text = (
+                "step_in_forward does not go with Join: a rank that has joined has no forward pass that could step. Torch leaves a model "
+                "in it after the end of one; `with Join([model], enable=False): pass` takes it out"
+            )
             return UnsupportedError(text, what="Join")
         if again := [self._names[id(p)] for p in bucket.parameters() if id(p) in self._owed]:
             return InvalidRequestError(

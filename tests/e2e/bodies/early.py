@@ -327,9 +327,24 @@ def check_a_rank_that_joins_before_the_others_is_refused_on_all() -> None:
             for step in (3, 4, 5, 6)[: 2 + 2 * RANK]:
                 backward(model, step)
 
-    with pytest.raises(RuntimeError, match="step_in_forward does not go with Join"):
+    with pytest.raises(RuntimeError, match=r"step_in_forward does not go with Join.*enable=False"):
         train()
     assert isinstance(gradwire.torch.last_error(), UnsupportedError)
+
+
+def check_a_model_that_was_in_a_join_is_taken_out_of_it_as_the_error_says() -> None:
+    model = parallel(Tied)
+    state = gradwire.torch.tolerate_loss(model)
+    with Join([model]):
+        for step in (3, 4)[: 1 + RANK]:
+            backward(model, step)
+    model.zero_grad()
+    with Join([model], enable=False):
+        pass
+    steps = state.step_in_forward(OPTIMIZERS[0])
+    for step in (0, 1):
+        backward(model, step)
+    steps.finish()
 
 
 def check_gradients_that_nobody_has_used_are_not_replaced_by_those_of_another_backward_pass() -> None:
