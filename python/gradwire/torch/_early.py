@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._hyperparameters import Hyperparameters
+from gradwire.torch._sparse import has_sparse_gradients
 from gradwire.torch._work import GradwireWork
 
 # parameters of one layer -> its optimizer
@@ -204,9 +205,7 @@ def check(model: DistributedDataParallel, *, compressed: bool, keeps_previous: b
         "find_unused_parameters=True: which layers a forward pass uses has to be known": model.find_unused_parameters,
         "compression: gradients are halves until their bucket has ended": compressed,
         "gather_fill = previous: averages are not where DDP has gradients": keeps_previous,
-        "Embedding(sparse=True): DDP takes sparse gradients when backward ends": any(
-            isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.module.modules()
-        ),
+        "Embedding(sparse=True): DDP takes sparse gradients when backward ends": has_sparse_gradients(model.module),
         "parameters that DDP ignores: no bucket has their gradients, and nothing else would step them": any(
             p.requires_grad and name in model.parameters_to_ignore for name, p in model.module.named_parameters()
         ),

@@ -24,6 +24,7 @@ from gradwire.torch._latest import LatestResults
 from gradwire.torch._residuals import Residuals
 from gradwire.torch._scalars import ScalarWriter, StepScalars
 from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
+from gradwire.torch._sparse import has_sparse_gradients
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
 from gradwire.torch._tolerant import all_reduce, link_of, timed_policy, warn_of_lost_results
@@ -107,7 +108,8 @@ def tolerate_loss(
         The hook's state: statistics of the steps, the residuals to save with a checkpoint, and the drift meter.
 
     Raises:
-        UnsupportedError: not such a model, another backend, a parameter of another dtype, or an argument that is for DDP alone.
+        UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
+            gradients with `on_peer_loss="continue"`.
         ConfigError: a value is out of range.
     """
     if drift_every < 0:
@@ -139,16 +141,8 @@ def tolerate_loss(
         raise UnsupportedError(
             f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
         )
-    if getattr(model, "_delay_all_reduce_params", None):
-        raise UnsupportedError(
-            "delay_all_reduce_named_params: torch sums those gradients itself, without this hook, and does not wait until they are there"
-        )
-    for name, parameter in model.module.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
-            raise UnsupportedError(
-                f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
-            )
     config = link_of(model.process_group).owner.config
+    _check(model, goes_on=config.on_peer_loss == "continue")
     numbers = timed_policy(  # raises here rather than in the first backward
         config,
         preset,
@@ -170,6 +164,24 @@ def tolerate_loss(
     hook = average_what_arrives if compression is None else compression(average_what_arrives)
     model.register_comm_hook(state, hook)
     return state
+
+
+def _check(model: DistributedDataParallel, *, goes_on: bool) -> None:
+    """Whether the hook can average the gradients of this model; `goes_on`: without ranks that are lost, too."""
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise UnsupportedError(
+            "delay_all_reduce_named_params: torch sums those gradients itself, without this hook, and does not wait until they are there"
+        )
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
+            raise UnsupportedError(
+                f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
+            )
+    if goes_on and has_sparse_gradients(model.module):
+        raise UnsupportedError(
+            "Embedding(sparse=True) with on_peer_loss = 'continue': sparse gradients are gathered, which needs every rank, so that "
+            "training could not go on without one that is lost"
+        )
 
 
 class LossTolerance(Delivered):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradwire.errors import UnsupportedError
 from gradwire.torch._reduction import name_of
@@ -19,6 +19,11 @@ from gradwire.torch._work import GradwireWork
 
 # (rows, tensor) -> work: an all-gather
 Gather = Callable[[list[Tensor], Tensor], GradwireWork]
+
+
+def has_sparse_gradients(model: nn.Module) -> bool:
+    """Whether one of its modules was made with `sparse=True`."""
+    return any(isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.modules())
 
 
 def check(tensor: Tensor, op: Any) -> None:

@@ -6,8 +6,10 @@ import os
 import signal
 
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
+from gradwire.errors import UnsupportedError
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +39,12 @@ def reference() -> list[torch.Tensor]:
         (sum(loss_of(model, rank, step) for rank in members) / len(members)).backward()
         optimizer.step()
     return [parameter.detach() for parameter in model.parameters()]
+
+
+def check_sparse_gradients_which_cannot_go_on_are_refused() -> None:
+    ddp = DistributedDataParallel(nn.Sequential(nn.EmbeddingBag(4, 2, sparse=True), nn.Linear(2, 2)))
+    with pytest.raises(UnsupportedError, match=r"sparse=True.*on_peer_loss"):
+        gradwire.torch.tolerate_loss(ddp)
 
 
 def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
