@@ -162,6 +162,11 @@ def current() -> Runtime | None:
     return _process.runtime
 
 
+def inherited() -> Runtime | None:
+    """In a forked child: the runtime of its parent, whose groups it still knows and cannot use."""
+    return _process.inherited[-1] if _process.inherited else None
+
+
 def _stop(reference: weakref.ref[Runtime]) -> None:
     # The completer must be gone before the interpreter is: it would wake up in a process without Python.
     owner = reference()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._policy import algorithm_code, of_one_stage, policy_numbers, results_may_be_lost
-from gradwire._runtime import configuration, current
+from gradwire._runtime import configuration, current, inherited
 from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
@@ -320,9 +320,10 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
 
     Raises:
         UnsupportedError: gradwire does not serve it.
+        ForkedError: it is the parent's.
     """
     group = dist.group.WORLD if group is None else group
-    owner = current()
+    owner = current() or inherited()
     name = getattr(group, "group_name", None)
     adapter = None if owner is None or name is None else owner.backends.get(name)
     if adapter is None and owner is not None and group is not None:
@@ -332,6 +333,7 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
             "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
         )
         raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
+    adapter.link.owner.check_process()
     return adapter.link
 
 
