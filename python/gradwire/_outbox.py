@@ -7,6 +7,7 @@ may never come to the copy: a second thread, that sleeps until a call has waited
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import _native
-from gradwire.errors import ShutDownError
+from gradwire.errors import ForkedError, ShutDownError
 
 
 class LaterOp:
     """An operation that will be submitted: `_native.Op`, as far as a Work needs it."""
 
     def __init__(self) -> None:
+        # In a forked child there is no thread that could submit it.
+        self._pid = os.getpid()
         self._op: _native.Op | None = None
         self._error: Exception | None = None
         self._known = threading.Event()
@@ -39,6 +42,7 @@ class LaterOp:
 
     def when_known(self, callback: Callable[[_native.Op | None], None]) -> None:
         """Calls back with the operation, or None if it could not be submitted: now, or on the outbox's thread."""
+        self._check_process()
         with self._lock:
             if not self._known.is_set():
                 self._callbacks.append(callback)
@@ -48,8 +52,10 @@ class LaterOp:
     def wait(self, timeout_s: float | None = None) -> bool:
         """As that of `_native.Op`."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._known.wait(timeout_s):
-            return False
+        if not self._known.is_set():
+            self._check_process()
+            if not self._known.wait(timeout_s):
+                return False
         if self._op is None:
             return True
         return self._op.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -69,6 +75,13 @@ class LaterOp:
     def report(self) -> dict[str, Any] | None:
         """The same."""
         return None if self._op is None else self._op.report()
+
+    def _check_process(self) -> None:
+        """As `_native.Op` does, before any lock: the fork may have copied a held one."""
+        child = os.getpid()
+        if child != self._pid:
+            text = f"this call belongs to process {self._pid} and cannot be waited for in its forked child {child}"
+            raise ForkedError(text, owner_pid=self._pid, child_pid=child)
 
 
 Op = _native.Op | LaterOp

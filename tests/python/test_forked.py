@@ -106,30 +106,54 @@ def test_a_child_that_outlives_its_rank_serves_nobody_in_its_name(short_folder: 
                 os.kill(child, signal.SIGKILL)
 
 
-# A call of the parent's is in flight when it forks.
-CALLS = """
+# Of a rank's program: a child that asks for the end of a call of its parent, which then goes on.
+WAITS = """
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # ends one that waits
+    for name, ask in asks.items():
+        try:
+            ask()
+        except ForkedError as error:
+            print(name, error.owner_pid == os.getppid(), error.child_pid == os.getpid(), flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+# In flight when it forks.
+CALLS = f"""
 import os, signal
 from gradwire.errors import ForkedError
 from pair import pair, receive, send
 
 engines, groups = pair()
 op = receive(groups[0])
-child = os.fork()
-if child == 0:
-    signal.alarm(60)  # ends one that waits
-    for name in ("wait", "notify"):
-        try:
-            getattr(op, name)()
-        except ForkedError as error:
-            print(name, error.owner_pid == os.getppid(), error.child_pid == os.getpid(), flush=True)
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+asks = {{"wait": op.wait, "notify": op.notify}}
+{WAITS}
+sent = send(groups[1])
+print(op.wait(60.0), sent.wait(60.0), op.error(), flush=True)
+"""
+
+# Not submitted yet: its memory is still being copied.
+COPIED = f"""
+import os, signal, threading
+from gradwire._outbox import Outbox
+from gradwire.errors import ForkedError
+from pair import pair, receive, send
+
+engines, groups = pair()
+outbox, is_there = Outbox(), threading.Event()
+op = outbox.put(0, is_there.wait, lambda failed: receive(groups[0]), timeout_s=600.0, overdue=TimeoutError)
+asks = {{"wait": op.wait, "notify": lambda: op.when_known(print)}}
+{WAITS}
+is_there.set()
 sent = send(groups[1])
 print(op.wait(60.0), sent.wait(60.0), op.error(), flush=True)
 """
 
 
-def test_a_child_that_waits_for_a_call_of_its_parent_is_refused_and_the_parent_goes_on() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", CALLS]
+@pytest.mark.parametrize("program", [CALLS, COPIED], ids=["in flight", "being copied"])
+def test_a_child_that_waits_for_a_call_of_its_parent_is_refused_and_the_parent_goes_on(program: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, check=True)
     assert done.stdout.splitlines() == ["wait True True", "notify True True", "0", "True True None"]
