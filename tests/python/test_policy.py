@@ -44,7 +44,9 @@ def test_mlt_has_one_bound_for_both_stages_unless_two_are_named(bound: float) ->
     pull = policy_numbers(Config.dlcp())["gather_loss_bound"]
     assert policy_numbers(Config.dlcp(loss_bound=0.3))["gather_loss_bound"] == pull
     tight = policy_numbers(Config.dlcp(loss_bound=0.005))
-    assert tight["gather_loss_bound"] == pytest.approx(0.0005), "results that flow are cut where one bound is for both stages"
+    assert tight["gather_loss_bound"] == pytest.approx(0.0005), (
+        "results that flow are cut where one bound is for both stages"
+    )
     none = policy_numbers(Config.dlcp(loss_bound=0.0))
     assert (none["gather_loss_bound"], none["gather_recovery"]) == (0.0, "at_once")
 

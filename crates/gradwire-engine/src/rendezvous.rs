@@ -485,14 +485,11 @@ pub(crate) mod tests {
         all[2].world_size = 4;
         let error = Roster::new(&all[0], &published(&all)).unwrap_err();
         assert_eq!(error, JoinError::WorldSizeMismatch { rank: 2, theirs: 4, ours: 3 });
-        assert!(error.to_string().ends_with("; start all ranks with one world size"), "{error}");
         let mut all = records(3);
         all[1].eager_bytes = 7;
         let error = Roster::new(&all[0], &published(&all)).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "rank 1 has eager_bytes = 7, this rank has 262144; it must be equal on all ranks"
-        );
+        let said = "rank 1 has eager_bytes = 7, this rank has 262144; it must be equal on all ranks";
+        assert_eq!(error.to_string(), said);
         let mut all = records(3);
         all[1].fingerprint = "ff".into();
         assert!(matches!(
@@ -544,7 +541,6 @@ pub(crate) mod tests {
         twin.pid += 1;
         let error = Roster::new(&all[0], &[twin.to_json()]).unwrap_err();
         assert!(matches!(error, JoinError::DuplicateRank { rank: 0, .. }), "{error}");
-        assert!(error.to_string().ends_with("; end one of them"), "{error}");
     }
 
     #[test]
