@@ -5,6 +5,7 @@
 //! on its way through a kernel an acknowledgement costs as much as a message of 64 KB does. A sender that waits for one asks for it.
 //! Where packets come slowly it waits for a few of them ([`Hold`]).
 
+use crate::astray::Astray;
 use crate::hold::Hold;
 use crate::late_arrivals::{moved, LateArrivals, Window, WindowSet, REACH, WORDS_MIN};
 use crate::{ConnectionConfig, Timestamp};
@@ -13,7 +14,7 @@ use core::time::Duration;
 use gradwire_wire::{AckPath, Flags, Header, PacketNumber, PathId, ACK_WORDS_MAX};
 
 /// Numbers further ahead than this cannot be: no window holds so many packets.
-const AHEAD_MAX: i32 = 1 << 20;
+pub(crate) const AHEAD_MAX: i32 = 1 << 20;
 
 /// A path on which nothing new came for so long has nothing under way.
 const DELAY_FRESH: Duration = Duration::from_millis(100);
@@ -65,6 +66,7 @@ pub(crate) struct Arrivals {
     every: u32,
     hold: Hold,
     tally: Tally,
+    astray: Astray,
 }
 
 /// How many packets were sent on a path, judged by their numbers, and how many came: what is missing is the network's
@@ -109,6 +111,7 @@ impl Arrivals {
             every: config.ack_every.max(1),
             hold: Hold::new(config),
             tally: Tally::default(),
+            astray: Astray::default(),
         }
     }
 
@@ -135,6 +138,12 @@ impl Arrivals {
             // Older than the window: its chunk decides whether it is new.
             None => Arrival::New,
         }
+    }
+
+    /// Whether a number that [`Arrivals::check`] called implausible is new all the same: so many that lie close together are as far ahead
+    /// that its sender has come so far.
+    pub(crate) fn has_come_so_far(&mut self, number: PacketNumber) -> bool {
+        number.since(self.largest) > AHEAD_MAX && self.astray.agrees(number, self.largest)
     }
 
     /// Counts an arrival that [`Arrivals::check`] called new, whatever becomes of it.

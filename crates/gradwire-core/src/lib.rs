@@ -15,9 +15,11 @@ extern crate alloc;
 extern crate std;
 
 mod arrivals;
+mod astray;
 mod config;
 mod connection;
 mod contract;
+mod copies;
 mod datagrams;
 mod error;
 mod event;

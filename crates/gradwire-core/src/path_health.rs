@@ -172,7 +172,7 @@ impl Health {
 
     fn note_row(&mut self, acked: u32, lost: u32) {
         // What was found lost together with an arrival is older than that.
-        self.lost_in_a_row = if acked > 0 { 0 } else { self.lost_in_a_row + lost };
+        self.lost_in_a_row = if acked > 0 { 0 } else { self.lost_in_a_row.saturating_add(lost) };
     }
 
     /// Compares with the other trusted paths.
@@ -305,6 +305,14 @@ mod tests {
         (0..2).for_each(|_| health.on_packets(TRUSTED_LONG, 0));
         suspend(&mut health, 4, CLEAN);
         assert!(health.on_copies(COPIES_MAX * 3 / 4, 0, CLEAN), "a new disturbance after a long good time");
+    }
+
+    #[test]
+    fn a_path_may_be_dead_for_as_long_as_it_takes() {
+        let mut health = Health::new();
+        suspend(&mut health, 4, CLEAN);
+        (0..2).for_each(|_| health.on_packets(0, u32::MAX));
+        assert!(health.seems_dead() && !health.works());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!
 //! With one path nothing is compared, and all of this costs a branch.
 
+use crate::copies::{self, PACKETS_PER_COPY};
 use crate::path::Path;
 use crate::path_health::{Health, Tally};
 use crate::recovery::{AckOutcome, RateController, RttEstimator, SentPacket};
@@ -230,7 +231,7 @@ impl Paths {
         let member = &mut self.members[index];
         if packet.chunk == COPY {
             self.since_copy = 0;
-            member.copy_at = now + member.path.rtt.smoothed() / COPIES_PER_RTT;
+            member.copy_at = copies::next(now, &member.path);
             member.stats.copies_sent += 1;
             return;
         }
@@ -255,19 +256,18 @@ impl Paths {
         if self.members.len() == 1 || self.since_copy < PACKETS_PER_COPY {
             return None;
         }
-        let (mut due, proven_only): (Option<usize>, _) = (None, self.proven_only());
-        for index in 0..self.members.len() {
-            let member = &mut self.members[index];
-            if member.may_carry(proven_only) || now < member.copy_at || !member.path.may_send(now) {
+        let (mut due, proven_only): (Option<(Timestamp, usize)>, _) = (None, self.proven_only());
+        for (index, member) in self.members.iter_mut().enumerate() {
+            let at = copies::due(now, member.copy_at, &member.path, &member.health);
+            if member.may_carry(proven_only) || now < at || !member.path.may_send(now) {
                 continue;
             }
             // The one that waits longest, so that each gets its copies.
-            let at = member.copy_at;
-            if due.is_none_or(|due| at < self.members[due].copy_at) {
-                due = Some(index);
+            if due.is_none_or(|(earliest, _)| at < earliest) {
+                due = Some((at, index));
             }
         }
-        due
+        due.map(|(_, index)| index)
     }
 
     /// The path whose arrivals must be acknowledged now.
@@ -583,12 +583,8 @@ fn score(member: &Member) -> u64 {
 const BRIEF_WORDS_MAX: usize = 4;
 /// What a loss costs: to be noticed, asked for and sent again, while everything else waits for it.
 const LOSS_RTTS: u64 = 16;
-/// Copies for each round trip of a path that is not trusted: sixteen take four round trips.
-const COPIES_PER_RTT: u32 = 4;
 /// How much longer: a copy taken for lost while it stands in a queue makes a path that has healed prove itself from the beginning.
 const COPY_PATIENCE: u32 = 4;
-/// Copies cost at most one packet in so many.
-const PACKETS_PER_COPY: u32 = 16;
 /// Packets over which is seen which paths the peer uses.
 const HEARD_MEMORY: u32 = 256;
 /// Packets over which the share of a path is taken.

@@ -38,7 +38,7 @@ pub fn read_record(text: &str) {
 /// When a datagram opens that should not, or the other way round.
 pub fn open_sealed(bytes: &[u8]) {
     let (mut ours, theirs) = channels();
-    assert!(ours.open(&mut bytes.to_vec()).is_err(), "nobody has sealed it");
+    assert!(ours.open(Timestamp::ZERO, &mut bytes.to_vec()).is_err(), "nobody has sealed it");
     let mut sealed = [bytes, &[0; TAG_BYTES]].concat();
     if !lock(theirs.sealer()).seal(&mut sealed) {
         return;
@@ -46,11 +46,11 @@ pub fn open_sealed(bytes: &[u8]) {
     let mut changed = sealed.clone();
     let at = bytes.len() / 2;
     changed[at] ^= 1;
-    assert!(ours.open(&mut changed).is_err(), "byte {at} was changed");
+    assert!(ours.open(Timestamp::ZERO, &mut changed).is_err(), "byte {at} was changed");
     // A number too far from the last one is refused although it is authentic.
-    let opened = ours.open(&mut sealed.clone()).map(|opened| opened.len());
+    let opened = ours.open(Timestamp::ZERO, &mut sealed.clone()).map(|opened| opened.len());
     assert!(opened.is_err() || opened == Ok(bytes.len()));
-    assert!(ours.open(&mut sealed).is_err(), "it came twice");
+    assert!(ours.open(Timestamp::ZERO, &mut sealed).is_err(), "it came twice");
 }
 
 /// Reads `text` as what another rank with the job secret published.

@@ -141,12 +141,14 @@ impl Connection {
         let payload = reader.rest();
         let path = self.paths.get_mut(header.path).ok_or(DropReason::Implausible)?;
         match path.arrivals.check(header.packet_number) {
-            Arrival::New => path.arrivals.count(header.packet_number),
             Arrival::Duplicate => {
                 path.arrivals.on_duplicate(now);
                 return Err(DropReason::Duplicate);
             }
-            Arrival::Implausible => return Err(DropReason::Implausible),
+            Arrival::Implausible if !path.arrivals.has_come_so_far(header.packet_number) => {
+                return Err(DropReason::Implausible);
+            }
+            Arrival::New | Arrival::Implausible => path.arrivals.count(header.packet_number),
         }
         self.on_heard(now);
         let transfer = header.transfer;

@@ -3,6 +3,8 @@
 //! Each side has one link of its own, and behind it the paths, each with its delay, loss and rate. Deterministic:
 //! virtual time, a seeded generator, events in order of time and then of creation.
 
+mod long_dead;
+
 use super::*;
 use crate::{Body, Contract, Reliability, Spray, Transmit};
 use core::time::Duration;

@@ -285,6 +285,17 @@ impl Ledger {
         self.round_start = number;
     }
 
+    /// As if what is on its way had been lost, and so many more packets.
+    #[cfg(test)]
+    pub(crate) fn lose_unseen(&mut self, packets: u32) {
+        self.lose_before(Timestamp::from_nanos(u64::MAX), &mut AckOutcome::default());
+        while self.ring.first() != self.ring.next() {
+            self.ring.pop();
+        }
+        self.start_at(PacketNumber(self.next_number().0.wrapping_add(packets)));
+        self.sent_packets += u64::from(packets);
+    }
+
     /// Entries held.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> i32 {

@@ -15,9 +15,14 @@ impl ActiveGroup {
     ///
     /// # Errors
     /// [`Refusal`]: it is to be dropped.
-    pub(crate) fn open<'d>(&mut self, peer: u32, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
+    pub(crate) fn open<'d>(
+        &mut self,
+        now: Timestamp,
+        peer: u32,
+        datagram: &'d mut [u8],
+    ) -> Result<&'d mut [u8], Refusal> {
         match &mut self.address_of(peer).ok_or(Refusal::NotAuthentic)?.channel {
-            Some(channel) => channel.open(datagram),
+            Some(channel) => channel.open(now, datagram),
             None => Ok(datagram),
         }
     }

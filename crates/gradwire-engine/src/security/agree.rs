@@ -69,6 +69,7 @@ mod tests {
     use super::*;
     use crate::handle::lock;
     use crate::rendezvous::tests::records;
+    use gradwire_core::Timestamp;
 
     fn decide(mode: Security, configured: Option<&JobSecret>, all: &[Record]) -> Result<Agreed, JoinError> {
         let published: Vec<String> = all.iter().map(Record::to_json).collect();
@@ -120,10 +121,13 @@ mod tests {
         let (up, mut down) = (agreed.channel(&all[0], &all[2], 1), agreed.channel(&all[2], &all[0], 1));
         let mut datagram = [0; 60];
         assert!(lock(up.as_ref().unwrap().sealer()).seal(&mut datagram));
-        assert_eq!(down.as_mut().unwrap().open(&mut datagram).map(|opened| opened.len()), Ok(44));
+        assert_eq!(
+            down.as_mut().unwrap().open(Timestamp::ZERO, &mut datagram).map(|opened| opened.len()),
+            Ok(44)
+        );
         let other = agreed.channel(&all[1], &all[2], 1).unwrap();
         let mut datagram = [0; 60];
         assert!(lock(other.sealer()).seal(&mut datagram));
-        assert!(down.unwrap().open(&mut datagram).is_err());
+        assert!(down.unwrap().open(Timestamp::ZERO, &mut datagram).is_err());
     }
 }

@@ -4,6 +4,7 @@ use super::keys::{Cipher, Direction, PairSecret};
 use super::open::{Opener, Refusal};
 use super::seal::Sealer;
 use crate::socket::SharedSeal;
+use gradwire_core::Timestamp;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -34,8 +35,12 @@ impl Channel {
     ///
     /// # Errors
     /// [`Refusal`].
-    pub(crate) fn open<'d>(&mut self, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
-        self.opener.open(datagram)
+    pub(crate) fn open<'d>(
+        &mut self,
+        now: Timestamp,
+        datagram: &'d mut [u8],
+    ) -> Result<&'d mut [u8], Refusal> {
+        self.opener.open(now, datagram)
     }
 
     /// Datagrams that were not authentic, that had come before, and that were not sealed.
@@ -55,8 +60,10 @@ mod tests {
     use gradwire_core::{ConnectionId, Header};
     use proptest::prelude::*;
     use std::collections::HashSet;
+    use std::time::Duration;
 
     const PATHS: u8 = 2;
+    const NOW: Timestamp = Timestamp::ZERO;
 
     fn pair_in(group: &str, byte: u8) -> (Channel, Channel) {
         let derive = || PairSecret::derive(&secret(byte), &context(group));
@@ -91,7 +98,7 @@ mod tests {
             let mut datagram = sealed(&mut a, &before).unwrap();
             assert_eq!(datagram[..8], before[..8]);
             assert!(!datagram.windows(6).any(|bytes| bytes == b"nobody"), "{kind:?}");
-            assert_eq!(b.open(&mut datagram), Ok(&mut before.clone()[..]), "{kind:?}");
+            assert_eq!(b.open(NOW, &mut datagram), Ok(&mut before.clone()[..]), "{kind:?}");
         }
         assert_eq!((a.counts(), b.counts()), ((0, 0, 0), (0, 0, 0)));
     }
@@ -103,28 +110,28 @@ mod tests {
         for at in 0..datagram.len() {
             let mut changed = datagram.clone();
             changed[at] ^= 1;
-            assert!(b.open(&mut changed).is_err(), "byte {at}");
+            assert!(b.open(NOW, &mut changed).is_err(), "byte {at}");
         }
         for bytes in 0..datagram.len() {
-            assert!(b.open(&mut datagram[..bytes].to_vec()).is_err(), "cut to {bytes} bytes");
+            assert!(b.open(NOW, &mut datagram[..bytes].to_vec()).is_err(), "cut to {bytes} bytes");
         }
-        assert!(b.open(&mut [&datagram[..], &[0]].concat()).is_err());
-        assert!(b.open(&mut datagram.clone()).is_ok(), "nothing of it has used up the number");
+        assert!(b.open(NOW, &mut [&datagram[..], &[0]].concat()).is_err());
+        assert!(b.open(NOW, &mut datagram.clone()).is_ok(), "nothing of it has used up the number");
     }
 
     #[test]
     fn a_packet_for_another_direction_group_secret_or_path_does_not_open() {
         let (mut a, mut b) = pair();
         let mut reflected = data(&mut a, 0);
-        assert_eq!(a.open(&mut reflected), Err(Refusal::NotAuthentic), "reflected");
+        assert_eq!(a.open(NOW, &mut reflected), Err(Refusal::NotAuthentic), "reflected");
         for (mut other, why) in [(pair_in("h", 1).0, "group"), (pair_in("g", 2).0, "secret")] {
-            assert_eq!(b.open(&mut data(&mut other, 0)), Err(Refusal::NotAuthentic), "{why}");
+            assert_eq!(b.open(NOW, &mut data(&mut other, 0)), Err(Refusal::NotAuthentic), "{why}");
         }
         let mut moved = data(&mut a, 1);
         moved[7] = 1;
-        assert_eq!(b.open(&mut moved), Err(Refusal::NotAuthentic), "path");
+        assert_eq!(b.open(NOW, &mut moved), Err(Refusal::NotAuthentic), "path");
         moved[7] = PATHS;
-        assert_eq!(b.open(&mut moved), Err(Refusal::NotAuthentic), "no such path");
+        assert_eq!(b.open(NOW, &mut moved), Err(Refusal::NotAuthentic), "no such path");
     }
 
     #[test]
@@ -132,15 +139,15 @@ mod tests {
         let (mut a, mut b) = pair();
         let old = data(&mut a, 0);
         let first = data(&mut a, 1);
-        assert!(b.open(&mut first.clone()).is_ok());
-        assert_eq!(b.open(&mut first.clone()), Err(Refusal::Replayed));
-        assert!(b.open(&mut data(&mut a, WINDOW as u32 + 5)).is_ok());
-        assert_eq!(b.open(&mut old.clone()), Err(Refusal::Replayed));
+        assert!(b.open(NOW, &mut first.clone()).is_ok());
+        assert_eq!(b.open(NOW, &mut first.clone()), Err(Refusal::Replayed));
+        assert!(b.open(NOW, &mut data(&mut a, WINDOW as u32 + 5)).is_ok());
+        assert_eq!(b.open(NOW, &mut old.clone()), Err(Refusal::Replayed));
         assert_eq!(b.counts(), (0, 2, 0));
         let mut hello = sealed(&mut a, &plain(Kind::Hello, 0, 0, b"")).unwrap();
         let again = hello.clone();
-        assert!(b.open(&mut hello).is_ok(), "control has numbers of its own");
-        assert_eq!(b.open(&mut again.clone()), Err(Refusal::Replayed));
+        assert!(b.open(NOW, &mut hello).is_ok(), "control has numbers of its own");
+        assert_eq!(b.open(NOW, &mut again.clone()), Err(Refusal::Replayed));
     }
 
     #[test]
@@ -148,9 +155,9 @@ mod tests {
         let (mut a, mut b) = pair();
         let honest = data(&mut a, 3);
         for number in [4_u32, 1_000_000, u32::MAX / 2, u32::MAX] {
-            assert!(b.open(&mut [plain(Kind::Data, 0, number, b""), vec![0; 16]].concat()).is_err());
+            assert!(b.open(NOW, &mut [plain(Kind::Data, 0, number, b""), vec![0; 16]].concat()).is_err());
         }
-        assert!(b.open(&mut honest.clone()).is_ok());
+        assert!(b.open(NOW, &mut honest.clone()).is_ok());
     }
 
     #[test]
@@ -194,19 +201,54 @@ mod tests {
         for _ in 0..7 {
             let late = data(&mut a, number);
             let newest = data(&mut a, number + 1);
-            assert!(b.open(&mut newest.clone()).is_ok(), "{number}");
-            assert!(b.open(&mut late.clone()).is_ok(), "{number}");
+            assert!(b.open(NOW, &mut newest.clone()).is_ok(), "{number}");
+            assert!(b.open(NOW, &mut late.clone()).is_ok(), "{number}");
             keys.insert(number >> EPOCH_BITS);
             number += step;
         }
         assert!(keys.len() >= 3, "{keys:?}");
         let border = 5_u32 << EPOCH_BITS;
         while number < border - 1 {
-            assert!(b.open(&mut data(&mut a, number)).is_ok(), "{number}");
+            assert!(b.open(NOW, &mut data(&mut a, number)).is_ok(), "{number}");
             number += step.min(border - 1 - number);
         }
         let (last, first) = (data(&mut a, border - 1), data(&mut a, border));
-        assert!(b.open(&mut first.clone()).is_ok() && b.open(&mut last.clone()).is_ok());
+        assert!(b.open(NOW, &mut first.clone()).is_ok() && b.open(NOW, &mut last.clone()).is_ok());
+    }
+
+    #[test]
+    fn a_path_that_was_dead_for_millions_of_numbers_is_heard_again() {
+        let (mut a, mut b) = pair();
+        let at = |ms| NOW + Duration::from_millis(ms);
+        assert!(b.open(at(5_000), &mut data(&mut a, 7)).is_ok());
+        let mut number = 8 + (3 << EPOCH_BITS);
+        let mut far = |ms, count| -> u32 {
+            let mut open = |number| u32::from(b.open(at(ms), &mut data(&mut a, number)).is_ok());
+            let opened = (number..number + count).map(&mut open).sum();
+            number += count;
+            opened
+        };
+        assert_eq!([far(5_001, 40), far(6_000, 40)], [0, 0], "something was opened a second ago");
+        assert_eq!([far(6_001, 40), far(6_001, 40)], [40, 40]);
+    }
+
+    #[test]
+    fn what_nobody_sealed_is_tried_ten_times_in_a_second_at_most_however_far_ahead_it_is() {
+        let (mut a, mut b) = pair();
+        assert!(b.open(NOW, &mut data(&mut a, 7)).is_ok());
+        let far = 7 + (3 << EPOCH_BITS);
+        let (honest, last) = (data(&mut a, 8), data(&mut a, far));
+        let at = |ms| NOW + Duration::from_secs(9) + Duration::from_millis(ms);
+        // From the second on one is tried at 1000 ms, at 1100 and at 1200.
+        for ms in (0..1_290).step_by(10) {
+            let mut made_up = [plain(Kind::Data, 0, far, b"gradients"), vec![0; TAG_BYTES]].concat();
+            assert!(b.open(at(ms), &mut made_up).is_err());
+        }
+        assert!(b.open(at(1_299), &mut last.clone()).is_err(), "not tried");
+        assert!(b.open(at(1_299), &mut honest.clone()).is_ok(), "nothing has moved");
+        assert!(b.open(at(1_300), &mut last.clone()).is_err(), "the path is not silent");
+        assert!(b.open(at(2_299), &mut last.clone()).is_err());
+        assert!(b.open(at(2_300), &mut last.clone()).is_ok());
     }
 
     #[test]
@@ -218,11 +260,11 @@ mod tests {
         while number < (1 << 32) + step {
             let datagram = data(&mut a, number as u32);
             first.get_or_insert_with(|| datagram.clone());
-            assert!(b.open(&mut datagram.clone()).is_ok(), "{number}");
+            assert!(b.open(NOW, &mut datagram.clone()).is_ok(), "{number}");
             number += step;
         }
         // Its number, zero, is behind the window in the next 2^32 as well, and under another key.
-        assert!(first.is_some_and(|mut first| b.open(&mut first).is_err()));
+        assert!(first.is_some_and(|mut first| b.open(NOW, &mut first).is_err()));
         assert_eq!(sealed(&mut a, &plain(Kind::Data, 0, 0, b"")), None, "zero was used, and so was 2^32");
     }
 
@@ -235,7 +277,7 @@ mod tests {
             let datagrams: Vec<Vec<u8>> = (0..200).map(|number| data(&mut a, number)).collect();
             let mut opened = HashSet::new();
             for index in order {
-                let outcome = b.open(&mut datagrams[index].clone()).is_ok();
+                let outcome = b.open(NOW, &mut datagrams[index].clone()).is_ok();
                 prop_assert_eq!(outcome, opened.insert(index));
             }
         }

@@ -5,7 +5,14 @@ use super::numbers::{epoch, extend, EPOCH_BITS};
 use super::replay::{ReplayWindow, Seen};
 use super::seal::{domain_of, low_number, NUMBER_AT, PATH_AT};
 use gradwire_core::wire::{HEADER_BYTES, TAG_BYTES};
+use gradwire_core::Timestamp;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// After so long without anything that opened, a number may be further ahead than is plausible: the path was dead meanwhile.
+const SILENT_AFTER: Duration = Duration::from_secs(1);
+/// So long after one such number was tried the next one may be: a key is derived for each, whoever made it up.
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Why a datagram was not opened. It has changed nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +41,30 @@ struct Space {
     window: ReplayWindow,
     /// Of the last even and odd epoch that a packet named.
     keys: [(u64, PacketKey); 2],
+    far: FarNumbers,
+}
+
+/// Numbers that are further ahead than is plausible. A path that is dead for hours while it is tried uses up millions of them.
+#[derive(Debug, Default)]
+struct FarNumbers {
+    /// The number that was expected when the first of them came, and when that was.
+    expected: u64,
+    since: Timestamp,
+    tried_at: Timestamp,
+}
+
+impl FarNumbers {
+    /// Whether another one may be tried, while `expected` is what comes next.
+    fn may_try(&mut self, now: Timestamp, expected: u64) -> bool {
+        if self.expected != expected {
+            (self.expected, self.since) = (expected, now);
+        }
+        let may = now.since(self.since) >= SILENT_AFTER && now.since(self.tried_at) >= BETWEEN_TRIES;
+        if may {
+            self.tried_at = now;
+        }
+        may
+    }
 }
 
 impl Opener {
@@ -44,6 +75,7 @@ impl Opener {
         let space = |path, domain| Space {
             window: ReplayWindow::new(),
             keys: [key(path, domain, 0), key(path, domain, 1)],
+            far: FarNumbers::default(),
         };
         let both = |path| [space(path, Domain::Data), space(path, Domain::Control)];
         let spaces = (0..paths).map(both).collect();
@@ -55,8 +87,12 @@ impl Opener {
     ///
     /// # Errors
     /// [`Refusal`]; what the buffer holds then is of no use.
-    pub(crate) fn open<'d>(&mut self, datagram: &'d mut [u8]) -> Result<&'d mut [u8], Refusal> {
-        let opened = self.try_open(datagram);
+    pub(crate) fn open<'d>(
+        &mut self,
+        now: Timestamp,
+        datagram: &'d mut [u8],
+    ) -> Result<&'d mut [u8], Refusal> {
+        let opened = self.try_open(now, datagram);
         match opened {
             Ok(_) => {}
             Err(Refusal::NotAuthentic) => self.not_authentic += 1,
@@ -76,7 +112,7 @@ impl Opener {
         self.replayed
     }
 
-    fn try_open(&mut self, datagram: &mut [u8]) -> Result<usize, Refusal> {
+    fn try_open(&mut self, now: Timestamp, datagram: &mut [u8]) -> Result<usize, Refusal> {
         if datagram.len() < HEADER_BYTES + TAG_BYTES {
             return Err(Refusal::NotAuthentic);
         }
@@ -88,16 +124,24 @@ impl Opener {
         if space.window.seen(number) == Seen::Yes {
             return Err(Refusal::Replayed);
         }
-        if !is_plausible(space.window.expected(), number) {
-            return Err(Refusal::NotAuthentic);
-        }
         let epoch = epoch(number);
-        let (present, key) = &mut space.keys[(epoch % 2) as usize];
-        if *present != epoch {
-            let place = KeyPlace { direction: self.direction, path, domain, epoch };
-            (*present, *key) = (epoch, self.secret.packet_key(self.cipher, place));
-        }
-        let body = key.open(number, header, sealed).ok_or(Refusal::NotAuthentic)?.len();
+        let place = KeyPlace { direction: self.direction, path, domain, epoch };
+        let expected = space.window.expected();
+        let body = if is_plausible(expected, number) {
+            let (present, key) = &mut space.keys[(epoch % 2) as usize];
+            if *present != epoch {
+                (*present, *key) = (epoch, self.secret.packet_key(self.cipher, place));
+            }
+            key.open(number, header, sealed).ok_or(Refusal::NotAuthentic)?.len()
+        } else if space.far.may_try(now, expected) {
+            // The keys in use stay until it is known that the peer has gone on.
+            let key = self.secret.packet_key(self.cipher, place);
+            let body = key.open(number, header, sealed).ok_or(Refusal::NotAuthentic)?.len();
+            space.keys[(epoch % 2) as usize] = (epoch, key);
+            body
+        } else {
+            return Err(Refusal::NotAuthentic);
+        };
         space.window.take(number);
         if domain == Domain::Control {
             // Control packets are not numbered above.
@@ -109,7 +153,8 @@ impl Opener {
 
 /// Whether a peer may have come so far. A flight is much smaller than half an epoch; with this bound a stranger's numbers
 /// cannot make the two keys be derived again and again: the next epoch's is only needed in the second half of the present
-/// one, and that of the one before, which has its place, only at the beginning.
+/// one, and that of the one before, which has its place, only at the beginning. What is beyond it is tried now and then
+/// ([`FarNumbers`]).
 fn is_plausible(expected: u64, number: u64) -> bool {
     number < expected.saturating_add(1 << (EPOCH_BITS - 1))
 }
