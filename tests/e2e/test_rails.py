@@ -1,4 +1,4 @@
-"""Two ranks with a link to each of two switches, one of which loses packets: real rails, by the lab that people use."""
+"""Two ranks with a link to each of two switches, one of which loses packets or takes none: real rails, by the lab."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def test_both_rails_are_used_and_the_gray_one_less(tmp_path: Path) -> None:
     assert sent[1] > 100_000, "the second rail was never used"
     # Without regard to loss two of the four paths, or three, would go over the second rail: half of the bytes at least.
     assert sent[1] < sent[0], sent
+
+
+def test_a_rail_that_takes_nothing_any_more_does_not_hold_up_the_other(tmp_path: Path) -> None:
+    def main() -> Outcome:
+        with Network(Layout(hosts=2, rails=2, switch="nft")) as network:
+            return launch("stuck_rail", 2, tmp_path, env=SETTINGS, spawn=network.spawn)
+
+    outcome = in_lab(tmp_path, main)
+    for check in checks_of("stuck_rail"):
+        outcome.require(check)

@@ -11,6 +11,7 @@ mod options;
 mod paths;
 mod plain;
 mod sending;
+mod stuck;
 #[cfg(test)]
 mod tests;
 
@@ -76,7 +77,7 @@ pub(crate) struct SendCounts {
     pub(crate) datagrams: u64,
     /// Bytes of them.
     pub(crate) bytes: u64,
-    /// Datagrams that it refused: lost like on the way.
+    /// Datagrams that it refused, or that were for a stuck socket: lost like on the way.
     pub(crate) refused: u64,
     /// Times that its buffer was full.
     pub(crate) blocked: u64,

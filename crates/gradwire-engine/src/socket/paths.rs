@@ -4,8 +4,11 @@
 //! all paths end at the one published port. What goes over a path is collected in that path's batch: datagrams that
 //! alternate between paths still reach the kernel as one run for each path, and segmentation offload joins them. The
 //! price of P paths is P system calls for a burst instead of one, each with a P-th of the segments.
+//!
+//! While a socket is blocked nothing is added for any path, but no longer than until it counts as stuck ([`super::stuck`]).
 
 use super::sending::{SendingThread, WakeUp};
+use super::stuck::{any_open, Flow};
 use super::{
     bind, Batch, BindOptions, Bound, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
     SharedSeal,
@@ -13,7 +16,7 @@ use super::{
 use crate::{EngineError, EngineStats};
 use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Calls for what has arrived before anything is sent, while each is full. What came together is answered together, in fuller messages and fewer
 /// acknowledgements; with more of them the first of what came are out of the caches again when they are sent on, and their senders wait.
@@ -25,7 +28,7 @@ const OTHERS_EVERY: u32 = 64;
 struct PathSocket {
     socket: BoundSocket,
     batch: Batch,
-    blocked: bool,
+    flow: Flow,
     /// Something may have come to it.
     readable: bool,
 }
@@ -107,7 +110,7 @@ impl PathSockets {
 
     /// Whether a kernel buffer is full, or all batches are on their way: nothing may be added until [`PathSockets::send`] has succeeded.
     pub(crate) fn is_blocked(&mut self) -> bool {
-        self.paths.iter().any(|path| path.blocked) || !self.has_spare()
+        self.paths.iter().any(|path| path.flow.is_blocked()) || !self.has_spare()
     }
 
     /// Whether it is blocked still, for the thread that is about to sleep: from now on it will be woken when the sending thread has room
@@ -115,7 +118,7 @@ impl PathSockets {
     pub(crate) fn stays_blocked(&mut self) -> bool {
         let paths = self.paths.len();
         let awaits = self.sending.as_mut().is_some_and(|sending| sending.is_to_be_awaited(paths));
-        awaits || self.paths.iter().any(|path| path.blocked)
+        awaits || self.paths.iter().any(|path| path.flow.is_blocked())
     }
 
     fn has_spare(&mut self) -> bool {
@@ -131,8 +134,9 @@ impl PathSockets {
     /// # Safety
     /// The bytes of `payload` must stay valid until [`PathSockets::send`], which must succeed, since it is only called where nothing is blocked.
     pub(crate) unsafe fn push(&mut self, path: usize, to: (RawAddress, u8), head: &[u8], payload: &[u8]) {
+        let Some(batch) = self.batch(path, 1) else { return };
         // SAFETY: `send` hands the batch to the kernel or copies what is left of it.
-        unsafe { self.batch(path).push(to, head, payload) };
+        unsafe { batch.push(to, head, payload) };
     }
 
     /// The same for each packet of a run; see [`Batch::push_run`].
@@ -149,8 +153,9 @@ impl PathSockets {
         run: &TransmitRun,
         payload: &[u8],
     ) {
+        let Some(batch) = self.batch(path, run.count) else { return };
         // SAFETY: as in `push`.
-        unsafe { self.batch(path).push_run(to, run, payload) };
+        unsafe { batch.push_run(to, run, payload) };
     }
 
     /// The same for a datagram that is sealed; see [`Batch::push_sealed`].
@@ -164,7 +169,8 @@ impl PathSockets {
         (head, payload): (&[u8], &[u8]),
         seal: &SharedSeal,
     ) {
-        self.batch(path).push_sealed(to, head, payload, seal);
+        let Some(batch) = self.batch(path, 1) else { return };
+        batch.push_sealed(to, head, payload, seal);
     }
 
     /// The same for each packet of a run; see [`Batch::push_sealed_run`].
@@ -178,12 +184,22 @@ impl PathSockets {
         (run, payload): (&TransmitRun, &[u8]),
         seal: &SharedSeal,
     ) {
-        self.batch(path).push_sealed_run(to, run, payload, seal);
+        let Some(batch) = self.batch(path, run.count) else { return };
+        batch.push_sealed_run(to, run, payload, seal);
     }
 
-    fn batch(&mut self, path: usize) -> &mut Batch {
+    /// For so many datagrams of a path; `None`: its socket is stuck, and they are lost.
+    fn batch(&mut self, path: usize, datagrams: usize) -> Option<&mut Batch> {
         let path = if path < self.paths.len() { path } else { 0 };
-        &mut self.paths[path].batch
+        let path = &mut self.paths[path];
+        if path.flow.is_stuck() {
+            path.flow.look(Instant::now(), path.socket.fd());
+        }
+        if path.flow.is_stuck() {
+            self.counts.refused += datagrams as u64;
+            return None;
+        }
+        Some(&mut path.batch)
     }
 
     /// Datagrams that wait for a path.
@@ -207,14 +223,36 @@ impl PathSockets {
             match &mut self.sending {
                 Some(sending) if sending.takes(&path.batch) => {
                     sending.hand_over(place, &mut path.batch);
-                    path.blocked = false;
+                    path.flow = Flow::Open;
                 }
                 _ => {
                     self.counts.seals_refused += path.batch.seal();
-                    let outcome = path.socket.send(&mut path.batch, &mut self.counts);
-                    path.blocked = outcome == SendOutcome::Blocked;
+                    let waiting = path.batch.slots().len();
+                    match path.socket.send(&mut path.batch, &mut self.counts) {
+                        SendOutcome::Sent => path.flow = Flow::Open,
+                        SendOutcome::Blocked => {
+                            path.flow.on_full(Instant::now(), path.batch.slots().len() < waiting);
+                        }
+                    }
                 }
             }
+        }
+        self.give_up_stuck();
+    }
+
+    /// Drops what waits for sockets that are stuck, if there is another one.
+    fn give_up_stuck(&mut self) {
+        if self.paths.len() == 1 || !self.paths.iter().any(|path| path.flow.is_blocked()) {
+            return;
+        }
+        let now = Instant::now();
+        if !any_open(self.paths.iter_mut().map(|path| (&mut path.flow, path.socket.fd())), now) {
+            return;
+        }
+        for path in self.paths.iter_mut().filter(|path| path.flow.is_overdue(now)) {
+            path.flow = Flow::Stuck(now);
+            self.counts.refused += path.batch.slots().len() as u64;
+            path.batch.clear();
         }
     }
 
@@ -244,7 +282,8 @@ impl PathSockets {
         more
     }
 
-    /// Waits until a socket is readable (or writable, if it is blocked), `wake` is readable, or `timeout` has passed.
+    /// Waits until a socket is readable (or writable, if it is blocked), `wake` is readable, or `timeout` has passed, or for as long as a
+    /// blocked one among several has until it is stuck.
     /// Whether `wake` is readable.
     pub(crate) fn poll(&mut self, wake: RawFd, timeout: Option<Duration>) -> bool {
         let none = libc::pollfd { fd: -1, events: 0, revents: 0 };
@@ -253,9 +292,11 @@ impl PathSockets {
         // What is blocked for want of batches as well cannot be sent yet, however writable.
         let has_spare = self.has_spare();
         for (slot, path) in fds[1..].iter_mut().zip(&self.paths) {
-            let events = if path.blocked && has_spare { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
+            let events =
+                if path.flow.is_blocked() && has_spare { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
             *slot = libc::pollfd { fd: path.socket.fd(), events, revents: 0 };
         }
+        let timeout = timeout.into_iter().chain(self.rest()).min();
         let timeout = timeout.map(|timeout| libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -269,10 +310,19 @@ impl PathSockets {
         }
         fds[0].revents != 0
     }
+
+    /// How long until a blocked socket among several is to be looked at again.
+    fn rest(&self) -> Option<Duration> {
+        if self.paths.len() == 1 || !self.paths.iter().any(|path| path.flow.is_blocked()) {
+            return None;
+        }
+        let now = Instant::now();
+        self.paths.iter().filter_map(|path| path.flow.rest(now)).min()
+    }
 }
 
 impl PathSocket {
     fn new(socket: BoundSocket) -> Self {
-        Self { socket, batch: Batch::new(), blocked: false, readable: false }
+        Self { socket, batch: Batch::new(), flow: Flow::Open, readable: false }
     }
 }

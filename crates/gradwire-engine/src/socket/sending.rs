@@ -15,8 +15,10 @@
 //!
 //! Batches are copies of what they send, because nobody knows when they are sent, and tensors are given back meanwhile.
 //! There are few, so that what the network thread decides is sent soon: with two on their way the socket counts as blocked.
+//! One that a stuck socket does not take is dropped where others wait behind it ([`super::stuck`]).
 //! The kernel gets datagrams in the order in which they were pushed.
 
+use super::stuck::{any_open, Flow};
 use super::{Batch, Outlet, SendCounts, SendOutcome};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,6 +83,7 @@ impl SendingThread {
         let (jobs, to_do) = sync_channel(batches);
         let (finished, done) = sync_channel(batches);
         let signs = Arc::new(Signs::default());
+        let outlets = outlets.into_iter().map(|outlet| (outlet, Flow::Open)).collect();
         let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
         let builder = std::thread::Builder::new().name("gradwire-send".to_owned());
         let thread = builder.spawn(move || worker.run()).ok()?;
@@ -162,7 +165,7 @@ impl Drop for SendingThread {
 
 /// The thread's own end.
 struct Worker {
-    outlets: Vec<Box<dyn Outlet>>,
+    outlets: Vec<(Box<dyn Outlet>, Flow)>,
     to_do: Receiver<Job>,
     finished: SyncSender<Job>,
     wake_up: WakeUp,
@@ -209,20 +212,47 @@ impl Worker {
     }
 
     fn send(&mut self, job: &mut Job) {
-        let outlet = &mut self.outlets[job.path];
-        while outlet.send(&mut job.batch, &mut job.counts) == SendOutcome::Blocked {
+        loop {
+            let (outlet, flow) = &mut self.outlets[job.path];
+            let waiting = job.batch.slots().len();
+            if outlet.send(&mut job.batch, &mut job.counts) == SendOutcome::Sent {
+                *flow = Flow::Open;
+                return;
+            }
             if self.signs.is_closing.load(Ordering::Relaxed) {
                 return job.batch.clear();
             }
-            wait_writable(outlet.fd(), BLOCKED_WAIT);
+            let (fd, now) = (outlet.fd(), Instant::now());
+            flow.on_full(now, job.batch.slots().len() < waiting);
+            if self.gives_up(job.path, now) {
+                job.counts.refused += job.batch.slots().len() as u64;
+                return job.batch.clear();
+            }
+            wait_writable(fd, BLOCKED_WAIT);
         }
+    }
+
+    /// Whether what is for a path is dropped: it is stuck, and batches of others wait behind it.
+    fn gives_up(&mut self, path: usize, now: Instant) -> bool {
+        let flow = self.outlets[path].1;
+        if !flow.is_stuck() && !flow.is_overdue(now) {
+            return false;
+        }
+        let others = self.outlets.iter_mut().enumerate().filter(|(place, _)| *place != path);
+        let is_alone = !any_open(others.map(|(_, (outlet, flow))| (flow, outlet.fd())), now);
+        if !is_alone {
+            self.outlets[path].1 = Flow::Stuck(now);
+        }
+        !is_alone
     }
 }
 
-fn wait_writable(fd: RawFd, timeout: Duration) {
+/// Whether a socket has room. Waits for it, but no longer than this.
+pub(super) fn wait_writable(fd: RawFd, timeout: Duration) -> bool {
     let mut fd = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
     // SAFETY: one live entry. An interruption or an error is as good as a timeout: sending is tried again.
     unsafe { libc::poll(&raw mut fd, 1, timeout.as_millis() as libc::c_int) };
+    fd.revents & libc::POLLOUT != 0
 }
 
 #[cfg(test)]
