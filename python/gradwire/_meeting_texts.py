@@ -43,7 +43,7 @@ class Texts:
             raise NoRequestError(f"more than {self._keys_max} keys")
         self._room.take(len(text) - (-len(key) if before is None else len(before)))
         self._texts[key] = text
-        self._wake(self._awaited.pop(key, set()))
+        _wake(self._awaited.pop(key, set()))
 
     def set_once(self, key: str, text: str) -> None:
         """Writes if nothing is there yet."""
@@ -84,10 +84,10 @@ class Texts:
     def let_go(self) -> None:
         """Ends all waits: it is over."""
         for waiting in self._awaited.values():
-            self._wake(waiting)
+            _wake(waiting)
 
-    @staticmethod
-    def _wake(waiting: set[asyncio.Future[None]]) -> None:
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
+
+def _wake(waiting: set[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire._board import Board
 from launch import Outcome, checks_of, launch
 
 
@@ -103,6 +104,7 @@ def forge_rank_1(store: Any) -> None:
     record["connections"] = list(reversed(record["connections"]))
     entry.update(rank=1, host="nowhere", pid=1, record=json.dumps(record))
     store.set("gradwire/1/1", json.dumps(entry))
+    Board(store, "gradwire/1", 1, 2).wait_for_readers(20.0, 20.0)
 
 
 @pytest.mark.parametrize(
