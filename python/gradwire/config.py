@@ -112,7 +112,8 @@ class Config:
         "that may be missing. Above 0 the ranks' results may differ from each other; a model's parameters until `resynchronize`. "
         "Only for `mlt`, `dlcp` and `ultima`, whose papers lose results too; the others keep replicas identical. 0: replicas stay "
         "identical under these as well. No more than `loss_bound` counts. Unset: the preset's, which is `loss_bound` for `mlt`, for `dlcp` "
-        "0.01 and at most a tenth of `loss_bound`, and for `ultima` whatever its timeouts leave, with nothing sent again.", low=0.0, high=0.5, optional=True, everywhere=True)
+        "0.01 and at most a tenth of `loss_bound`, and for `ultima` whatever its timeouts leave, with nothing sent again.",
+        low=0.0, high=0.5, optional=True, everywhere=True)
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it, or where no rank's values reached a "
         "dedicated server: zero (for a gradient: the parameter keeps its value of the iteration before), the previous result, or what "
         "this rank's contribution alone would give. `previous` with DDP keeps the latest average of each bucket, one more copy of the "
