@@ -33,6 +33,10 @@ RANKS_MAX = 16_384
 # within half a minute. That is for trouble while others are missing: once all are there, all are read.
 LOOKS = 16
 
+# So often a rank that reads for long says how far it is. One that has got no further for so long has ended, or hangs.
+TELLS_EVERY_S = 1.0
+STUCK_S = 30.0
+
 
 class RunsAlready(Exception):
     """The members of a group that runs have said so, while this rank waited to form another one."""
@@ -69,6 +73,7 @@ class Board:
         self.is_servers = False
         self.started: float | None = None
         self._next_look = 0
+        self._tells_at: float | None = None
 
     @property
     def address(self) -> str:
@@ -104,6 +109,7 @@ class Board:
             here = self._here(missing, self._world_size if is_last else LOOKS)
             for other in here:
                 entries[other] = self._checked(other, self._entry_of(other))
+                self._tell_progress(len(entries))
             if not here:
                 self._look_for_a_group()
                 self._look_for_a_note()
@@ -165,7 +171,8 @@ class Board:
         """Waits until every rank has collected the entries: from then on each has `connect_s` for the packets of the others.
 
         Entries of many ranks are large, and one rank may be next to the Store and another one behind a slow link. So the wait is as long
-        as that for ranks to appear, and one in which they can connect where that is nearly over.
+        as that for ranks to appear, and one in which they can connect where that is nearly over; but not for a rank that reads nothing
+        more, as it has ended after it had published its own.
 
         Args:
             timeout_s: of the group.
@@ -180,20 +187,42 @@ class Board:
         self._store.set(self._read_key(self.rank), "1")
         if self._store.add(f"{self._prefix}/read", 1) == self._world_size:
             self._store.set(self._read_key("all"), "1")
-        warns_at = started + connect_s
+        looks_at, before = started + connect_s, dict[int, Any]()
         while not self._store.check([self._read_key("all")]) and not self._is_formed():
             self._look_for_a_note()
             now = time.monotonic()
-            if now >= min(warns_at, end):
-                reading = [r for r in range(self._world_size) if not self._store.check([self._read_key(r)])]
+            if now >= min(looks_at, end):
+                reading = {rank: self._progress_of(rank) for rank in self._still_reading(range(self._world_size))}
+                stuck = [rank for rank, progress in reading.items() if before.get(rank) == progress]
                 if not reading:
                     return
-                if now >= end:
-                    raise self._did_not_read(reading, now - started)
+                if stuck or now >= end:
+                    raise self._did_not_read(stuck or list(reading), now - started)
                 names = ", ".join(map(str, reading))
                 logger.warning("rank %d waits for rank(s) %s, which have not read all records yet", self.rank, names)
-                warns_at = end
-            pause(self._store, self._read_key("all"), min(warns_at, end) - now)
+                looks_at, before = now + max(connect_s, STUCK_S), reading
+            pause(self._store, self._read_key("all"), min(looks_at, end) - now)
+
+    def _still_reading(self, ranks: Sequence[int]) -> list[int]:
+        """Of these, those that have not read all entries: by halves, so that a few of many take a few requests."""
+        if self._store.check([self._read_key(rank) for rank in ranks]):
+            return []
+        if len(ranks) == 1:
+            return list(ranks)
+        half = len(ranks) // 2
+        return self._still_reading(ranks[:half]) + self._still_reading(ranks[half:])
+
+    def _tell_progress(self, records: int) -> None:
+        """Every second or so while this rank reads: who waits for it sees that it is alive."""
+        now = time.monotonic()
+        if self._tells_at is None or now >= self._tells_at:
+            if self._tells_at is not None:
+                self._store.set(self._progress_key(self.rank), str(records))
+            self._tells_at = now + TELLS_EVERY_S
+
+    def _progress_of(self, rank: int) -> Any:
+        key = self._progress_key(rank)
+        return self._store.get(key) if self._store.check([key]) else ""
 
     @tells_of_a_failed_store
     def confirm(self, timeout_s: float) -> None:
@@ -275,6 +304,9 @@ class Board:
 
     def _read_key(self, who: int | str) -> str:
         return f"{self._prefix}/read/{who}"
+
+    def _progress_key(self, rank: int) -> str:
+        return f"{self._prefix}/reading/{rank}"
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"

@@ -588,6 +588,6 @@ def _text(request: dict[str, Any], name: str) -> str:
 
 def _keys(request: dict[str, Any]) -> list[str]:
     keys = request.get("keys")
-    if not isinstance(keys, list):
-        raise NoRequestError("keys are no list")
+    if not isinstance(keys, list) or len(keys) > KEYS_AT_ONCE:
+        raise NoRequestError(f"keys are no list of at most {KEYS_AT_ONCE}")
     return [_text({"key": key}, "key") for key in keys]

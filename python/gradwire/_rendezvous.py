@@ -8,11 +8,12 @@ because the server processes know no prefix of torch's; they are numbered behind
 
 Keys, below the prefix that torch gives each group: on torch's Store rank 0 counts rounds (a destroyed group may be formed again under the
 same name) and calls the others into them (`_calling.py`); on a board without torch `gradwire/rounds/<rank>` counts how often a rank has
-formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/read` counts the ranks that have read all of them,
-`gradwire/<round>/read/<rank>` is there for each that has, and `gradwire/<round>/read/all` once all have; `gradwire/<round>/joined` counts
-the ranks that reached all others; `gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with
-`on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves
-anew, the members say which group that is (`_heritage.py`).
+formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/read` counts the ranks that have read all of
+them, `gradwire/<round>/read/<rank>` is there for each that has, `gradwire/<round>/reading/<rank>` says how far one is that takes long,
+and `gradwire/<round>/read/all` is there once all have; `gradwire/<round>/joined` counts the ranks that reached all others;
+`gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with `on_peer_loss="continue"` runs joins it
+(`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew, the members say which group that is
+(`_heritage.py`).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ from gradwire.errors import (
 
 logger = logging.getLogger("gradwire")
 
+# Who begins anew, in a round with others, has so long at least: with less it would give up while they could still form a group.
+AGAIN_MIN = timedelta(seconds=30)
 # Below this dedicated servers and their workers meet.
 SERVED = "gradwire-served"
 
@@ -133,6 +136,7 @@ def form_group(store: Any, place: Place) -> Formed:
         GradwireError: this rank could not start.
     """
     end, servers = time.monotonic() + place.timeout.total_seconds(), _dedicated_servers(place)
+    shortest = min(place.timeout, AGAIN_MIN)
     while True:
         try:
             if not servers:
@@ -143,7 +147,7 @@ def form_group(store: Any, place: Place) -> Formed:
             logger.info("rank %d: the group that ran has no members left, and who comes forms another one", place.rank)
         except CalledAgain:
             logger.info("rank %d: rank 0 has begun another round and calls this rank anew", place.rank)
-        place = replace(place, timeout=timedelta(seconds=max(end - time.monotonic(), POLL_MIN_S)))
+        place = replace(place, timeout=max(timedelta(seconds=end - time.monotonic()), shortest))
 
 
 def _form_or_join(store: Any, place: Place) -> Formed:
@@ -352,7 +356,7 @@ def _form(
         entries = board.collect(timeout_s)
     with _concluding(board):
         compare_settings(entries, rank)
-    with _noting(board):
+    with _noting(board), _concluding(board):
         board.wait_for_readers(timeout_s, connect_s)
     with _concluding(board):
         group = pending.join([entries[other]["record"] for other in sorted(entries)], connect_s)
@@ -382,5 +386,6 @@ def _concluding(board: Board) -> Iterator[None]:
     try:
         yield
     except GradwireError as error:
-        board.conclude(_told(error))
+        with _telling():
+            board.conclude(_told(error))
         raise

@@ -10,10 +10,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire import _board
 from gradwire._board import Board
 from gradwire._calling import Caller
 from gradwire._meeting import MeetingServer, MeetingStore
@@ -143,11 +145,61 @@ def test_a_rank_that_never_reads_is_named_when_the_time_of_the_group_is_over() -
     board = publish(store, 1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(read, Board(store, PREFIX, 0, WORLD_SIZE), 0.5, 0.1)
+        store.wait([f"{PREFIX}/read/0"], timedelta(seconds=PATIENCE_S))
         with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read") as caught:
             read(board, 0.5, 0.1)
         assert caught.value.ranks == [SLOW]
         with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read"):
             first.result(PATIENCE_S)
+
+
+def test_a_rank_that_ended_before_it_had_read_is_named_long_before_the_time_of_the_group_is_over(
+    others: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_board, "STUCK_S", 0.0)
+    store = HashStore()
+    boards = [publish(store, rank) for rank in (0, 1, SLOW)]
+    first = others.submit(read, boards[0])
+    store.wait([f"{PREFIX}/read/0"], timedelta(seconds=PATIENCE_S))
+    with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read"):
+        read(boards[1])
+    with pytest.raises(MissingRankError):
+        first.result(PATIENCE_S)
+
+
+class GoesOn(PartOfStore):
+    """A Store on which a rank that reads for long is always further than before."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__(store, "")
+        self.looks = 0
+
+    def check(self, keys: list[str]) -> bool:
+        return keys == [f"{PREFIX}/reading/{SLOW}"] or bool(super().check(keys))
+
+    def get(self, key: str) -> Any:
+        if key != f"{PREFIX}/reading/{SLOW}":
+            return super().get(key)
+        self.looks += 1
+        return str(self.looks)
+
+
+def test_a_rank_that_goes_on_reading_is_waited_for(
+    others: ThreadPoolExecutor, warned: queue.Queue[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_board, "STUCK_S", 0.0)
+    monkeypatch.setattr(_board, "TELLS_EVERY_S", 0.0)
+    store = HashStore()
+    slow, waits = publish(store, SLOW), publish(GoesOn(store), 1)
+    Board(store, PREFIX, 0, WORLD_SIZE).publish({"record": "", "settings": {}})
+    store.set(f"{PREFIX}/read/0", "1")
+    store.add(f"{PREFIX}/read", 1)
+    future = others.submit(read, waits)
+    for _ in range(4):
+        assert f"rank(s) {SLOW}, which have not read" in warned.get(timeout=PATIENCE_S).getMessage()
+    read(slow)
+    future.result(PATIENCE_S)
+    assert store.check([f"{PREFIX}/reading/{SLOW}"]), "it has said how far it was"
 
 
 def test_who_waits_for_readers_hears_that_rank_0_has_given_up(
@@ -183,7 +235,7 @@ def test_who_waits_for_readers_hears_why_a_rank_could_not_connect(
 def test_a_group_is_formed_with_a_rank_that_reads_longer_than_the_time_to_connect(tmp_path: Path) -> None:
     port, pipe = free_port(), str(tmp_path / "pipe")
     os.mkfifo(pipe)
-    first = form(0, 2, port, GRADWIRE_CONNECT_TIMEOUT_S="0.5")
+    first = form(0, 2, port, GRADWIRE_CONNECT_TIMEOUT_S="5")
     slow = start(["-c", SLOW_FORM, "60"], 1, 2, port, PIPE=pipe)
     assert first.stdout is not None
     told = first.stdout.readline()

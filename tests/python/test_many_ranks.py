@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,8 +74,9 @@ def test_who_waits_on_a_board_is_not_woken_by_what_others_write(served: tuple[Me
             waits = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
             waits.sendall(_meeting._frame({"gradwire": 1, "rank": None, "nonce": ""}))
             waits.sendall(_meeting._frame({"op": "wait", "key": "never", "timeout_s": 30.0}))
+        end = time.monotonic() + PATIENCE_S
         while len(server._texts._awaited.get("never", ())) < WORLD_SIZE:
-            pass
+            assert time.monotonic() < end, "not all wait"
         writes = stack.enter_context(contextlib.closing(MeetingStore("127.0.0.1", port, 0, PATIENCE_S)))
         call_soon = server._loop.call_soon
 

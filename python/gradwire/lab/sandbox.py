@@ -99,12 +99,12 @@ def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
     leader = os.fork()
     if leader == 0:
         _in_child(lambda: _lead(main))
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(leader, signal.SIGTERM))
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == leader:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+    with _terminating(leader):
+        while True:
+            ended, status = os.waitpid(-1, 0)
+            if ended == leader:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
 
 
 def _lead(main: Callable[[], int]) -> int:
