@@ -130,7 +130,7 @@ METRICS: tuple[Metric, ...] = (
         "engine",
         "send_refused_datagrams",
         "send_refused",
-        "Datagrams that the kernel refused: no route, firewall, too large, or a device that takes nothing.",
+        "Datagrams that the kernel refused: no route, firewall, too large, or one of several cards that takes nothing.",
     ),
     _counter("engine", "send_blocked", "send_blocked", "Times that the kernel's send buffer was full."),
     _counter(

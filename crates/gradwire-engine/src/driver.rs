@@ -79,7 +79,7 @@ impl Driver {
         prepare_thread(shared.local.config.urgency);
         let mut driver = Self {
             shared: Arc::clone(&shared),
-            sockets: PathSockets::new(first, further),
+            sockets: PathSockets::new(first, further, &shared.local.sources),
             origin: shared.origin,
             clock: Clock::at(shared.origin),
             now: Timestamp::ZERO,

@@ -113,6 +113,10 @@ impl SendCounts {
 pub(crate) trait Outlet: Send {
     /// For polling.
     fn fd(&self) -> RawFd;
+    /// What the kernel has taken and not sent yet, in its own measure; 0 where it does not say.
+    fn unsent_bytes(&self) -> usize {
+        sending::unsent_bytes(self.fd())
+    }
     /// Sends the batch; afterwards it holds no pointer into a tensor.
     fn send(&mut self, batch: &mut Batch, counts: &mut SendCounts) -> SendOutcome;
 }

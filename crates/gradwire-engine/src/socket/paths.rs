@@ -8,11 +8,12 @@
 //! While a socket is blocked nothing is added for any path, but no longer than until it counts as stuck ([`super::stuck`]).
 
 use super::sending::{SendingThread, WakeUp};
-use super::stuck::{any_open, Flow};
+use super::stuck::{any_open, Flow, Standstill};
 use super::{
     bind, Batch, BindOptions, Bound, DatagramSocket, Message, Outlet, RawAddress, SendCounts, SendOutcome,
     SharedSeal,
 };
+use crate::interfaces::Source;
 use crate::{EngineError, EngineStats};
 use gradwire_core::{TransmitRun, PATHS_MAX};
 use std::os::fd::RawFd;
@@ -38,6 +39,7 @@ pub(crate) struct PathSockets {
     paths: Vec<PathSocket>,
     /// Sends large batches, where it was started.
     sending: Option<SendingThread>,
+    standstill: Standstill,
     /// What was sent since it was last told.
     counts: SendCounts,
     /// Calls of `receive`.
@@ -71,10 +73,11 @@ impl PathSockets {
         Ok(BoundPaths { first, further: sockets, ports })
     }
 
-    /// On the network thread: batches point into tensors.
-    pub(crate) fn new(first: BoundSocket, further: Vec<BoundSocket>) -> Self {
+    /// On the network thread: batches point into tensors. `sources` are the local addresses from which they send.
+    pub(crate) fn new(first: BoundSocket, further: Vec<BoundSocket>, sources: &[Source]) -> Self {
         let paths = std::iter::once(first).chain(further).map(PathSocket::new).collect();
-        Self { paths, sending: None, counts: SendCounts::default(), turn: 0 }
+        let standstill = Standstill::new(sources);
+        Self { paths, sending: None, standstill, counts: SendCounts::default(), turn: 0 }
     }
 
     /// From now on a thread of its own sends what is large, where the sockets are of that form and the system starts one; it calls
@@ -86,7 +89,7 @@ impl PathSockets {
         assert!(self.is_empty(), "datagrams wait in batches that do not copy");
         let outlets = self.paths.iter().map(|path| path.socket.another_outlet());
         let Some(outlets) = outlets.collect::<Option<Vec<Box<dyn Outlet>>>>() else { return false };
-        self.sending = SendingThread::start(outlets, wake_up);
+        self.sending = SendingThread::start(outlets, wake_up, self.standstill.clone());
         if self.sending.is_some() {
             self.paths.iter_mut().for_each(|path| path.batch = Batch::copying());
         }
@@ -242,10 +245,15 @@ impl PathSockets {
 
     /// Drops what waits for sockets that are stuck, if there is another one.
     fn give_up_stuck(&mut self) {
-        if self.paths.len() == 1 || !self.paths.iter().any(|path| path.flow.is_blocked()) {
+        if !self.may_be_stuck() {
             return;
         }
         let now = Instant::now();
+        let is_reached =
+            self.standstill.is_reached(self.paths.iter().map(|path| path.socket.unsent_bytes()), now);
+        if !is_reached || !self.paths.iter().any(|path| path.flow.is_overdue(now)) {
+            return;
+        }
         if !any_open(self.paths.iter_mut().map(|path| (&mut path.flow, path.socket.fd())), now) {
             return;
         }
@@ -254,6 +262,13 @@ impl PathSockets {
             self.counts.refused += path.batch.slots().len() as u64;
             path.batch.clear();
         }
+    }
+
+    /// Whether one of several is blocked, and not all for the same cause.
+    fn may_be_stuck(&self) -> bool {
+        self.paths.len() > 1
+            && self.standstill.is_possible()
+            && self.paths.iter().any(|path| path.flow.is_blocked())
     }
 
     /// What was sent since the last call.
@@ -313,7 +328,7 @@ impl PathSockets {
 
     /// How long until a blocked socket among several is to be looked at again.
     fn rest(&self) -> Option<Duration> {
-        if self.paths.len() == 1 || !self.paths.iter().any(|path| path.flow.is_blocked()) {
+        if !self.may_be_stuck() {
             return None;
         }
         let now = Instant::now();

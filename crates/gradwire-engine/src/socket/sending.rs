@@ -18,7 +18,7 @@
 //! One that a stuck socket does not take is dropped where others wait behind it ([`super::stuck`]).
 //! The kernel gets datagrams in the order in which they were pushed.
 
-use super::stuck::{any_open, Flow};
+use super::stuck::{any_open, Flow, Standstill};
 use super::{Batch, Outlet, SendCounts, SendOutcome};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,14 +77,18 @@ impl SendingThread {
     /// Starts it with an outlet for each path. `None`: the system starts no more threads.
     ///
     /// It has signals, urgency and timers of the thread that starts it.
-    pub(crate) fn start(outlets: Vec<Box<dyn Outlet>>, wake_up: WakeUp) -> Option<Self> {
+    pub(super) fn start(
+        outlets: Vec<Box<dyn Outlet>>,
+        wake_up: WakeUp,
+        standstill: Standstill,
+    ) -> Option<Self> {
         // One for each path may be handed over at once.
         let batches = SPARE - 1 + outlets.len();
         let (jobs, to_do) = sync_channel(batches);
         let (finished, done) = sync_channel(batches);
         let signs = Arc::new(Signs::default());
         let outlets = outlets.into_iter().map(|outlet| (outlet, Flow::Open)).collect();
-        let mut worker = Worker { outlets, to_do, finished, wake_up, signs: Arc::clone(&signs) };
+        let mut worker = Worker { outlets, to_do, finished, wake_up, standstill, signs: Arc::clone(&signs) };
         let builder = std::thread::Builder::new().name("gradwire-send".to_owned());
         let thread = builder.spawn(move || worker.run()).ok()?;
         Some(Self {
@@ -166,6 +170,7 @@ impl Drop for SendingThread {
 /// The thread's own end.
 struct Worker {
     outlets: Vec<(Box<dyn Outlet>, Flow)>,
+    standstill: Standstill,
     to_do: Receiver<Job>,
     finished: SyncSender<Job>,
     wake_up: WakeUp,
@@ -234,8 +239,10 @@ impl Worker {
 
     /// Whether what is for a path is dropped: it is stuck, and batches of others wait behind it.
     fn gives_up(&mut self, path: usize, now: Instant) -> bool {
-        let flow = self.outlets[path].1;
-        if !flow.is_stuck() && !flow.is_overdue(now) {
+        let unsent = self.outlets.iter().map(|(outlet, _)| outlet.unsent_bytes());
+        let (is_reached, flow) = (self.standstill.is_reached(unsent, now), self.outlets[path].1);
+        let takes_nothing = flow.is_stuck() || is_reached && flow.is_overdue(now);
+        if !takes_nothing {
             return false;
         }
         let others = self.outlets.iter_mut().enumerate().filter(|(place, _)| *place != path);
@@ -253,6 +260,14 @@ pub(super) fn wait_writable(fd: RawFd, timeout: Duration) -> bool {
     // SAFETY: one live entry. An interruption or an error is as good as a timeout: sending is tried again.
     unsafe { libc::poll(&raw mut fd, 1, timeout.as_millis() as libc::c_int) };
     fd.revents & libc::POLLOUT != 0
+}
+
+/// What waits in the buffer of a socket, in the kernel's own measure; 0 where it does not say.
+pub(super) fn unsent_bytes(fd: RawFd) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes one integer, which is live.
+    let failed = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &raw mut bytes) };
+    usize::try_from(bytes).ok().filter(|_| failed == 0).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -298,7 +313,7 @@ mod tests {
         let ((orders, ordered), (took, taken), (wake, woken)) = (channel(), channel(), channel());
         let outlet = Box::new(Told { taken: took, orders: ordered });
         let wake_up = Box::new(move || _ = wake.send(()));
-        let sending = SendingThread::start(vec![outlet], wake_up).expect("a thread");
+        let sending = SendingThread::start(vec![outlet], wake_up, Standstill::new(&[])).expect("a thread");
         Bench { sending, orders, taken, woken }
     }
 

@@ -5,12 +5,19 @@
 //! what is for a socket that has taken nothing for a while is lost as on the way, and the transport finds out which path is bad.
 //!
 //! ```text
-//!   OPEN --buffer full--> BLOCKED --nothing taken for 100 ms, another one open--> STUCK
-//!     ^---all was taken------'                                                      |
-//!     '------------------------half of the buffer is free---------------------------'
+//!   OPEN --buffer full--> BLOCKED --standstill for 100 ms, another one has room--> STUCK
+//!     ^---all was taken------'                                                       |
+//!     '------------------------half of the buffer is free----------------------------'
 //! ```
+//!
+//! One that is only slow must not lose anything. Paths may share a card, and there what one socket has handed over waits behind
+//! what the others have: it takes nothing for as long as that takes, and then goes on. So with one card no socket is ever stuck,
+//! and with several only when nothing has left any of them meanwhile ([`Standstill`]). To ask by which card a socket sends lost: the
+//! kernel routes most of it, to each peer by another one.
 
 use super::sending::wait_writable;
+use crate::interfaces::Source;
+use gradwire_core::PATHS_MAX;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
@@ -69,17 +76,53 @@ impl Flow {
     }
 }
 
-/// Whether one of these is open, as far as is known. Looks at those that are stuck.
+/// Whether one of these is open and has room. Looks at those that are stuck.
 pub(super) fn any_open<'f>(flows: impl Iterator<Item = (&'f mut Flow, RawFd)>, now: Instant) -> bool {
     flows.fold(false, |any, (flow, fd)| {
         flow.look(now, fd);
-        any || *flow == Flow::Open
+        any || *flow == Flow::Open && wait_writable(fd, Duration::ZERO)
     })
+}
+
+/// Whether anything leaves any of the sockets, while one of them is blocked and nothing is added to the others.
+#[derive(Clone, Debug)]
+pub(super) struct Standstill {
+    /// There are several cards, of which one may go on where another one does not.
+    is_possible: bool,
+    /// What waited in each socket's buffer when it was last looked at, bytes.
+    unsent: [usize; PATHS_MAX as usize],
+    /// When there was last less than before.
+    left_at: Option<Instant>,
+}
+
+impl Standstill {
+    /// For sockets that send from these local addresses.
+    pub(super) fn new(sources: &[Source]) -> Self {
+        let cards = || sources.iter().map(|source| source.interface).filter(|interface| *interface > 0);
+        let is_possible = cards().max() != cards().min();
+        Self { is_possible, unsent: [0; PATHS_MAX as usize], left_at: None }
+    }
+
+    /// Whether there may be one.
+    pub(super) fn is_possible(&self) -> bool {
+        self.is_possible
+    }
+
+    /// Whether nothing has left them for as long as it takes to be stuck, as far as was looked; so much waits in each of them.
+    pub(super) fn is_reached(&mut self, unsent: impl Iterator<Item = usize>, now: Instant) -> bool {
+        for (before, unsent) in self.unsent.iter_mut().zip(unsent) {
+            if unsent < *before {
+                self.left_at = Some(now);
+            }
+            *before = unsent;
+        }
+        self.is_possible && self.left_at.is_none_or(|at| now.duration_since(at) >= STUCK_AFTER)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::sending::SendingThread;
+    use super::super::sending::{unsent_bytes, SendingThread};
     use super::super::{
         Batch, DatagramSocket, Message, Outlet, PathSockets, RawAddress, SendCounts, SendOutcome,
     };
@@ -87,6 +130,7 @@ mod tests {
     use crate::EngineStats;
     use std::net::{Ipv4Addr, UdpSocket};
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixDatagram;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::sync::Arc;
 
@@ -95,6 +139,8 @@ mod tests {
     struct Device {
         runs: Arc<AtomicBool>,
         sent: Arc<AtomicU64>,
+        /// What it has still to send, of which a byte leaves each time that it is looked at.
+        unsent: Arc<AtomicU64>,
         /// Always writable.
         socket: Arc<UdpSocket>,
     }
@@ -102,7 +148,12 @@ mod tests {
     impl Device {
         fn new(runs: bool) -> Self {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            Self { runs: Arc::new(runs.into()), sent: Arc::default(), socket: socket.into() }
+            Self {
+                runs: Arc::new(runs.into()),
+                sent: Arc::default(),
+                unsent: Arc::default(),
+                socket: socket.into(),
+            }
         }
 
         fn sent(&self) -> u64 {
@@ -117,6 +168,11 @@ mod tests {
             } else {
                 -1
             }
+        }
+
+        fn unsent_bytes(&self) -> usize {
+            let less = |unsent: u64| Some(unsent.saturating_sub(1));
+            self.unsent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).unwrap_or(0) as usize
         }
 
         fn send(&mut self, batch: &mut Batch, _: &mut SendCounts) -> SendOutcome {
@@ -139,11 +195,17 @@ mod tests {
         }
     }
 
-    fn sockets(devices: &[Device]) -> PathSockets {
+    /// Addresses, each on one of these interfaces.
+    fn sources(interfaces: &[u32]) -> Vec<Source> {
+        let of = |&interface: &u32| Source { address: Ipv4Addr::LOCALHOST.into(), bits: 8, interface };
+        interfaces.iter().map(of).collect()
+    }
+
+    fn sockets(devices: &[Device], interfaces: &[u32]) -> PathSockets {
         let mut sockets =
             devices.iter().map(|device| -> Box<dyn DatagramSocket> { Box::new(device.clone()) });
         let first = sockets.next().unwrap();
-        PathSockets::new(first, sockets.collect())
+        PathSockets::new(first, sockets.collect(), &self::sources(interfaces))
     }
 
     fn push(sockets: &mut PathSockets, path: usize) {
@@ -166,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_for_a_stuck_socket_is_lost_while_the_others_send_and_until_it_has_room() {
         let devices = [Device::new(true), Device::new(false)];
-        let mut sockets = sockets(&devices);
+        let mut sockets = sockets(&devices, &[2, 3]);
         [0, 1, 1, 1].into_iter().for_each(|path| push(&mut sockets, path));
         sockets.send();
         assert!(sockets.is_blocked(), "as with one path");
@@ -186,10 +248,54 @@ mod tests {
     }
 
     #[test]
+    fn what_is_for_a_socket_that_shares_the_only_card_waits_however_long_that_is() {
+        for interfaces in [&[][..], &[0, 2], &[2], &[2, 2]] {
+            let devices = [Device::new(true), Device::new(false)];
+            let mut sockets = sockets(&devices, interfaces);
+            push(&mut sockets, 1);
+            assert!(stays_blocked(&mut sockets), "{interfaces:?}");
+            devices[1].runs.store(true, Ordering::Relaxed);
+            assert!(!stays_blocked(&mut sockets));
+            assert_eq!((devices[1].sent(), sockets.take_counts().refused), (1, 0), "{interfaces:?}");
+        }
+    }
+
+    #[test]
+    fn while_something_leaves_another_socket_a_blocked_one_may_wait_behind_it() {
+        let devices = [Device::new(true), Device::new(true), Device::new(false)];
+        devices[1].unsent.store(u64::MAX, Ordering::Relaxed);
+        let mut sockets = sockets(&devices, &[2, 3]);
+        push(&mut sockets, 2);
+        assert!(stays_blocked(&mut sockets));
+        devices[1].unsent.store(0, Ordering::Relaxed);
+        assert!(!stays_blocked(&mut sockets));
+        assert_eq!(sockets.take_counts().refused, 1);
+    }
+
+    #[test]
+    fn sockets_of_which_none_has_room_wait_though_not_all_are_known_to_be_blocked() {
+        let devices = [Device::new(false), Device::new(false)];
+        let mut sockets = sockets(&devices, &[2, 3]);
+        push(&mut sockets, 1);
+        assert!(stays_blocked(&mut sockets));
+    }
+
+    #[test]
+    fn what_waits_in_a_sockets_buffer_is_known() {
+        // UDP over loopback is out of the sender's buffer at once.
+        let (sender, receiver) = UnixDatagram::pair().unwrap();
+        assert_eq!((unsent_bytes(sender.as_raw_fd()), unsent_bytes(-1)), (0, 0));
+        sender.send(&[1; 1_000]).unwrap();
+        assert!(unsent_bytes(sender.as_raw_fd()) >= 1_000);
+        receiver.recv(&mut [0; 1_000]).unwrap();
+        assert_eq!(unsent_bytes(sender.as_raw_fd()), 0);
+    }
+
+    #[test]
     fn sockets_that_are_all_blocked_wait_however_long_that_is() {
         for paths in [1, 2] {
             let devices: Vec<Device> = (0..paths).map(|_| Device::new(false)).collect();
-            let mut sockets = sockets(&devices);
+            let mut sockets = sockets(&devices, &[2, 3]);
             (0..paths).for_each(|path| push(&mut sockets, path));
             assert!(stays_blocked(&mut sockets), "{paths}");
             devices[0].runs.store(true, Ordering::Relaxed);
@@ -203,7 +309,9 @@ mod tests {
     fn the_thread_that_sends_passes_a_stuck_socket_by() {
         let devices = [Device::new(true), Device::new(false)];
         let outlets = devices.iter().map(|device| -> Box<dyn Outlet> { Box::new(device.clone()) });
-        let mut sending = SendingThread::start(outlets.collect(), Box::new(|| {})).expect("a thread");
+        let mut sending =
+            SendingThread::start(outlets.collect(), Box::new(|| {}), Standstill::new(&sources(&[2, 3])))
+                .expect("a thread");
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut refused = 0;
         for turn in 1..=5 {

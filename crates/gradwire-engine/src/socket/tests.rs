@@ -326,7 +326,7 @@ fn what_is_sent_apart_arrives_as_it_was_pushed_and_in_order() {
     let local = Ipv4Addr::LOCALHOST.into();
     let options = at(local);
     let BoundPaths { first, further, .. } = PathSockets::bind(&options, 1).unwrap();
-    let mut sockets = PathSockets::new(first.socket, further);
+    let mut sockets = PathSockets::new(first.socket, further, &[]);
     let (wake, woken) = std::sync::mpsc::channel();
     assert!(sockets.send_apart(Box::new(move || _ = wake.send(()))));
     let (mut receiver, address) = bound(local, Offload::Auto);
@@ -408,7 +408,7 @@ impl DatagramSocket for Full {
 #[test]
 fn while_calls_are_full_two_of_them_come_before_anything_is_sent() {
     for (turns, calls, more) in [(1, 1, false), (2, 2, false), (3, 2, true), (9, 2, true)] {
-        let mut sockets = PathSockets::new(Box::new(Full { turns }), Vec::new());
+        let mut sockets = PathSockets::new(Box::new(Full { turns }), Vec::new(), &[]);
         let mut stats = EngineStats::default();
         let says = sockets.receive(&mut stats, &mut |_| {});
         assert_eq!((stats.receive_calls, says), (calls, more), "{turns}");
