@@ -87,6 +87,14 @@ impl Tally {
         }
         self.arrived += 1;
     }
+
+    /// The next one to be counted, which may be far ahead: what lies between was lost while the path was dead, and says nothing of what the
+    /// network loses now.
+    fn go_on_at(&mut self, number: PacketNumber) {
+        if self.largest.is_some_and(|largest| number.since(largest) > AHEAD_MAX) {
+            self.largest = Some(PacketNumber(number.0.wrapping_sub(1)));
+        }
+    }
 }
 
 impl Arrivals {
@@ -141,9 +149,13 @@ impl Arrivals {
     }
 
     /// Whether a number that [`Arrivals::check`] called implausible is new all the same: so many that lie close together are as far ahead
-    /// that its sender has come so far.
+    /// that its sender has come so far. Then it is to be counted.
     pub(crate) fn has_come_so_far(&mut self, number: PacketNumber) -> bool {
-        number.since(self.largest) > AHEAD_MAX && self.astray.agrees(number, self.largest)
+        let has = number.since(self.largest) > AHEAD_MAX && self.astray.agrees(number, self.largest);
+        if has {
+            self.tally.go_on_at(number);
+        }
+        has
     }
 
     /// Counts an arrival that [`Arrivals::check`] called new, whatever becomes of it.

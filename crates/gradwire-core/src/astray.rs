@@ -59,6 +59,7 @@ mod tests {
                 Arrival::Implausible => arrivals.has_come_so_far(number),
             };
             if is_new {
+                arrivals.count(number);
                 arrivals.record(Timestamp::ZERO, number, 0);
             }
             is_new
@@ -77,6 +78,9 @@ mod tests {
             assert_eq!(new, [&[false; 7][..], &[true; 3]].concat(), "{ahead}");
             let ack = arrivals.acknowledge(Timestamp::ZERO).expect("something arrived").2;
             assert_eq!((ack.largest.0, ack.bitmap[0], ack.bitmap[1]), (first + 18, 0b10101, 0), "{ahead}");
+            // What was lost while it was dead is not what the network loses now.
+            let tally = arrivals.tally();
+            assert_eq!((tally.numbered, tally.arrived), (6 + 5, 6 + 3), "{ahead}");
         }
     }
 
