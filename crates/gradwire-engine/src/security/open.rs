@@ -11,7 +11,8 @@ use std::time::Duration;
 
 /// After so long without anything that opened, a number may be further ahead than is plausible: the path was dead meanwhile.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
-/// So long after one such number was tried the next one may be: a key is derived for each, whoever made it up.
+/// So long after one such number was tried the next one may be: a key is derived for each, whoever made it up. Strangers can use the tries
+/// up; a key that is kept for its epoch would not help, since they can name another one each time.
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Why a datagram was not opened. It has changed nothing.
