@@ -22,7 +22,7 @@ VICTIM = WORLD_SIZE - 1
 IS_NEXT_LIFE = os.environ.get("GRADWIRE_TEST_LIFE") == "1"
 TIMEOUT = timedelta(seconds=60)
 # So few that the splits below do not fit unless the board forgets them.
-KEYS_PER_RANK = 2
+KEYS_PER_RANK = 3
 SPLITS = 4
 
 
