@@ -193,6 +193,7 @@ class Service:
                     request["host"], request["command"], stdin=descriptors[0], stdout=descriptors[1], stderr=descriptors[2],
                     env=request["environment"], cwd=request["folder"], start_new_session=True,
                 )  # fmt: skip
+                ended = os.pidfd_open(child.pid)  # under the lock: whoever starts another one asks which have ended
         except OSError as error:
             if error.errno not in _NOT_RUN:
                 raise
@@ -202,13 +203,13 @@ class Service:
         for descriptor in descriptors:  # the child has its own: end of file must reach a pipe's reader when it ends
             os.close(descriptor)
         descriptors.clear()
-        _wait(child, connection)
+        _wait(child, ended, connection)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _wait(child: subprocess.Popen[Any], connection: socket.socket) -> None:
-    """Until the child ends; asks it to end, and then ends it, when the connection is closed."""
-    with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(child.pid)) as ended:
+def _wait(child: subprocess.Popen[Any], pidfd: int, connection: socket.socket) -> None:
+    """Until the child ends; asks it to end, and then ends it, when the connection is closed. Closes the child's `pidfd`."""
+    with os.fdopen(pidfd) as ended, selectors.DefaultSelector() as selector:
         selector.register(ended, selectors.EVENT_READ)
         selector.register(connection, selectors.EVENT_READ)
         if ended not in {key.fileobj for key, _ in selector.select()}:
@@ -271,7 +272,8 @@ class Client:
                 connection.connect(str(self._path))
                 line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(connection, [line], list(descriptors)) if descriptors else 0
-                connection.sendall(line[sent:])
+                if sent < len(line):  # sending nothing fails, too, once the answer is there and the lab has closed
+                    connection.sendall(line[sent:])
                 with connection.makefile() as answers:
                     text = answers.readline()
             except (FileNotFoundError, ConnectionRefusedError):
