@@ -5,6 +5,7 @@ No `from __future__ import annotations` here: DDP compares the hook's annotation
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire._policy import algorithm_code
-from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._drift import DriftMeter, DriftReport
@@ -203,7 +204,8 @@ class LossTolerance(Delivered):
     ) -> None:
         self.group = model.process_group
         self.is_compressed = False
-        self._model = model
+        # DDP holds this state in C++, where the collector of Python sees no cycle: a model that it holds would never be freed.
+        self._model = weakref.ref(model)
         self._early: EarlySteps | None = None
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
@@ -296,22 +298,32 @@ class LossTolerance(Delivered):
 
         Raises:
             UnsupportedError: not with these options of DDP or of `tolerate_loss`.
+            InvalidRequestError: the model that `tolerate_loss` was called with is gone.
         """
-        check_early(self._model, compressed=self.is_compressed, keeps_previous=self._latest is not None)
-        self._early = EarlySteps(self._model.module, optimizer_of, layers)
+        model = self._model()
+        if model is None:
+            raise InvalidRequestError("step_in_forward: the model that tolerate_loss was called with is gone")
+        check_early(model, compressed=self.is_compressed, keeps_previous=self._latest is not None)
+        self._early = EarlySteps(model.module, optimizer_of, layers)
         return self._early
 
     def _finish(self) -> None:
         if self._early is not None:
             self._early.finish()
 
+    def _refusal(self, bucket: dist.GradBucket) -> GradwireError | None:
+        """Why a bucket cannot be exchanged whose layers are stepped in the next forward pass, if so."""
+        model = self._model()
+        if self._early is None or model is None:
+            return None
+        return self._early.refusal(bucket, joins=model._join_config.enable)
+
     def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Averages one bucket `[elems]` in place; a sparse one exactly."""
         gradient = bucket.buffer()
-        if self._early is not None:
-            refusal = self._early.refusal(bucket, joins=self._model._join_config.enable)
-            if refusal is not None:
-                return link_of(self.group).failed("all_reduce", refusal).future_of(gradient)
+        refusal = self._refusal(bucket)
+        if refusal is not None:
+            return link_of(self.group).failed("all_reduce", refusal).future_of(gradient)
         if bucket.index() == 0:
             self.drift.before_step()
             self.scalars.before_step(self._meter)

@@ -304,18 +304,17 @@ def check_a_layer_whose_weights_are_used_before_it_is_called_needs_its_parent() 
 
 
 def check_what_does_not_go_with_it_is_refused() -> None:
+    def refused(model: DistributedDataParallel, match: str, **tolerance: Any) -> None:
+        state = gradwire.torch.tolerate_loss(model, **tolerance)
+        with pytest.raises(UnsupportedError, match=match):
+            state.step_in_forward(OPTIMIZERS[0])
+
     for options in ({"gradient_as_bucket_view": False}, {"find_unused_parameters": True}):
-        with pytest.raises(UnsupportedError, match=next(iter(options))):
-            gradwire.torch.tolerate_loss(parallel(Tied, **options)).step_in_forward(OPTIMIZERS[0])
-    with pytest.raises(UnsupportedError, match="sparse"):
-        gradwire.torch.tolerate_loss(parallel(lambda: nn.EmbeddingBag(4, 2, sparse=True))).step_in_forward(
-            OPTIMIZERS[0]
-        )
-    with pytest.raises(UnsupportedError, match="parameters that DDP ignores"):
-        gradwire.torch.tolerate_loss(parallel(partly_ignored)).step_in_forward(OPTIMIZERS[0])
+        refused(parallel(Tied, **options), next(iter(options)))
+    refused(parallel(lambda: nn.EmbeddingBag(4, 2, sparse=True)), "sparse")
+    refused(parallel(partly_ignored), "parameters that DDP ignores")
     for more in ({"compression": default_hooks.bf16_compress_wrapper}, {"preset": "mlt", "gather_fill": "previous"}):
-        with pytest.raises(UnsupportedError, match="does not go with"):
-            gradwire.torch.tolerate_loss(parallel(Tied), **more).step_in_forward(OPTIMIZERS[0])
+        refused(parallel(Tied), "does not go with", **more)
 
 
 def check_a_rank_that_joins_before_the_others_is_refused_on_all() -> None:
