@@ -229,7 +229,13 @@ class Boundary:
     def _admit(self, rank: int, life: int) -> tuple[str | None, str | None]:
         """What the rank has to know; or why it may never join, if it may not."""
         try:
-            return self._native.admit(self._watch.record(rank, life)), None
+            record = self._watch.record(rank, life)
+        except FAILURES as error:  # of the Store: nothing is wrong with the rank
+            logger.info("rank %d cannot join now: %s", rank, error)
+            self._watch.close()
+            return None, None
+        try:
+            return self._native.admit(record), None
         except RendezvousError as error:
             logger.warning("rank %d cannot join: %s", rank, error)
             return None, str(error)

@@ -257,12 +257,17 @@ class Watch(_Lives):
         return str(entry["record"])
 
     def answer(self, rank: int, life: int, **answer: str) -> None:
-        """Tells it what it needs to know, or why it may not join. By this whoever is the first member later knows that it is settled."""
-        self._tried[rank] = life
+        """Tells it what it needs to know, or why it may not join. By this whoever is the first member later knows that it is settled.
+
+        Where the Store fails, it waits on, and is found again.
+        """
         try:
             self._open().set(self._key("answer", rank), json.dumps({"life": life, **answer}))
         except FAILURES as error:
-            logger.warning("rank %d, which wants to join, cannot be answered: %s", rank, error)
+            logger.warning("rank %d, which wants to join, cannot be answered now: %s", rank, error)
+            self.close()  # the answer to this may come when another one is expected
+        else:
+            self._tried[rank] = life
 
     def leave(self) -> None:
         """Says that this rank needs no successor. A Store that is gone does not matter."""

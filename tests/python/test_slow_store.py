@@ -1,0 +1,166 @@
+"""A Store that fails once while a rank waits there to join: it is let in when the Store answers again, and nobody refuses it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gradwire import _entrance
+from gradwire._boundary import Boundary
+from gradwire._entrance import Door, Watch
+from gradwire._heritage import Reopening
+from gradwire._meeting import ANSWER_MIN_S, MeetingServer, MeetingStore
+from gradwire._rendezvous import Place
+from gradwire.errors import RendezvousError
+
+WORLD_SIZE, ROUND, WAITS = 4, 1, 2
+RECORD, ANSWER = f"gradwire/{ROUND}/again/{WAITS}", f"gradwire/{ROUND}/answer/{WAITS}"
+MEMBERS = [0, 1, 3]
+TIMEOUT_S = 60.0
+
+
+class Member(Boundary):
+    """The first of the members; the others agree with it, and the newcomer comes if it has been told that the group runs."""
+
+    def __init__(self, watch: Watch, answer: Callable[[], str]) -> None:
+        owner: Any = SimpleNamespace(config=SimpleNamespace(on_peer_loss="continue", peer_timeout_s=0.0))
+        native: Any = SimpleNamespace(watch=lambda: {"epoch": {"members": MEMBERS}}, admit=lambda _record: "members")
+        place = Place(0, WORLD_SIZE, "group", timedelta(seconds=TIMEOUT_S))
+        super().__init__(owner, native, watch, place, is_new=False)
+        self._answer = answer
+
+    def _reduce(self, value: int, _op: str) -> tuple[int, list[int]]:
+        return value, MEMBERS
+
+    def _barrier(self) -> list[int]:
+        return sorted([*MEMBERS, WAITS])
+
+    def _has_joined(self, _rank: int, life: int, _members: Any) -> bool:
+        answer = json.loads(self._answer())
+        return (answer["life"], answer.get("running")) == (life, "members")
+
+
+class FailsOnce:
+    """A Store of one process that takes too long for one request of a member's."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        self.fails: list[tuple[str, str]] = []
+
+    def _ask(self, name: str, key: str) -> None:
+        if self.fails and self.fails[0] == (name, key):
+            del self.fails[0]
+            if not self.fails:
+                raise RendezvousError("the Store did not answer within 5 s")
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key)
+        self.keys[key] = value
+
+    def get(self, key: str) -> bytes:
+        self._ask("get", key)
+        return self.keys[key].encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.keys for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
+        return int(self.keys[key])
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        pytest.param([("get", RECORD)], id="while who waits is looked for"),
+        pytest.param([("get", RECORD)] * 2, id="while the record is read"),
+        pytest.param([("set", ANSWER)], id="while it is answered"),
+    ],
+)
+def test_who_waits_is_let_in_when_the_store_answers_again(
+    fails: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("REST_S", "VAIN_PAUSE_S", "VAIN_PAUSE_MAX_S"):
+        monkeypatch.setattr(_entrance, pause, 0.0)
+    store = FailsOnce()
+    door, watch = Door(lambda: store, ROUND, WAITS, WORLD_SIZE), Watch(lambda: store, ROUND, 0, WORLD_SIZE)
+    life = door.publish(lambda _life: "record")
+    member = Member(watch, lambda: store.keys[ANSWER])
+    store.fails = list(fails)
+    assert member.cross().newcomer is None
+    assert not store.fails, "nothing failed"
+    assert json.loads(store.keys[ANSWER]) == {"life": 0}, "it has not been answered"
+    assert member.cross().newcomer == WAITS
+    assert door.answered(life, TIMEOUT_S, TIMEOUT_S) == "members"
+
+
+def test_a_refusal_that_could_not_be_written_is_written_later() -> None:
+    store = FailsOnce()
+    door, watch = Door(lambda: store, ROUND, WAITS, WORLD_SIZE), Watch(lambda: store, ROUND, 0, WORLD_SIZE)
+    life = door.publish(lambda _life: "record")
+    member = Member(watch, lambda: store.keys[ANSWER])
+
+    def refuse(_record: str) -> str:
+        raise RendezvousError("it has another secret")
+
+    member._native.admit = refuse  # type: ignore[method-assign]
+    store.fails = [("set", ANSWER)]
+    for _ in range(2):
+        assert member.cross().newcomer is None
+    with pytest.raises(RendezvousError, match="another secret"):
+        door.answered(life, TIMEOUT_S, TIMEOUT_S)
+
+
+class SlowServer(MeetingServer):
+    """A board that keeps one answer back: the second one about the record of who waits, once it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.released = asyncio.Event()
+        super().__init__("127.0.0.1", 0, WORLD_SIZE)
+        self.port = self._listener.getsockname()[1]
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self.released.set)
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer = await super()._answer(request)
+        if (request["op"], request.get("key")) == ("get", RECORD):
+            self.asked += 1
+            if self.asked == 2:
+                await self.released.wait()
+        return answer
+
+
+@pytest.fixture
+def server() -> Iterator[SlowServer]:
+    server = SlowServer()
+    yield server
+    server.release()
+    server.end(None, 0.0)
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_question(server: SlowServer) -> None:
+    def connect(timeout_s: float = ANSWER_MIN_S) -> MeetingStore:
+        return MeetingStore("127.0.0.1", server.port, None, timeout_s)
+
+    patient = connect(TIMEOUT_S)
+    door = Door(lambda: patient, ROUND, WAITS, WORLD_SIZE)
+    life = door.publish(lambda _life: "record")
+    watch = Watch(connect, ROUND, 0, WORLD_SIZE, reopening=Reopening(connect))
+    member = Member(watch, lambda: patient.get(ANSWER))
+    while server.asked < 2:
+        assert member.cross().newcomer is None
+    server.release()
+    end = time.monotonic() + TIMEOUT_S
+    while member.cross().newcomer is None and time.monotonic() < end:
+        pass
+    assert door.answered(life, TIMEOUT_S, TIMEOUT_S) == "members"
+    watch.close()
+    patient.close()
