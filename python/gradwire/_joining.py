@@ -68,7 +68,9 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
     server = listen(address, place.world_size) if place.rank == 0 else None
     failure: BaseException | None = None
     try:
-        return _form(address, place)
+        formed = _form(address, place)
+        _forget_earlier(address, place.world_size, formed.round_number)
+        return formed
     except MissingRankError as error:
         failure = error if server is None else _explained(error, server.strangers(error.ranks))
         if failure is not error:
@@ -81,6 +83,22 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
         if server is not None and (failure is not None or not stays(address)):
             server.end(failure, LINGER_S if failure is None or isinstance(failure, Exception) else 0.0)
             _boards.pop(address, None)
+            _formed.pop(address, None)
+
+
+def _forget_earlier(address: tuple[str, int], world_size: int, round_number: int) -> None:
+    """Makes room on a board of this process that stays: whoever has come to a round has left the ones before.
+
+    What lies there of a round tells who is started again which group runs; that is the latest one.
+    """
+    if address not in _boards:
+        return
+    earlier, ranks = _formed.get(address, (round_number, world_size))
+    if ranks > world_size:
+        return  # some of its ranks may still be together
+    for number in range(earlier, round_number):
+        _boards[address].forget(f"gradwire/{number}/")
+    _formed[address] = round_number, world_size
 
 
 def _form(address: tuple[str, int], place: Place) -> Formed:
@@ -189,8 +207,10 @@ class _Counted:
 _counted = _Counted()
 # Where communicators of a process are open; a forked child has none.
 _held: set[tuple[int, tuple[str, int]]] = set()
-# Boards that stay, and how long a member that looks there waits for one that is gone.
+# Boards that stay, the latest round that was formed on each and its world size, and how long a member that looks there waits for
+# one that is gone.
 _boards: dict[tuple[str, int], MeetingServer] = {}
+_formed: dict[tuple[str, int], tuple[int, int]] = {}
 ANSWER_S = 1.0
 
 

@@ -55,7 +55,8 @@ RANKS_MAX = 1 << 31
 KEY_CHARS_MAX = 256
 # In one request: of the longest ones a quarter of a frame.
 KEYS_AT_ONCE = 1024
-# For its round, its record and the end of groups that are formed one after the other, and for joining again. Parts are forgotten.
+# For its round, its record and the end of groups that are formed one after the other, and for joining again. Parts and earlier
+# groups are forgotten.
 KEYS_PER_RANK = 128
 # Of the values, and of requests and answers under way: each record has 4 KiB, quoted, and 32 bytes for each peer. Room for
 # eight groups of all ranks that are formed one after the other, and for small jobs.

@@ -21,9 +21,10 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VICTIM = WORLD_SIZE - 1
 IS_NEXT_LIFE = os.environ.get("GRADWIRE_TEST_LIFE") == "1"
 TIMEOUT = timedelta(seconds=60)
-# So few that the splits below do not fit unless the board forgets them.
+# So few that the splits below, or the communicators, do not fit unless the board forgets them.
 KEYS_PER_RANK = 3
 SPLITS = 4
+COMMUNICATORS = 6
 
 
 def gathered(communicator: gradwire.Communicator | None) -> list[int]:
@@ -96,6 +97,10 @@ def main() -> None:
     with gradwire.Communicator(timeout=TIMEOUT) as later:
         assert gathered(later) == list(range(WORLD_SIZE))
         print("another one")
+    for _ in range(COMMUNICATORS):
+        with gradwire.Communicator(timeout=TIMEOUT) as later:
+            assert gathered(later) == list(range(WORLD_SIZE))
+    print("many")
 
 
 if __name__ == "__main__":

@@ -45,3 +45,7 @@ def test_a_part_is_split_off_with_the_next_life_of_a_rank(outputs: list[str]) ->
 
 def test_another_communicator_follows_when_the_first_is_closed(outputs: list[str]) -> None:
     assert all("another one" in outputs[index] for index in (0, 1, -1)), outputs
+
+
+def test_the_board_has_room_for_any_number_of_communicators(outputs: list[str]) -> None:
+    assert all("many" in outputs[index] for index in (0, 1, -1)), outputs
