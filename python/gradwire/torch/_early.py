@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from gradwire.errors import GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
@@ -75,9 +76,22 @@ class EarlySteps:
         model: what DDP has wrapped.
         optimizer_of: makes the optimizer of one layer.
         layers: see `step_in_forward`.
+
+    Raises:
+        InvalidRequestError: the model has such steps already.
+
+    Attributes:
+        is_removed: `remove` was called.
     """
 
     def __init__(self, model: nn.Module, optimizer_of: OptimizerOf, layers: Sequence[nn.Module] | None) -> None:
+        if _has_steps(model):
+            raise InvalidRequestError(
+                "the layers of this model step in its forward pass already: call remove() of what the step_in_forward before returned, "
+                "before the model is wrapped again or copied"
+            )
+        self.is_removed = False
+        self._handles: list[RemovableHandle] = []
         self._names = {id(p): name for name, p in model.named_parameters()}
         # Of a parameter whose gradient is on its way: where it will be, and the bucket.
         self._owed: dict[int, tuple[Tensor, _Arrival]] = {}
@@ -87,8 +101,8 @@ class EarlySteps:
         for module in layers_of(model) if layers is None else layers:
             self._watch(module, list(module.parameters()))
         self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
-        model.register_forward_hook(self._check_that_nothing_is_owed)
-        model.register_state_dict_pre_hook(lambda *_: self.finish())
+        self._handles.append(model.register_forward_hook(self._check_that_nothing_is_owed))
+        self._handles.append(model.register_state_dict_pre_hook(lambda *_: self.finish()))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -103,6 +117,20 @@ class EarlySteps:
                 `state_dict` raise it again, until `forget`. A step that an optimizer failed in is tried again by the next of these.
         """
         self._step(self._layers)
+
+    def remove(self) -> None:
+        """Undoes `step_in_forward`, on all ranks between the same two steps: from then on the script steps after `backward`.
+
+        Before the model is wrapped again. It calls `finish`; after an error `forget` comes first.
+
+        Raises:
+            GradwireError: of `finish`. Nothing is undone.
+        """
+        self.finish()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.is_removed = True
 
     def forget(self) -> None:
         """Forgets the gradients that have not been used, after an error: the parameters of their layers stay as they are.
@@ -159,7 +187,7 @@ class EarlySteps:
             self._layers.append(layer)
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
-        module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed))
+        self._handles.append(module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed)))
 
     def _step(self, layers: Sequence[_Layer]) -> None:
         for layer in layers:
@@ -181,6 +209,10 @@ class EarlySteps:
                 f"the forward pass ended without the modules of {names}, whose values are those of the step before: pass "
                 "step_in_forward(layers=...) the modules whose forward pass uses them, or a parent of these"
             )
+
+
+def _has_steps(model: nn.Module) -> bool:
+    return any(isinstance(getattr(hook, "__self__", None), EarlySteps) for hook in model._forward_hooks.values())
 
 
 def layers_of(model: nn.Module) -> Iterator[nn.Module]:

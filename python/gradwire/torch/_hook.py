@@ -206,7 +206,7 @@ class LossTolerance(Delivered):
         self.is_compressed = False
         # DDP holds this state in C++, where the collector of Python sees no cycle: a model that it holds would never be freed.
         self._model = weakref.ref(model)
-        self._early: EarlySteps | None = None
+        self._early_steps: EarlySteps | None = None
         self.arguments = arguments
         self.residuals = Residuals(model.module.named_parameters()) if error_feedback else None
         self.drift = DriftMeter(model.module, self.group)
@@ -293,19 +293,24 @@ class LossTolerance(Delivered):
                 within a call of a module here that holds it: an earlier one reads the value of the step before.
 
         Returns:
-            The optimizers, and `finish`, which is to be called before parameters are read or written other than by a forward pass or
-            the model's `state_dict`.
+            The optimizers, `finish`, which is to be called before parameters are read or written other than by a forward pass or
+            the model's `state_dict`, and `remove`, which is to be called before the model is wrapped again.
 
         Raises:
             UnsupportedError: not with these options of DDP or of `tolerate_loss`.
-            InvalidRequestError: the model that `tolerate_loss` was called with is gone.
+            InvalidRequestError: the model steps so already, or is gone.
         """
         model = self._model()
         if model is None:
             raise InvalidRequestError("step_in_forward: the model that tolerate_loss was called with is gone")
         check_early(model, compressed=self.is_compressed, keeps_previous=self._latest is not None)
-        self._early = EarlySteps(model.module, optimizer_of, layers)
-        return self._early
+        self._early_steps = EarlySteps(model.module, optimizer_of, layers)
+        return self._early_steps
+
+    @property
+    def _early(self) -> EarlySteps | None:
+        """Unless they have been removed."""
+        return None if self._early_steps is None or self._early_steps.is_removed else self._early_steps
 
     def _finish(self) -> None:
         if self._early is not None:

@@ -11,6 +11,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire.errors import InvalidRequestError
 from rank import RANK
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -76,6 +77,30 @@ def check_a_wrapper_whose_gradients_tolerated_loss_is_freed() -> None:
         del wrapped, state
         gc.collect()
         assert [each() for each in gone] == [None, None]
+
+
+def check_steps_in_the_forward_pass_are_removed_before_a_model_is_wrapped_again() -> None:
+    late, model = Net(), Net()
+    for wrapped_for in range(3):  # at last without
+        ddps = [parallel(late), parallel(model)]
+        states = [gradwire.torch.tolerate_loss(ddp, preset="reliable") for ddp in ddps]
+        steps = states[1].step_in_forward(sgd)
+        with pytest.raises(InvalidRequestError, match=r"already.*remove"):
+            states[1].step_in_forward(sgd)
+        if wrapped_for == 2:
+            steps.remove()
+        for step in range(3):
+            for ddp in ddps:
+                backward(ddp, 10 * wrapped_for + step)
+            for each in (late, model)[: 1 + steps.is_removed]:
+                sgd(list(each.parameters())).step()
+                each.zero_grad()
+        steps.remove()
+        assert all(torch.equal(*pair) for pair in zip(late.parameters(), model.parameters(), strict=True))
+        hooks = (
+            each for m in model.modules() for each in (m._forward_pre_hooks, m._forward_hooks, m._state_dict_pre_hooks)
+        )
+        assert not any(hooks)
 
 
 def check_a_model_is_wrapped_again_after_an_error_in_its_backward_pass() -> None:
