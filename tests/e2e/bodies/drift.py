@@ -13,6 +13,8 @@ from gradwire.errors import ConfigError, InvalidRequestError
 from gradwire.torch import _hook
 from rank import RANK, WORLD_SIZE
 from torch import nn
+from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
@@ -213,3 +215,17 @@ def check_the_previous_value_cannot_be_kept_in_place() -> None:
     output = torch.full((100,), 7.0)
     gradwire.torch.all_reduce(torch.ones(100), preset="dlcp", gather_fill="previous", hadamard="off", output=output)
     assert torch.equal(output, torch.ones(100))
+
+
+def check_a_scaler_that_asks_all_ranks_keeps_their_scales_equal() -> None:
+    """Where one has lost the part of the gradients with an infinity, and another not."""
+    for scaler, stay_equal in ((GradScaler("cpu"), False), (ShardedGradScaler("cpu"), True)):
+        model, _ = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler.scale(model(torch.ones(16, 200)).mean()).backward()
+        if RANK == 0:
+            next(model.parameters()).grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        scales = everybodys(torch.tensor([scaler.get_scale()]))
+        assert bool((scales == scales[0]).all()) == stay_equal, scales
