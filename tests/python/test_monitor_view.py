@@ -213,3 +213,12 @@ def test_the_screen_says_who_is_silent() -> None:
 
 def test_an_empty_screen_says_so() -> None:
     assert shown(Board(), 0.0) == ["no rank has answered yet"]
+
+
+def test_a_clock_that_is_set_back_gives_no_rates() -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    for at_s in (99.0, 99.0):
+        assert board.take(answer(at_s, 3), 2.0)["rates"] == {}
+        assert "0 node1 group - - - - - - -" in shown(board, 2.0)
+    assert board.take(answer(101.0, 4), 4.0)["rates"]["group"]["calls_per_s"] == 4.0

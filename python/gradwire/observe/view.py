@@ -27,8 +27,8 @@ class Rank:
 
     @property
     def span_s(self) -> float:
-        """Between the two answers."""
-        return 0.0 if self.before is None else max(1e-6, self.latest["time_s"] - self.before["time_s"])
+        """Between the two answers, by the rank's wall clock; not above 0 where that was set back."""
+        return 0.0 if self.before is None else float(self.latest["time_s"] - self.before["time_s"])
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Board:
 
 
 def rates(rank: Rank) -> dict[str, Any]:
-    """Of each group what happened each second since the answer before; empty at first.
+    """Of each group what happened each second since the answer before; empty at first, and where no time has passed by its clock.
 
     By group: `calls_per_s`, `lost_share`, `repaired_share`, `waits` (share of the time of collectives that went to compute),
     `ended_by` (counts by reason), `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
     """
-    if rank.before is None:
+    if rank.before is None or rank.span_s <= 0:
         return {}
     old = {group["name"]: group for group in rank.before["groups"]}
     return {
