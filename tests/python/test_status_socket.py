@@ -1,15 +1,20 @@
 """The status socket's name and life: whose it is, and that nobody takes a living one for a dead one's."""
 
+import contextlib
 import ctypes
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from gradwire.cli import trace
 from gradwire.lab import NamespacesUnavailable, sandbox
-from gradwire.observe.client import find_sockets, job_of, process_of
-from gradwire.observe.status import StatusServer, status_folder
+from gradwire.observe.client import Sources, find_sockets, job_of, process_of
+from gradwire.observe.status import CLIENTS_MAX, StatusServer, status_folder
 
 SERVERS = 200
 NOBODY, PR_SET_DUMPABLE = 65534, 4
@@ -102,3 +107,64 @@ def test_root_of_a_users_own_namespace_has_the_users_folder(monkeypatch):
     with os.fdopen(reader) as told:
         assert told.read() == f"0 /tmp/gradwire-{NOBODY}"
     assert not Path(f"/tmp/gradwire-{NOBODY}").exists()
+
+
+@contextlib.contextmanager
+def stopped_rank(job):
+    """Listens as a rank does, and takes nobody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(status_folder() / f"{job}.0.1-1.sock"))
+        listener.listen(CLIENTS_MAX)
+        listener.settimeout(10)
+        yield listener
+
+
+def fill(listener, stack):
+    """Has as many wait there as can."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.setblocking(False)
+            client.connect(listener.getsockname())
+
+
+def test_a_stopped_rank_for_which_as_many_wait_as_can_is_found_and_named():
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(stopped_rank("job"))
+        fill(listener, stack)
+        assert find_sockets() == [Path(listener.getsockname())]
+        ran = CliRunner().invoke(trace.command, ["job"])
+    assert "rank 0 (process 1) is left out, it does not answer" in ran.output
+
+
+def test_who_watches_waits_for_a_stopped_rank_until_there_is_room():
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(stopped_rank("job"))
+        fill(listener, stack)
+        sources = Sources(0.1)
+        sources.watch_sockets("job")
+        for _ in range(CLIENTS_MAX + 1):  # it goes on
+            stack.enter_context(listener.accept()[0])
+        follower = stack.enter_context(listener.accept()[0])
+        follower.settimeout(10)
+        assert json.loads(follower.recv(4096)) == {"ask": "stats", "every_s": 0.1}
+        assert sources.is_any
+
+
+@pytest.mark.parametrize(("every_s", "job", "connections"), [(0.0, "job", 2), (3600.0, "other", 1)])
+def test_who_watches_does_not_connect_to_a_stopped_rank_again_and_again(every_s, job, connections):
+    """Once to find it and once to follow it: each more would wait there until nobody else can."""
+    own = StatusServer("other", 0, {"stats": dict})
+    sources = Sources(every_s)
+    try:
+        with stopped_rank("job") as listener, contextlib.ExitStack() as stack:
+            sources.watch_sockets(job)
+            for _ in range(connections):
+                stack.enter_context(listener.accept()[0])
+            for _ in range(5):
+                sources.watch_sockets(job)
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                stack.enter_context(listener.accept()[0])
+    finally:
+        own.stop()

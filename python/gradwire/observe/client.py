@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +28,20 @@ LINE_BYTES_MAX = 256 << 20
 UNNAMED_S = 60.0
 
 
-def find_sockets(job: str | None = None) -> list[Path]:
+def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Path]:
     """Status sockets of this user's ranks, in the order of their names; those that nobody answers at any more are removed.
 
     Args:
         job: name of the job, as it was given or as its ranks have it, or the address where they met, or the beginning of it; or the
             UDP port or process id of one of its ranks. What is the whole name of one job is not taken for the beginning of another's.
             None: all.
+        known: names of sockets that somebody is connected to. They are not tried: what is tried stays with a rank that stands still.
 
     Raises:
         StatusFolderError: the folder is not this user's alone.
     """
-    alive = []
     found = [path for folder in _folders() for path in folder.glob(f"*{SUFFIX}")]
-    for path in sorted(found, key=lambda path: path.name):
-        try:
-            _connect(path).close()
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)  # its process has died
-        except OSError:
-            continue
-        else:
-            alive.append(path)
+    alive = [path for path in sorted(found, key=lambda path: path.name) if path.name in known or _is_alive(path)]
     for path in [path for folder in _folders() for path in folder.glob("*.made")]:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > UNNAMED_S:
@@ -61,6 +53,20 @@ def find_sockets(job: str | None = None) -> list[Path]:
         path for path in alive if job_of(path).startswith(name)
     ]
     return so_named or _of_jobs_with(alive, job)
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether somebody listens there. Removed where its process has died."""
+    try:
+        _connect(path).close()
+    except BlockingIOError:
+        return True  # as many wait there as can: its process stands still
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+        return False
+    except OSError:
+        return False
+    return True
 
 
 def _folders() -> list[Path]:
@@ -166,6 +172,7 @@ class Sources:
         self.every_s = every_s
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue(maxsize=1024)
         self._known: set[str] = set()
+        self._next_look_s = 0.0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._followed: set[subprocess.Popen[bytes]] = set()
         self.has_answers = False
@@ -173,8 +180,14 @@ class Sources:
         self.failures: list[str] = []
 
     def watch_sockets(self, job: str | None) -> None:
-        """Follows every socket of the job that is not followed yet. Call it again to find ranks that start later."""
-        for path in find_sockets(job):
+        """Follows every socket of the job that is not followed yet. Call it again to find ranks that start later.
+
+        It looks once in a pause, or at once while there are none: sockets of other jobs are tried each time.
+        """
+        if self._known and time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + self.every_s
+        for path in find_sockets(job, self._known):
             if path.name not in self._known:
                 self._known.add(path.name)
                 self._start(self._follow_socket, path)
@@ -218,12 +231,20 @@ class Sources:
         return thread
 
     def _follow_socket(self, path: Path) -> None:
-        with contextlib.suppress(OSError, ValueError), contextlib.closing(_connect(path)) as connection:
+        with contextlib.suppress(OSError, ValueError), contextlib.closing(self._connect_in_turn(path)) as connection:
             connection.settimeout(None)  # stopped ranks come back
             connection.sendall(json.dumps({"ask": "stats", "every_s": self.every_s}).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 self._pass_on(lines)
         self._known.discard(path.name)
+
+    def _connect_in_turn(self, path: Path) -> socket.socket:
+        """Connects to a rank, perhaps one that stands still and for which as many wait already as can."""
+        while True:
+            try:
+                return _connect(path)
+            except BlockingIOError:
+                time.sleep(self.every_s)
 
     def _follow_host(self, process: subprocess.Popen[bytes], host: str, program: str) -> None:
         assert process.stdout is not None, "it was asked for"
