@@ -10,7 +10,7 @@ for as long as that transfer takes at the link's rate. Both times include the st
 
 Losses hit data and acknowledgements alike and are drawn before the bottleneck, so a transport that sends more than arrives
 can still fill the link. The share is of the payload that the link can carry: its rate less headers (see network.py).
-Plain UDP that sends 5 % too much stands beside it; it loses what does not fit into the full buffer, so it is no ceiling.
+What arrives of plain UDP that sends 5 % too much stands beside it: what the lab itself can carry.
 
 Prints progress, a table in Markdown (medians), and each target with what was measured; draws OUT/goodput.png. Targets: at
 least 90 % of the link at every loss up to 1 %, and 85 % at 5 %.
@@ -29,7 +29,7 @@ from experiment import Settings, Tell, Turns, common_options, had_here, run
 from figures import GRADWIRE
 from gradwire.bench.display import as_written
 from gradwire.lab.probe import probe_loss, probe_round_trip_ms
-from network import Ground, bdp_bytes, link_of, payload_mbit
+from network import UDP, Ground, bdp_bytes, link_of, payload_mbit
 
 FLOWS = (GRADWIRE, "bbr", "cubic", "reno")
 BUFFER_MIN_BYTES = 256 * 1024
@@ -104,7 +104,7 @@ class Bench:
         if cell.loss == self.losses[0]:
             ground.cluster.set_loss(0)
             rtt_ms = probe_round_trip_ms(ground.cluster)
-            lab = ground.udp_ceiling(self.rate_mbit) / payload_mbit("udp", self.rate_mbit)
+            lab = ground.udp_ceiling(self.rate_mbit) / payload_mbit(UDP, self.rate_mbit)
             facts |= {f"rtt_ms_at_{cell.rtt_ms}": rtt_ms, f"lab_share_at_{cell.rtt_ms}": lab}
             tell(f"round trip {rtt_ms:.2f} ms; the lab itself carries {lab:.1%} of the link")
             ground.cluster.set_loss(cell.loss)

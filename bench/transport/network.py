@@ -32,15 +32,17 @@ from gradwire.lab.soft_cluster import SoftCluster
 ROOT = Path(__file__).resolve().parents[2]
 
 HOST_RATE_FACTOR = 2.0
-FRAME_BYTES = {GRADWIRE: 1408 + 24 + 8 + 20 + 14, "tcp": 1448 + 32 + 20 + 14}  # payload and headers of a full frame
-PAYLOAD_BYTES = {GRADWIRE: 1408, "tcp": 1448}
+UDP = "udp"
+# Payload and headers of a full frame.
+FRAME_BYTES = {GRADWIRE: 1408 + 24 + 8 + 20 + 14, "tcp": 1448 + 32 + 20 + 14, UDP: 1448 + 8 + 20 + 14}
+PAYLOAD_BYTES = {GRADWIRE: 1408, "tcp": 1448, UDP: 1448}
 IPERF_PORT = 5201
 TCP_BUFFER_BYTES = 32 << 20  # so that no socket buffer limits TCP, which grows into it by itself
 
 
 def payload_mbit(flow: str, rate_mbit: float) -> float:
     """The most payload, in Mbit/s, that a link of this rate carries for a flow."""
-    kind = GRADWIRE if flow == GRADWIRE else "tcp"
+    kind = flow if flow in FRAME_BYTES else "tcp"
     return rate_mbit * PAYLOAD_BYTES[kind] / FRAME_BYTES[kind]
 
 
@@ -191,8 +193,8 @@ class Ground:
 
     def udp_ceiling(self, rate_mbit: float, seconds: float = 2.0) -> float:
         """Mbit/s of payload that arrive when more than the link carries is sent by UDP: what the lab itself can do."""
-        flags = ["--udp", "--bitrate", f"{1.05 * rate_mbit}M", "--length", str(PAYLOAD_BYTES["tcp"])]
-        flow = self._iperf("udp", 0, 1, seconds, flags)
+        flags = ["--udp", "--bitrate", f"{1.05 * rate_mbit}M", "--length", str(PAYLOAD_BYTES[UDP])]
+        flow = self._iperf(UDP, 0, 1, seconds, flags)
         return flow.mbit
 
     def _iperf(self, name: str, sender: int, receiver: int, seconds: float, flags: list[str]) -> Flow:
@@ -230,16 +232,16 @@ class Ground:
 
 
 def _flow_of(name: str, begun: float, at_server: dict[str, Any], at_client: dict[str, Any]) -> Flow:
-    """What arrived, by the server's own intervals."""
+    """What arrived, by the server's own intervals. Of UDP an older iperf3 tells what was sent and the share that was lost."""
     end = at_client["end"]
-    total = end.get("sum_received") or end["sum"]
+    received = end.get("sum_received")
+    total = received or end["sum"]
     timeline, until = [], 0
     for interval in at_server.get("intervals", []):
         until += interval["sum"]["bytes"]
         timeline.append((interval["sum"]["end"], until))
-    seconds = total["seconds"]
-    received = total["bytes"] * (1 - total.get("lost_percent", 0.0) / 100)
-    return Flow(name, int(received), seconds, timeline, begun, {"end": end})
+    lost = 0.0 if received else total.get("lost_percent", 0.0) / 100
+    return Flow(name, int(total["bytes"] * (1 - lost)), total["seconds"], timeline, begun, {"end": end})
 
 
 def build_stream(small: bool) -> Path:

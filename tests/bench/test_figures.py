@@ -127,6 +127,25 @@ def test_bytes_between_two_points_of_a_timeline_lie_on_a_line():
     assert [flow.bytes_at(at) for at in (0.5, 1.0, 1.5, 2.0, 3.0)] == [50, 100, 200, 300, 300]
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"sum": (1000, 10.0), "sum_sent": (1000, 0.0), "sum_received": (900, 10.0)},  # of 3.12
+        {"sum": (1000, 10.0)},  # of older ones
+    ],
+)
+def test_of_plain_udp_what_arrived_counts_and_its_loss_is_taken_off_once(told):
+    end = {name: {"bytes": size, "seconds": 2.0, "lost_percent": lost} for name, (size, lost) in told.items()}
+    flow = network._flow_of(network.UDP, 0.0, {}, {"end": end})
+    assert (flow.bytes, flow.seconds) == (900, 2.0)
+
+
+def test_each_flow_is_measured_by_what_a_link_carries_of_its_own_frames():
+    assert network.payload_mbit("gradwire", 1474.0) == 1408
+    assert network.payload_mbit("cubic", 1514.0) == 1448
+    assert network.payload_mbit(network.UDP, 1490.0) == 1448
+
+
 def test_only_the_time_in_which_both_flows_ran_counts_for_their_shares():
     # gradwire from 10 to 14 s with 100 bytes a second; TCP from 11 to 15 s: alone first with nothing, then with three times as much.
     ours = network.Flow("gradwire", 400, 4.0, [(float(s), 100 * s) for s in range(1, 5)], begun=10.0)
