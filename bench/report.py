@@ -8,8 +8,8 @@ Each file holds the results of one benchmark, and says of which. Its table, what
 stands in the document between `<!-- NAME: begin -->` and `<!-- NAME: end -->`; everything else stays as it is. Results of a
 machine that was not quiet (load above 0.5 before the run) are labelled as a development run, in the text and in the picture.
 
-Exit code: 0 written, 1 written but a target is missed, 2 nothing written (a file that is no result, a document without the
-markers).
+Exit code: 0 written, 1 written but a target is missed or a file has none that was judged, 2 nothing written (a file that is no
+result, a document without the markers).
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def section(results: dict[str, Any], picture: str) -> str:
     verdicts = view.verdicts(results)
     missed = [f"- {verdict.line()}" for verdict in verdicts if not verdict.reached]
     summary = f"{len(verdicts) - len(missed)} of {len(verdicts)} targets reached" + (":" if missed else ".")
+    if not verdicts:
+        summary = "No target was judged."
     parts = [
         *([DEVELOPMENT] if figures.is_development_run(results) else []),
         f"Measured: {figures.describe_machine(results)}.",
@@ -78,7 +80,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def write(files: list[Path], document: Path, images: Path) -> bool:
-    """Writes the sections and pictures of all files; whether every target is reached.
+    """Writes the sections and pictures of all files; whether every target is reached, and each file has some that were judged.
 
     Raises:
         ValueError: a file holds no results, the document has no place for them.
@@ -92,9 +94,8 @@ def write(files: list[Path], document: Path, images: Path) -> bool:
     for results in everything:
         figures.FIGURES[results["benchmark"]].draw(results, images / f"{results['benchmark']}.png")
     document.write_text(text)
-    return all(
-        verdict.reached for results in everything for verdict in figures.FIGURES[results["benchmark"]].verdicts(results)
-    )
+    judged = [figures.FIGURES[results["benchmark"]].verdicts(results) for results in everything]
+    return all(verdicts and all(verdict.reached for verdict in verdicts) for verdicts in judged)
 
 
 @click.command(help=as_written(__doc__))

@@ -60,7 +60,9 @@ def run(program: list[str]) -> dict[str, Any]:
     """The JSON object that a program prints."""
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise click.ClickException(f"{program[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        failed = click.ClickException(f"{program[0]} ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        failed.exit_code = NOT_RUN
+        raise failed
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

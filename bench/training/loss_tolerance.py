@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -41,7 +41,7 @@ from gradwire.lab.crew import Crew, LoopbackCrew, WorkerFailed
 from loss_figures import draw, report, show
 from loss_plan import LOSSES, METHODS, PACKET_BYTES, RANKS, STEPS, STEPS_QUICK, Condition, Run, Size, plan
 from loss_store import OtherSettings, Store
-from loss_verdicts import Row, verdicts
+from loss_verdicts import Row, Verdict, verdicts
 from rich.console import Console
 
 REACHED, MISSED, NOT_RUN = 0, 1, 2
@@ -133,7 +133,7 @@ def main(
     if report_file is not None:
         store = Store.read(report_file)
         report(store)
-        sys.exit(REACHED if all(verdict.reached for verdict in verdicts(store.rows)) else MISSED)
+        sys.exit(code_of(verdicts(store.rows)))
     out.mkdir(parents=True, exist_ok=True)
     methods = [name for name in METHODS if name in (names or METHODS)]
     size = Size(tasks or tuple(STEPS), methods, losses, seeds, judged_seeds)
@@ -159,6 +159,11 @@ def judge(console: Console, store: Store, quick: bool) -> int:
     found = verdicts(store.rows)
     for verdict in found:
         console.print(verdict.line(), highlight=False)
+    return code_of(found)
+
+
+def code_of(found: Sequence[Verdict]) -> int:
+    """What the verdicts mean; too few seeds for any are a miss."""
     return REACHED if found and all(verdict.reached for verdict in found) else MISSED
 
 

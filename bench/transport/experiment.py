@@ -23,7 +23,11 @@ from gradwire.bench import tcp
 from gradwire.lab import LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
 from network import Ground, build_stream, machine
 
-REACHED, MISSED, NOT_RUN = 0, 1, 2  # exit codes; click exits with 2 for a wrong option, too
+REACHED, MISSED, NOT_RUN = (
+    0,
+    1,
+    2,
+)  # exit codes; click exits with 2 for a wrong option, too, and so does who judged nothing
 
 Case = TypeVar("Case")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -177,6 +181,9 @@ def present(results: dict[str, Any], out: Path) -> int:
     if results["small"]:
         print("small run: no verdict")
         return REACHED
+    if not verdicts:
+        print("no target was judged: none is of what was measured, or of so few samples")
+        return NOT_RUN
     return REACHED if all(verdict.reached for verdict in verdicts) else MISSED
 
 

@@ -13,7 +13,8 @@ Prints progress, a table in Markdown (medians, with the range of gradwire's shar
 draws OUT/fairness.png. Target: beside bbr gradwire gets 35 to 65 %, by the median of at least five
 samples; with fewer a case is not judged. What it gets beside others is reported.
 
-Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong option, a missing tool, no namespaces).
+Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong option, a missing tool, no namespaces), or no target
+was judged.
 """
 
 from __future__ import annotations

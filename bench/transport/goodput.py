@@ -15,7 +15,8 @@ What arrives of plain UDP that sends 5 % too much stands beside it: what the lab
 Prints progress, a table in Markdown (medians), and each target with what was measured; draws OUT/goodput.png. Targets: at
 least 90 % of the link at every loss up to 1 %, and 85 % at 5 %.
 
-Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong option, a missing tool, no namespaces).
+Exit code: 0 all targets reached, 1 one missed, 2 it could not run (a wrong option, a missing tool, no namespaces), or no target
+was judged.
 """
 
 from __future__ import annotations

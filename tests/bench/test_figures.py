@@ -109,6 +109,19 @@ def test_presenting_draws_and_its_exit_code_says_whether_a_target_is_missed(resu
     assert experiment.present({**missed, "small": True}, tmp_path) == experiment.REACHED
 
 
+def test_where_nothing_was_judged_no_target_is_reached(tmp_path, capsys):
+    results = goodput_results()
+    results["rows"] = [row for row in results["rows"] if row["flow"] == "bbr"]
+    assert experiment.present(results, tmp_path) == experiment.NOT_RUN
+    assert "no target was judged" in capsys.readouterr().out
+    assert experiment.present({**results, "small": True}, tmp_path) == experiment.REACHED
+    files, document = written(tmp_path, results, fairness_results())
+    assert run_report(*files, "--document", document).returncode == 1
+    text = document.read_text()
+    assert "No target was judged." in text
+    assert "1 of 1 targets reached." in text
+
+
 def test_every_case_takes_its_turn_and_the_order_rotates():
     turns = experiment.Turns("abc", samples=3, minutes=1)
     assert "".join(case for _, case in turns(lambda _: None)) == "abcbcacab"

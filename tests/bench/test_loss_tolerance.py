@@ -97,6 +97,12 @@ def test_a_run_that_the_machine_s_load_decided_is_no_result(other):
     assert not complaint.reached
 
 
+def test_without_a_verdict_no_target_is_reached():
+    assert loss_tolerance.code_of([]) == loss_tolerance.MISSED
+    for is_reached, code in ((True, loss_tolerance.REACHED), (False, loss_tolerance.MISSED)):
+        assert loss_tolerance.code_of([loss_verdicts.Verdict(is_reached, "a target")]) == code
+
+
 def test_each_condition_asks_for_its_fault():
     asked = [condition.chaos() for condition in loss_plan.conditions((0.01, 0.2))]
     assert asked == [None, "loss=1%,seed=1", "loss=20%,seed=1", "tail=1%,seed=1", "tail=20%,seed=1"]

@@ -16,6 +16,22 @@ SEEDS = 6
 PROFILES = [ROOT / "target" / profile for profile in ("debug", "release")]
 
 
+def test_a_program_that_fails_is_no_missed_target(tmp_path: Path) -> None:
+    program = tmp_path / "fails"
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    program.chmod(0o755)
+    command = [
+        sys.executable,
+        str(ROOT / "bench/ns3/crosscheck.py"),
+        "--quick",
+        f"--ns3={program}",
+        f"--fabric={program}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert f"{program} ended with 3: broken" in done.stderr
+
+
 def newest(*patterns: str) -> Path | None:
     """What the Rust build left, whichever of its profiles was built last; tests leave libraries under their full names."""
     there = [path for folder in PROFILES for pattern in patterns for path in folder.glob(pattern)]
