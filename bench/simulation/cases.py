@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gradwire.bench.machine import machine
 from gradwire.simulation.plan import Bucket, ClusterPlan, fill_buckets
 from gradwire.simulation.result import simulate
 from gradwire.simulation.tensors import Tensor
@@ -34,6 +36,7 @@ DDP_BUCKET_BYTES = 25 << 20
 BURST_BYTES = 2_700_000
 HOSTS_PER_LEAF = 16
 MICROSECONDS_MAX = 10_000_000
+UNKNOWN = "unknown"
 
 Tell = Callable[[str], None]
 
@@ -155,21 +158,40 @@ def _run_peer(case: Case, ns3: Path) -> dict[str, Any]:
 
 
 class Store:
-    """Results by their cases, kept in a file."""
+    """Results by their cases, kept in a file with the commit that each is of.
+
+    A last line that an interruption has cut short is none, and goes when the next one is written.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.results: dict[str, dict[str, Any]] = {}
-        if path is not None and path.exists():
-            lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-            self.results = {line["case"]: line["result"] for line in lines}
+        self.commits: dict[str, str] = {}
+        written = path.read_bytes() if path is not None and path.exists() else b""
+        self._whole_bytes = written.rfind(b"\n") + 1
+        for line in map(json.loads, written[: self._whole_bytes].splitlines()):
+            self.results[line["case"]] = line["result"]
+            self.commits[line["case"]] = line.get("commit", UNKNOWN)  # older files do not say it
+
+    @cached_property
+    def commit(self) -> str:
+        """Of what is run now."""
+        return str(machine()["commit"]) or UNKNOWN
 
     def keep(self, case: Case, result: dict[str, Any]) -> None:
         """Adds a result."""
-        self.results[case.key] = result
+        self.results[case.key], self.commits[case.key] = result, self.commit
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"case": case.key, "result": result}) + "\n")
+            line = json.dumps({"case": case.key, "commit": self.commit, "result": result}).encode() + b"\n"
+            with self.path.open("ab") as file:
+                file.truncate(self._whole_bytes)
+                file.write(line)
+            self._whole_bytes += len(line)
+
+    def commits_of(self, cases: Iterable[Case]) -> list[str]:
+        """Those of the results of these cases, the oldest first."""
+        wanted = {case.key for case in cases}
+        return list(dict.fromkeys(commit for key, commit in self.commits.items() if key in wanted))
 
     def get(self, case: Case) -> dict[str, Any] | None:
         """The result of a case; None: it was not run."""

@@ -122,18 +122,30 @@ class Study:
             targets: those that could be judged; None: the figure has none.
         """
         click.echo(text)
+        commits = self.store.commits_of(cases)
+        if commits:
+            click.echo(f"results of commit {' to '.join(dict.fromkeys((commits[0], commits[-1])))}")
         self.out.mkdir(parents=True, exist_ok=True)
         drawn = [panel._replace(series=[one for one in panel.series if one.places]) for panel in panels]
         if any(panel.series for panel in drawn):
             figures.draw(drawn, self.out / f"simulation-{name}.png")
             click.echo(f"drawn: {self.out / f'simulation-{name}.png'}", err=True)
-        rows = [{"case": json.loads(case.key), "result": self.store.get(case)} for case in cases]
+        rows = [
+            {
+                "case": json.loads(case.key),
+                "commit": self.store.commits.get(case.key),
+                "result": self.store.get(case),
+            }
+            for case in cases
+        ]
         missed = [target.text for target in targets or () if not target.is_reached]
         if self.json_file is not None:
             self.json_file.parent.mkdir(parents=True, exist_ok=True)
             facts = {
                 "benchmark": f"simulation-{name}",
                 "machine": machine(),
+                # What is kept may be of others than the machine's, which is that of whoever writes.
+                "commits": {"oldest": commits[0], "newest": commits[-1]} if commits else {},
                 "quick": self.quick,
                 "missed": missed,
             }

@@ -78,15 +78,61 @@ def test_the_other_figures_run(study, command):
     assert done.stdout.startswith("| ")
 
 
-def test_what_is_kept_is_not_run_again(tmp_path):
+def of_cases(script, *arguments):
+    """Runs a program that has the study's cases, and one of them that is small."""
     # Not quick, so that results are kept; of two hosts, so that it is.
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import cases\n"
+    head = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; import cases; file = Path(sys.argv[2])\n"
         "case, told = cases.Case(transport='auto', hosts=2, compression=100), []\n"
+    )
+    command = [sys.executable, "-c", head + script, str(FOLDER), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_line_that_was_cut_short_is_no_result_and_goes_when_the_next_is_kept(tmp_path):
+    file = tmp_path / "store.jsonl"
+    script = "store = cases.Store(file); assert store.get(case) is None\nstore.keep(case, {'n': 1}); store.keep(case, {'n': 2})"
+    for before in ("", '{"case": "other", "result": {}}\n'):
+        file.write_text(before + '{"case": "cut", "resu')
+        done = of_cases(script, file)
+        assert done.returncode == 0, done.stderr
+        kept = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [line["result"] for line in kept] == [{}, {"n": 1}, {"n": 2}][not before :]
+
+
+def test_results_are_of_the_commits_that_they_were_kept_with(tmp_path):
+    file = tmp_path / "store.jsonl"
+    script = (
+        "keys = [cases.Case(transport='mlt', hosts=2), cases.Case(transport='dlcp', hosts=2)]\n"
+        "lines = [{'case': keys[0].key, 'result': {}}, {'case': keys[1].key, 'commit': 'abc1234', 'result': {}}]\n"
+        "file.write_text(''.join(json.dumps(line) + chr(10) for line in lines))\n"
+        "store = cases.Store(file); store.keep(case, {})\n"
+        "for one in (store, cases.Store(file)):\n"
+        "    print(one.commits_of([case, keys[0]]) == ['unknown', store.commit], one.commits_of(keys) == ['unknown', 'abc1234'])"
+    )
+    done = of_cases(script, file)
+    assert done.stdout.split() == ["True"] * 4, done.stderr
+
+
+def test_what_is_printed_and_written_names_the_commits_of_the_results(study, tmp_path):
+    done, rows = study("jitter", "--only", "auto")
+    commit = rows[0]["commit"]
+    assert f"results of commit {commit}\n" in done.stdout
+    assert json.loads((tmp_path / "jitter.json").read_text())["commits"] == {"oldest": commit, "newest": commit}
+
+
+def test_where_nothing_was_judged_no_target_is_reached(tmp_path):
+    command = [sys.executable, FOLDER / "study.py", "scale", "--kept", "--store", tmp_path / "none", "--out", tmp_path]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no target was judged" in done.stdout
+
+
+def test_what_is_kept_is_not_run_again(tmp_path):
+    script = (
         "for again in range(2):\n"
-        "    store = cases.Store(Path(sys.argv[2])); cases.run_all([case], store, Path('none'), 1, told.append)\n"
+        "    store = cases.Store(file); cases.run_all([case], store, Path('none'), 1, told.append)\n"
         "assert len(told) == 1 and store.get(case)['flows']['count'] == 2, told\n"
     )
-    command = [sys.executable, "-c", script, str(FOLDER), str(tmp_path / "store.jsonl")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = of_cases(script, tmp_path / "store.jsonl")
     assert done.returncode == 0, done.stderr
