@@ -35,7 +35,8 @@ from typing import Any
 
 import click
 from gradwire.bench.display import as_written
-from overhead import MET, MISSED, NOT_RUN, RANKS, RUN_TIMEOUT_S, machine
+from gradwire.bench.machine import machine
+from overhead import MET, MISSED, NOT_RUN, RANKS, RUN_TIMEOUT_S
 from overlap import Range, union
 from rich.console import Console
 from rich.table import Table

@@ -32,10 +32,8 @@ from typing import Any
 
 import click
 from gradwire.bench.display import as_written
+from gradwire.bench.machine import machine
 from rich.console import Console
-
-sys.path.insert(0, str(Path(__file__).parent))
-from overhead import machine
 
 MET, MISSED, NOT_RUN = 0, 1, 2
 TARGET = 0.01

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 
 import click
 from gradwire.bench.display import as_written
+from gradwire.bench.machine import machine
 from rich.console import Console
 from rich.table import Table
 
@@ -149,13 +149,6 @@ def print_rows(console: Console, rows: list[dict[str, Any]]) -> None:
             console.print(
                 "processor seconds for each GB reduced, all ranks: gloo {:.2f}, gradwire {:.2f}".format(*both)
             )
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers belong to."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    load = os.getloadavg()[0]
-    return {"commit": git.stdout.strip(), "kernel": platform.release(), "cores": os.cpu_count(), "load": load}
 
 
 @click.command(help=as_written(__doc__), context_settings={"show_default": True})

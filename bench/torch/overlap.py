@@ -28,9 +28,10 @@ from typing import Any
 
 import click
 from gradwire.bench.display import as_written
+from gradwire.bench.machine import machine
 from gradwire.lab import Cluster, LabError, Link, NamespacesUnavailable, ToolMissing, sandbox
 from gradwire.lab.crew import rendezvous_environment
-from overhead import MET, MISSED, NOT_RUN, machine
+from overhead import MET, MISSED, NOT_RUN
 from rich.console import Console
 from rich.table import Table
 

@@ -1,5 +1,6 @@
 """The overhead benchmark runs to its end and judges each target; its quick mode shows no performance."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gradwire.bench.machine import machine
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "torch"
 
@@ -26,6 +28,17 @@ def blocks(measure: str, gloo: list[float], gradwire: list[float]) -> list[dict[
         for backend, times in (("gloo", gloo), ("gradwire", gradwire))
         for turn, seconds in enumerate(times)
     ]
+
+
+@pytest.mark.parametrize("name", ["overhead", "overlap", "gpu", "observability"])
+def test_numbers_are_of_gradwires_commit_wherever_it_is_called(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    bench = importlib.import_module(name)
+    monkeypatch.chdir(tmp_path)
+    found, expected = bench.machine(), machine()
+    assert [found.get(fact) for fact in ("commit", "gradwire")] == [expected["commit"], expected["gradwire"]]
 
 
 def test_a_ratio_is_the_median_of_neighbours(overhead: Any) -> None:
