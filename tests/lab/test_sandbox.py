@@ -139,6 +139,43 @@ def test_a_terminated_caller_that_wants_it_so_lets_the_function_leave_once(whole
         assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
 
 
+AFTER_A_FORK = """
+import os, signal, sys
+fork, forks = os.fork, []
+def slow_fork():
+    forks.append(fork())
+    if forks[-1] and len(forks) == int(sys.argv[1]):
+        while signal.SIGTERM not in signal.sigpending():
+            os.sched_yield()
+    return forks[-1]
+os.fork = slow_fork
+"""
+
+
+@pytest.mark.parametrize("process", ["caller", "keeper", "process 1"])
+def test_a_signal_that_comes_right_after_a_fork_is_passed_on(process):
+    """Each of them has forked, and the function runs, before it has said what SIGTERM shall do."""
+    fork = {"caller": 1, "keeper": 2, "process 1": 3}[process]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", AFTER_A_FORK + IN_ORDER, str(fork)], **pipes) as caller:
+        assert caller.stdout.readline() == b"up\n"
+        caller.terminate()
+        assert caller.stdout.readline() == b"leaving with 143\n"
+        caller.stdin.close()
+        assert caller.stdout.read() == b"left\n"
+        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+
+
+def test_the_callers_own_signal_mask_stays():
+    def main() -> int:
+        return int(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    assert sandbox.run(main) == 0
+    assert sandbox.run(main, terminates_in_order=True) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
+
+
 def test_ctrl_c_ends_it_with_the_shells_status():
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, start_new_session=True) as caller:
         assert caller.stdout.readline() == b"up\n"

@@ -54,10 +54,7 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     caller = os.getpid()
-    keeper = os.fork()
-    if keeper == 0:
-        _in_child(lambda: _keep(main, caller))
-    with _terminating(keeper) if terminates_in_order else nullcontext():
+    with _child(lambda: _keep(main, caller), is_told=terminates_in_order) as keeper:
         status = _wait(keeper)
     if status in _REASONS:
         raise NamespacesUnavailable(_REASONS[status])
@@ -68,6 +65,7 @@ def _keep(main: Callable[[], int], caller: int) -> int:
     """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # here and in process 1; it reaches the process of `main` too
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
+    _hear_sigterm()
     try:
         _enter_namespaces()
     except OSError:
@@ -76,17 +74,14 @@ def _keep(main: Callable[[], int], caller: int) -> int:
     if os.getppid() != caller:
         return 1  # the caller was gone before the line above
     keeper_lives, keeper_holds = os.pipe()
-    first = os.fork()
-    if first == 0:
-        os.close(keeper_holds)
-        _in_child(lambda: _be_first(main, keeper_lives))
-    os.close(keeper_lives)
-    with _terminating(first):
+    with _child(lambda: _be_first(main, keeper_lives, keeper_holds)) as first:
+        os.close(keeper_lives)
         return _wait(first)
 
 
-def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
+def _be_first(main: Callable[[], int], keeper_lives: int, keeper_holds: int) -> int:
     """Process 1: nothing survives it."""
+    os.close(keeper_holds)
     _syscalls.die_with_parent(signal.SIGKILL)
     os.set_blocking(keeper_lives, False)
     with suppress(BlockingIOError):
@@ -96,10 +91,8 @@ def _be_first(main: Callable[[], int], keeper_lives: int) -> int:
         _syscalls.mount_proc()
     except OSError:  # as where a container hides parts of /proc; in the one that is there processes have other numbers
         return _EXIT_NO_PROC
-    leader = os.fork()
-    if leader == 0:
-        _in_child(lambda: _lead(main))
-    with _terminating(leader):
+    with _child(lambda: _lead(main)) as leader:
+        _hear_sigterm()
         while True:
             ended, status = os.waitpid(-1, 0)
             if ended == leader:
@@ -111,6 +104,7 @@ def _lead(main: Callable[[], int]) -> int:
     """The process of `main`, which Ctrl-C and SIGTERM end in good order."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _leave)
+    _hear_sigterm()
     return main()
 
 
@@ -118,6 +112,30 @@ def _leave(*_: object) -> NoReturn:
     """Once: who terminates a whole process group, as timeout(1) does, is heard directly and by what the caller passes on."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(EXIT_TERMINATED)
+
+
+@contextmanager
+def _child(body: Callable[[], int], *, is_told: bool = True) -> Iterator[int]:
+    """A forked process that ends with the result of `body`, to which SIGTERM to this one is passed on meanwhile if `is_told`.
+
+    SIGTERM is held back until this process can pass it on, and in the child until `body` says `_hear_sigterm`: what a handler of its
+    parent did there would end process 1, and all else with it at once.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        child = os.fork()
+        if child == 0:
+            _in_child(body)
+        with _terminating(child) if is_told else nullcontext():
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            yield child
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hear_sigterm() -> None:
+    """What was held back comes now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 @contextmanager
