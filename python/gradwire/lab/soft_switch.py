@@ -10,7 +10,6 @@ it is started, and its file is removed as soon as it runs, so that whoever is ki
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradwire.lab.cluster import Link
-from gradwire.lab.errors import LabError, ToolMissing
+from gradwire.lab.compiler import build
+from gradwire.lab.errors import LabError
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _SLOTS = 1 << 14  # `SLOTS` of soft_switch.c: frames that a port can have under way, waiting or on the wire
@@ -46,15 +46,12 @@ class SoftSwitch:
 
         Raises:
             ToolMissing: there is no C compiler.
-            LabError: it does not start.
+            LabError: it cannot be compiled, or does not start.
         """
-        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-        if compiler is None:
-            raise ToolMissing("no C compiler found: install one (apt install gcc)")
         pipe = subprocess.PIPE
         with tempfile.TemporaryDirectory(prefix="gradwire-switch-") as folder:
             program = Path(folder, "soft_switch")
-            subprocess.run([compiler, "-O2", "-o", program, _SOURCE], check=True)
+            build(_SOURCE, program)
             self._process = subprocess.Popen([program, *ports], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         with suppress(OSError):  # only root may; without it the switch is late when the hosts are busy
             os.sched_setscheduler(self._process.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))

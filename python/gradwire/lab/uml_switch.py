@@ -17,6 +17,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from gradwire.lab.compiler import build
 from gradwire.lab.errors import LabError, ToolMissing
 from gradwire.lab.iproute import BUCKET_BYTES
 from gradwire.lab.netem import loss_words
@@ -39,7 +40,7 @@ class UmlSwitch:
 
         Raises:
             ToolMissing: user-mode-linux or a C compiler is not installed.
-            LabError: it does not start.
+            LabError: it does not start, or what it needs cannot be compiled.
         """
         if shutil.which(PROGRAM) is None:
             raise ToolMissing(f"{PROGRAM} not found: install user-mode-linux (apt install user-mode-linux)")
@@ -161,11 +162,8 @@ def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[st
 
 
 def _build_fpu_shim(folder: Path) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise ToolMissing("no C compiler found: install one (apt install gcc)")
     library = folder / "uml_fpu.so"
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, _HERE / "uml_fpu.c"], check=True)
+    build(_HERE / "uml_fpu.c", library, "-shared", "-fPIC")
     return library
 
 
