@@ -227,10 +227,10 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     GRADWIRE_LAB_HOST is the host's number in its environment. GLOO_SOCKET_IFNAME, by which torch's gloo finds the other hosts, names the
     devices of all rails (eth0,eth1) unless it is set here.
     """
-    path = folder() / name
     sys.stdout.flush()
     request = {"do": "exec", "command": list(program), "folder": str(Path.cwd())}
     try:
+        path = folder() / name
         told = Client(path).ask(do="describe")
         numbers = list(range(told["hosts"])) if host == "all" else [_number(host)]
         # Gloo would look for the name of this machine, which has none of the lab's addresses.

@@ -39,7 +39,9 @@ def folder() -> Path:
     Raises:
         LabError: somebody else has made it.
     """
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108  (the folder below is the user's alone)
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    # `su` leaves that of another user.
+    base = runtime if runtime and os.access(runtime, os.W_OK) else "/tmp"  # noqa: S108  (the folder below is the user's alone)
     path = Path(base, f"gradwire-lab-{os.getuid()}")
     with suppress(FileNotFoundError):
         _check_own(path)
