@@ -1,11 +1,13 @@
 """Process 1 of the user-mode-linux switch: loads the queueing modules, then runs the commands that come on its console.
 
-Runs inside the other kernel, on the host's files, with nothing but the standard library. Each line read is a shell command;
-after it has run, its output and a line `DONE <exit status>` go out.
+Runs inside the other kernel, on the host's files, with nothing but the standard library. Each line read is a mark, the most seconds
+that are waited for it, and a shell command; after it has run, its output and a line `DONE <mark> <exit status>` go out. Nobody knows the
+mark before, so no output can be taken for this line.
 """
 
 import ctypes
 import os
+import signal
 import subprocess
 
 MODULES = ("sch_tbf", "sch_netem", "sch_prio", "sch_red", "sch_ingress", "cls_u32", "cls_matchall", "act_gact")
@@ -30,8 +32,27 @@ def main() -> None:
         load(module)
     print("READY", flush=True)
     while line := os.read(0, 65536).decode():
-        result = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
-        print(f"{result.stdout}{result.stderr}DONE {result.returncode}", flush=True)
+        mark, seconds, command = line.split(" ", 2)
+        output, status = run(command, float(seconds))
+        end = "\n" if output and not output.endswith("\n") else ""
+        print(f"{output}{end}DONE {mark} {status}", flush=True)
+
+
+def run(command: str, seconds: float) -> tuple[str, int]:
+    """Output and status of a command; of one that, or whose children, do not end in time none, and the status that timeout(1) has."""
+    # The console would be a standard input that never ends.
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    arguments = ["sh", "-c", command]
+    process = subprocess.Popen(
+        arguments, stdin=nothing, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"it has not ended after {seconds:g} s", 124
+    return output + errors, process.returncode
 
 
 main()

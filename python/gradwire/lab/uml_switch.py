@@ -11,6 +11,7 @@ It forwards about 50,000 packets a second on one core.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from gradwire.switch.linux import red
 
 PROGRAM = "linux.uml"
 _HERE = Path(__file__).parent
+COMMAND_SECONDS = 30.0  # of which tc takes some milliseconds
 _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' processes
 
 
@@ -51,24 +53,29 @@ class UmlSwitch:
                 os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
             self._wait_for("READY")
 
-    def run(self, *commands: str) -> str:
+    def run(self, *commands: str, limit_s: float = COMMAND_SECONDS) -> str:
         """Runs shell commands (one line each) on the switch and returns their output.
 
+        Args:
+            commands: what to run; with nothing as their standard input.
+            limit_s: how long each may take.
+
         Raises:
-            LabError: a command fails, or the switch is gone.
+            LabError: a command fails, or does not end in time, or the switch is gone.
         """
         assert self._kernel.stdin is not None
         output = ""
         for command in commands:
             try:
-                self._kernel.stdin.write(command + "\n")
+                mark = secrets.token_hex(8)
+                self._kernel.stdin.write(f"{mark} {limit_s:g} {command}\n")
                 self._kernel.stdin.flush()
             except BrokenPipeError as error:
                 raise LabError("the user-mode-linux switch is gone") from error
-            status, lines = self._wait_for("DONE")
-            if status != "DONE 0":
+            end, (_, *lines) = self._wait_for(f"DONE {mark} ")  # the console echoes the command
+            if end.split()[-1] != "0":
                 raise LabError(f"the switch refused `{command}`: {' '.join(lines[-3:])}")
-            output += "\n".join(lines[1:])  # the console echoes the command
+            output += "\n".join(lines)
         return output
 
     def shape(

@@ -1,0 +1,52 @@
+"""Commands on the user-mode-linux switch, whatever they print or wait for."""
+
+import json
+
+import pytest
+from gradwire.lab import LabError, NamespacesUnavailable, ToolMissing, sandbox
+from gradwire.lab.uml_switch import UmlSwitch
+
+COMMANDS = {
+    "no end of line": ("printf x", "x"),
+    "nothing": ("true", ""),
+    "lines": ("echo one; echo two >&2", "one\ntwo"),
+    "the word that ends an answer": ("echo DONE 0; echo two", "DONE 0\ntwo"),
+    "reads": ("cat; echo read", "read"),
+    "is not text": (r"printf 'a\377b'", "a\ufffdb"),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What one switch says to all of them, and to those that fail."""
+    file = tmp_path_factory.mktemp("uml") / "answers.json"
+
+    def main() -> int:
+        with UmlSwitch([]) as switch:
+            found = {name: switch.run(command) for name, (command, _) in COMMANDS.items()}
+            for name, command in (("refused", "echo why; exit 3"), ("for ever", "sleep 600"), ("child", "sleep 600 &")):
+                try:
+                    switch.run(command, limit_s=30 if name == "refused" else 0.5)
+                except LabError as error:
+                    found[name] = str(error)
+            found["after"] = switch.run("echo here")
+        file.write_text(json.dumps(found))
+        return 0
+
+    try:
+        assert sandbox.run(main) == 0
+    except (NamespacesUnavailable, ToolMissing) as error:
+        pytest.skip(str(error))
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_answered_with_what_it_has_printed(answers, name):
+    assert answers[name] == COMMANDS[name][1]
+
+
+def test_one_that_fails_or_does_not_end_is_refused_and_the_next_one_runs(answers):
+    assert answers["refused"] == "the switch refused `echo why; exit 3`: why"
+    for name, command in (("for ever", "sleep 600"), ("child", "sleep 600 &")):
+        assert answers[name] == f"the switch refused `{command}`: it has not ended after 0.5 s"
+    assert answers["after"] == "here"
