@@ -218,6 +218,9 @@ class Mute:
     def ask(self, _to, _size_bytes=0, octet=0, **_options):
         return Answer(0.001, octet, 0.0)
 
+    def ask_for_certain(self, _to, _tries, *, octet=0, **_options):
+        return Answer(0.001, octet, 0.0)
+
     def count(self, _to, test, _packets, **_options):
         return self.counts.get(test)
 

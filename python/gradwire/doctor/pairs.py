@@ -327,7 +327,7 @@ def _source_to(to: End) -> str:
 
 
 def _passes(prober: Prober, to: End, ip_bytes: int) -> bool:
-    return any(prober.ask(to, ip_bytes) is not None for _ in range(_MTU_TRIES))
+    return prober.ask_for_certain(to, _MTU_TRIES, size_bytes=ip_bytes) is not None
 
 
 def _largest(prober: Prober, to: End, wanted: int) -> int:
@@ -345,11 +345,8 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
 
 
 def _arriving(prober: Prober, to: End, octet: int) -> int | None:
-    for _ in range(_TAG_TRIES):
-        answer = prober.ask(to, octet=octet)
-        if answer is not None:
-            return answer.octet
-    return None
+    answer = prober.ask_for_certain(to, _TAG_TRIES, octet=octet)
+    return None if answer is None else answer.octet
 
 
 def _rail_loss(prober: Prober, to: End, rail: tuple[int, str], packets: int) -> tuple[int, int]:

@@ -40,6 +40,7 @@ _STUCK_SECONDS = 1  # after which a card that takes no packets is not waited for
 _UNKNOWN_NS = (1 << 32) - 1
 _TELLING_PACKETS = 6  # of one call; of fewer a card may collect all before the kernel hears of any
 WAIT_SECONDS = 0.2  # for an answer, where the way is not known to be longer
+_ROUNDS = 5  # of probes that nobody answers, plain ones neither: five seconds of a peer that stands still
 _ROUND_TRIPS = 3  # that an answer is waited for over a long way: queues may double it
 _STRAGGLING_SECONDS = 0.1  # and a round trip: how much later than a question a packet that left before it may come
 
@@ -149,6 +150,7 @@ class Prober:
         self._answers: dict[tuple[int, int], tuple[Answer, bytes]] = {}
         self._counted: dict[tuple[int, int], _Counting] = collections.defaultdict(_Counting)
         self._changed = threading.Condition()
+        self._gone: set[int] = set()
         self._ends = False
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -174,6 +176,36 @@ class Prober:
         """Sends one probe, an IP packet of this size (0: the least) and class; None: no answer in time, or too large for the device."""
         found = self._exchange(_Probe(_ECHO, size_bytes, octet), to, to.wait_s if wait_s is None else wait_s)
         return None if found is None else found[0]
+
+    def ask_for_certain(self, to: End, tries: int, *, size_bytes: int = 0, octet: int = 0) -> Answer | None:
+        """Sends so many probes of this size and class until one is answered; None: they are lost on the way, where others are not.
+
+        A peer may stand still for longer than all of them are waited for. So a plain probe follows: who answers it has read those before
+        it that have come, and answered them first. Where it is not answered either nothing is known, and all begins again, until the
+        peer has been silent in so many rounds; then it counts as gone, and is not waited for so long again.
+        """
+        asked: list[tuple[int, int]] = []
+        for _ in range(1 if to.rank in self._gone else _ROUNDS):
+            answered = self._try(_Probe(_ECHO, size_bytes, octet), to, tries, asked)
+            is_there = answered is not None or self.ask(to) is not None
+            answered = answered or self._answered(asked, 0)
+            if answered is not None or is_there:
+                self._gone.discard(to.rank)
+                return None if answered is None else self._answers.pop(answered)[0]
+        self._gone.add(to.rank)
+        return None
+
+    def _try(self, probe: _Probe, to: End, tries: int, asked: list[tuple[int, int]]) -> tuple[int, int] | None:
+        """Asks so often, and says which question has an answer, of those that were `asked` before, too."""
+        for _ in range(tries):
+            question = self._question(probe, to)
+            if question is None:
+                continue
+            asked.append(question)
+            answered = self._answered(asked, to.wait_s)
+            if answered is not None:
+                return answered
+        return None
 
     def count(
         self,
