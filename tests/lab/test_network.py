@@ -40,24 +40,28 @@ class Probe:
         self.inbox.bind((network.address(receiver, remote_rail), 0))
         self.outbox.bind((network.address(sender, local_rail), 0))
         self.to = self.inbox.getsockname()
+        self.sent = 0
 
     def arrived(self, packets, payload=20):
         """One byte for each packet sent, 1 where it arrived."""
         self.inbox.settimeout(0)
-        found = bytearray(packets)
-        for number in range(packets):
-            self.outbox.sendto(number.to_bytes(4, "little").ljust(payload, b"\0"), self.to)
-            if number % 20 == 19:
+        found, first = bytearray(packets), self.sent
+        self.sent += packets  # no two packets have one number, so that a late one counts for no other
+        for index in range(packets):
+            self.outbox.sendto((first + index).to_bytes(4, "little").ljust(payload, b"\0"), self.to)
+            if index % 20 == 19:
                 time.sleep(0.002)  # paces; nothing is waited for
-            self._take(found)
-        self.inbox.settimeout(0.3)
-        self._take(found)
+            self._take(found, first)
+        self.inbox.settimeout(1.5)  # of quiet, if some are lost: a busy machine may hold packets for a while
+        self._take(found, first)
         return bytes(found)
 
-    def _take(self, found):
+    def _take(self, found, first):
         try:
-            while True:
-                found[int.from_bytes(self.inbox.recv(2048)[:4], "little")] = 1
+            while not all(found):
+                index = int.from_bytes(self.inbox.recv(2048)[:4], "little") - first
+                if 0 <= index < len(found):
+                    found[index] = 1
         except (BlockingIOError, TimeoutError):
             return
 
