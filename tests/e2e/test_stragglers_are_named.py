@@ -19,14 +19,19 @@ def warnings(job: Job, rank: int) -> list[tuple[str, ...]]:
     return WARNING.findall(job.output(rank))
 
 
+def computes_longer(job: Job, rank: int) -> list[tuple[str, ...]]:
+    """What a rank has warned of the slow one. A busy machine may hold up another one as well, which is then named too."""
+    return [told for told in warnings(job, rank) if told[:2] == ("2", "compute")]
+
+
 # test of: report/straggler
 def test_a_rank_that_computes_longer_is_named_once_and_by_one_rank(tmp_path: Path) -> None:
-    with Job(tmp_path, 3, slow=(2, 0.3), GRADWIRE_STRAGGLER_WARNING_S="1") as job:
-        job.wait_for(lambda: warnings(job, 0), "the warning of the next rank")
+    with Job(tmp_path, 3, slow=(2, 1.0), GRADWIRE_STRAGGLER_WARNING_S="4") as job:
+        job.wait_for(lambda: computes_longer(job, 0), "the warning of the next rank")
         job.wait_for(lambda: "INFO straggler: rank 2 (compute)" in job.output(1), "the same at another rank")
     job.require_clean_exit()
-    assert warnings(job, 0) == [("2", "compute", "0")], job.transcript()
-    assert warnings(job, 1) == [], "others only say it to those who ask"
+    assert computes_longer(job, 0) == [("2", "compute", "0")], job.transcript()
+    assert computes_longer(job, 1) == [], "others only say it to those who ask"
     assert warnings(job, 2) == [], "the slow rank waits for nobody"
 
 
