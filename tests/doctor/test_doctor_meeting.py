@@ -184,6 +184,7 @@ def test_ctrl_c_is_no_finding(tmp_path):
 def test_a_rank_that_was_ended_and_started_again_while_others_wait_is_met(tmp_path):
     with ThreadPoolExecutor(3) as threads:
         entering = [threads.submit(FolderMeeting.enter, tmp_path, 0, 3, 30.0)]
+        until(lambda: meeting_module._token(tmp_path / "rank-0"))
         with pytest.raises(MissingRankError, match="rank 2 has not come"):
             FolderMeeting.enter(tmp_path, 1, 3, 0.2)
         entering += [threads.submit(FolderMeeting.enter, tmp_path, rank, 3, 30.0) for rank in (1, 2)]
@@ -193,7 +194,9 @@ def test_a_rank_that_was_ended_and_started_again_while_others_wait_is_met(tmp_pa
 
 def test_ranks_that_count_differently_do_not_meet(tmp_path):
     with ThreadPoolExecutor(2) as threads:
-        entering = [threads.submit(FolderMeeting.enter, tmp_path, rank, 2 + rank, 0.3) for rank in range(2)]
+        entering = [threads.submit(FolderMeeting.enter, tmp_path, 0, 2, 3.0)]
+        until(lambda: meeting_module._token(tmp_path / "rank-0"))
+        entering.append(threads.submit(FolderMeeting.enter, tmp_path, 1, 3, 0.3))
         for each, missing in zip(entering, (1, 2), strict=True):
             with pytest.raises(MissingRankError, match=f"rank {missing} has not come"):
                 each.result()
