@@ -23,7 +23,7 @@ store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=Fa
 print(store.port, flush=True)
 sys.stdin.read()
 """
-ANSWER_S = 1.0
+ANSWER_S = 5.0
 # After which the Store answers, so that who waits for it comes back too late instead of never.
 CUT_OFF_S = 30.0
 
