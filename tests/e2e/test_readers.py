@@ -144,7 +144,8 @@ def test_a_rank_that_never_reads_is_named_when_the_time_of_the_group_is_over() -
         publish(store, rank)
     board = publish(store, 1)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(read, Board(store, PREFIX, 0, WORLD_SIZE), 0.5, 0.1)
+        # With more time than the next one, which is to be the first to give up.
+        first = pool.submit(read, Board(store, PREFIX, 0, WORLD_SIZE), 5.0, 0.1)
         store.wait([f"{PREFIX}/read/0"], timedelta(seconds=PATIENCE_S))
         with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3 appeared, and did not read") as caught:
             read(board, 0.5, 0.1)
