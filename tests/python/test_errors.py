@@ -84,14 +84,17 @@ def test_a_signal_ends_the_wait_for_peers_that_do_not_come() -> None:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    def join() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        pending.join(records, 60.0)
+
     engine, absent = _native.Engine({"port": 0}), _native.Engine({"port": 0})
     pending, other = engine.new_group(0, 2, "signals"), absent.new_group(1, 2, "signals")
     records = [pending.record(), other.record()]
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            pending.join(records, 60.0)
+            join()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
