@@ -287,7 +287,7 @@ def test_a_stranger_that_stays_does_not_keep_the_board_from_ending() -> None:
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_that_does_not_come() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        pause_s, whole = 0.05, _meeting._frame({"value": True, "more": 100 * " "})
+        pause_s, whole = 0.2, _meeting._frame({"value": True, "more": 100 * " "})
 
         def trickle() -> None:
             connection, _ = listener.accept()
@@ -298,7 +298,7 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_tha
                     gone.wait(pause_s)
 
         gone = threading.Event()
-        thread = threading.Thread(target=trickle)
+        thread = threading.Thread(target=trickle, daemon=True)  # so that a failure here ends the test
         thread.start()
         store = MeetingStore("127.0.0.1", listener.getsockname()[1], None, pause_s * len(whole) / 4)
         with pytest.raises(RendezvousError, match="is gone"):
