@@ -36,6 +36,14 @@ except BaseException as error:
 else:
     print("formed")
 """
+# Goes on when it is told to.
+WHEN_TOLD = """
+import sys; sys.modules["torch"] = None
+import gradwire
+gradwire.Communicator
+print("ready", flush=True)
+sys.stdin.readline()
+"""
 # Tries again when nobody came.
 AGAIN = """
 import sys; sys.modules["torch"] = None
@@ -71,7 +79,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(command: list[str], rank: int, world_size: int, port: int, **more: str) -> subprocess.Popen[str]:
+def start(
+    command: list[str], rank: int, world_size: int, port: int, *, stdin: int | None = None, **more: str
+) -> subprocess.Popen[str]:
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -79,13 +89,32 @@ def start(command: list[str], rank: int, world_size: int, port: int, **more: str
         "GRADWIRE_RENDEZVOUS": f"127.0.0.1:{port}",
     }
     environment = {**_clean_environment(), **variables, **more}
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(
-        [sys.executable, *command], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, *command], env=environment, text=True, stdin=stdin, stdout=pipe, stderr=both
     )
 
 
 def form(rank: int, world_size: int, port: int, timeout_s: float = 60.0, **more: str) -> subprocess.Popen[str]:
     return start(["-c", FORM, str(timeout_s)], rank, world_size, port, **more)
+
+
+def form_together(
+    timeouts_s: list[float], world_size: int, port: int, *of_rank: dict[str, str]
+) -> list[subprocess.Popen[str]]:
+    """Ranks that begin when all have started: a short time to meet is none to start in."""
+    processes = [
+        start(["-c", WHEN_TOLD + FORM, str(timeout_s)], rank, world_size, port, stdin=subprocess.PIPE, **more)
+        for rank, (timeout_s, more) in enumerate(zip(timeouts_s, of_rank or [{}] * len(timeouts_s), strict=True))
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return processes
 
 
 def printed(process: subprocess.Popen[str]) -> str:
@@ -133,7 +162,7 @@ def test_a_world_size_that_differs_is_named_on_both_ranks() -> None:
 
 def test_missing_ranks_are_named_within_the_timeout() -> None:
     port = free_port()
-    processes = [form(0, 3, port, 2.0), form(1, 3, port, 60.0)]
+    processes = form_together([2.0, 60.0], 3, port)
     assert "MissingRankError rank(s) 2 of 3 did not appear within 2 s" in printed(processes[0])
     told = printed(processes[1])
     assert "MissingRankError rank 0 gave up" in told
@@ -167,9 +196,8 @@ def test_a_rank_that_comes_to_the_next_meeting_before_others_have_left_the_last_
 def test_a_secret_that_differs_is_named() -> None:
     port = free_port()
     secrets = ["first secret of this job", "other secret of that job"]
-    first, other = (
-        form(r, 2, port, 60.0 if r else 3.0, GRADWIRE_SECRET=s, GRADWIRE_SECURITY="on") for r, s in enumerate(secrets)
-    )
+    of_rank = [{"GRADWIRE_SECRET": secret, "GRADWIRE_SECURITY": "on"} for secret in secrets]
+    first, other = form_together([3.0, 60.0], 2, port, *of_rank)
     assert "SecretMismatchError the rendezvous at" in printed(other), "at once"
     told = printed(first)
     # Anybody could have said that it was rank 1: who waits for it goes on to, and is told afterwards.
