@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -81,10 +82,19 @@ class Job:
 
     def command(self, *arguments: str, runtime: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Runs `gradwire` as the user of the job, or of another runtime folder."""
-        return subprocess.run(
+        with self.started(*arguments, runtime=runtime) as process:
+            try:
+                output, errors = process.communicate(timeout=LONGEST_S)
+            finally:
+                process.kill()
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def started(self, *arguments: str, runtime: Path | None = None) -> subprocess.Popen[str]:
+        """The same, which then runs."""
+        return subprocess.Popen(
             [sys.executable, "-c", "from gradwire.cli import main; main()", *arguments],
             env={**_clean_environment(), "XDG_RUNTIME_DIR": str(runtime or self.variables["XDG_RUNTIME_DIR"])},
-            capture_output=True, text=True, timeout=LONGEST_S, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def __enter__(self) -> Job:
@@ -92,8 +102,9 @@ class Job:
 
     def __exit__(self, *_: object) -> None:
         (self.folder / "end").touch()
-        for process in self.processes:
+        for process in self.processes:  # none ends well while another one stands still
             process.send_signal(signal.SIGCONT)
+        for process in self.processes:
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -103,6 +114,19 @@ class Job:
     def require_clean_exit(self) -> None:
         """Fails the calling test unless all ranks ended well."""
         assert [process.returncode for process in self.processes] == [0] * self.ranks, self.transcript()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many TCP ports in a row that were free just now."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as probes:
+            try:
+                for port in range(first, first + count):
+                    probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):  # somebody has it, or there is none with such a number
+                continue
+            return first
 
 
 def free_port() -> int:

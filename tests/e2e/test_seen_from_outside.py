@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gradwire.errors import StatusFolderError
 from gradwire.metrics import METRICS
 from gradwire.observe.client import find_sockets
 from gradwire.observe.status import StatusServer
-from observed import Job, free_port
+from observed import LONGEST_S, Job, free_ports
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("opentelemetry.sdk")
     collector = _Collector()
-    ports = {"GRADWIRE_METRICS_PORT": str(free_port()), "GRADWIRE_OTLP_ENDPOINT": collector.url}
+    ports = {"GRADWIRE_METRICS_PORT": str(free_ports(2)), "GRADWIRE_OTLP_ENDPOINT": collector.url}
     with Job(tmp_path_factory.mktemp("job"), 2, **ports, GRADWIRE_OTLP_EVERY_S="0.5") as running:
         running.until_it_reduces()
         running.collector = collector  # type: ignore[attr-defined]
@@ -186,19 +187,55 @@ def stranger(path: Path) -> str:
     return ran.stdout.strip() or ran.stderr
 
 
+Lines = list[dict[str, Any]]
+
+
+def monitored(job: Job, what: str, is_enough: Callable[[Lines], Any], *more: str, runtime: Path | None = None) -> Lines:
+    """What `gradwire monitor` prints until that is enough, or until a busy machine would have printed it long ago."""
+    lines: Lines = []
+    with job.started("monitor", what, "--json", "--every", "0.3", *more, runtime=runtime) as monitor:
+        assert monitor.stdout is not None
+        limit = threading.Timer(LONGEST_S, monitor.send_signal, [signal.SIGINT])
+        limit.start()
+        try:
+            for line in monitor.stdout:
+                lines.append(json.loads(line))
+                if is_enough(lines):
+                    break
+            monitor.send_signal(signal.SIGINT)
+            _, errors = monitor.communicate(timeout=LONGEST_S)
+        finally:
+            limit.cancel()
+            monitor.kill()
+    assert monitor.returncode == 0, errors
+    return lines
+
+
+def has_both_ranks(lines: Lines) -> bool:
+    return {line["rank"] for line in lines} == {0, 1}
+
+
+def rates_of(lines: Lines, rank: int) -> list[dict[str, Any]]:
+    return [line["rates"]["communicator 0"] for line in lines if line["rank"] == rank and line["rates"]]
+
+
+def has_rates(lines: Lines) -> bool:
+    """Of all kinds, for both ranks."""
+    return all(
+        any(rates["calls_per_s"] > 0 for rates in own)
+        and any(rates["peers"][0]["sent_bytes_per_s"] > 0 for rates in own)
+        and any(rates["ended_by"] for rates in own)
+        for own in (rates_of(lines, rank) for rank in range(2))
+    )
+
+
 def test_monitor_streams_rates_of_every_rank(job: Job) -> None:
-    ran = job.command("monitor", "seen", "--json", "--every", "0.3", "--seconds", "3")
-    assert ran.returncode == 0, ran.stderr
-    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    lines = monitored(job, "seen", has_rates)
+    assert has_rates(lines), lines
     for rank in range(2):
-        own = [line["rates"]["communicator 0"] for line in lines if line["rank"] == rank and line["rates"]]
-        assert own, ran.stdout
-        assert any(rates["calls_per_s"] > 0 for rates in own)
-        (peer,) = own[-1]["peers"]
+        (peer,) = rates_of(lines, rank)[-1]["peers"]
         assert peer["rank"] == 1 - rank
         assert peer["rtt_ms"] > 0
-        assert any(rates["peers"][0]["sent_bytes_per_s"] > 0 for rates in own)
-        assert any(rates["ended_by"] for rates in own)
     assert job.command("monitor", "no-such-job", "--json").returncode == 3
 
 
@@ -209,8 +246,7 @@ def test_monitor_finds_a_job_by_its_address_a_port_or_a_process_and_over_a_remot
     # The job has a name of its own, and is found by where it met all the same.
     address = job.variables["GRADWIRE_RENDEZVOUS"]
     for what in (facts["port"], facts["pid"], address):
-        ran = job.command("monitor", str(what), "--json", "--every", "0.2", "--seconds", "1")
-        assert {json.loads(line)["rank"] for line in ran.stdout.splitlines()} == {0, 1}, ran.stderr
+        assert has_both_ranks(monitored(job, str(what), has_both_ranks)), what
     assert job.command("monitor", f"{address}0", "--json").returncode == 3
     shell = tmp_path / "shell"  # stands for ssh: runs here what it should run there
     shell.write_text(f'#!/bin/sh\nshift\nPATH="{Path(sys.executable).parent}:$PATH" exec sh -c "$*"\n')
@@ -218,21 +254,7 @@ def test_monitor_finds_a_job_by_its_address_a_port_or_a_process_and_over_a_remot
     empty = tmp_path / "empty"
     empty.mkdir(mode=0o700)
     there = f"env XDG_RUNTIME_DIR={job.variables['XDG_RUNTIME_DIR']} {shell}"
-    ran = job.command(
-        "monitor",
-        "seen",
-        "--json",
-        "--every",
-        "0.2",
-        "--seconds",
-        "6",
-        "--host",
-        "node1",
-        "--ssh",
-        there,
-        runtime=empty,
-    )
-    assert {json.loads(line)["rank"] for line in ran.stdout.splitlines()} == {0, 1}, ran.stderr
+    assert has_both_ranks(monitored(job, "seen", has_both_ranks, "--host", "node1", "--ssh", there, runtime=empty))
 
 
 def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -> None:
@@ -265,7 +287,7 @@ def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -
 
 def test_trace_leaves_a_rank_out_that_stands_still_and_names_it(short_folder: Path) -> None:
     out = short_folder / "step.json"
-    with Job(short_folder, 2) as job:
+    with Job(short_folder, 2, GRADWIRE_PEER_TIMEOUT_S="300") as job:
         job.until_it_reduces()
         job.processes[1].send_signal(signal.SIGSTOP)
         ran = job.command("trace", "seen", "-o", str(out))
