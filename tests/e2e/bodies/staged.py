@@ -319,7 +319,7 @@ def check_a_wait_ends_by_its_own_timeout_where_the_device_has_not_come_to_the_co
 
 def check_a_device_that_never_comes_to_the_copy_ends_the_call_and_its_group_by_the_timeout() -> None:
     group, streams = dist.new_group(), Hung()
-    link_of(group).timeout = timedelta(milliseconds=100)  # of every call that names none
+    link_of(group).timeout = timedelta(seconds=1)  # of every call that names none
 
     def run() -> None:
         works = [dist.all_reduce(torch.ones(10), group=group, async_op=True) for _ in range(2)]
@@ -327,9 +327,9 @@ def check_a_device_that_never_comes_to_the_copy_ends_the_call_and_its_group_by_t
         with pytest.raises(RuntimeError, match="had not been copied"):
             works[1].get_future().wait()
         for work in works:
-            with pytest.raises(DeadlineError, match=r"had not been copied .* 0.1 s after the call") as caught:
+            with pytest.raises(DeadlineError, match=r"had not been copied .* 1 s after the call") as caught:
                 work.wait()
-            assert caught.value.fields["waited_s"] == 0.1
+            assert caught.value.fields["waited_s"] == 1.0
         with pytest.raises(GradwireError):
             dist.barrier(group)
         streams.go_on.set()
