@@ -54,7 +54,7 @@ def test_threads_that_a_firewall_keeps_apart_are_done_without_and_told(tmp_path)
         with network.on_host(1):
             subprocess.run(["nft", "-f", "-"], input=RULES, text=True, check=True)
 
-    settings = {"GRADWIRE_NETWORK_THREADS": "2", "GRADWIRE_CONNECT_TIMEOUT_S": "2"}
+    settings = {"GRADWIRE_NETWORK_THREADS": "2", "GRADWIRE_CONNECT_TIMEOUT_S": "10"}
     for rank, said in enumerate(warned_of(tmp_path, "network threads", 2, shut, **settings)):
         (text,) = said
         assert f"1 of the network threads of rank {rank} are not used" in text
