@@ -3,14 +3,17 @@
 mod common;
 
 use common::{all_reduce, check_all_reduce, cluster, config, Tensor, PATIENCE};
-use gradwire_engine::collectives::{Algorithm, Collective, DeliveryReport, Policy, ReduceOp, Request};
+use gradwire_engine::collectives::{
+    Algorithm, Collective, DeadlineRule, DeliveryReport, Policy, ReduceOp, Request,
+};
 use gradwire_engine::{ChaosConfig, EngineConfig, GroupHandle};
 use std::ops::Range;
 use std::time::Duration;
 
 const ELEMS: usize = 300_000;
-/// Closes when everything was sent once, whatever of it is in: what is missing is what was lost.
-const ANYTHING: Policy = Policy { loss_bound: 0.9, floor: 0.0, ..Policy::AUTO };
+/// Closes when everything was sent once and not before, whatever of it is in: what is missing is what was lost.
+const ANYTHING: Policy =
+    Policy { loss_bound: 0.9, floor: 0.0, deadline: DeadlineRule::Never, ..Policy::AUTO };
 
 fn with(chaos: ChaosConfig) -> EngineConfig {
     EngineConfig { mtu: Some(1_500), chaos: Some(chaos), ..config() }
