@@ -22,7 +22,7 @@ pub(crate) fn config() -> EngineConfig {
 /// The same for a test in which a peer is lost.
 #[must_use]
 pub(crate) fn impatient() -> EngineConfig {
-    EngineConfig { peer_timeout: Duration::from_secs(3), ..config() }
+    EngineConfig { peer_timeout: Duration::from_secs(6), ..config() }
 }
 
 /// Starts `world_size` engines.
