@@ -29,7 +29,8 @@ fn sums_are_exact_over_any_number_of_paths_with_every_spray_and_without_offload(
         let mtu = Some(9_000);
         let engines = engines(3, &EngineConfig { paths, spray, offload, mtu, ..config() });
         let groups = connect(&engines);
-        for elems in [1, 1_000, 1_000_003] {
+        // By chance one of 16 paths is left out of a few hundred packets once in some hundred times, of so many never.
+        for elems in [1, 1_000, 1_000_003, 4_000_003] {
             check_all_reduce(&groups, elems);
         }
         for group in &groups {
