@@ -87,7 +87,7 @@ pub(super) fn any_open<'f>(flows: impl Iterator<Item = (&'f mut Flow, RawFd)>, n
 /// Whether anything leaves any of the sockets, while one of them is blocked and nothing is added to the others.
 #[derive(Clone, Debug)]
 pub(super) struct Standstill {
-    /// There are several cards, of which one may go on where another one does not.
+    /// Several cards are listed (`interface`), of which one may go on where another one does not: whether each carries a path is not asked.
     is_possible: bool,
     /// What waited in each socket's buffer when it was last looked at, bytes.
     unsent: [usize; PATHS_MAX as usize],
