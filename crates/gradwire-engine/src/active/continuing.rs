@@ -228,7 +228,8 @@ impl ActiveGroup {
             Phase::Running => {
                 let Some(number) = succession.running.remove(&id) else { return };
                 let epoch = outcome.is_ok().then_some(succession.epoch);
-                let Some(pending) = succession.calls.end(number, epoch) else { return };
+                let members = succession.members.len();
+                let Some(pending) = succession.calls.end(number, epoch, members) else { return };
                 self.finish_in_epoch(pending.in_flight, outcome);
                 self.start_calls(now);
             }

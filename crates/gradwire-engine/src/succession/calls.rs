@@ -2,9 +2,10 @@
 //! have missed.
 //!
 //! A result is kept until every member must have it. A call starts only when all calls that lie more than a window before it
-//! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A result that
-//! did not need everybody (a lossy gather stage) may be forgotten too soon: then who missed it gets a typed error. A call that was refused
-//! here, or whose result came from another rank, says nothing of what the others hold, and nothing is forgotten for it.
+//! have ended here; so whoever holds a result of it, to which all members contributed, knows that theirs have ended too. A call with a
+//! root ends without most of the others, so more windows pass until then ([`windows_until_all_have_ended`]). A result that
+//! did not need everybody (a lossy gather stage, roots that take turns) may be forgotten too soon: then who missed it gets a typed error. A call
+//! that was refused here, or whose result came from another rank, says nothing of what the others hold, and nothing is forgotten for it.
 
 use crate::in_flight::InFlight;
 use gradwire_collectives::{Collective, DeliveryReport, ReduceOp, Request};
@@ -195,11 +196,11 @@ impl Calls {
         None
     }
 
-    /// It has ended, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
-    pub(crate) fn end(&mut self, number: u64, epoch: Option<u64>) -> Option<Pending> {
+    /// It has ended among so many members, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
+    pub(crate) fn end(&mut self, number: u64, epoch: Option<u64>, members: usize) -> Option<Pending> {
         let pending = self.end_here(number, epoch)?;
         if epoch.is_some() {
-            self.forget(number);
+            self.forget(number, windows_until_all_have_ended(&pending.request.collective, members));
         }
         Some(pending)
     }
@@ -272,7 +273,7 @@ impl Calls {
     /// Ends everything.
     pub(crate) fn drain(&mut self) -> Vec<Pending> {
         let numbers: Vec<u64> = (self.first..self.next()).collect();
-        numbers.into_iter().filter_map(|number| self.end(number, None)).collect()
+        numbers.into_iter().filter_map(|number| self.end_here(number, None)).collect()
     }
 
     fn get(&self, number: u64) -> Option<&Kept> {
@@ -284,20 +285,40 @@ impl Calls {
     }
 
     fn window_is_full(&self, number: u64) -> bool {
-        self.below < number && self.is_out_of_window(self.below, number)
+        self.below < number && self.below < self.window_of(number)
     }
 
-    fn is_out_of_window(&self, old: u64, new: u64) -> bool {
-        let bytes = |number| self.get(number).map_or(0, |kept: &Kept| kept.bytes_so_far);
-        new - old >= WINDOW_CALLS || bytes(new).saturating_sub(bytes(old)) > WINDOW_BYTES
+    /// The first call that lies in the window of this one: those before have ended on every rank that starts it.
+    fn window_of(&self, number: u64) -> u64 {
+        let bytes = self.get(number).map_or(0, |kept| kept.bytes_so_far);
+        let is_before = |kept: &Kept| bytes.saturating_sub(kept.bytes_so_far) > WINDOW_BYTES;
+        let oldest = self.first + self.kept.partition_point(is_before) as u64;
+        oldest.max(number.saturating_sub(WINDOW_CALLS - 1))
     }
 
-    /// What lies a window before a call that has ended, to which everybody contributed, has ended everywhere.
-    fn forget(&mut self, ended: u64) {
-        while self.first < self.below.min(ended) && self.is_out_of_window(self.first, ended) {
+    /// What lies so many windows before a call that has ended has ended everywhere.
+    fn forget(&mut self, ended: u64, windows: u32) {
+        let mut kept_from = self.window_of(ended);
+        for _ in 1..windows {
+            kept_from = self.window_of(kept_from.saturating_sub(1));
+        }
+        while self.first < self.below.min(ended).min(kept_from) {
             self.kept.pop_front();
             self.first += 1;
         }
+    }
+}
+
+/// Who ends a call knows that every rank which contributed has started it, and with that ended all a window before. Of a call with a root
+/// that may be the root alone. It has ended one a window earlier, and so knows as much of the next ranks of the tree of a broadcast, these of
+/// those after them: a window more for each step down to the last.
+fn windows_until_all_have_ended(collective: &Collective, members: usize) -> u32 {
+    match collective {
+        Collective::Broadcast { .. }
+        | Collective::Reduce { .. }
+        | Collective::Gather { .. }
+        | Collective::Scatter { .. } => 1 + members.max(1).ilog2(),
+        _ => 1,
     }
 }
 
@@ -350,7 +371,10 @@ mod tests {
     }
 
     fn add(calls: &mut Calls, memory: &mut [u8], reduce: ReduceOp) -> u64 {
-        let request = request(memory, reduce);
+        add_request(calls, request(memory, reduce))
+    }
+
+    fn add_request(calls: &mut Calls, request: Request) -> u64 {
         let before = Before::of(&request);
         calls.add(request, in_flight(0), before, Timestamp::ZERO)
     }
@@ -410,14 +434,52 @@ mod tests {
         for _ in 0..=count {
             add(&mut calls, &mut memory, ReduceOp::Avg);
         }
-        assert!(calls.end(0, Some(0)).is_some());
+        assert!(calls.end(0, Some(0), 3).is_some());
         for number in 1..count {
             let held = Held { bytes: vec![5; 8], epoch: 0 };
             let ended = if number % 2 == 0 { calls.refuse(number) } else { calls.end_with(number, &held) };
             assert!(ended.is_some() && calls.held(0).is_some(), "{number}");
         }
-        assert!(calls.end(count, Some(0)).is_some());
+        assert!(calls.end(count, Some(0), 3).is_some());
         assert!(calls.held(0).is_none(), "all have contributed to this one");
+    }
+
+    #[test]
+    fn calls_that_need_only_their_root_push_a_result_out_after_as_many_windows_as_it_takes() {
+        for (collective, members, windows) in [
+            (Collective::AllGather, 8, 1),
+            (Collective::AllReduce { algorithm: Algorithm::Auto }, 8, 1),
+            (Collective::Reduce { root: 0 }, 1, 1),
+            (Collective::Gather { root: 0 }, 2, 2),
+            (Collective::Scatter { root: 0 }, 3, 2),
+            (Collective::Broadcast { root: 0 }, 3, 2),
+            (Collective::Broadcast { root: 0 }, 4, 3),
+            (Collective::Broadcast { root: 0 }, 8, 4),
+        ] {
+            let mut calls = Calls::default();
+            let mut memory = [1; 8];
+            add(&mut calls, &mut memory, ReduceOp::Avg);
+            assert!(calls.end(0, Some(0), members).is_some());
+            for number in 1..=windows * WINDOW_CALLS {
+                assert!(calls.held(0).is_some(), "{collective:?} {number} among {members}");
+                let collective = collective.clone();
+                let request = Request { collective, ..request(&mut memory, ReduceOp::Avg) };
+                assert_eq!(add_request(&mut calls, request), number);
+                assert!(calls.end(number, Some(0), members).is_some());
+            }
+            assert!(calls.held(0).is_none(), "{collective:?} among {members}");
+        }
+    }
+
+    #[test]
+    fn as_many_windows_before_a_call_are_counted_where_each_call_fills_one() {
+        let ended = |bytes_so_far| Kept { state: State::Ended(None), bytes_so_far };
+        for (windows, forgotten) in [(1, 2), (2, 1), (3, 0)] {
+            let kept = [1, WINDOW_BYTES + 2, 3 * WINDOW_BYTES].map(ended);
+            let mut calls = Calls { kept: kept.into(), below: 3, ..Calls::default() };
+            calls.forget(2, windows);
+            assert_eq!(calls.first, forgotten, "{windows}");
+        }
     }
 
     #[test]
@@ -465,11 +527,11 @@ mod tests {
             add(&mut calls, &mut memory, ReduceOp::Avg);
         }
         assert_eq!(started(&mut calls), (0..WINDOW_CALLS).collect::<Vec<u64>>());
-        assert!(calls.end(1, Some(0)).is_some());
+        assert!(calls.end(1, Some(0), 3).is_some());
         assert_eq!(started(&mut calls), [] as [u64; 0], "the oldest has not ended");
-        assert!(calls.end(0, Some(0)).is_some() && calls.held(0).is_some());
+        assert!(calls.end(0, Some(0), 3).is_some() && calls.held(0).is_some());
         assert_eq!(started(&mut calls), [WINDOW_CALLS, WINDOW_CALLS + 1]);
-        assert!(calls.end(WINDOW_CALLS, Some(0)).is_some());
+        assert!(calls.end(WINDOW_CALLS, Some(0), 3).is_some());
         assert!(calls.held(0).is_none() && calls.held(1).is_some() && calls.has_ended(0));
     }
 
