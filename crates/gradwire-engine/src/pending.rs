@@ -331,17 +331,22 @@ fn connect(
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         match wait.recv_timeout(left.min(ASK_INTERVAL)) {
-            Ok(Ok(())) => return Ok(Some(handle)),
-            Ok(Err(error)) => return Err(JoinError::Failed(error)),
+            Ok(connected) => return joined(handle, connected),
             Err(RecvTimeoutError::Disconnected) => return Err(handle.shared.stopped_error().into()),
             Err(RecvTimeoutError::Timeout) if left <= ASK_INTERVAL => {
-                return Err(unreachable(&handle, roster, timeout));
+                let error = unreachable(&handle, roster, timeout);
+                // The last peer may have answered in the meantime; then nobody is missing.
+                return wait.try_recv().map_or(Err(error), |connected| joined(handle, connected));
             }
             // Dropped, the handle leaves: who was reached already is told.
             Err(RecvTimeoutError::Timeout) if !goes_on() => return Ok(None),
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
+}
+
+fn joined(handle: GroupHandle, connected: Result<(), OpError>) -> Result<Option<GroupHandle>, JoinError> {
+    connected.map(|()| Some(handle)).map_err(JoinError::Failed)
 }
 
 /// Gives the group up, and says who did not answer.
@@ -381,7 +386,45 @@ const WORLD_SIZE_MAX: u32 = 16_384;
 mod tests {
     use super::*;
     use crate::routes::SLOTS_MAX;
-    use crate::Engine;
+    use crate::{Completions, Engine};
+
+    /// Joins a group of one on a network thread that says how it has ended only when it is given up.
+    fn joined_at_the_last_moment(connected: Result<(), OpError>) -> Result<Option<GroupHandle>, JoinError> {
+        let engine = Engine::start(EngineConfig { network_threads: Some(1), ..EngineConfig::default() });
+        let pending = engine.expect("it starts").new_group(0, 1, "late").expect("valid");
+        let Shared { local, features, .. } = &*pending.shared;
+        let of_engine = (features.clone(), Vec::new());
+        let shared = Shared::new(local.clone(), of_engine, (Instant::now(), Completions::default()));
+        let shared = Arc::new(shared.expect("descriptors are left"));
+        let roster = Roster::new(&pending.record, &[]).expect("of one");
+        let setup = Box::new(pending.into_setup(GroupKey(1), &roster).expect("valid"));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut commands, mut waiting) = (Vec::new(), None);
+                let missing = loop {
+                    if commands.is_empty() {
+                        shared.take_commands(&mut commands);
+                    }
+                    match (!commands.is_empty()).then(|| commands.remove(0)) {
+                        Some(Command::Join { connected, .. }) => waiting = Some(connected),
+                        Some(Command::Abandon { missing, .. }) => break missing,
+                        _ => std::thread::yield_now(),
+                    }
+                };
+                waiting.expect("it was handed over before").send(connected).expect("it is waited for");
+                missing.send(Vec::new()).expect("it is waited for");
+            });
+            connect(Arc::clone(&shared), (setup, &roster), (0, 1), Duration::ZERO, &mut || true)
+        })
+    }
+
+    #[test]
+    fn a_join_that_ends_while_it_is_given_up_has_ended_so() {
+        assert!(matches!(joined_at_the_last_moment(Ok(())), Ok(Some(_))));
+        let error = OpError::Invalid("as it was told".to_owned());
+        let outcome = joined_at_the_last_moment(Err(error.clone())).map(|_| ());
+        assert_eq!(outcome, Err(JoinError::Failed(error)));
+    }
 
     #[test]
     fn a_group_for_which_no_connection_ids_are_left_says_how_many_others_hold() {
