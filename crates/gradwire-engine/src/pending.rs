@@ -313,6 +313,16 @@ impl PendingGroup {
     }
 }
 
+#[cfg(test)]
+impl PendingGroup {
+    /// What its group would be formed again with.
+    pub(crate) fn into_lineage(self, records: &[String]) -> Option<Box<Lineage>> {
+        let roster = Roster::new(&self.record, records).ok()?;
+        let key = GroupKey(self.shared.next_id());
+        self.into_setup(key, &roster).ok()?.lineage
+    }
+}
+
 /// Hands a group to the network thread and waits until it is connected.
 fn connect(
     shared: Arc<Shared>,

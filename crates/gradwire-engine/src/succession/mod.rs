@@ -315,8 +315,11 @@ impl Succession {
             || (self.admission.is_open_to(joiner) && self.lives.first() == Some(&self.me))
     }
 
-    /// Members that do not answer under the present epoch, by its numbers.
+    /// Members that do not answer under the present epoch, by its numbers. None: the last answer has just come, and all are about to go on.
     pub(crate) fn on_unreachable(&mut self, now: Timestamp, ranks: &[u32]) {
+        if ranks.is_empty() {
+            return;
+        }
         for rank in ranks {
             self.membership.suspect(now, self.first_rank(*rank));
         }
@@ -532,6 +535,26 @@ const ATTEMPTS_MAX: u32 = 6;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Engine, EngineConfig, OnPeerLoss};
+
+    #[test]
+    fn who_has_heard_everybody_by_the_deadline_gives_nobody_up() {
+        let on_peer_loss = OnPeerLoss::Continue;
+        let config = EngineConfig { network_threads: Some(1), on_peer_loss, ..EngineConfig::default() };
+        let engines = [(); 2].map(|()| Engine::start(config.clone()).expect("it starts"));
+        let mut pending =
+            engines.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "two").expect("valid"));
+        let (first, other) = (pending.next().expect("a rank"), pending.next().expect("a rank"));
+        let mut succession = Succession::new(first.into_lineage(&[other.record()]).expect("they agree"));
+        let (begun, epoch) = (Timestamp::ZERO, Epoch::first(succession.lives.clone()));
+        succession.entered(begun, &epoch, 0..1);
+        let deadline = begun + succession.peer_timeout;
+        assert!(succession.connects_too_long(deadline));
+        succession.on_unreachable(deadline, &[]);
+        assert!(matches!(succession.phase, Phase::Connecting { .. }));
+        succession.on_unreachable(deadline, &[1]);
+        assert!(matches!(succession.phase, Phase::Waiting { .. }));
+    }
 
     #[test]
     fn once_an_epoch_is_decided_only_the_loss_of_one_of_its_members_concerns_it() {
