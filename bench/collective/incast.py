@@ -126,7 +126,7 @@ def main(
         console.print(f"falls with I: {'reached' if reached else 'MISSED'}", highlight=False)
         return reached
 
-    chosen = {"network": network, "ranks": ranks, "rate_mbit": rate, "elems": elems}
+    chosen = {"network": network, "ranks": ranks, "rate_mbit": None if network == "loopback" else rate, "elems": elems}
     frame.run("incast", frame.Settings(quick, json_file, out), chosen, measure, conclude)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gradwire.bench.collectives import COLLECTIVES
 
@@ -13,7 +13,8 @@ PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 EXACT = "exact"  # the backend's own collective, which is exact, instead of an opted-in reduction
 ALGORITHMS = ("auto", "ring", "transpose", "halving_doubling", "parameter_server", "weighted_transpose")
 TCP = ("cubic", "reno", "bbr")
-NETWORKS = ("loopback", "bridge", "lab", "netem", "uml", "nft", "soft")
+UNSHAPED = ("loopback", "bridge")
+NETWORKS = (*UNSHAPED, "lab", "netem", "uml", "nft", "soft")
 KERNEL = "kernel"  # netem, or nft where the kernel has no netem; only the sandbox can tell, so it is decided there
 SCENARIOS = ("gray", "slow-host", "incast")
 HEALTHY = "healthy"
@@ -140,7 +141,13 @@ class NetworkPlan:
     @property
     def is_shaped(self) -> bool:
         """Whether it can lose and delay packets."""
-        return self.kind not in ("loopback", "bridge")
+        return self.kind not in UNSHAPED
+
+    def described(self) -> dict[str, Any]:
+        """For the numbers; None for what its links have not, whatever stands in the field."""
+        lacks = [] if self.is_shaped else ["rate_mbit", "buffer_bytes", "bucket_bytes"]
+        lacks += ["mtu_bytes"] if self.kind == "loopback" else []
+        return asdict(self) | dict.fromkeys(lacks)
 
 
 @dataclass(frozen=True)

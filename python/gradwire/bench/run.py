@@ -109,7 +109,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
     whole = {
         **facts,
         "settings": _settings(plan),
-        "network": {**asdict(plan.network), **counted},
+        "network": {**plan.network.described(), **counted},
         "interrupted": isinstance(end, KeyboardInterrupt),
         "ended_by": ended.by,
         "targets": [asdict(verdict) for verdict in verdicts],
@@ -144,7 +144,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
     whole = {
         **facts,
         "settings": settings,
-        "network": {**asdict(plan.network), **counted},
+        "network": {**plan.network.described(), **counted},
         "interrupted": isinstance(end, KeyboardInterrupt),
         "ended_by": ended.by,
         "target": target,

@@ -37,8 +37,9 @@ def write_html(results: dict[str, Any], file: Path) -> None:
     body = report.targets_html(results["targets"])
     body += "\n".join(report.pictures(charts, file))
     body += "<h2>All runs</h2>" + report.html_table(_HEADS, lines_of(rows))
+    rate = f", {network['rate_mbit']:g} Mbit/s each" if network["rate_mbit"] else ""
     about = f"Time until the example's validation loss is {target:.4f} nats for each byte: {results['settings']['ranks']} workers, "
-    about += f"{network['switch']}, {network['rate_mbit']:g} Mbit/s each. {report.network_text(network)}"
+    about += f"{network['switch']}{rate}. {report.network_text(network)}"
     file.write_text(report.html_page("gradwire bench --training", about, body, results))
 
 

@@ -24,6 +24,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 _SHARE, _MS = click.FloatRange(0, 0.5), click.FloatRange(0, 1000)
 _PRESETS = click.Choice([*plan.PRESETS, plan.EXACT])
 _TCP = click.Choice([*plan.TCP, "none"])
+_OF_LINKS = ("rate", "buffer", "bucket", "rails")
 _EPILOG = """
 \b
 Examples:
@@ -195,12 +196,17 @@ def _check_training(chosen: dict[str, Any]) -> None:
 
 
 def network_of(chosen: dict[str, Any]) -> NetworkPlan:
-    """The network that the options ask for."""
+    """The network that the options ask for.
+
+    Raises:
+        ValueError: it has not what they ask for.
+    """
     is_gray = chosen["scenario"] == "gray" and chosen["rails"] == 1
     rails = plan.GRAY_RAILS if is_gray else chosen["rails"]
+    asked = [f"--{name}" for name in _OF_LINKS if name in chosen["given"]]
+    if asked and chosen["network"] in plan.UNSHAPED:
+        raise ValueError(f"{', '.join(asked)}: of shaped links, which --network {chosen['network']} has not")
     bucket = None if chosen["bucket"] is None else chosen["bucket"] * 1024
-    if bucket and chosen["network"] in ("loopback", "bridge"):
-        raise ValueError(f"--bucket is of shaped links, which --network {chosen['network']} has not")
     return NetworkPlan(chosen["network"], chosen["rate"], chosen["buffer"] * 1024, chosen["mtu"], rails, bucket)
 
 
@@ -216,7 +222,7 @@ def variants_of(chosen: dict[str, Any]) -> list[Variant]:
 
 
 def _with_defaults(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of which those that nobody gave are as training, a scenario or `--quick` needs them."""
+    """Options of which those that nobody gave are as training, a scenario or `--quick` needs them; `given` names the others."""
     default: dict[str, Any] = {}
     if options["trains"]:
         default |= {"losses": training.LOSSES, "minutes": 60.0}
@@ -235,6 +241,6 @@ def _with_defaults(ctx: click.Context, options: dict[str, Any]) -> dict[str, Any
             "settle": 1,
         }
         default |= {"losses": (0.0, 0.01), "steps": 6} if options["trains"] else {}
-    given = {name for name in (*default, "peers") if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    given = {name for name in options if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
     chosen = {name: value for name, value in default.items() if name not in given}
-    return {**options, **chosen, "is_tcp_chosen": "peers" in given}
+    return {**options, **chosen, "is_tcp_chosen": "peers" in given, "given": given}
