@@ -42,6 +42,21 @@ def test_a_full_disk_leaves_the_numbers_of_an_earlier_run_and_nothing_else(tmp_p
         pytest.skip(str(error))
 
 
+def test_two_runs_whose_processes_have_the_same_number_do_not_share_an_unfinished_file(tmp_path):
+    """As those have that are the first in the namespace of their sandbox."""
+    file, own = tmp_path / "numbers.json", tmp_path / f".numbers.json.{os.getpid()}"
+    own.write_text("of another run")
+    numbers.write(file, {"run": 1})
+    assert own.read_text() == "of another run"
+    assert json.loads(file.read_text()) == {"run": 1}
+
+
+def test_numbers_have_the_mode_of_any_file(tmp_path):
+    (tmp_path / "any").touch()
+    numbers.write(tmp_path / "numbers.json", {"run": 1})
+    assert len({stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}) == 1
+
+
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

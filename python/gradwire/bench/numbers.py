@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
+
+from gradwire import _files
 
 
 def write(file: Path, measured: dict[str, Any]) -> None:
@@ -17,18 +18,7 @@ def write(file: Path, measured: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
-    text = json.dumps(_finite(measured), indent=1, allow_nan=False) + "\n"
-    if file.exists() and not file.is_file():  # a pipe, a terminal: nothing that could be replaced
-        file.write_text(text)
-        return
-    file = file.resolve()
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text)
-        unfinished.replace(file)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    _files.replace(file, json.dumps(_finite(measured), indent=1, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
