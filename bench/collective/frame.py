@@ -7,7 +7,6 @@ A benchmark says which engines there are and what is concluded; the rest is here
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from gradwire.bench import report
+from gradwire import _files
+from gradwire.bench import numbers, report
 from gradwire.bench.ground import Ground
 from gradwire.bench.machine import machine
 from gradwire.bench.plan import Condition, NetworkPlan
@@ -40,6 +40,14 @@ class Settings:
     quick: bool
     json_file: Path | None
     out: Path
+
+    def make_folders(self) -> None:
+        """Before anything is measured: a folder that cannot be written is said at once. Raises OSError."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        _files.check_folder(self.out)
+        if self.json_file is not None:
+            self.json_file.parent.mkdir(parents=True, exist_ok=True)
+            _files.check(self.json_file)
 
 
 def common_options(quick_help: str) -> Callable[[Command], Command]:
@@ -161,17 +169,14 @@ def run(
     facts = machine()  # in the sandbox everybody is root
 
     def work() -> int:
-        for folder in (settings.out, *([settings.json_file.parent] if settings.json_file else [])):
-            folder.mkdir(parents=True, exist_ok=True)
         try:
+            settings.make_folders()
             measured = measure(tell)
+            results = {"benchmark": name, "machine": facts, "settings": {**chosen, "quick": settings.quick}, **measured}
+            reached = _concluded(console, results, settings.json_file, conclude)
         except (WorkerFailed, LabError, OSError) as error:
             console.print(f"error: {error}", markup=False)
             return NOT_RUN
-        results = {"benchmark": name, "machine": facts, "settings": {**chosen, "quick": settings.quick}, **measured}
-        if settings.json_file is not None:
-            settings.json_file.write_text(json.dumps(results, indent=1) + "\n")
-        reached = conclude(console, results)
         if settings.quick:
             console.print("quick run: no verdict")
         return REACHED if settings.quick or reached else MISSED
@@ -181,6 +186,23 @@ def run(
     except LabError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(NOT_RUN)
+
+
+def _concluded(
+    console: Console,
+    results: dict[str, Any],
+    json_file: Path | None,
+    conclude: Callable[[Console, dict[str, Any]], bool],
+) -> bool:
+    """Writes the numbers and concludes. Raises OSError where a file cannot be written; the others are."""
+    attempts, reached = _files.Attempts(), False
+    if json_file is not None:
+        with attempts.one():
+            numbers.write(json_file, results)
+    with attempts.one():
+        reached = conclude(console, results)
+    attempts.end()
+    return reached
 
 
 def table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:

@@ -1,9 +1,35 @@
-"""Files that are written after minutes or hours of work: whole or not there after it."""
+"""Files that are written after minutes or hours of work: tried before it, whole or not there after it, and each though another fails."""
 
 from __future__ import annotations
 
 import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+def check(file: Path) -> None:
+    """Tries whether `replace` can write this file.
+
+    Raises:
+        OSError: it cannot; the message names the folder.
+    """
+    if not _is_stream(file):
+        check_folder(file.resolve().parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Tries whether files can be made in a folder, by one that is gone at once: permissions say nothing of a file system's own.
+
+    Raises:
+        OSError: none can be made there.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".gradwire-"):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def replace(file: Path, text: str) -> None:
@@ -25,6 +51,26 @@ def replace(file: Path, text: str) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+class Attempts:
+    """Writes of which each is made though another one fails; what failed is raised at the end."""
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Within it, a file is written: an OSError is kept."""
+        try:
+            yield
+        except OSError as error:
+            self._failed.append(str(error))
+
+    def end(self) -> None:
+        """Raises OSError, saying what all that failed said."""
+        if self._failed:
+            raise OSError("; ".join(self._failed))
 
 
 def _is_stream(file: Path) -> bool:

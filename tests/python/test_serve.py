@@ -50,6 +50,11 @@ def test_a_missing_folder_for_the_statistics_is_said_before_anybody_is_waited_fo
     )
 
 
+def test_a_folder_in_which_no_file_can_be_made_is_said_before_anybody_is_waited_for(tmp_path):
+    result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1", "--json", "/proc/x.json")
+    assert (result.returncode, "--json /proc/x.json: " in result.stderr) == (2, True), result.stderr
+
+
 def test_workers_that_do_not_come_are_status_3(tmp_path):
     result = run("--store", f"file://{tmp_path / 'store'}", "--wait", "1")
     assert result.returncode == 3, result.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gradwire import _files
 from gradwire.bench import display, kept, numbers, report, results, tcp, training, training_report
 from gradwire.bench.conductor import Crews, measure
 from gradwire.bench.ground import Ground, time_limit_s
@@ -42,8 +43,15 @@ class Outcome:
 
     def make_folders(self) -> None:
         """Before the minutes of measuring: a folder that cannot be written is said at once. Raises OSError."""
-        for folder in (self.out, *(file.parent for file in (self.json_file, self.html_file) if file is not None)):
+        folders = (
+            [self.out] if self.html_file is None else [self.out, self.html_file.parent]
+        )  # pictures are beside the page
+        for folder in (*folders, *([] if self.json_file is None else [self.json_file.parent])):
             folder.mkdir(parents=True, exist_ok=True)
+        for folder in folders:
+            _files.check_folder(folder)
+        if self.json_file is not None:
+            _files.check(self.json_file)
 
 
 Measured = dict[str, Any]
@@ -191,16 +199,23 @@ class _Form:
 
 
 def _conclude(console: Console, whole: Measured, outcome: Outcome, form: _Form) -> None:
-    """Writes numbers and report, then says everything: who reads what is printed may go, and what cannot be written is printed."""
+    """Writes numbers and report, then says everything: who reads what is printed may go, and what cannot be written is printed.
+
+    Raises:
+        OSError: one of both cannot be written; the other is.
+    """
     said = []
+    attempts = _files.Attempts()
     try:
         if outcome.json_file is not None:
-            numbers.write(outcome.json_file, whole)
-            said.append(f"numbers: {outcome.json_file}")
+            with attempts.one():
+                numbers.write(outcome.json_file, whole)
+                said.append(f"numbers: {outcome.json_file}")
         page = outcome.html_file or outcome.out / form.page
         try:
-            form.write_html(whole, page)
-            said.append(f"report: {page}")
+            with attempts.one():
+                form.write_html(whole, page)
+                said.append(f"report: {page}")
         except ModuleNotFoundError as error:
             said.append(f"no report: {error.name} is not installed (pip install 'gradwire[bench]')")
     finally:
@@ -209,6 +224,7 @@ def _conclude(console: Console, whole: Measured, outcome: Outcome, form: _Form) 
             console.print(results.Verdict(**verdict).line(), highlight=False, markup=False)
         for line in said:
             console.print(line, highlight=False, markup=False)
+    attempts.end()
 
 
 def _settings(plan: Plan) -> dict[str, Any]:

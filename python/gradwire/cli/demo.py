@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gradwire import _files
 from gradwire._extras import require
 from gradwire.bench import numbers
 from gradwire.bench.display import make_console
@@ -87,14 +88,22 @@ def command(
         link = Link(rate, buffer * 1024, delay / 2)
         plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
                     budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
-        for folder in (out, *([] if json_file is None else [json_file.parent])):
-            folder.mkdir(parents=True, exist_ok=True)
+        _make_folders(out, json_file)
         sys.exit(sandbox.run(lambda: _play(plan, out, json_file)))
     except LabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_LAB)
     except (ValueError, OSError, MissingExtraError) as error:
         raise click.UsageError(str(error)) from error
+
+
+def _make_folders(out: Path, json_file: Path | None) -> None:
+    """Before the minutes of training: a folder that cannot be written is said at once. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    _files.check_folder(out)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        _files.check(json_file)
 
 
 def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
@@ -122,21 +131,29 @@ def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
 
 
 def _conclude(console: Console, plan: Plan, results: list[RunResults], drawing: Path, json_file: Path | None) -> None:
-    """Writes numbers and picture, then says everything: who reads what is printed may go, and what cannot be written is printed."""
+    """Writes numbers and picture, then says everything: who reads what is printed may go, and what cannot be written is printed.
+
+    Raises:
+        OSError: one of both cannot be written; the other is.
+    """
     said = []
+    attempts = _files.Attempts()
     try:
         if json_file is not None:
-            numbers.write(json_file, report(plan, results))
-            said.append(f"numbers: {json_file}")
+            with attempts.one():
+                numbers.write(json_file, report(plan, results))
+                said.append(f"numbers: {json_file}")
         try:
-            picture.draw(plan, results, drawing)
-            said.append(f"picture: {drawing}")
+            with attempts.one():
+                picture.draw(plan, results, drawing)
+                said.append(f"picture: {drawing}")
         except ModuleNotFoundError as error:
             said.append(f"no picture: {error.name} is not installed (pip install 'gradwire[demo]')")
     finally:
         console.print(_table(plan, results))
         for line in (_compared(plan, results), *said):
             console.print(line, highlight=False, markup=False)
+    attempts.end()
 
 
 class _Display:

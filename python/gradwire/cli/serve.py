@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
+from gradwire import _files
 from gradwire.errors import ConfigError, GradwireError, MissingExtraError, RendezvousError, SettingsMismatchError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_WORKERS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
 
+_STDOUT = "-"
 _EPILOG = """
 \b
 On the workers, which train as ever (torchrun, Slurm, ...):
@@ -72,8 +74,8 @@ def command(
     Each of the job's servers sums a part of every tensor that the workers reduce with the schedule parameter_server, and
     sends the mean back. It ends by itself when the last worker has left.
     """
-    if json_file is not None and not json_file.parent.is_dir():
-        raise click.UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
+    if json_file is not None and str(json_file) != _STDOUT:
+        _check(json_file)
     signal.signal(signal.SIGTERM, _terminate)
     address = address or _address_of_environment()
 
@@ -101,10 +103,26 @@ def command(
     tell(_summary(stats["served"]))
     if json_file is not None:
         try:
-            with click.open_file(str(json_file), "w") as file:
-                file.write(json.dumps({"index": index, **stats}, indent=2) + "\n")
+            _write(json_file, json.dumps({"index": index, **stats}, indent=2) + "\n")
         except OSError as error:
             _fail(f"{json_file}: {error.strerror}", EXIT_USAGE)
+
+
+def _check(json_file: Path) -> None:
+    """Before the job's hours of training."""
+    if not json_file.parent.is_dir():
+        raise click.UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
+    try:
+        _files.check(json_file)
+    except OSError as error:
+        raise click.UsageError(f"--json {json_file}: {error.strerror}: {error.filename}") from error
+
+
+def _write(json_file: Path, text: str) -> None:
+    if str(json_file) == _STDOUT:
+        click.echo(text, nl=False)
+    else:
+        _files.replace(json_file, text)
 
 
 def _address_of_environment() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gradwire import _files
 from gradwire._extras import require
 from gradwire.errors import MissingExtraError
 from gradwire.simulation import plan as plans
@@ -16,6 +17,7 @@ from gradwire.simulation.picture import draw
 from gradwire.simulation.result import lines, simulate
 from gradwire.simulation.tensors import Tensor, read_tensors
 
+_STDOUT = "-"
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _PRESETS = click.Choice(["auto", "mlt", "dlcp", "ltp", "ultima", "reliable"])
 _EPILOG = """
@@ -31,7 +33,7 @@ It runs the real protocol over a modelled leaf-spine network in virtual time, on
 the cluster sends in a step. Payload is not carried. docs/simulation.md says what is modelled.
 
 \b
-Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that cannot be read.
+Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that cannot be read or written.
 """
 
 
@@ -68,8 +70,7 @@ def command(model: Path | None, **options: Any) -> None:
     """What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer."""
     json_path, picture = options.pop("json_path"), options.pop("picture")
     presets, bucket_bytes = options.pop("presets"), int(options.pop("bucket_mb") * plans.MEGABYTE)
-    if picture is not None:
-        _check_picture()
+    _check(json_path, picture)
     tensors, backward_us = _tensors(model, options.pop("bytes_")), options.pop("backward_ms") * 1e3
     cluster = {"buffer_bytes": options.pop("buffer_kb") << 10, **options}
     if cluster["algorithm"] != "parameter_server":
@@ -79,16 +80,20 @@ def command(model: Path | None, **options: Any) -> None:
     for preset in presets:
         plan = plans.ClusterPlan(preset=preset, buckets=buckets, **cluster)
         results.append(_run(plan))
-        if str(json_path) != "-":
+        if str(json_path) != _STDOUT:
             click.echo("\n".join(lines(results[-1])) + "\n")
     _write(results, json_path, picture)
 
 
-def _check_picture() -> None:
+def _check(json_path: Path | None, picture: Path | None) -> None:
     """Before the simulation, which takes minutes."""
     try:
-        require("matplotlib", "bench", "--picture")
-    except MissingExtraError as error:
+        if picture is not None:
+            require("matplotlib", "bench", "--picture")
+            _files.check(picture)
+        if json_path is not None and str(json_path) != _STDOUT:
+            _files.check(json_path)
+    except (MissingExtraError, OSError) as error:
         raise click.UsageError(str(error)) from error
 
 
@@ -114,11 +119,18 @@ def _run(plan: plans.ClusterPlan) -> dict[str, Any]:
 
 
 def _write(results: list[dict[str, Any]], json_path: Path | None, picture: Path | None) -> None:
+    """Both, though one cannot be written."""
+    attempts = _files.Attempts()
+    text = json.dumps(results, indent=1) + "\n"
+    if str(json_path) == _STDOUT:
+        click.echo(text, nl=False)
+    elif json_path is not None:
+        with attempts.one():
+            _files.replace(json_path, text)
     try:
-        if json_path is not None:
-            with click.open_file(str(json_path), "w") as file:
-                file.write(json.dumps(results, indent=1) + "\n")
         if picture is not None:
-            draw(results, picture)
+            with attempts.one():
+                draw(results, picture)
+        attempts.end()
     except (OSError, ImportError) as error:
         raise click.UsageError(str(error)) from error

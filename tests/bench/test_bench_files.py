@@ -1,0 +1,111 @@
+"""Files of commands that take minutes: that they cannot be written is said before, and each is written though another cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gradwire import _files
+from gradwire.bench import run
+from gradwire.bench.display import make_console
+from gradwire.cli import demo, main, simulate
+from gradwire.demo.plan import Plan
+from gradwire.demo.results import RunResults
+from gradwire.lab import sandbox
+
+CLOSED = Path("/proc")  # where nobody can make a file, not even root
+FULL = Path("/dev/full")  # what cannot be written and is found out only by writing
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def test_a_folder_is_tried_and_nothing_stays_in_it(tmp_path):
+    _files.check_folder(tmp_path)
+    _files.check(tmp_path / "numbers.json")
+    _files.check(FULL)
+    assert list(tmp_path.iterdir()) == []
+    for folder in (CLOSED, tmp_path / "missing"):
+        with pytest.raises(OSError, match=str(folder)):
+            _files.check(folder / "numbers.json")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("bench", "--out", ""), ("bench", "--json", "x.json"), ("bench", "--html", "x.html"), ("demo", "--out", ""),
+        ("demo", "--json", "x.json"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    tmp_path, monkeypatch, command, option, name
+):
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("it would be measured"))
+    found = CliRunner().invoke(main, [command, "--out", str(tmp_path), option, str(CLOSED / name)])
+    assert (found.exit_code, str(CLOSED) in found.output) == (2, True), found.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_simulation_is_not_begun_where_its_files_cannot_be_written(tmp_path, monkeypatch, option, is_there):
+    monkeypatch.setattr(simulate, "simulate", lambda _: pytest.fail("it would be simulated"))
+    file = (CLOSED if is_there else tmp_path / "missing") / "x.png"
+    found = CliRunner().invoke(main, ["simulate", "--bytes", "4000", option, str(file)])
+    assert (found.exit_code, str(file.parent) in found.output) == (2, True), found.output
+
+
+def written(folder: Path, *, json_file: Path, page: Path) -> set[str]:
+    """What stays of a benchmark one of whose files cannot be written, which is raised."""
+    outcome = run.Outcome(folder, json_file, page)
+    form = run._Form("bench.html", lambda whole, file: file.write_text(whole["command"]) and None, lambda: None)
+    with pytest.raises(OSError, match="No space left"):
+        run._conclude(make_console(), {"command": "it", "targets": []}, outcome, form)
+    return {file.name for file in folder.iterdir()}
+
+
+def test_a_page_is_written_though_the_numbers_cannot_be_and_the_other_way_round(tmp_path):
+    assert written(tmp_path, json_file=FULL, page=tmp_path / "x.html") == {"x.html"}
+    assert written(tmp_path, json_file=tmp_path / "x.json", page=FULL) == {"x.html", "x.json"}
+
+
+def test_a_picture_of_the_demo_is_drawn_though_the_numbers_cannot_be_written_and_the_other_way_round(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    plan = Plan(EXAMPLES)
+    results = [RunResults(each) for each in plan.runs]
+    for result in results:
+        result.add_step([{"step_ms": 10.0, "comm_ms": 5.0, "bytes_lost_share": 0.0}], timed=True)
+        result.validation.append((1, 2.5))
+    with pytest.raises(OSError, match="No space left"):
+        demo._conclude(make_console(), plan, results, tmp_path / "demo.png", FULL)
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(OSError, match="missing"):
+        demo._conclude(make_console(), plan, results, tmp_path / "missing" / "demo.png", tmp_path / "x.json")
+    assert len(json.loads((tmp_path / "x.json").read_text())["runs"]) == 4
+    assert capsys.readouterr().out.count("step p99") == 2, "the table is printed in any case"
+
+
+def test_a_picture_of_a_simulation_is_drawn_though_the_numbers_cannot_be_written(tmp_path):
+    pytest.importorskip("matplotlib")
+    small = ["--bytes", "40000", "--workers", "4", "--servers", "1", "--warm-up", "0"]
+    found = CliRunner().invoke(main, ["simulate", *small, "--json", str(FULL), "--picture", str(tmp_path / "x.png")])
+    assert (found.exit_code, "No space left" in found.output) == (2, True), found.output
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_benchmark_of_the_folder_says_at_once_what_cannot_be_written(load_benchmark, tmp_path, capsys):
+    frame = load_benchmark("frame")
+    for out, json_file in ((CLOSED, None), (tmp_path, CLOSED / "x.json")):
+        with pytest.raises(SystemExit) as ended:
+            frame.run("name", frame.Settings(True, json_file, out), {}, lambda _: pytest.fail("measured"),
+                      lambda *_: True, in_lab=False)  # fmt: skip
+        assert ended.value.code == frame.NOT_RUN
+        assert str(CLOSED) in capsys.readouterr().out
+
+
+def test_a_benchmark_of_the_folder_draws_though_the_numbers_cannot_be_written(load_benchmark, tmp_path, capsys):
+    frame, concluded = load_benchmark("frame"), []
+    with pytest.raises(SystemExit) as ended:
+        frame.run("name", frame.Settings(True, FULL, tmp_path), {}, lambda _: {"rows": [1]},
+                  lambda _, results: concluded.append(results["rows"]) or True, in_lab=False)  # fmt: skip
+    assert (ended.value.code, concluded) == (frame.NOT_RUN, [[1]])
+    assert "No space left" in capsys.readouterr().out
