@@ -18,6 +18,7 @@ from array import array
 from typing import Any
 
 from gradwire import _native
+from gradwire.bench.collectives import PATTERN
 from gradwire.lab import crew
 
 JOIN_TIMEOUT_S = CALL_TIMEOUT_S = 120.0
@@ -33,6 +34,7 @@ class Worker:
         self._engines: dict[str, _native.Engine] = {}
         self._pending: dict[str, _native.PendingGroup] = {}
         self._groups: dict[str, _native.Group] = {}
+        self._calls = 0  # every rank is in all of them
 
     def obey(self, order: crew.Answer) -> None:
         """Carries one order out and answers it."""
@@ -51,7 +53,9 @@ class Worker:
 
     def _reduce(self, order: crew.Answer) -> None:
         elems, ranks = order["elems"], order["ranks"]
-        values = array("f", [self._rank + 1.0]) * elems
+        # Other values than in the calls before: what comes late from one of those shows.
+        self._calls, shift = self._calls + 1, self._calls % PATTERN
+        values = array("f", [self._rank + 1.0 + shift]) * elems
         address, _ = values.buffer_info()
         memory = (address, elems * values.itemsize)
         call = {
@@ -72,7 +76,7 @@ class Worker:
         ended = time.monotonic()
         if (error := op.error()) is not None:
             raise error
-        sums = array("f", [ranks * (ranks + 1) / 2]) * elems
+        sums = array("f", [ranks * (ranks + 1) / 2 + ranks * shift]) * elems
         wrong = 0 if values.tobytes() == sums.tobytes() else sum(map(float.__ne__, values, sums))
         self._say({"begun": begun, "ended": ended, "wrong": wrong})
 

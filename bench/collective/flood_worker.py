@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from gradwire import Communicator
+from gradwire.bench.collectives import PATTERN
 from gradwire.lab import crew
 
 REFUSED = ("datagrams_unknown", "datagrams_not_authentic", "datagrams_replayed", "datagrams_invalid")
@@ -28,6 +29,7 @@ class Worker:
     def __init__(self, say: Any) -> None:
         self._say = say
         self._communicator = Communicator()
+        self._steps = 0
 
     def obey(self, order: crew.Answer) -> None:
         """Carries one order out and answers it."""
@@ -35,13 +37,16 @@ class Worker:
 
     def _step(self, order: crew.Answer) -> None:
         ranks = self._communicator.world_size
-        gradient = np.full(order["elems"], self._communicator.rank + 1, dtype=np.float32)
+        # Other values than in the steps before: what comes late from one of those shows.
+        self._steps, step = self._steps + 1, self._steps % PATTERN
+        gradient = np.full(order["elems"], self._communicator.rank + 1 + step, dtype=np.float32)
         time.sleep(max(0.0, order["at"] - time.monotonic()))
         begun = time.monotonic()
         _compute(order["compute_ms"] / 1e3)
         self._communicator.all_reduce(gradient)
         ended = time.monotonic()
-        self._say({"begun": begun, "ended": ended, "right": bool((gradient == ranks * (ranks + 1) / 2).all())})
+        sums = ranks * (ranks + 1) / 2 + ranks * step
+        self._say({"begun": begun, "ended": ended, "right": bool((gradient == sums).all())})
 
     def _look(self, _: crew.Answer) -> None:
         counters = self._communicator.stats()["engine"]

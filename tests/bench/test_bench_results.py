@@ -40,29 +40,29 @@ def exact_result(name: str, inputs: list[torch.Tensor], rank: int) -> torch.Tens
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_each_collective_is_verified_against_its_definition(name):
     tasks = [Task(name, 500, rank, RANKS) for rank in range(RANKS)]
-    inputs = [task.fresh()[0] for task in tasks]
+    inputs = [task.fresh(0)[0] for task in tasks]
     for rank, task in enumerate(tasks):
         right = exact_result(name, inputs, rank)
-        assert torch.equal(task.expected, right)
-        assert task.wrong_bits(right) == 0
+        assert torch.equal(task.expected(0), right)
+        assert task.wrong_bits(right, 0) == 0
         if len(right) and (name != "reduce" or rank == 0):
             nearly = right.clone()
             nearly[7] = torch.nextafter(nearly[7], torch.tensor(float("inf")))
-            assert task.wrong_bits(nearly) == 1
+            assert task.wrong_bits(nearly, 0) == 1
             moved = right.roll(1)
-            assert task.wrong_bits(moved) > len(right) / 2
+            assert task.wrong_bits(moved, 0) > len(right) / 2
 
 
 def test_a_tolerant_result_must_be_the_mean_of_as_many_ranks_as_were_announced():
     task = Task("all_reduce", 100, 0, RANKS)
-    values = [Task("all_reduce", 100, rank, RANKS).fresh()[0] for rank in range(RANKS)]
+    values = [Task("all_reduce", 100, rank, RANKS).fresh(0)[0] for rank in range(RANKS)]
     counts = torch.full((100,), RANKS)
     output = torch.stack(values).sum(0) / RANKS
     output[10:20] = (values[0] + values[2])[10:20] / 2
     counts[10:20] = 2
     output[30:35] = 0
     counts[30:35] = 0
-    assert task.wrong_means(output, counts) == 0
+    assert task.wrong_means(output, counts, 0) == 0
     for place, value, count in (
         (0, 0.0, RANKS),
         (10, float(output[10]), 3),
@@ -71,21 +71,45 @@ def test_a_tolerant_result_must_be_the_mean_of_as_many_ranks_as_were_announced()
     ):
         broken, announced = output.clone(), counts.clone()
         broken[place], announced[place] = value, count
-        assert task.wrong_means(broken, announced) == 1, place
-    assert task.wrong_means(output * (1 + 1e-5), counts) == 95
+        assert task.wrong_means(broken, announced, 0) == 1, place
+    assert task.wrong_means(output * (1 + 1e-5), counts, 0) == 95
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_tolerant_part_must_be_the_mean_of_as_many_ranks_as_were_announced(rank):
-    parts = [Task("reduce_scatter", 300, other, RANKS).fresh()[0].chunk(RANKS)[rank] for other in range(RANKS)]
+    parts = [Task("reduce_scatter", 300, other, RANKS).fresh(0)[0].chunk(RANKS)[rank] for other in range(RANKS)]
     task, counts = Task("reduce_scatter", 300, rank, RANKS), torch.full((100,), RANKS)
     output = torch.stack(parts).sum(0) / RANKS
     output[10:20] = (parts[0] + parts[2])[10:20] / 2
     counts[10:20] = 2
-    assert task.wrong_means(output, counts) == 0
-    assert task.wrong_means(output, torch.full((100,), RANKS)) == 10
+    assert task.wrong_means(output, counts, 0) == 0
+    assert task.wrong_means(output, torch.full((100,), RANKS), 0) == 10
     of_another = torch.stack(parts).sum(0) / RANKS + 1
-    assert task.wrong_means(of_another, torch.full((100,), RANKS)) > 90
+    assert task.wrong_means(of_another, torch.full((100,), RANKS), 0) > 90
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_what_came_of_the_call_before_is_wrong_though_it_is_whole_and_in_its_place(name):
+    for rank in range(RANKS):
+        task = Task(name, 500, rank, RANKS)
+        late = task.expected(41)
+        if name != "reduce" or rank == 0:
+            assert task.wrong_bits(late, 42) == len(late)
+        assert task.wrong_bits(task.expected(42), 42) == 0
+    if name in ("all_reduce", "reduce_scatter"):
+        counts = torch.full((len(late),), RANKS)
+        assert task.wrong_means(late / RANKS, counts, 42) == len(late)
+        assert task.wrong_means(late / RANKS, counts, 41) == 0
+    if name == "all_reduce":
+        assert task.wrong_rotated(late / RANKS, 42) == len(late)
+
+
+def test_every_call_has_data_of_its_own():
+    """61 calls in a row differ in every element, and what is added up stays exact."""
+    task = Task("all_reduce", 100, 7, 8)
+    inputs = torch.stack([task.fresh(call)[0] for call in range(61)])
+    assert all(len(column.unique()) == 61 for column in inputs.unbind(1))
+    assert float(Task("reduce_scatter", 80, 7, 8).expected(60).max()) < 1 << 24
 
 
 def test_presets_are_for_the_two_reductions_that_may_lose():
@@ -257,7 +281,7 @@ def test_a_variant_reaches_the_call_with_its_rule_its_schedule_and_its_transform
     called = []
     monkeypatch.setattr(gradwire.torch, "all_reduce", lambda tensor, **chosen: called.append((tensor, chosen)))
     task = Task("all_reduce", 10, 0, RANKS)
-    buffers, asked = task.fresh(), plan.gradwire("dlcp", "ring", "on")
+    buffers, asked = task.fresh(0), plan.gradwire("dlcp", "ring", "on")
     Worker._call(object.__new__(Worker), task, buffers, asdict(asked), "group")  # a whole one would start a group
     ((tensor, chosen),) = called
     assert tensor is buffers[1]
@@ -270,7 +294,7 @@ def test_a_rule_reaches_a_reduce_scatter_with_input_and_output(monkeypatch):
     called = []
     monkeypatch.setattr(gradwire.torch, "reduce_scatter", lambda *tensors, **chosen: called.append((tensors, chosen)))
     task = Task("reduce_scatter", 12, 0, RANKS)
-    source, into = task.fresh()
+    source, into = task.fresh(0)
     Worker._call(object.__new__(Worker), task, (source, into), asdict(plan.gradwire("dlcp")), "group")
     (((output, tensor), chosen),) = called
     assert output is into
@@ -299,26 +323,27 @@ def judged(name: str, output: torch.Tensor, work: Work) -> dict:
     """What a worker finds in one result."""
     worker = object.__new__(Worker)  # a whole one would start a group
     worker._torch = torch
-    return worker._judged(Task(name, 40, 0, RANKS), output, work)
+    return worker._judged(Task(name, 40, 0, RANKS), 0, output, work)
 
 
 def test_results_that_did_not_come_back_are_counted_beside_what_did_not_count():
-    output = Task("all_reduce", 40, 0, RANKS).expected / RANKS
+    output = Task("all_reduce", 40, 0, RANKS).expected(0) / RANKS
     output[10:20] = 0
     found = judged(
         "all_reduce", output, Work(contributions=counted(3, 0, 3, 3), filled=((10, 20),), uncounted=((0, 2),))
     )
     assert found == {"wrong": 0, "unjudged": 0, "lost": 0.05, "filled": 0.25}
-    exact = judged("all_reduce", Task("all_reduce", 40, 0, RANKS).expected, None)
+    exact = judged("all_reduce", Task("all_reduce", 40, 0, RANKS).expected(0), None)
     assert exact == {"wrong": 0, "unjudged": 0, "lost": 0, "filled": 0}
 
 
 def said_of(*works: Work | None) -> dict:
     """What a worker answers of a sample of right results."""
     worker, said, task = object.__new__(Worker), [], Task("all_reduce", 40, 0, RANKS)
-    right = task.expected if None in works else task.expected / RANKS
+    share = 1 if None in works else RANKS
+    right = [task.expected(call) / share for call in range(7, 7 + len(works))]
     worker._torch, worker._say = torch, said.append
-    worker._prepared = _Prepared(task, None, [(right, right)] * len(works), list(works))
+    worker._prepared = _Prepared(task, None, 7, [(each, each) for each in right], list(works))
     worker._judge({})
     return said[0]
 
@@ -341,7 +366,7 @@ def test_what_was_sent_again_is_known_of_calls_that_were_opted_in_and_of_no_othe
     ],
 )  # fmt: skip
 def test_a_rotated_result_is_judged_where_nothing_is_missing_on_either_way(missing, wrong, unjudged):
-    output = Task("all_reduce", 40, 0, RANKS).expected / RANKS
+    output = Task("all_reduce", 40, 0, RANKS).expected(0) / RANKS
     output[3] = 0
     found = judged("all_reduce", output, Work(rotated_elems=64, **missing))
     assert (found["wrong"], found["unjudged"]) == (wrong, unjudged)

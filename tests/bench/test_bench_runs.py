@@ -166,6 +166,27 @@ def test_a_wrong_element_is_told_and_is_exit_status_1(tmp_path, monkeypatch):
     assert found["targets"] == []  # nothing was required that could have been missed
 
 
+# Each call but the first gives what the one before it gave.
+LATE = """
+from gradwire.bench.collectives import Task
+right, came = Task.call, []
+def late(self, buffers, group):
+    right(self, buffers, group)
+    came.append(buffers[1].clone())
+    buffers[1].copy_(came[max(0, len(came) - 2)])
+Task.call = late
+"""
+
+
+def test_what_came_of_an_earlier_call_is_told_as_wrong(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(LATE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    few = ("--samples", "1", "--ranks", "2", "--size", "0.01", "--tcp", "none", "--preset", "exact")
+    found = bench(tmp_path, *few, "--network", "loopback", status=1, told="elements of results are WRONG")
+    elems = int(0.01 * (1 << 20)) // 4
+    assert [row["wrong"] for row in found["rows"]] == [2 * 41 * elems]  # of two ranks, in 41 of 42 calls
+
+
 def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path, workers_of):
     (tmp_path / "numbers.json").write_text("earlier")
     line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000")

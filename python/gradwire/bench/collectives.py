@@ -3,9 +3,9 @@
 Bytes and bandwidths are those of the NCCL tests (doc/PERFORMANCE.md): algorithm bandwidth is bytes over time; bus bandwidth is
 that times a factor which makes it comparable with the links' own, whatever the number of ranks.
 
-Rank s holds for rank d at place e of a part: `(e % 61 + 1) * 2**s + d`. These are whole numbers below 2**24, so every sum is exact
-in float32 whatever its order, and each value tells which ranks are in it and whom it was for. The prime 61 shows a value
-that came to a wrong place at any power-of-two distance.
+In call k rank s holds for rank d at place e of a part: `((e + k) % 61 + 1) * 2**s + d`. These are whole numbers below 2**24, so every
+sum is exact in float32 whatever its order, and each value tells which ranks are in it, whom it was for and of which call it is. The
+prime 61 shows a value that came to a wrong place at any power-of-two distance, and one of any of the 60 calls before.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 PATTERN = 61
 _SLICE_ELEMS = 1 << 20  # of a verification at a time
+_WHOLE = ("all_reduce", "broadcast", "reduce")  # of one buffer without parts, in place
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ COLLECTIVES = {
 
 
 class Task:
-    """One rank's part in one collective of one size: its input, its calls and what they must give. Needs torch.
+    """One rank's part in one collective of one size: the inputs of its calls, and what they must give. Needs torch.
+
+    A call has a number, the same on all ranks, which decides its data.
 
     Args:
         name: the collective.
@@ -57,19 +60,19 @@ class Task:
 
         self._torch, self.name, self._rank, self.ranks = torch, name, rank, ranks
         self.part = max(1, elems // ranks)
-        self.elems = elems if name in ("all_reduce", "broadcast", "reduce") else self.part * ranks
-        self._whole = (torch.arange(self.elems) % PATTERN + 1).float()
-        self._input = self._make_input()
-        self.expected = self._make_expected()
+        self.elems = elems if name in _WHOLE else self.part * ranks
+        self._row = self.elems if name in _WHOLE else self.part
+        # Every call's values are a piece of these: what differs from call to call is not computed again.
+        self._pattern = (torch.arange(self._row + PATTERN - 1) % PATTERN + 1).float()
 
-    def fresh(self) -> tuple[Any, Any]:
-        """Input and output of one call, in memory of its own; the same memory where the collective works in place."""
-        if self.name in ("all_reduce", "broadcast", "reduce"):
-            buffer = self._input.clone()
-            return buffer, buffer
+    def fresh(self, number: int) -> tuple[Any, Any]:
+        """Input and output of a call, in memory of its own; the same memory where the collective works in place."""
+        source = self._input(number)
+        if self.name in _WHOLE:
+            return source, source
         sizes = {"all_gather": self.elems, "all_to_all": self.elems, "reduce_scatter": self.part, "scatter": self.part}
         size = sizes.get(self.name, self.elems if self._rank == 0 else 0)
-        return self._input, self._torch.zeros(size)
+        return source, self._torch.zeros(size)
 
     def call(self, buffers: tuple[Any, Any], group: Any) -> None:
         """The exact collective; rank 0 of the group is the root."""
@@ -94,21 +97,38 @@ class Task:
         else:
             dist.scatter(into, list(source.chunk(self.ranks)) if self._rank == 0 else None, 0, **parts)
 
-    def wrong_bits(self, output: Any) -> int:
-        """Elements that differ from the exact result in any bit."""
+    def expected(self, number: int) -> Any:
+        """The exact result of a call on this rank."""
+        every, ranks = float(2**self.ranks - 1), self.ranks
+        if self.name in ("all_reduce", "reduce"):
+            return self._values(number) * every
+        if self.name == "reduce_scatter":
+            return self._values(number) * every + ranks * self._rank
+        if self.name == "broadcast":
+            return self._values(number)
+        if self.name == "scatter":
+            return self._values(number) + self._rank
+        if self.name == "gather" and self._rank != 0:
+            return self._torch.zeros(0)
+        to = self._rank if self.name == "all_to_all" else 0
+        return self._parts(number, [(float(2**source), to) for source in range(ranks)])
+
+    def wrong_bits(self, output: Any, number: int) -> int:
+        """Elements that differ from the exact result of this call in any bit."""
         if self.name == "reduce" and self._rank != 0:
             return 0  # what others hold then is not defined
         bits = self._torch.int32
-        return int((output.view(bits) != self.expected.view(bits)).sum())
+        return int((output.view(bits) != self.expected(number).view(bits)).sum())
 
-    def wrong_means(self, output: Any, counts: Any) -> int:
+    def wrong_means(self, output: Any, counts: Any, number: int) -> int:
         """Elements of a mean, all-reduced or this rank's part of it, that are not the mean of as many ranks' values as were announced.
 
         Args:
             output: `[elems]` float32, of a reduce-scatter `[part]`.
             counts: as long; how many ranks are announced in each; 0: none, so that it must hold zero.
+            number: of the call whose output it is.
         """
-        whole = self._whole[: len(output)]
+        whole = self._values(number)
         slices = (slice(at, at + _SLICE_ELEMS) for at in range(0, len(output), _SLICE_ELEMS))
         return sum(self._wrong_in(output[each], counts[each].int(), whole[each]) for each in slices)
 
@@ -126,39 +146,31 @@ class Task:
         right = torch.where(counts == 0, output == 0, inside & announced & near)
         return int((~right).sum())
 
-    def wrong_rotated(self, output: Any) -> int:
+    def wrong_rotated(self, output: Any, number: int) -> int:
         """Elements of an all-reduced mean of all ranks that are off by more than the transform's roundings.
 
         docs/architecture.md: `log2(block) * 2**-24` of a block's norm, there and back; here the norm's bound is that of equal values.
         """
         torch = self._torch
-        mean = self.expected / self.ranks
+        mean = self.expected(number) / self.ranks
         return int(((output - mean).abs() > 1e-4 * torch.max(mean)).sum())
 
-    def _make_input(self) -> Any:
+    def _input(self, number: int) -> Any:
+        """In memory of its own, as a collective may work in place."""
         mine = float(2**self._rank)
         if self.name == "scatter" and self._rank != 0:
             return self._torch.zeros(0)
         if self.name in ("reduce_scatter", "all_to_all", "scatter"):
-            return self._torch.cat([self._pattern() * mine + to for to in range(self.ranks)])
-        if self.name in ("all_gather", "gather"):
-            return self._pattern() * mine
-        return self._whole * mine
+            return self._parts(number, [(mine, to) for to in range(self.ranks)])
+        return self._values(number) * mine
 
-    def _make_expected(self) -> Any:
-        torch, ranks = self._torch, self.ranks
-        if self.name in ("all_reduce", "reduce"):
-            return self._whole * float(2**ranks - 1)
-        if self.name == "reduce_scatter":
-            return self._pattern() * float(2**ranks - 1) + ranks * self._rank
-        if self.name == "broadcast":
-            return self._whole
-        if self.name == "scatter":
-            return self._pattern() + self._rank
-        if self.name == "gather" and self._rank != 0:
-            return torch.zeros(0)
-        to = self._rank if self.name == "all_to_all" else 0
-        return torch.cat([self._pattern() * float(2**source) + to for source in range(ranks)])
+    def _parts(self, number: int, factors: list[tuple[float, int]]) -> Any:
+        """A part for each of these, one after the other: the values of this call times the first, and the second more."""
+        parts = self._torch.empty(len(factors), self.part)
+        for part, (factor, more) in zip(parts, factors, strict=True):
+            self._torch.mul(self._values(number), factor, out=part).add_(more)
+        return parts.view(-1)
 
-    def _pattern(self) -> Any:
-        return self._whole[: self.part]
+    def _values(self, number: int) -> Any:
+        """`(e + number) % 61 + 1` at each place e; a view."""
+        return self._pattern[number % PATTERN :][: self._row]

@@ -41,6 +41,7 @@ class Crews:
         """
         self._ground, self._command, self._logs, self._patience_s = ground, command, logs, patience_s
         self._of: dict[str, Crew] = {}
+        self._calls = 0
         try:
             for number, kind in enumerate(dict.fromkeys(variant.crew for variant in variants)):
                 self._of[kind] = self._start(kind, number)
@@ -64,6 +65,11 @@ class Crews:
     def order(self, variant: Variant, order: dict[str, Any], last: str) -> list[list[dict[str, Any]]]:
         """Gives an order to the crew of a variant; see `Crew.order`."""
         return self._of[variant.crew].order(order, last)
+
+    def number_calls(self, count: int) -> int:
+        """The number of the first of so many calls, which nothing before them had."""
+        first, self._calls = self._calls, self._calls + count
+        return first
 
     def form(self, variant: Variant, ranks: int) -> None:
         """Makes the variant's group of the first so many ranks; a connection keeps the congestion control of its start."""
@@ -115,7 +121,9 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
     cell, timed = series.cell, timed_calls(series.cell.bytes)
     calls = timed if timed == 1 else 1 + timed
     group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
-    crews.order(cell.variant, {"do": "prepare", **group, "calls": calls}, "prepared")
+    crews.order(
+        cell.variant, {"do": "prepare", **group, "first": crews.number_calls(calls), "calls": calls}, "prepared"
+    )
     order = {"do": "sample", "variant": asdict(cell.variant), "at": time.monotonic() + START_AHEAD_S}
     sampled = crews.order(cell.variant, order, "sampled")
     judged = crews.order(cell.variant, {"do": "judge"}, "judged")

@@ -3,13 +3,14 @@
 Orders and their answers (see `gradwire.lab.crew`):
 
     {"do": "group", "name": g, "backend": b, "ranks": n, "timeout_s": t}  ->  {"made": g}
-    {"do": "prepare", "group": g, "collective": c, "elems": n, "calls": k}  ->  {"prepared": true}
+    {"do": "prepare", "group": g, "collective": c, "elems": n, "first": f, "calls": k}  ->  {"prepared": true}
     {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
     {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null}
 
 Three orders for one sample: a rank that made or judged its tensors while others are in the call would take their cores.
 A group holds the first `n` ranks; the others answer with `false`. `at` is a time of the machine's
-monotonic clock, which all ranks share: they start together without a barrier on the network that is measured.
+monotonic clock, which all ranks share: they start together without a barrier on the network that is measured. `first` is the number
+of the sample's first call, the same on all ranks: calls after each other have other data, so that what comes late shows.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from gradwire.bench.collectives import Task
 from gradwire.lab import crew
 
 _MEETING_TIMEOUT = timedelta(seconds=120)  # until all ranks are there
-_KEPT_BYTES = 1 << 28  # of inputs; a larger one is made again for each sample
+_KEPT_BYTES = 1 << 28  # of patterns; a larger one is made again for each sample
 _JUDGED = ("wrong", "unjudged", "lost", "filled")  # what is found in each call, and summed
 
 
 @dataclass
 class _Prepared:
-    """A sample: input and output of each of its calls, and their works when they were made."""
+    """A sample: the number of its first call, input and output of each, and their works when they were made."""
 
     task: Task
     group: Any
+    first: int
     buffers: list[tuple[Any, Any]]
     works: list[Any] = field(default_factory=list)
 
@@ -72,7 +74,9 @@ class Worker:
         group = self._groups.get(order["group"])
         if group is not None:
             task = self._task(order["collective"], order["elems"], self._dist.get_world_size(group))
-            self._prepared = _Prepared(task, group, [task.fresh() for _ in range(order["calls"])])
+            first = order["first"]
+            buffers = [task.fresh(call) for call in range(first, first + order["calls"])]
+            self._prepared = _Prepared(task, group, first, buffers)
         self._say({"prepared": group is not None})
 
     def _sample(self, order: crew.Answer) -> None:
@@ -95,7 +99,8 @@ class Worker:
             self._say({"judged": False})
             return
         task, works = prepared.task, prepared.works
-        found = [self._judged(task, each[1], work) for each, work in zip(prepared.buffers, works, strict=True)]
+        calls = enumerate(zip(prepared.buffers, works, strict=True), prepared.first)
+        found = [self._judged(task, call, each[1], work) for call, (each, work) in calls]
         total = {name: sum(each[name] for each in found) for name in _JUDGED}
         shares = {"lost": total["lost"] / len(works), "filled": total["filled"] / len(works)}
         resent = _resent(works)
@@ -105,7 +110,7 @@ class Worker:
         key = (name, elems, ranks)
         task = self._tasks.get(key)
         if task is None:
-            if sum(size for _, size, _ in self._tasks) * 8 > _KEPT_BYTES:
+            if sum(size for _, size, _ in self._tasks) * 4 > _KEPT_BYTES:
                 self._tasks.clear()
             task = self._tasks[key] = Task(name, elems, self._dist.get_rank(), ranks)
         return task
@@ -123,21 +128,21 @@ class Worker:
         schedule = {"algorithm": variant["algorithm"], "hadamard": variant["hadamard"]}
         return gradwire.torch.all_reduce(buffers[1], gather_fill="zero", **schedule, **rule)
 
-    def _judged(self, task: Task, output: Any, work: Any) -> dict[str, float]:
+    def _judged(self, task: Task, call: int, output: Any, work: Any) -> dict[str, float]:
         """Of one call: wrong elements; whether it could not be judged; shares of the elements.
 
         The shares are of this rank's elements that did not count (`lost`), and of its result's that did not come and were filled in.
         """
         if work is None:
-            return {**dict.fromkeys(_JUDGED, 0), "wrong": task.wrong_bits(output)}
+            return {**dict.fromkeys(_JUDGED, 0), "wrong": task.wrong_bits(output, call)}
         report = work.report()
         judged = not report.rotated_elems or self._is_whole(report, task.ranks)
         if not judged:
             wrong = 0
         elif report.rotated_elems:
-            wrong = task.wrong_rotated(output)
+            wrong = task.wrong_rotated(output, call)
         else:
-            wrong = task.wrong_means(output, self._counts(task, len(output), report.contributions))
+            wrong = task.wrong_means(output, self._counts(task, len(output), report.contributions), call)
         return {
             "wrong": wrong,
             "unjudged": int(not judged),
