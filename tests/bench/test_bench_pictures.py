@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gradwire.bench.figures import charts, condition_text
+from gradwire.bench.results import percent_of
 
 pytest.importorskip("matplotlib")
 
@@ -42,3 +43,20 @@ def test_the_legend_is_whole() -> None:
         box = legend.get_window_extent()
         assert box.x0 >= 0
         assert box.x1 <= figure.bbox.width
+
+
+@pytest.mark.parametrize("count", [20, 100])
+def test_the_spread_shows_the_share_of_the_samples_that_take_longer(count: int) -> None:
+    from matplotlib import cbook
+
+    times = [100.0 + at for at in range(count)]
+    one = {**row("gradwire-auto", 0.0), "samples": count, "samples_ms": times, "p99_ms": percent_of(times, "p99_ms")}
+    ((_, spread),) = charts([one])
+    (line,) = spread.axes[0].lines
+    place, share = cbook.STEP_LOOKUP_MAP[line.get_drawstyle()](*line.get_data())
+    for at in (0, count // 2, count - 2):
+        above = next(y for x, y in zip(place, share, strict=True) if x > times[at] + 0.5)
+        assert above == pytest.approx((count - 1 - at) / count)
+        assert place[-1] == times[-1]
+    if count == 100:
+        assert one["p99_ms"] == times[98], "above which is one of a hundred"

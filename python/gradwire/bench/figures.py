@@ -176,7 +176,8 @@ def _spread(rows: list[Row]) -> tuple[str, Any]:
             for row in mine:
                 times = sorted(row["samples_ms"])
                 shares = [1 - at / len(times) for at in range(len(times))]
-                axes.step(times, shares, where="post", color=colours(rows)[row["variant"]], label=row["variant"])
+                # Until one of these times has passed, it and all after it take longer; from then on only those after it.
+                axes.step(times, shares, where="pre", color=colours(rows)[row["variant"]], label=row["variant"])
             axes.set_xscale("log")
             axes.set_yscale("log")
             _plain(axes.xaxis)
