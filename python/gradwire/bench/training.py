@@ -9,6 +9,7 @@ times on their slowest rank until the validation loss, settled over three valida
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
 from gradwire.bench.results import Verdict
 from gradwire.demo.results import percentile
+from gradwire.lab import LabError
 from gradwire.lab.crew import WorkerFailed
 
 LOSSES = (0.0, 0.0001, 0.001, 0.005, 0.01)
@@ -128,6 +130,7 @@ def train(
 
     Raises:
         WorkerFailed: a worker failed, or replicas differ that must not.
+        LabError: the target is reached before the first step.
     """
     runs = [Run(variant, loss) for loss in plan.losses for variant in plan.variants]
     for variant in plan.variants:
@@ -159,6 +162,7 @@ def _train_block(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, r
     named = {"run": index, "group": group_of(run.variant, plan.ranks), "elems": _WARM_ELEMS, "steps": plan.block}
     if not run.validation:
         _validate(plan, crews, ground, index, run)
+        check_target(plan.target, run.validation[0][1])
     ground.set(Condition(run.loss, plan.rtt_ms))
     crews.order(run.variant, {"do": "warm", **named}, "warm")
     answers = crews.order(run.variant, {"do": "train", **named}, "trained")
@@ -171,6 +175,14 @@ def _validate(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, run:
     ground.set(Condition(0.0, plan.rtt_ms))
     answers = crews.order(run.variant, {"do": "validate", "run": index}, "val_loss")
     run.validation.append((len(run.step_ms), answers[0][-1]["val_loss"]))
+
+
+def check_target(target: float | None, untrained: float) -> None:
+    """Raises LabError where a target asks for nothing: the model's loss is no higher before it has learned anything."""
+    if target is not None and untrained <= target:
+        raise LabError(
+            f"--target {target:g} is reached without training: the loss is {untrained:.4f} before the first step"
+        )
 
 
 def target_of(plan: TrainingPlan, rows: list[Row]) -> float:
@@ -224,19 +236,28 @@ def judge(rows: list[Row], requirements: dict[str, float]) -> list[Verdict]:
             for other in rows:
                 words = f"{name}: {row['variant']} at {100 * row['loss']:g} % lost"
                 if name == "calm" and other["variant"] == row["variant"] and not other["loss"]:
-                    ratio = _ratio(row, other)
+                    ratio = ratio_of(row, other)
                     told = f"{words}: {_times(ratio)} its time without loss (at most {factor:g})"
                     verdicts.append(Verdict(told, ratio is not None and ratio <= factor))
                 if name == "speedup" and other["peer"] and other["loss"] == row["loss"]:
-                    ratio = _ratio(other, row)
+                    ratio = ratio_of(other, row)
                     told = f"{words}: {other['variant']} takes {_times(ratio)} as long (at least {factor:g})"
                     verdicts.append(Verdict(told, ratio is not None and ratio >= factor))
         found += verdicts or [Verdict(f"{name}: nothing was measured that it could be judged by", reached=False)]
     return found
 
 
-def _ratio(row: Row, other: Row) -> float | None:
-    return row["seconds"] / other["seconds"] if row["seconds"] and other["seconds"] else None
+def ratio_of(row: Row, other: Row) -> float | None:
+    """How many times as long one takes to the target as the other; None where one never reaches it.
+
+    It may be reached in no time: a training that only got worse sets a target that is above what it began with.
+    """
+    own, others = row["seconds"], other["seconds"]
+    if own is None or others is None:
+        return None
+    if not others:
+        return math.inf if own else 1.0
+    return float(own / others)
 
 
 def _times(ratio: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from gradwire.bench import figures, report, tables
-from gradwire.bench.training import Row
+from gradwire.bench.training import Row, ratio_of
 
 _HEADS = (
     "variant", "packets lost", "s to target", "of its own at 0 %", "peer's time, times", "step p50 ms", "communication",
@@ -44,14 +44,11 @@ def write_html(results: dict[str, Any], file: Path) -> None:
 
 
 def _line(row: Row, rows: list[Row]) -> list[str]:
-    calm = [other["seconds"] for other in rows if other["variant"] == row["variant"] and not other["loss"]]
-    own = f"{row['seconds'] / calm[0]:.2f}" if row["seconds"] and calm and calm[0] else "-"
+    calm = [other for other in rows if other["variant"] == row["variant"] and not other["loss"]]
+    own = ratio_of(row, calm[0]) if calm else None
     peers = [] if row["peer"] else [other for other in rows if other["peer"] and other["loss"] == row["loss"]]
-    beside = [
-        f"{other['variant']} {other['seconds'] / row['seconds']:.2f}"
-        for other in peers
-        if other["seconds"] and row["seconds"]
-    ]
+    ratios = [(other["variant"], ratio_of(other, row)) for other in peers]
+    beside = [f"{variant} {ratio:.2f}" for variant, ratio in ratios if ratio is not None]
     seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
     shares = [f"{row['comm_share']:.0%}", f"{row['lost_share']:.3%}"]
     last = f"{row['curve'][-1][2]:.4f}"
@@ -59,7 +56,7 @@ def _line(row: Row, rows: list[Row]) -> list[str]:
         row["variant"],
         f"{100 * row['loss']:g} %",
         seconds,
-        own,
+        "-" if own is None else f"{own:.2f}",
         ", ".join(beside) or "-",
         f"{row['step_ms_p50']:.0f}",
         *shares,

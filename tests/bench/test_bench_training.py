@@ -1,0 +1,74 @@
+"""Time to accuracy that is reached in no time, and targets that ask for nothing."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from gradwire.bench import training, training_report
+from gradwire.lab import LabError, NamespacesUnavailable, sandbox
+
+
+def row_of(variant: str, loss: float, seconds: float | None) -> dict[str, Any]:
+    return {
+        "variant": variant, "peer": "gloo" in variant, "loss": loss, "seconds": seconds, "step_ms_p50": 100.0,
+        "comm_share": 0.5, "lost_share": 0.0, "curve": [(0, 0.0, 5.0), (10, 1.0, 5.5)],
+    }  # fmt: skip
+
+
+def test_a_target_that_was_reached_in_no_time_was_reached():
+    rows = [row_of("gloo-cubic", 0.01, 4.0), row_of("gradwire-auto", 0.0, 0.0), row_of("gradwire-auto", 0.01, 0.0)]
+    assert training.with_target([{**rows[1], "seconds": None}], 6.0)[0]["seconds"] == 0.0
+    for name in ("calm", "speedup"):
+        (verdict,) = training.judge(rows, {name: 1.0})
+        assert verdict.reached, verdict
+        assert "never reached" not in verdict.text
+    heads = training_report._HEADS
+    _, calm, lossy = [dict(zip(heads, line, strict=True)) for line in training_report.lines_of(rows)]
+    assert (calm["s to target"], calm["of its own at 0 %"]) == ("0.0", "1.00")
+    assert (lossy["of its own at 0 %"], lossy["peer's time, times"]) == ("1.00", "gloo-cubic inf")
+    rows[1]["seconds"] = 2.0
+    assert training_report.lines_of(rows)[2][3] == "0.00"
+
+
+def test_a_multiple_of_no_time_is_missed_and_of_what_never_came_there_is_none():
+    never, at_once, later = (row_of("gradwire-auto", 0.01, seconds) for seconds in (None, 0.0, 3.0))
+    assert training.ratio_of(later, at_once) == math.inf
+    assert training.ratio_of(at_once, later) == 0.0
+    assert training.ratio_of(never, later) is training.ratio_of(at_once, never) is None
+
+
+def test_a_target_that_the_untrained_model_is_at_is_refused():
+    training.check_target(None, 5.5)
+    training.check_target(5.4, 5.5)
+    for target in (5.5, 6.0):
+        with pytest.raises(LabError, match=r"reached without training: the loss is 5\.5000 before the first step"):
+            training.check_target(target, 5.5)
+
+
+def test_a_run_with_such_a_target_ends_before_its_first_step(tmp_path):
+    try:
+        assert sandbox.run(lambda: 0) == 0
+    except NamespacesUnavailable as error:
+        pytest.skip(str(error))
+    few = ("--training", "--quick", "--loss", "0", "--steps", "1", "--block", "1", "--network", "nft", "--rate", "1000")
+    command = [
+        sys.executable,
+        "-c",
+        "from gradwire.cli import main; main()",
+        "bench",
+        *few,
+        "--tcp",
+        "none",
+        "--target",
+        "60",
+    ]
+    files = ["--json", str(tmp_path / "numbers.json"), "--out", str(tmp_path)]
+    ran = subprocess.run([*command, *files], capture_output=True, text=True, timeout=240, check=False)
+    assert (ran.returncode, "--target 60 is reached without training" in ran.stdout) == (2, True), (
+        ran.stdout + ran.stderr
+    )
+    assert not (tmp_path / "numbers.json").exists()
