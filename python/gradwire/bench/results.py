@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -146,7 +147,7 @@ def parse_requirements(words: Iterable[str]) -> dict[str, float]:
             found[name] = float(factor)
         except ValueError:
             raise ValueError(f"--require takes NAME=FACTOR, not {word}") from None
-        if name not in REQUIREMENTS or found[name] <= 0:
+        if name not in REQUIREMENTS or not 0 < found[name] < math.inf:
             raise ValueError(f"nothing can be required as {word}: {', '.join(REQUIREMENTS)}, with a factor above 0")
     return found
 

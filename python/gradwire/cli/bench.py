@@ -15,13 +15,14 @@ from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES
 from gradwire.bench.plan import Condition, NetworkPlan, Plan, Variant
 from gradwire.bench.training import TrainingPlan
+from gradwire.cli.types import FiniteFloat
 from gradwire.errors import MissingExtraError
 from gradwire.lab import LabError
 
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_SHARE, _MS = click.FloatRange(0, 0.5), click.FloatRange(0, 1000)
+_SHARE, _MS, _SIZE = FiniteFloat(0, 0.5), FiniteFloat(0, 1000), FiniteFloat(0, 1_000_000, min_open=True)
 _PRESETS = click.Choice([*plan.PRESETS, plan.EXACT])
 _TCP = click.Choice([*plan.TCP, "none"])
 _OF_LINKS = ("rate", "buffer", "bucket", "rails")
@@ -55,7 +56,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.option("--network", default="lab", type=click.Choice(plan.NETWORKS), help="What joins the ranks.")
 @click.option("--collective", "collectives", multiple=True, type=click.Choice(list(COLLECTIVES)), default=("all_reduce",))
 @click.option("--ranks", multiple=True, type=click.IntRange(2, 8), default=(4,), help="Repeatable.")
-@click.option("--size", "sizes", multiple=True, type=float, default=(1.0,), help="MB of 1024 * 1024 bytes; repeatable.")
+@click.option("--size", "sizes", multiple=True, type=_SIZE, default=(1.0,), help="MB of 1024 * 1024 bytes; repeatable.")
 @click.option("--loss", "losses", multiple=True, type=_SHARE, default=(0.0,), show_default="0; training: 0 to 0.01",
               help="Share of the packets that ports lose; repeatable.")
 @click.option("--rtt", "rtts", multiple=True, type=_MS, default=(0.0,), help="Round trip in ms that links add; repeatable.")
@@ -68,7 +69,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
               help="gloo's TCP; repeatable.")
 @click.option("--scenario", type=click.Choice(plan.SCENARIOS), help="By turns with the healthy network.")
 @click.option("--rails", default=1, type=click.IntRange(1, 8), help="Links of each host.", show_default="1; gray: 4")
-@click.option("--rate", default=100.0, type=click.FloatRange(1, 100_000), help="Mbit/s of each link.")
+@click.option("--rate", default=100.0, type=FiniteFloat(1, 100_000), help="Mbit/s of each link.")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that a switch holds for each port.")
 @click.option("--bucket", type=click.IntRange(6, 65_536), show_default="four packets",
               help="KB that a link lets go at once after it was idle, as clouds' shapers do.")
@@ -79,12 +80,13 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
               help="Samples, or training steps, of one variant in a row.")
 @click.option("--settle", default=1, type=click.IntRange(1), show_default=f"1; slow-host: {plan.SETTLE_CALLS}",
               help="Samples of gradwire before each block that are not counted; of gloo one.")
-@click.option("--minutes", default=9.0, type=click.FloatRange(0.1), show_default="9; training: 60",
+@click.option("--minutes", default=9.0, type=FiniteFloat(0.1), show_default="9; training: 60",
               help="Stop early, with equally many samples for all, after about so long.")
 @click.option("--require", "required", multiple=True, metavar="NAME=FACTOR", help="Exit with 1 if missed; repeatable.")
 @click.option("--training", "trains", is_flag=True, help="Time to accuracy of the example transformer instead.")
 @click.option("--steps", default=120, type=click.IntRange(1), help="Of each training.")
-@click.option("--target", type=float, help="Mean of three validation losses to reach.", show_default="gloo's at 80 % of the steps")
+@click.option("--target", type=FiniteFloat(0, min_open=True), show_default="gloo's at 80 % of the steps",
+              help="Mean of three validation losses to reach.")
 @click.option("--seed", default=1, help="Decides weights and batches of training.")
 @click.option("--examples", default=_SOURCE_TREE / "examples", type=_FOLDER, show_default="of the source tree",
               help="Folder with train_gpt.py, which is what is trained.")

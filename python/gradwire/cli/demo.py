@@ -14,6 +14,7 @@ from gradwire import _files
 from gradwire._extras import require
 from gradwire.bench import numbers
 from gradwire.bench.display import make_console
+from gradwire.cli.types import FiniteFloat
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
 from gradwire.demo.plan import Plan
@@ -44,18 +45,18 @@ cannot be written, 3 no network could be built, 130 interrupted.
 @click.command(name="demo", epilog=_EPILOG, context_settings={"show_default": True})
 @click.option("--backend", "backends", multiple=True, type=click.Choice(("gloo", "gradwire")),
               default=("gloo", "gradwire"), help="Compare these; repeatable.")  # fmt: skip
-@click.option("--loss", "losses", multiple=True, type=click.FloatRange(0, 0.5), default=(0.0, 0.01),
+@click.option("--loss", "losses", multiple=True, type=FiniteFloat(0, 0.5), default=(0.0, 0.01),
               help="Share of packets that the network loses; repeatable.")  # fmt: skip
 @click.option("--workers", default=4, type=click.IntRange(2, 8), help="Hosts, each with one worker.")
-@click.option("--rate", default=100.0, type=click.FloatRange(1, 10_000), help="Mbit/s of each host's link.")
-@click.option("--delay", default=0.0, type=click.FloatRange(0, 500), help="Round trip added by the links, ms (netem).")
+@click.option("--rate", default=100.0, type=FiniteFloat(1, 10_000), help="Mbit/s of each host's link.")
+@click.option("--delay", default=0.0, type=FiniteFloat(0, 500), help="Round trip added by the links, ms (netem).")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that the switch holds for each port.")
 @click.option("--tcp", default="cubic", help="TCP's congestion control: cubic, bbr, reno.")
 @click.option("--preset", default="auto", type=click.Choice(PRESETS),
               help="gradwire's; replicas may differ with mlt, dlcp and ultima.")  # fmt: skip
 @click.option("--steps", default=120, type=click.IntRange(8), help="Training steps of each run, a multiple of 8.")
 @click.option("--seed", default=1, help="Decides weights and batches; the same in all runs.")
-@click.option("--minutes", default=7.0, type=click.FloatRange(0.5), help="Stop early, evenly, after about so long.")
+@click.option("--minutes", default=7.0, type=FiniteFloat(0.5), help="Stop early, evenly, after about so long.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option("--out", default=Path("demo-out"), type=click.Path(file_okay=False, path_type=Path),
               help="Folder for the picture and the workers' logs.")  # fmt: skip

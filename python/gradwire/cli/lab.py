@@ -14,12 +14,14 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from gradwire.cli.types import FiniteFloat
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
 from gradwire.lab.service import Claim, Client, Service, folder
 from gradwire.lab.switches import KINDS, Port
 
 EXIT_NO_LAB = 3
+_KB_MAX = 1_000_000_000  # more than any machine has
 _NAME = "lab"  # of one that has no other
 EXIT_NOT_STARTED = 125  # of `exec`, whose other statuses are the program's: as `env` and `timeout` have it
 
@@ -60,12 +62,12 @@ def _port_options(*, shows_defaults: bool) -> Callable[[Callable[..., Any]], Cal
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, kind, text, default in (
-            ("--rate", click.FloatRange(0.1, 100_000), "Mbit/s of each port.", "100"),
-            ("--delay", click.FloatRange(0, 10_000), "One-way delay, ms; a round trip crosses two ports.", "0"),
-            ("--loss", click.FloatRange(0, 1), "Share of packets lost at a port.", "0"),
-            ("--burst", click.FloatRange(1, 10_000), "Mean packets lost in a row.", "1"),
-            ("--buffer", click.FloatRange(min=7), "KB that a port holds before it drops.", "256"),
-            ("--bucket", click.FloatRange(min=6), "KB that leave at once after a port was idle.", "four packets"),
+            ("--rate", FiniteFloat(0.1, 100_000), "Mbit/s of each port.", "100"),
+            ("--delay", FiniteFloat(0, 10_000), "One-way delay, ms; a round trip crosses two ports.", "0"),
+            ("--loss", FiniteFloat(0, 1), "Share of packets lost at a port.", "0"),
+            ("--burst", FiniteFloat(1, 10_000), "Mean packets lost in a row.", "1"),
+            ("--buffer", FiniteFloat(7, _KB_MAX), "KB that a port holds before it drops.", "256"),
+            ("--bucket", FiniteFloat(6, _KB_MAX), "KB that leave at once after a port was idle.", "four packets"),
         ):
             told = f"{text}  [default: {default}]" if shows_defaults else text
             function = click.option(name, type=kind, help=told)(function)
@@ -105,7 +107,7 @@ def _changes(
 @click.option(
     "--switch", default="auto", show_default=True, type=click.Choice(["auto", *KINDS]), help="What the switches are."
 )
-@click.option("--host-rate", type=click.FloatRange(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
+@click.option("--host-rate", type=FiniteFloat(0.1, 100_000), help="Mbit/s at which hosts send.  [default: --rate]")
 @click.option("--foreground", is_flag=True, help="Stay until Ctrl-C; a line `ready` comes before the others.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Say what there is, once it is ready, as one line of JSON and nothing else."

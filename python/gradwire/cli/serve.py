@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from gradwire import _files
+from gradwire.cli.types import FiniteFloat
 from gradwire.errors import ConfigError, GradwireError, MissingExtraError, RendezvousError, SettingsMismatchError
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_WORKERS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
@@ -56,7 +57,7 @@ its name.
               show_default="tcp://$MASTER_ADDR:$MASTER_PORT")  # fmt: skip
 @click.option("--memory", default=2048, type=click.IntRange(1), help="MB that the sums in flight may take. What needs more "
               "at once waits; one call that needs more alone is an error on every worker.")  # fmt: skip
-@click.option("--wait", default=600.0, type=click.FloatRange(1, 604_800), help="Seconds to wait for the workers.")
+@click.option("--wait", default=600.0, type=FiniteFloat(1, 604_800), help="Seconds to wait for the workers.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
               help="Write the statistics here at the end; - is the standard output.")  # fmt: skip
 def command(

@@ -11,6 +11,7 @@ import click
 
 from gradwire import _files
 from gradwire._extras import require
+from gradwire.cli.types import FiniteFloat
 from gradwire.errors import MissingExtraError
 from gradwire.simulation import plan as plans
 from gradwire.simulation.picture import draw
@@ -48,16 +49,16 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
               help="Hosts that are parameter servers; 0: the workers' own.")
 @click.option("--hosts-per-leaf", type=click.IntRange(1), default=16)
 @click.option("--spines", type=click.IntRange(1), default=4)
-@click.option("--rate", "host_gbit", type=click.FloatRange(0.01), default=100.0, help="Gbit/s of a host's link.")
-@click.option("--delay-us", "link_delay_us", type=click.FloatRange(0), default=2.9, help="Of each link, one way.")
-@click.option("--oversubscription", type=click.FloatRange(0.1), default=1.0,
+@click.option("--rate", "host_gbit", type=FiniteFloat(0.01), default=100.0, help="Gbit/s of a host's link.")
+@click.option("--delay-us", "link_delay_us", type=FiniteFloat(0), default=2.9, help="Of each link, one way.")
+@click.option("--oversubscription", type=FiniteFloat(0.1), default=1.0,
               help="A leaf's hosts have so many times what its uplinks carry.")
 @click.option("--spread", type=click.Choice(plans.SPREADS), default="flow", help="How leaves choose a spine: by hash or by chance.")
 @click.option("--buffer", "buffer_kb", type=click.IntRange(4), default=512, help="KB that a switch holds for each port.")
-@click.option("--background", type=click.FloatRange(0, 0.95), default=0.0, help="Share of each host's link that others take.")
-@click.option("--jitter-us", type=click.FloatRange(0), default=0.0, help="Workers begin a step so much apart at most.")
-@click.option("--backward-ms", type=click.FloatRange(0), default=0.0, help="Over which buckets become ready.")
-@click.option("--bucket-mb", type=click.FloatRange(0.001), default=25.0, help="As DDP's bucket_cap_mb.")
+@click.option("--background", type=FiniteFloat(0, 0.95), default=0.0, help="Share of each host's link that others take.")
+@click.option("--jitter-us", type=FiniteFloat(0), default=0.0, help="Workers begin a step so much apart at most.")
+@click.option("--backward-ms", type=FiniteFloat(0), default=0.0, help="Over which buckets become ready.")
+@click.option("--bucket-mb", type=FiniteFloat(0.001, 1_000_000), default=25.0, help="As DDP's bucket_cap_mb.")
 @click.option("--classes", type=click.IntRange(1, 6), default=1, help="Traffic classes of layers.")
 @click.option("--paths", type=click.IntRange(1, 16), default=1, help="Between two hosts.")
 @click.option("--controller", type=click.Choice(["bottleneck", "timely", "receiving_rate"]), show_default="the preset's")

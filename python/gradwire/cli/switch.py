@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from gradwire._extras import require
+from gradwire.cli.types import FiniteFloat
 from gradwire.config import PRESETS, Config
 from gradwire.errors import ConfigError
 from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
@@ -32,6 +33,7 @@ the summary repeats. Nothing is changed by this command: it only writes. docs/sw
 Exit status: 0 written, 2 wrong usage, numbers that do not fit together, or a file that cannot be written.
 """
 
+_KB = FiniteFloat(1, 1_000_000_000)
 _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": "swp1", "eos": "Ethernet1"}
 
 
@@ -39,10 +41,8 @@ _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": 
 @click.option(
     "--os", "system", type=click.Choice(sorted(_DEFAULT_PORTS)), required=True, help="What runs on the switch."
 )
-@click.option("--rate", required=True, type=click.FloatRange(min=0, min_open=True), help="Mbit/s of a port.")
-@click.option(
-    "--buffer", "buffer_kb", required=True, type=click.FloatRange(min=1), help="KB (1000 bytes) that a port may hold."
-)
+@click.option("--rate", required=True, type=FiniteFloat(min=0, min_open=True), help="Mbit/s of a port.")
+@click.option("--buffer", "buffer_kb", required=True, type=_KB, help="KB (1000 bytes) that a port may hold.")
 @click.option("--port", "ports", multiple=True, help="Name of a port; repeatable.", show_default="the first one")
 @click.option("--queues", default=QUEUES_MAX, type=click.IntRange(2, QUEUES_MAX), help="Queues of a port.")
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
@@ -52,15 +52,15 @@ _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": 
               "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
 @click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),
               help="T (1, 1+d, 1+2d, ..), or the optimum of MLT's appendix B (needs scipy).")  # fmt: skip
-@click.option("--first", "first_kb", type=click.FloatRange(min=1), help="T, in KB.", show_default="from the buffer")
-@click.option("--step", default=DEFAULT_STEP, type=click.FloatRange(min=0), help="d.")
-@click.option("--load", default=Wish.load, type=click.FloatRange(min=0, min_open=True, max=10),
+@click.option("--first", "first_kb", type=_KB, help="T, in KB.", show_default="from the buffer")
+@click.option("--step", default=DEFAULT_STEP, type=FiniteFloat(min=0), help="d.")
+@click.option("--load", default=Wish.load, type=FiniteFloat(min=0, min_open=True, max=10),
               help="Arrivals as a share of the rate, for the expected losses.")  # fmt: skip
-@click.option("--small", "small_share", default=Wish.small_share, type=click.FloatRange(0, 1, min_open=True, max_open=True),
+@click.option("--small", "small_share", default=Wish.small_share, type=FiniteFloat(0, 1, min_open=True, max_open=True),
               help="Share of unimportant packets.")  # fmt: skip
-@click.option("--large-cost", default=Wish.large_cost, type=click.FloatRange(min=0, min_open=True),
+@click.option("--large-cost", default=Wish.large_cost, type=FiniteFloat(min=0, min_open=True),
               help="Cost of losing an important packet; an unimportant one costs 1.")  # fmt: skip
-@click.option("--back-cost", default=Wish.back_cost, type=click.FloatRange(min=0, min_open=True),
+@click.option("--back-cost", default=Wish.back_cost, type=FiniteFloat(min=0, min_open=True),
               help="Cost of losing a packet of the last layers; one of the first costs 1.")  # fmt: skip
 @click.option("--tx-queue", "queue_word", default="uc-tx-queue", type=click.Choice(["uc-tx-queue", "tx-queue"]),
               help="EOS: what the platform calls its queues.")  # fmt: skip

@@ -51,7 +51,7 @@ def open_store(address: str, timeout_s: float) -> Any:
     host, _, port = place.rpartition(":")
     if kind == "file" and place:
         return dist.FileStore(place, -1)
-    if kind != "tcp" or not host or not port.isdigit():
+    if kind != "tcp" or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         allowed = "tcp://host:port | file:///path"
         raise ConfigError(
             f"store = {address!r} is not allowed: {allowed}", field="store", value=address, allowed=allowed
