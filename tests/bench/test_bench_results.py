@@ -405,6 +405,24 @@ def test_cells_take_turns_and_a_broadcast_has_no_presets():
     assert all(sorted(turn) == list(range(len(cells))) for turn in turns)
 
 
+def test_bytes_are_those_that_are_sent_where_there_are_parts():
+    few = Plan(
+        NetworkPlan("loopback"), (plan.gradwire(plan.EXACT),), ("all_gather", "broadcast"), (3, 8), (4, 8, 1 << 20)
+    )
+    assert [(cell.collective, cell.ranks, cell.bytes) for cell in few.cells()] == [
+        ("all_gather", 3, 12), ("all_gather", 3, (1 << 20) - 4), ("all_gather", 8, 32), ("all_gather", 8, 1 << 20),
+        *(("broadcast", ranks, size) for ranks in (3, 8) for size in (4, 8, 1 << 20)),
+    ]  # fmt: skip
+    for cell in few.cells():
+        assert 4 * Task(cell.collective, cell.bytes // 4, 0, cell.ranks).elems == cell.bytes
+    assert [plan.size_text(size) for size in (12, (1 << 20) - 4, 1 << 20, 1000 << 10)] == [
+        "12 B",
+        "1 MB",
+        "1 MB",
+        "1000 KB",
+    ]
+
+
 def test_what_a_collective_cannot_do_is_named():
     variants = (plan.gloo("cubic"), plan.gradwire("auto"), plan.gradwire("auto", "ring"), plan.gradwire("exact"))
     whole = Plan(NetworkPlan("nft"), variants, ("all_reduce", "reduce_scatter", "broadcast"))

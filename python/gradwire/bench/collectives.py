@@ -44,6 +44,11 @@ COLLECTIVES = {
 }
 
 
+def elems_of(name: str, elems: int, ranks: int) -> int:
+    """So many elements as a collective can have: a multiple of the ranks where there are parts, of which none is empty."""
+    return elems if name in _WHOLE else max(1, elems // ranks) * ranks
+
+
 class Task:
     """One rank's part in one collective of one size: the inputs of its calls, and what they must give. Needs torch.
 
@@ -51,7 +56,7 @@ class Task:
 
     Args:
         name: the collective.
-        elems: `bytes / 4`, rounded down to a multiple of the ranks where there are parts.
+        elems: `bytes / 4`; `elems_of` of them are used.
         rank, ranks: in the group.
     """
 
@@ -59,8 +64,8 @@ class Task:
         import torch
 
         self._torch, self.name, self._rank, self.ranks = torch, name, rank, ranks
-        self.part = max(1, elems // ranks)
-        self.elems = elems if name in _WHOLE else self.part * ranks
+        self.elems = elems_of(name, elems, ranks)
+        self.part = self.elems // ranks
         self._row = self.elems if name in _WHOLE else self.part
         # Every call's values are a piece of these: what differs from call to call is not computed again.
         self._pattern = (torch.arange(self._row + PATTERN - 1) % PATTERN + 1).float()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-from gradwire.bench.collectives import COLLECTIVES
+from gradwire.bench.collectives import COLLECTIVES, elems_of
 
 PRESETS = ("auto", "mlt", "dlcp", "ltp", "ultima", "reliable")
 EXACT = "exact"  # the backend's own collective, which is exact, instead of an opted-in reduction
@@ -200,16 +200,20 @@ class Plan:
             )
 
     def cells(self) -> list[Cell]:
-        """All that is measured. Variants that are compared stand side by side, as the network changes between the others."""
-        return [
-            Cell(collective, ranks, size, condition, variant)
+        """All that is measured. Variants that are compared stand side by side, as the network changes between the others.
+
+        Bytes are those that are sent: with parts of whole elements, two small sizes can be the same.
+        """
+        cells = (
+            Cell(collective, ranks, 4 * elems_of(collective, size // 4, ranks), condition, variant)
             for collective in self.collectives
             for ranks in self.ranks
             for size in self.sizes
             for condition in self.conditions
             for variant in self.variants
             if variant.can(collective)
-        ]
+        )
+        return list(dict.fromkeys(cells))
 
     def left_out(self) -> list[str]:
         """What was asked for and is not measured, for people: variants that a collective does not have."""
@@ -257,6 +261,6 @@ def timed_calls(size: int) -> int:
 
 def size_text(size: int) -> str:
     """Bytes as people read them."""
-    if size >= MB:
+    if size >= MB - 512:  # what would be 1024 KB
         return f"{size / MB:.4g} MB"
     return f"{size / 1024:.4g} KB" if size >= 1024 else f"{size} B"
