@@ -62,6 +62,7 @@ impl Group {
                     let most = sink.room_for(peer.rank, HEADER_BYTES + bytes, most);
                     if most > 0 {
                         if let Some(run) = peers.poll_transmit_run(now, slot, most) {
+                            debug_assert_eq!(run.bytes, bytes, "room was asked for another length");
                             push_run(&peers[slot], ops, &run, sink);
                             sent += run.count;
                             left -= run.count * each;

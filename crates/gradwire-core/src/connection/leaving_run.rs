@@ -69,7 +69,8 @@ impl TransmitRun {
 
 impl Connection {
     /// As [`Connection::poll_transmit`] would give them: the next packets, `most` at most, of the run whose latest packet left at this
-    /// moment. `None`: the next datagram is none of those, or there is none; ask [`Connection::poll_transmit`].
+    /// moment, each as long as that one: the caller has asked for room for so many of its length. `None`: the next datagram is none of
+    /// those, or there is none; ask [`Connection::poll_transmit`].
     pub fn poll_transmit_run(&mut self, now: Timestamp, most: usize) -> Option<TransmitRun> {
         let index = self.run.filter(|run| run.at == now)?.send;
         if !self.probe_due.is_empty() {

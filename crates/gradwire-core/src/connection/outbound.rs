@@ -283,9 +283,11 @@ impl Connection {
         Some(self.transmit_data(now, choice, path))
     }
 
-    /// Whether more like it follows: new data of a granted transfer, on the only path.
+    /// Whether more like it follows: new data of a granted transfer, on the only path. Behind what is critical comes the short end of the
+    /// transfer, or what is longer than that.
     fn run_after(&self, now: Timestamp, choice: &Choice) -> Option<Run> {
-        let goes_in_turn = !choice.again && self.sends[choice.send].granted;
+        let send = &self.sends[choice.send];
+        let goes_in_turn = !choice.again && send.granted && !send.is_critical(choice.chunk);
         let follows = goes_in_turn && self.paths.len() == 1;
         follows.then_some(Run { at: now, send: choice.send })
     }

@@ -169,7 +169,7 @@ impl Pair {
                     break;
                 };
                 self.put_on_wire(from, &transmit, &scratch);
-                for transmit in runs::poll_at_once(&mut self.ends[from].connection, self.now) {
+                for transmit in runs::poll_at_once(&mut self.ends[from].connection, self.now, &transmit) {
                     self.put_on_wire(from, &transmit, &scratch);
                 }
             }

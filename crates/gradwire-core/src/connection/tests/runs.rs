@@ -28,13 +28,17 @@ pub(super) fn before_poll(connection: &mut Connection) {
 }
 
 /// What leaves at once behind a datagram, up to a number that changes from time to time, as single datagrams.
-pub(super) fn poll_at_once(connection: &mut Connection, now: Timestamp) -> Vec<Transmit> {
+pub(super) fn poll_at_once(connection: &mut Connection, now: Timestamp, behind: &Transmit) -> Vec<Transmit> {
     if ENDS_RUNS.get() || !TAKES_MANY.get() {
         return Vec::new();
     }
     let most = 1 + AT_ONCE.get() as usize % 45;
     let Some(run) = connection.poll_transmit_run(now, most) else { return Vec::new() };
     assert!((1..=most).contains(&run.count));
+    assert!(
+        matches!(behind.body, Body::Payload { bytes, .. } if bytes == run.bytes),
+        "{run:?} was given behind {behind:?}"
+    );
     AT_ONCE.set(AT_ONCE.get() + run.count as u32);
     let half = run.behind(run.count / 2);
     assert_eq!(half.header, run.header_of(run.count / 2));
