@@ -58,6 +58,16 @@ impl ConnectionConfig {
         self.class_queues > 1 && self.paths == 1
     }
 
+    /// So many packets of its path may have overtaken one, at most; 0: by design none do.
+    #[must_use]
+    pub const fn overtaken_max(&self) -> u32 {
+        if self.has_class_queues() {
+            crate::late_arrivals::LateArrivals::BEHIND_MAX as u32
+        } else {
+            0
+        }
+    }
+
     /// The network's queue for a traffic class: those without one of their own share the last.
     pub(crate) const fn queue_of(&self, class: u8) -> u8 {
         if class < self.class_queues {

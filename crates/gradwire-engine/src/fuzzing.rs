@@ -198,7 +198,8 @@ fn channels() -> (Channel, Channel) {
     let roster = Roster::new(&ours, &[theirs.to_json()]).unwrap_or_else(|error| unreachable!("{error}"));
     let agreed =
         agree(Security::On, Some(&job_secret()), &roster).unwrap_or_else(|error| unreachable!("{error}"));
-    let channel = |ours, theirs| agreed.channel(ours, theirs, 2).unwrap_or_else(|| unreachable!("it is on"));
+    let channel =
+        |ours, theirs| agreed.channel(ours, theirs, (2, 0)).unwrap_or_else(|| unreachable!("it is on"));
     (channel(&ours, &theirs), channel(&theirs, &ours))
 }
 

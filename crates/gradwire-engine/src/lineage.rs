@@ -120,7 +120,8 @@ impl Lineage {
         };
         let (ours, theirs) = (as_door(&self.records[self.rank as usize]), as_door(theirs));
         let remote = ConnectionId::new(*theirs.connections.get(self.rank as usize)?)?;
-        let channel = self.agreed.channel(&ours, &theirs, self.grid.paths);
+        // No data goes over it.
+        let channel = self.agreed.channel(&ours, &theirs, (self.grid.paths, 0));
         Some(DoorSetup { candidates: ours.candidates(&theirs), channel, remote })
     }
 
@@ -178,10 +179,10 @@ impl Lineage {
             theirs.connections[place] = remote(members[index]);
             let ids = (ids.by_rank[index], theirs.connections[place]);
             let connection = connection(&self.shared, (&ours, &theirs), ids, grid)?;
+            channels.push(self.agreed.channel(&ours, &theirs, (grid.paths, connection.overtaken_max())));
             let host = format!("rank {} of the first epoch, on {}", members[index], theirs.host);
             peers.push(PeerConfig { rank: index as u32, host, connection });
             candidates.push(ours.candidates(&theirs));
-            channels.push(self.agreed.channel(&ours, &theirs, grid.paths));
         }
         let EngineConfig { incast, servers, .. } = self.shared.local.config;
         let servers = servers.map_or(Servers::EVERY_RANK, Servers::Colocated);

@@ -245,13 +245,13 @@ impl PendingGroup {
         for theirs in roster.records.iter().filter(|record| record.rank != self.record.rank) {
             let ids = (self.ids.by_rank[theirs.rank as usize], theirs.connections[self.record.rank as usize]);
             let connection = connection(&self.shared, (&self.record, theirs), ids, grid)?;
+            channels.push(agreed.channel(&self.record, theirs, (roster.paths, connection.overtaken_max())));
             let host = match theirs.rank.checked_sub(self.record.workers()) {
                 Some(index) => format!("parameter server {index} on {}", theirs.host),
                 None => theirs.host.clone(),
             };
             peers.push(PeerConfig { rank: theirs.rank, host, connection });
             candidates.push(self.record.candidates(theirs));
-            channels.push(agreed.channel(&self.record, theirs, roster.paths));
         }
         let lanes = self.connect_lanes(&Lane::new(&self.shared, key), roster);
         let (rank, world_size) = (self.record.rank, self.record.workers());

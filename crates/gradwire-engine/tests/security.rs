@@ -254,6 +254,40 @@ fn what_was_recorded_and_comes_again_is_counted_and_dropped() {
     assert!(replayed > datagrams / 2, "{replayed} of {datagrams}");
 }
 
+/// On a switch with strict priorities a packet waits in its queue while more urgent ones pass.
+#[test]
+fn a_packet_that_thousands_have_overtaken_is_no_replay_where_classes_have_queues() {
+    const OVERTAKE: usize = 20_000;
+    // The packet that waits, and how many have overtaken it.
+    let held = Arc::new(Mutex::new((None::<Vec<u8>>, 0)));
+    let meddler = {
+        let held = Arc::clone(&held);
+        move |from: usize, datagram: &[u8]| {
+            let is_data = Header::decode(datagram).is_ok_and(|(header, _)| header.kind == Kind::Data);
+            let (waits, overtook) = &mut *held.lock().expect("no panic");
+            if from > 0 || !is_data {
+                return (vec![datagram.to_vec()], Vec::new());
+            }
+            *overtook += 1;
+            if *overtook == 1 {
+                *waits = Some(datagram.to_vec());
+                return (Vec::new(), Vec::new());
+            }
+            let late = if *overtook > OVERTAKE { waits.take() } else { None };
+            (std::iter::once(datagram.to_vec()).chain(late).collect(), Vec::new())
+        }
+    };
+    let config =
+        EngineConfig { dscp_classes: vec![34, 26], class_queues: 2, mtu: Some(576), paths: 1, ..secure() };
+    let (_engines, _relay, groups) = relayed(&config, Arc::new(meddler));
+    while held.lock().expect("no panic").1 <= OVERTAKE {
+        check_all_reduce(&groups, 1_000_003);
+    }
+    // Its own come behind it.
+    check_all_reduce(&groups, 1_000);
+    assert_eq!(refused(&groups), (0, 0));
+}
+
 /// A datagram of one group, sent to the other group of the same two ranks.
 #[test]
 fn a_packet_of_another_group_does_not_open() {

@@ -38,8 +38,8 @@ pub(crate) fn agree(
 }
 
 impl Agreed {
-    /// The channel between two ranks.
-    pub(crate) fn channel(&self, ours: &Record, theirs: &Record, paths: u8) -> Option<Channel> {
+    /// The channel between two ranks; for `numbers` see [`Channel::new`].
+    pub(crate) fn channel(&self, ours: &Record, theirs: &Record, numbers: (u8, u32)) -> Option<Channel> {
         let Self::Sealed { cipher, secret } = self else { return None };
         let (low, high) = if ours.rank < theirs.rank { (ours, theirs) } else { (theirs, ours) };
         let end = |of: &Record, other: &Record| PairEnd {
@@ -50,7 +50,7 @@ impl Agreed {
         let ends = [end(low, high), end(high, low)];
         let context = PairContext { protocol: ours.protocol, group: &ours.group, ends };
         let pair = PairSecret::derive(secret, &context);
-        Some(Channel::new(pair, *cipher, (ours.rank, theirs.rank), paths))
+        Some(Channel::new(pair, *cipher, (ours.rank, theirs.rank), numbers))
     }
 
     /// Name of the cipher.
@@ -118,14 +118,15 @@ mod tests {
     fn two_ranks_make_channels_that_understand_each_other() {
         let all = records(3);
         let agreed = decide(Security::On, Some(&secret(1)), &all).unwrap();
-        let (up, mut down) = (agreed.channel(&all[0], &all[2], 1), agreed.channel(&all[2], &all[0], 1));
+        let (up, mut down) =
+            (agreed.channel(&all[0], &all[2], (1, 0)), agreed.channel(&all[2], &all[0], (1, 0)));
         let mut datagram = [0; 60];
         assert!(lock(up.as_ref().unwrap().sealer()).seal(&mut datagram));
         assert_eq!(
             down.as_mut().unwrap().open(Timestamp::ZERO, &mut datagram).map(|opened| opened.len()),
             Ok(44)
         );
-        let other = agreed.channel(&all[1], &all[2], 1).unwrap();
+        let other = agreed.channel(&all[1], &all[2], (1, 0)).unwrap();
         let mut datagram = [0; 60];
         assert!(lock(other.sealer()).seal(&mut datagram));
         assert!(down.unwrap().open(Timestamp::ZERO, &mut datagram).is_err());

@@ -18,11 +18,17 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Between this rank and `peer`, over so many paths.
-    pub(crate) fn new(secret: PairSecret, cipher: Cipher, (rank, peer): (u32, u32), paths: u8) -> Self {
+    /// Between this rank and `peer`, over so many paths; of a path so many datagrams with data may overtake one
+    /// ([`gradwire_core::ConnectionConfig::overtaken_max`]).
+    pub(crate) fn new(
+        secret: PairSecret,
+        cipher: Cipher,
+        (rank, peer): (u32, u32),
+        (paths, overtaken): (u8, u32),
+    ) -> Self {
         let secret = Arc::new(secret);
         let sealer = Sealer::new(&secret, cipher, Direction::from_to(rank, peer), paths);
-        let opener = Opener::new(&secret, cipher, Direction::from_to(peer, rank), paths);
+        let opener = Opener::new(&secret, cipher, Direction::from_to(peer, rank), (paths, overtaken));
         Self { seals_refused: Arc::clone(sealer.refused()), sealer: Arc::new(Mutex::new(sealer)), opener }
     }
 
@@ -66,8 +72,12 @@ mod tests {
     const NOW: Timestamp = Timestamp::ZERO;
 
     fn pair_in(group: &str, byte: u8) -> (Channel, Channel) {
+        pair_of(group, byte, 0)
+    }
+
+    fn pair_of(group: &str, byte: u8, overtaken: u32) -> (Channel, Channel) {
         let derive = || PairSecret::derive(&secret(byte), &context(group));
-        let channel = |ranks| Channel::new(derive(), Cipher::Aes256Gcm, ranks, PATHS);
+        let channel = |ranks| Channel::new(derive(), Cipher::Aes256Gcm, ranks, (PATHS, overtaken));
         (channel((0, 1)), channel((1, 0)))
     }
 
@@ -148,6 +158,19 @@ mod tests {
         let again = hello.clone();
         assert!(b.open(NOW, &mut hello).is_ok(), "control has numbers of its own");
         assert_eq!(b.open(NOW, &mut again.clone()), Err(Refusal::Replayed));
+    }
+
+    #[test]
+    fn where_urgent_packets_overtake_others_a_packet_opens_once_however_many_have() {
+        const OVERTAKEN: u32 = 1 << 20;
+        let (mut a, mut b) = pair_of("g", 1, OVERTAKEN);
+        let (older, old) = (data(&mut a, 0), data(&mut a, 1));
+        for number in [2, WINDOW as u32 + 5, OVERTAKEN] {
+            assert!(b.open(NOW, &mut data(&mut a, number)).is_ok());
+        }
+        assert!(b.open(NOW, &mut old.clone()).is_ok());
+        assert_eq!(b.open(NOW, &mut old.clone()), Err(Refusal::Replayed));
+        assert_eq!(b.open(NOW, &mut older.clone()), Err(Refusal::Replayed), "behind the window");
     }
 
     #[test]

@@ -69,16 +69,22 @@ impl FarNumbers {
 }
 
 impl Opener {
-    pub(super) fn new(secret: &Arc<PairSecret>, cipher: Cipher, direction: Direction, paths: u8) -> Self {
+    /// Of so many paths; of a path so many datagrams with data may overtake one.
+    pub(super) fn new(
+        secret: &Arc<PairSecret>,
+        cipher: Cipher,
+        direction: Direction,
+        (paths, overtaken): (u8, u32),
+    ) -> Self {
         let key = |path, domain, epoch| {
             (epoch, secret.packet_key(cipher, KeyPlace { direction, path, domain, epoch }))
         };
-        let space = |path, domain| Space {
-            window: ReplayWindow::new(),
+        let space = |path, domain, overtaken| Space {
+            window: ReplayWindow::new(overtaken),
             keys: [key(path, domain, 0), key(path, domain, 1)],
             far: FarNumbers::default(),
         };
-        let both = |path| [space(path, Domain::Data), space(path, Domain::Control)];
+        let both = |path| [space(path, Domain::Data, overtaken), space(path, Domain::Control, 0)];
         let spaces = (0..paths).map(both).collect();
         let secret = Arc::clone(secret);
         Self { secret, cipher, direction, spaces, not_authentic: 0, replayed: 0 }
