@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# Of a folder in which nothing may be made, and of a file that is a mount.
+_NOT_REPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
 
 
 def check(file: Path) -> None:
     """Tries whether `replace` can write this file.
 
     Raises:
-        OSError: it cannot; the message names the folder.
+        OSError: it cannot; the message names the file or its folder.
     """
-    if not _is_stream(file):
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if not _is_stream(file) and not (file.exists() and os.access(file, os.W_OK)):
         check_folder(file.resolve().parent)
 
 
@@ -35,6 +42,8 @@ def check_folder(folder: Path) -> None:
 def replace(file: Path, text: str) -> None:
     """Writes a file whole or not at all: one of an earlier run is lost only when the new one is there.
 
+    One that may be written and not be replaced (mounted by itself, or in a folder of somebody else) is written where it is.
+
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
@@ -48,6 +57,12 @@ def replace(file: Path, text: str) -> None:
         with unfinished.open("x") as opened:
             opened.write(text)
         unfinished.replace(file)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        if error.errno not in _NOT_REPLACED or not file.exists():
+            raise
+        file.write_text(text)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -28,6 +29,26 @@ def test_a_folder_is_tried_and_nothing_stays_in_it(tmp_path):
     for folder in (CLOSED, tmp_path / "missing"):
         with pytest.raises(OSError, match=str(folder)):
             _files.check(folder / "numbers.json")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        _files.check(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EBUSY])
+def test_a_file_that_may_be_written_and_not_replaced_is_written_where_it_is(tmp_path, monkeypatch, code):
+    """As one that is mounted by itself; the refusal of the kernel is played, since the tests may run as root and without namespaces."""
+    file = tmp_path / "x.json"
+    file.write_text("of an earlier run, and longer")
+
+    def refuse(*_):
+        raise OSError(code, "")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    _files.check(file)
+    _files.replace(file, "new")
+    assert (file.read_text(), [each.name for each in tmp_path.iterdir()]) == ("new", ["x.json"])
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,30 @@ from gradwire.lab import LabError, NamespacesUnavailable, sandbox
 from gradwire.lab.soft_switch import SoftSwitch
 from gradwire.lab.uml_switch import _build_fpu_shim
 
+# As gcc says it where the C library's headers are not installed.
+NO_HEADER = """soft_switch.c:9:10: fatal error: errno.h: No such file or directory
+    9 | #include <errno.h>
+      |          ^~~~~~~~~
+compilation terminated.
+"""
+FAILURES = {
+    f"cat >&2 <<'END'\n{NO_HEADER}END\nexit 1": "soft_switch.c:9:10: fatal error: errno.h: No such file or directory",
+    "echo one >&2; echo 'out of space' >&2; exit 1": "out of space",
+    "exit 7": "it ended with 7",
+}
 
-@pytest.fixture(params=["echo one >&2; echo 'no such header' >&2; exit 1", "exit 7"])
+
+@pytest.fixture(params=FAILURES)
 def expected(request, tmp_path, monkeypatch):
-    """Puts a compiler on the path that fails; gives the last words about it."""
+    """Puts a compiler on the path that fails; gives what is told of it."""
     compiler = tmp_path / "cc"
     compiler.write_text(f"#!/bin/sh\n{request.param}\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    return "no such header" if "header" in request.param else "it ended with 7"
+    return FAILURES[request.param]
 
 
-def test_a_switch_that_cannot_be_compiled_is_one_line_with_the_compilers_last_words(expected, tmp_path):
+def test_a_switch_that_cannot_be_compiled_is_one_line_with_the_compilers_reason(expected, tmp_path):
     for start, source in ((lambda: SoftSwitch([]), "soft_switch.c"), (lambda: _build_fpu_shim(tmp_path), "uml_fpu.c")):
         with pytest.raises(LabError, match=f"^{tmp_path}/cc does not build {source}: {expected}$"):
             start()

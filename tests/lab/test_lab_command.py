@@ -230,12 +230,13 @@ def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):
         ) as caller:
             if (builder := wait_for_child(caller)) is not None:
                 os.killpg(caller.pid, signal.SIGINT)  # what a terminal does: the builder has a session of its own
-            if caller.wait(TIMEOUT_S) != 0:
+            said = caller.communicate(timeout=TIMEOUT_S)[1]
+            if caller.returncode != 0:
                 break
         assert lab("down").returncode == 0, "it was built before this process ran again"
     else:
         raise AssertionError("it was built each time before it was interrupted")
-    assert builder is not None
+    assert builder is not None, said
     assert not Path(f"/proc/{builder}").exists()
     assert os.listdir(lab.folder) == []
 

@@ -27,6 +27,13 @@ def build(source: Path, output: Path, *options: str) -> None:
     command: list[str | Path] = [compiler, "-O2", *options, "-o", output, source]
     ran = subprocess.run(command, stderr=subprocess.PIPE, encoding="utf-8", errors="replace", check=False)
     if ran.returncode != 0:
-        lines = [line.strip() for line in ran.stderr.splitlines() if line.strip()]
-        why = lines[-1] if lines else f"it ended with {ran.returncode}"
-        raise LabError(f"{compiler} does not build {source.name}: {why}")
+        raise LabError(
+            f"{compiler} does not build {source.name}: {_reason(ran.stderr) or f'it ended with {ran.returncode}'}"
+        )
+
+
+def _reason(text: str) -> str:
+    """The first error that a compiler tells: what follows explains it, or says that it gives up."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line]
+    return (errors or lines[-1:] or [""])[0]
