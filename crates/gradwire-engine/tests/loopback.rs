@@ -5,7 +5,7 @@ mod common;
 use common::{
     all_reduce, check_all_reduce, cluster, config, engines, impatient, join, join_pending, Tensor, PATIENCE,
 };
-use gradwire_engine::collectives::OpError;
+use gradwire_engine::collectives::{OpError, Policy, ReduceOp, Request};
 use gradwire_engine::{
     Choice, Engine, EngineConfig, EngineError, GroupHandle, JoinError, Offload, PendingGroup, Security,
 };
@@ -60,6 +60,28 @@ fn several_groups_and_several_operations_share_one_engine() {
         assert!(op.wait(Some(PATIENCE)).expect("ends in time").is_ok());
     }
     assert!(tensors.iter().all(|tensor| tensor.0.iter().all(|value| *value == 2.0)));
+}
+
+/// Of each transfer the first packet leaves, then the last one, which is short, and then all the others: in bursts whose room is that of
+/// the kernel's messages.
+#[test]
+fn calls_with_critical_packets_and_short_ends_wait_for_each_other() {
+    let configs = [Security::Off, Security::On].map(|security| EngineConfig { security, ..config() });
+    for config in configs {
+        let (_engines, groups) = cluster(2, &EngineConfig { mtu: Some(1_500), ..config });
+        // Half of each is 700 packets of 1408 bytes, and 128 bytes.
+        let mut tensors: Vec<Tensor> = (0..40).map(|_| Tensor(vec![3.0; 2 * (700 * 352 + 32)])).collect();
+        let mut ops = Vec::new();
+        for (i, tensor) in tensors.iter_mut().enumerate() {
+            let request = all_reduce(tensor.view());
+            let request = Request { policy: Policy::LTP, reduce: ReduceOp::Avg, ..request };
+            ops.push(groups[i % 2].submit(request, Box::new(())).expect("running"));
+        }
+        for op in &ops {
+            let outcome = op.wait(Some(PATIENCE)).expect("ends in time");
+            assert!(outcome.is_ok(), "{outcome:?}");
+        }
+    }
 }
 
 #[test]
