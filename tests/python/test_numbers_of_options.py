@@ -33,7 +33,7 @@ def refused(option: list[str], number: str) -> None:
         ["demo", "--rate"], ["demo", "--minutes"], ["serve", "--wait"], ["lab", "up", "--buffer"], ["lab", "up", "--bucket"],
         ["lab", "up", "--host-rate"], ["lab", "set", "--delay"], [*SWITCH, "--rate"], [*SWITCH, "--buffer"],
         [*SWITCH, "--first"], [*SWITCH, "--step"], [*SIMULATE, "--bucket-mb"], [*SIMULATE, "--rate"],
-        [*SIMULATE, "--jitter-us"],
+        [*SIMULATE, "--jitter-us"], ["doctor", "--wait"], ["doctor", "--loss-max"], ["monitor", "--every"], ["monitor", "--seconds"],
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gradwire.cli.types import FiniteFloat
 from gradwire.config import Config
 from gradwire.doctor.check import Options, Report, check_all, check_host
 from gradwire.doctor.findings import NOTE
@@ -51,12 +52,12 @@ Exit status: 0 nothing found that training would suffer from, 1 something was, 2
 @click.option(
     "--packets", default=Options.packets, type=click.IntRange(100, 1_000_000), help="Of each pair's loss test."
 )
-@click.option("--loss-max", default=100 * Options.loss_max, type=click.FloatRange(0, 100),
+@click.option("--loss-max", default=100 * Options.loss_max, type=FiniteFloat(0, 100),
               help="Percent lost beyond which training would suffer.")  # fmt: skip
 @click.option(
     "--wait",
     default=120.0,
-    type=click.FloatRange(1, 3600),
+    type=FiniteFloat(1, 3600),
     help="Seconds to wait for the others at each step.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

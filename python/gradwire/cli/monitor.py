@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from gradwire.cli.types import FiniteFloat
 from gradwire.errors import GradwireError
 from gradwire.observe.client import Sources
 from gradwire.observe.view import Board, screen
@@ -39,8 +40,8 @@ answered.
 @click.option(
     "--ssh", default="ssh -o BatchMode=yes", help="How to reach a host: the command that its name is added to."
 )
-@click.option("--every", default=1.0, type=click.FloatRange(0.1, 3600), help="Seconds between two looks.")
-@click.option("--seconds", type=click.FloatRange(0), help="End after so long.")
+@click.option("--every", default=1.0, type=FiniteFloat(0.1, 3600), help="Seconds between two looks.")
+@click.option("--seconds", type=FiniteFloat(0), help="End after so long.")
 @click.option("--json", "as_json", is_flag=True, help="Stream JSON lines instead of the screen.")
 def command(
     *, job: str | None, hosts: tuple[str, ...], ssh: str, every: float, seconds: float | None, as_json: bool
