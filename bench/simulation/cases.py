@@ -9,6 +9,7 @@ Every transport gets the same traffic: the same buckets at the same times, each 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import subprocess
@@ -160,7 +161,8 @@ def _run_peer(case: Case, ns3: Path) -> dict[str, Any]:
 class Store:
     """Results by their cases, kept in a file with the commit that each is of.
 
-    A last line that an interruption has cut short is none, and goes when the next one is written.
+    A last line that an interruption has cut short is none, and goes when the next one is written. Several studies may keep theirs in one
+    file at once.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -168,8 +170,7 @@ class Store:
         self.results: dict[str, dict[str, Any]] = {}
         self.commits: dict[str, str] = {}
         written = path.read_bytes() if path is not None and path.exists() else b""
-        self._whole_bytes = written.rfind(b"\n") + 1
-        for line in map(json.loads, written[: self._whole_bytes].splitlines()):
+        for line in map(json.loads, written[: _whole_bytes(written)].splitlines()):
             self.results[line["case"]] = line["result"]
             self.commits[line["case"]] = line.get("commit", UNKNOWN)  # older files do not say it
 
@@ -183,10 +184,12 @@ class Store:
         self.results[case.key], self.commits[case.key] = result, self.commit
         if self.path is not None:
             line = json.dumps({"case": case.key, "commit": self.commit, "result": result}).encode() + b"\n"
-            with self.path.open("ab") as file:
-                file.truncate(self._whole_bytes)
+            with self.path.open("a+b") as file:
+                # Until it is closed: what has no end now is of a study that was interrupted, never of one that is writing.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                file.truncate(_whole_bytes(file.read()))
                 file.write(line)
-            self._whole_bytes += len(line)
 
     def commits_of(self, cases: Iterable[Case]) -> list[str]:
         """Those of the results of these cases, the oldest first."""
@@ -196,6 +199,11 @@ class Store:
     def get(self, case: Case) -> dict[str, Any] | None:
         """The result of a case; None: it was not run."""
         return self.results.get(case.key)
+
+
+def _whole_bytes(written: bytes) -> int:
+    """Of the lines that have an end."""
+    return written.rfind(b"\n") + 1
 
 
 def run_all(cases: Iterable[Case], store: Store, ns3: Path, jobs: int, tell: Tell) -> None:

@@ -100,6 +100,17 @@ def test_a_line_that_was_cut_short_is_no_result_and_goes_when_the_next_is_kept(t
         assert [line["result"] for line in kept] == [{}, {"n": 1}, {"n": 2}][not before :]
 
 
+def test_two_studies_keep_their_results_in_one_file(tmp_path):
+    script = (
+        "stores = cases.Store(file), cases.Store(file)\n"
+        "kept = [cases.Case(transport='mlt', hosts=hosts) for hosts in range(2, 8)]\n"
+        "for one in kept: stores[one.hosts % 2].keep(one, {'hosts': one.hosts})\n"
+        "assert [cases.Store(file).get(one) for one in kept] == [{'hosts': one.hosts} for one in kept], file.read_bytes()"
+    )
+    done = of_cases(script, tmp_path / "store.jsonl")
+    assert done.returncode == 0, done.stderr
+
+
 def test_results_are_of_the_commits_that_they_were_kept_with(tmp_path):
     file = tmp_path / "store.jsonl"
     script = (
