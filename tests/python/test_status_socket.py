@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from gradwire.cli import trace
 from gradwire.lab import NamespacesUnavailable, sandbox
+from gradwire.observe import client
 from gradwire.observe.client import Sources, find_sockets, job_of, process_of
 from gradwire.observe.status import CLIENTS_MAX, StatusServer, status_folder
 
@@ -168,3 +169,38 @@ def test_who_watches_does_not_connect_to_a_stopped_rank_again_and_again(every_s,
                 stack.enter_context(listener.accept()[0])
     finally:
         own.stop()
+
+
+def waiting(listener):
+    """What those who wait there have sent."""
+    sent = []
+    listener.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            with listener.accept()[0] as caller:
+                caller.settimeout(10)
+                sent.append(caller.recv(4096))
+    return sent
+
+
+def test_who_watches_a_job_by_its_port_asks_a_stopped_rank_once(monkeypatch):
+    """Each question is waited for, and stays there until nobody else can ask."""
+    sources = Sources(0.0)
+    with stopped_rank("job") as listener:
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "ANSWER_TIMEOUT_S", 0.01)
+            sources.watch_sockets("29400")
+        own = StatusServer("other", 0, {"stats": lambda: {"port": 29400}})
+        try:
+            sources.watch_sockets("29400")
+            assert sources.is_any
+            assert [sent for sent in waiting(listener) if sent] == [b'{"ask": "stats"}\n']
+        finally:
+            own.stop()
+
+
+def test_a_rank_that_is_watched_is_not_asked_whether_its_job_has_the_port():
+    with stopped_rank("job") as listener:
+        path = Path(listener.getsockname())
+        assert find_sockets("29400", {path.name}) == [path]
+        assert waiting(listener) == []

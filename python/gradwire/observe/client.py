@@ -26,6 +26,8 @@ ANSWER_TIMEOUT_S = 10.0
 ERRORS_TIMEOUT_S = 2.0
 LINE_BYTES_MAX = 256 << 20
 UNNAMED_S = 60.0
+# A rank that has not answered what it is is not asked again for so long: who watches waits meanwhile, and each question stays with it.
+SILENT_S = 600.0
 
 
 def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Path]:
@@ -35,7 +37,8 @@ def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Pa
         job: name of the job, as it was given or as its ranks have it, or the address where they met, or the beginning of it; or the
             UDP port or process id of one of its ranks. What is the whole name of one job is not taken for the beginning of another's.
             None: all.
-        known: names of sockets that somebody is connected to. They are not tried: what is tried stays with a rank that stands still.
+        known: names of sockets of the job that somebody is connected to. They are not tried: what is tried stays with a rank that stands
+            still.
 
     Raises:
         StatusFolderError: the folder is not this user's alone.
@@ -52,7 +55,7 @@ def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Pa
     so_named = [path for path in alive if job_of(path) == name] or [
         path for path in alive if job_of(path).startswith(name)
     ]
-    return so_named or _of_jobs_with(alive, job)
+    return so_named or _of_jobs_with(alive, job, known)
 
 
 def _is_alive(path: Path) -> bool:
@@ -107,9 +110,9 @@ def process_of(path: Path) -> str:
     return f"rank {rank} (process {process.partition('-')[0]})"
 
 
-def _of_jobs_with(paths: list[Path], what: str) -> list[Path]:
-    """All sockets of the jobs of which one rank has this UDP port or process id, or met the others at this address."""
-    jobs: set[str] = set()
+def _of_jobs_with(paths: list[Path], what: str, known: Collection[str]) -> list[Path]:
+    """All sockets of the jobs of which one rank has this UDP port or process id, or met the others at this address, or is known."""
+    jobs = {job_of(path) for path in paths if path.name in known}
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             if job_of(path) not in jobs and _has(_facts_of(path), what):
@@ -124,13 +127,25 @@ def _has(facts: dict[str, Any], what: str) -> bool:
 
 
 def _facts_of(path: Path) -> dict[str, Any]:
-    """What a rank says of itself. It stays so while there is its socket: one that is stopped later is not waited for."""
+    """What a rank says of itself. It stays so while there is its socket: one that is stopped later is not waited for.
+
+    Raises:
+        OSError: it does not answer, or did not shortly before.
+        ValueError: it answers what no rank does.
+    """
     if path not in _facts:
-        _facts[path] = ask(path, "stats")
+        if time.monotonic() < _silent_until_s.get(path, 0.0):
+            raise TimeoutError(f"{path} has not answered")
+        try:
+            _facts[path] = ask(path, "stats")
+        except TimeoutError:
+            _silent_until_s[path] = time.monotonic() + SILENT_S
+            raise
     return _facts[path]
 
 
 _facts: dict[Path, dict[str, Any]] = {}
+_silent_until_s: dict[Path, float] = {}
 
 
 def ask(path: Path, what: str) -> dict[str, Any]:
