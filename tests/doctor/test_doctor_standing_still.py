@@ -51,6 +51,12 @@ def test_a_peer_that_stands_still_loses_neither_large_packets_nor_marked_ones(as
             assert found(End("127.0.0.1", peer.port, 1))
 
 
+def test_a_peer_that_comes_back_after_it_counted_as_gone_is_no_black_hole(asking, monkeypatch):
+    monkeypatch.setattr(probe, "_ROUNDS", 2)
+    with Standing(probe._ROUNDS * (pairs._MTU_TRIES + 1) + 1) as peer:
+        assert pairs._largest(asking, End("127.0.0.1", peer.port, 1), FULL_BYTES) == FULL_BYTES
+
+
 def test_what_is_lost_where_plain_probes_are_not_is_told(asking):
     with Narrow(0, 1, token=1, address="127.0.0.1") as peer:
         end = End("127.0.0.1", peer.port, 1)

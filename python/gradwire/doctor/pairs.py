@@ -334,6 +334,7 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
     """The largest IP packet up to `wanted` that is answered; the way back is tried by the peer itself."""
     if _passes(prober, to, wanted):
         return wanted
+    was_gone = prober.is_gone(to)
     low, high = to.least_bytes, wanted  # `low` passes, `high` does not
     for likely in (1500, 1450, 1400, 1280):
         if low < likely < high:
@@ -341,6 +342,9 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _passes(prober, to, middle) else (low, middle)
+    # Of a peer that has come back since it is not known yet whether the way takes them.
+    if was_gone and low > to.least_bytes and _passes(prober, to, wanted):
+        return wanted
     return low
 
 

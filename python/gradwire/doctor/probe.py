@@ -185,7 +185,7 @@ class Prober:
         peer has been silent in so many rounds; then it counts as gone, and is not waited for so long again.
         """
         asked: list[tuple[int, int]] = []
-        for _ in range(1 if to.rank in self._gone else _ROUNDS):
+        for _ in range(1 if self.is_gone(to) else _ROUNDS):
             answered = self._try(_Probe(_ECHO, size_bytes, octet), to, tries, asked)
             is_there = answered is not None or self.ask(to) is not None
             answered = answered or self._answered(asked, 0)
@@ -194,6 +194,10 @@ class Prober:
                 return None if answered is None else self._answers.pop(answered)[0]
         self._gone.add(to.rank)
         return None
+
+    def is_gone(self, to: End) -> bool:
+        """Whether it was silent when it was last asked for certain: what was not answered then may not be lost on the way."""
+        return to.rank in self._gone
 
     def _try(self, probe: _Probe, to: End, tries: int, asked: list[tuple[int, int]]) -> tuple[int, int] | None:
         """Asks so often, and says which question has an answer, of those that were `asked` before, too."""
