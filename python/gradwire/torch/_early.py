@@ -98,11 +98,15 @@ class EarlySteps:
         self._layers: list[_Layer] = []
         self._optimizer_of = optimizer_of
         self._owners: dict[int, _Layer] = {}
-        for module in layers_of(model) if layers is None else layers:
-            self._watch(module, list(module.parameters()))
-        self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
-        self._handles.append(model.register_forward_hook(self._check_that_nothing_is_owed))
-        self._handles.append(model.register_state_dict_pre_hook(lambda *_: self.finish()))
+        try:
+            for module in layers_of(model) if layers is None else layers:
+                self._watch(module, list(module.parameters()))
+            self._watch(model, [p for p in model.parameters() if id(p) not in self._owners])
+            self._handles.append(model.register_forward_hook(self._check_that_nothing_is_owed))
+            self._handles.append(model.register_state_dict_pre_hook(lambda *_: self.finish()))
+        except BaseException:  # of `optimizer_of`, for one: the model stays as it was
+            self._unhook()
+            raise
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -127,9 +131,7 @@ class EarlySteps:
             GradwireError: of `finish`. Nothing is undone.
         """
         self.finish()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._unhook()
         self.is_removed = True
 
     def forget(self) -> None:
@@ -188,6 +190,11 @@ class EarlySteps:
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
         self._handles.append(module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed)))
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
     def _step(self, layers: Sequence[_Layer]) -> None:
         for layer in layers:

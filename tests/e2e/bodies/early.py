@@ -317,6 +317,22 @@ def check_what_does_not_go_with_it_is_refused() -> None:
         refused(parallel(Tied), "does not go with", **more)
 
 
+def check_an_optimizer_that_cannot_be_made_leaves_no_hook_on_the_model() -> None:
+    model = parallel(Tied)
+    made: list[torch.optim.Optimizer] = []
+
+    def fails_later(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if len(made) == 2:
+            raise ZeroDivisionError
+        made.append(OPTIMIZERS[0](parameters))
+        return made[-1]
+
+    with pytest.raises(ZeroDivisionError):
+        gradwire.torch.tolerate_loss(model).step_in_forward(fails_later)
+    assert len(made) == 2
+    assert not any(module._forward_pre_hooks for module in model.module.modules())
+
+
 def check_a_rank_that_joins_before_the_others_is_refused_on_all() -> None:
     model = parallel(Tied)
     gradwire.torch.tolerate_loss(model).step_in_forward(OPTIMIZERS[0])
