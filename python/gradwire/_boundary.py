@@ -228,11 +228,8 @@ class Boundary:
 
     def _admit(self, rank: int, life: int) -> tuple[str | None, str | None]:
         """What the rank has to know; or why it may never join, if it may not."""
-        try:
-            record = self._watch.record(rank, life)
-        except FAILURES as error:  # of the Store: nothing is wrong with the rank
-            logger.info("rank %d cannot join now: %s", rank, error)
-            self._watch.close()
+        record = self._watch.record(rank, life)
+        if record is None:  # nothing is wrong with the rank
             return None, None
         try:
             return self._native.admit(record), None

@@ -33,6 +33,8 @@ LOOK_S = 1.0
 VAIN_PAUSE_S, VAIN_PAUSE_MAX_S = 10.0, 120.0
 # A Store that does not answer would hold up every step.
 REST_S = 30.0
+# A member that does not reach it while all others do: they wait for each attempt.
+UNREAD_PAUSE_S = 1.0
 # Members tell each other a life and its rank in one number of 64 bits.
 LIVES_MAX = 1 << 40
 # What a Store can do: fail, or have something there that no rank of gradwire's wrote: also a number that is not finite.
@@ -100,20 +102,25 @@ class _Lives:
         return f"{self._prefix}/{name}/{rank}"
 
 
-class _Vain:
-    """How long a rank is not let in that was, and did not come."""
+class _Pause:
+    """How long something is not tried again that failed: twice as long each time.
 
-    def __init__(self) -> None:
-        self._pause_s = VAIN_PAUSE_S / 2
+    Args:
+        first_s, max_s: the first one, and the longest.
+    """
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._pause_s = first_s / 2
+        self._max_s = max_s
         self.until = 0.0
 
     def again(self) -> None:
-        """It did not come again."""
-        self._pause_s = min(2 * self._pause_s, VAIN_PAUSE_MAX_S)
+        """It failed again."""
+        self._pause_s = min(2 * self._pause_s, self._max_s)
         self.until = time.monotonic() + self._pause_s
 
     def is_over(self) -> bool:
-        """Whether it may try again."""
+        """Whether it may be tried again."""
         return time.monotonic() >= self.until
 
 
@@ -144,9 +151,10 @@ class Watch(_Lives):
         self._is_gone = False
         self._seen = ""
         self._tried: dict[int, int] = {}
-        self._vain: dict[int, _Vain] = {}
+        self._vain: dict[int, _Pause] = {}
         self._held_back: tuple[str, float] = ("", 0.0)
         self._asks_at = 0.0
+        self._unread: _Pause | None = None
 
     def close(self) -> None:
         """Ends the connection, and the attempts to make one."""
@@ -163,7 +171,7 @@ class Watch(_Lives):
         if has_joined:
             self._vain.pop(rank, None)
         else:
-            self._vain.setdefault(rank, _Vain()).again()
+            self._vain.setdefault(rank, _Pause(VAIN_PAUSE_S, VAIN_PAUSE_MAX_S)).again()
 
     def newcomer(self, members: Sequence[int] = ()) -> int:
         """A life that waits, as one number; 0: nobody does. `members`: who is in the group now."""
@@ -245,16 +253,28 @@ class Watch(_Lives):
         self._held_back = (latest, until)
         return 0
 
-    def record(self, rank: int, life: int) -> str:
-        """What it has published.
+    def record(self, rank: int, life: int) -> str | None:
+        """What it has published; None: there is a later life, or this member cannot read it now.
 
-        Raises:
-            RendezvousError: there is a later life.
+        Then no connection is made here for a while: all members wait for each attempt.
         """
-        entry = json.loads(_text(self._open().get(self._key("again", rank))))
-        if entry["life"] != life:
-            raise RendezvousError(f"life {life} of rank {rank} waits no more", rank=rank)
-        return str(entry["record"])
+        if self._store is None and self._unread is not None and not self._unread.is_over():
+            return None
+        try:
+            entry = json.loads(_text(self._open().get(self._key("again", rank))))
+            latest, record = entry["life"], str(entry["record"])
+        except FAILURES as error:
+            self.close()
+            if self._unread is None:
+                logger.warning("rank %d cannot join now, rank %d cannot read its record: %s", rank, self._rank, error)
+                self._unread = _Pause(UNREAD_PAUSE_S, REST_S)
+            self._unread.again()
+            return None
+        self._unread = None
+        if latest != life:
+            logger.info("life %d of rank %d waits no more", life, rank)
+            return None
+        return record
 
     def answer(self, rank: int, life: int, **answer: str) -> None:
         """Tells it what it needs to know, or why it may not join. By this whoever is the first member later knows that it is settled.

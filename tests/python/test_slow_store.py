@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,7 +18,7 @@ from gradwire._entrance import Door, Watch
 from gradwire._heritage import Reopening
 from gradwire._meeting import ANSWER_MIN_S, MeetingServer, MeetingStore
 from gradwire._rendezvous import Place
-from gradwire.errors import RendezvousError
+from gradwire.errors import MissingRankError, RendezvousError
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
 RECORD, ANSWER = f"gradwire/{ROUND}/again/{WAITS}", f"gradwire/{ROUND}/answer/{WAITS}"
@@ -44,6 +45,20 @@ class Member(Boundary):
     def _has_joined(self, _rank: int, life: int, _members: Any) -> bool:
         answer = json.loads(self._answer())
         return (answer["life"], answer.get("running")) == (life, "members")
+
+
+class Later(Member):
+    """A member that hears from the first one who waits; all others can let it in."""
+
+    def __init__(self, watch: Watch, waits: int) -> None:
+        super().__init__(watch, lambda: "")
+        self._rank, self._waits = MEMBERS[1], waits
+
+    def _reduce(self, value: int, op: str) -> tuple[int, list[int]]:
+        return (self._waits if op == "max" else value), MEMBERS
+
+    def _has_joined(self, *_: Any) -> bool:
+        return True
 
 
 class FailsOnce:
@@ -115,6 +130,34 @@ def test_a_refusal_that_could_not_be_written_is_written_later() -> None:
         assert member.cross().newcomer is None
     with pytest.raises(RendezvousError, match="another secret"):
         door.answered(life, TIMEOUT_S, TIMEOUT_S)
+
+
+def test_a_member_that_does_not_reach_the_store_says_so_once_and_does_not_try_at_each_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="gradwire")
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    store, is_reached, attempts = FailsOnce(), False, 0
+
+    def connect() -> FailsOnce:
+        nonlocal attempts
+        attempts += 1
+        if not is_reached:
+            raise MissingRankError("no route", ranks=[0])
+        return store
+
+    life = Door(lambda: store, ROUND, WAITS, WORLD_SIZE).publish(lambda _life: "record")
+    member = Later(Watch(connect, ROUND, MEMBERS[1], WORLD_SIZE), life * WORLD_SIZE + WAITS)
+    for rests in (1, 2):
+        for _ in range(3):
+            assert member.cross().newcomer is None
+        assert attempts == rests
+        now[0] += _entrance.REST_S
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"rank {MEMBERS[1]} cannot read its record: no route" in caplog.text
+    is_reached = True
+    assert member.cross().newcomer == WAITS
 
 
 class SlowServer(MeetingServer):
