@@ -29,7 +29,7 @@ POLL_S = 0.01
 # Whether all ranks wait here is looked at so often: that asks the Store for each of them.
 LOOK_S = 1.0
 # Who was let in and did not come keeps the members waiting for a peer timeout: before they let it in again it waits so long itself, and
-# twice as long each time.
+# twice as long each time. So does who could not be told that it is refused.
 VAIN_PAUSE_S, VAIN_PAUSE_MAX_S = 10.0, 120.0
 # A Store that does not answer would hold up every step.
 REST_S = 30.0
@@ -171,7 +171,10 @@ class Watch(_Lives):
         if has_joined:
             self._vain.pop(rank, None)
         else:
-            self._vain.setdefault(rank, _Pause(VAIN_PAUSE_S, VAIN_PAUSE_MAX_S)).again()
+            self._was_in_vain(rank)
+
+    def _was_in_vain(self, rank: int) -> None:
+        self._vain.setdefault(rank, _Pause(VAIN_PAUSE_S, VAIN_PAUSE_MAX_S)).again()
 
     def newcomer(self, members: Sequence[int] = ()) -> int:
         """A life that waits, as one number; 0: nobody does. `members`: who is in the group now."""
@@ -249,7 +252,9 @@ class Watch(_Lives):
         until = min(self._vain[rank].until for rank in held_back)
         if latest != held_at:
             wait_s = until - time.monotonic()
-            logger.info("rank(s) %s, which were let in and did not come, are let in again in %.0f s", held_back, wait_s)
+            logger.info(
+                "rank(s) %s, which did not come or could not be answered, are tried again in %.0f s", held_back, wait_s
+            )
         self._held_back = (latest, until)
         return 0
 
@@ -279,13 +284,15 @@ class Watch(_Lives):
     def answer(self, rank: int, life: int, **answer: str) -> None:
         """Tells it what it needs to know, or why it may not join. By this whoever is the first member later knows that it is settled.
 
-        Where the Store fails, it waits on, and is found again.
+        Where the Store fails, or has no room for it, it waits on, and is found again after a pause.
         """
         try:
             self._open().set(self._key("answer", rank), json.dumps({"life": life, **answer}))
         except FAILURES as error:
             logger.warning("rank %d, which wants to join, cannot be answered now: %s", rank, error)
             self.close()  # the answer to this may come when another one is expected
+            if "refused" in answer:  # who is let in is waited for, in vain
+                self._was_in_vain(rank)
         else:
             self._tried[rank] = life
 

@@ -115,7 +115,8 @@ def test_who_waits_is_let_in_when_the_store_answers_again(
     assert door.answered(life, TIMEOUT_S, TIMEOUT_S) == "members"
 
 
-def test_a_refusal_that_could_not_be_written_is_written_later() -> None:
+def test_a_refusal_that_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_entrance, "VAIN_PAUSE_S", 0.0)
     store = FailsOnce()
     door, watch = Door(lambda: store, ROUND, WAITS, WORLD_SIZE), Watch(lambda: store, ROUND, 0, WORLD_SIZE)
     life = door.publish(lambda _life: "record")
@@ -158,6 +159,37 @@ def test_a_member_that_does_not_reach_the_store_says_so_once_and_does_not_try_at
     assert f"rank {MEMBERS[1]} cannot read its record: no route" in caplog.text
     is_reached = True
     assert member.cross().newcomer == WAITS
+
+
+def test_a_refusal_for_which_a_board_has_no_room_is_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("VAIN_PAUSE_S", "VAIN_PAUSE_MAX_S"):
+        monkeypatch.setattr(_entrance, pause, 2 * TIMEOUT_S)
+    server = MeetingServer("127.0.0.1", 0, WORLD_SIZE)
+    port = server._listener.getsockname()[1]
+    stores = [MeetingStore("127.0.0.1", port, None, TIMEOUT_S)]
+    life = Door(lambda: stores[0], ROUND, WAITS, WORLD_SIZE).publish(lambda _life: "record")
+
+    def connect() -> MeetingStore:
+        stores.append(MeetingStore("127.0.0.1", port, None, TIMEOUT_S))
+        return stores[-1]
+
+    tried: list[str] = []
+
+    def refuse(record: str) -> str:
+        tried.append(record)
+        raise RendezvousError("it has another secret " * 100)
+
+    watch = Watch(connect, ROUND, 0, WORLD_SIZE)
+    member = Member(watch, lambda: "")
+    member._native.admit = refuse  # type: ignore[method-assign]
+    server._room.bytes_max = server._room.held + 1000
+    for _ in range(3):
+        assert member.cross().newcomer is None
+    assert tried == ["record"]
+    assert json.loads(stores[0].get(ANSWER)) == {"life": 0}, f"life {life} was answered"
+    watch.close()
+    stores[0].close()
+    server.end(None, 0.0)
 
 
 class SlowServer(MeetingServer):
