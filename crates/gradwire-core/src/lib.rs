@@ -54,3 +54,4 @@ pub use message::{message_packets, MESSAGE_BYTES_MAX, MESSAGE_DATAGRAMS_MAX};
 pub use spray::{Spray, PATHS_MAX};
 pub use stats::{ConnectionStats, PathStats, RoundTrips};
 pub use time::{Timeout, TimeoutReason, Timestamp};
+pub use transfer::PACKETS_MEASURED;

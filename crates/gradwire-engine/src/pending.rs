@@ -411,7 +411,9 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut commands, mut waiting) = (Vec::new(), None);
+                let begun = Instant::now();
                 let missing = loop {
+                    assert!(begun.elapsed() < Duration::from_secs(30), "nobody gives it up");
                     if commands.is_empty() {
                         shared.take_commands(&mut commands);
                     }

@@ -206,13 +206,11 @@ impl Saboteur {
 
     /// By how much timers are late on top of what the scenario allows.
     pub(crate) fn laziness(&mut self) -> Duration {
-        let is_lazy = self.kind == Sabotage::LazyTimers;
-        self.struck |= is_lazy;
-        if is_lazy {
-            Duration::from_millis(20)
-        } else {
-            Duration::ZERO
+        if self.kind != Sabotage::LazyTimers {
+            return Duration::ZERO;
         }
+        self.struck = true;
+        Duration::from_millis(20)
     }
 
     /// Everything is done, and nobody has a reason to send anything.
@@ -230,9 +228,12 @@ impl Saboteur {
 
     /// On every rank: the others' probes would carry one along.
     pub(crate) fn stops_timers(&mut self) -> bool {
-        let stops = self.kind == Sabotage::StopTimers;
-        self.struck |= stops;
-        stops
+        // Not `struck |= stops`: rustc 1.95 (x86-64, opt-level 2, not incremental) makes that `struck = true` where this is inlined.
+        if self.kind != Sabotage::StopTimers {
+            return false;
+        }
+        self.struck = true;
+        true
     }
 }
 

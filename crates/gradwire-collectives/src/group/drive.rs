@@ -288,7 +288,7 @@ impl Group {
 
     /// The contract of a receive, and what its sender is told about the time of the stage when it ends.
     pub(super) fn terms(&mut self, key: Key, slot: usize, bytes: usize, loss: Loss) -> (Contract, u32) {
-        let Self { peers, ops, adaptive, world_size, .. } = self;
+        let Self { peers, ops, adaptive, world_size, chunk_bytes, .. } = self;
         let (Some(op), Loss::In(stage)) = (ops.at(key), loss) else { return (Contract::EXACT, 0) };
         let told = adaptive.told(&op.policy, stage, op.bytes());
         let mut policy = op.policy_in_force().for_each_wait(*world_size, op.senders, op.pieces);
@@ -305,7 +305,7 @@ impl Group {
         let link_of = |peer: &Peer| {
             let link = Link { stats: peer.connection().stats(), bytes, incast: op.senders };
             if is_ring {
-                link.one_way(|| *fastest)
+                link.one_way(*chunk_bytes, || *fastest)
             } else {
                 link
             }

@@ -333,9 +333,7 @@ impl Connection {
     fn close(&mut self, now: Timestamp, index: usize, reason: CloseReason) {
         let half = self.receives.swap_remove(index);
         let transfer = half.request.transfer;
-        if let Some(rate) = half.reception_rate() {
-            self.reception.insert(rate);
-        }
+        self.reception.learn(half.first_pass());
         self.events.push_back(Event::Received(half.receipt(now, reason)));
         let (chunks, stage_us) = (half.grid.chunks(), half.request.stage_us);
         let missing: Option<Bitmap> = (!half.missing.is_empty()).then_some(half.missing);

@@ -17,4 +17,5 @@ pub(crate) use early::{called_at, EarlyBuffer, EarlyChunk, Stored};
 pub(crate) use grid::{byte_ranges, Grid};
 pub(crate) use receive::ReceiveHalf;
 pub(crate) use reception::ReceptionRate;
+pub use reception::PACKETS_MEASURED;
 pub(crate) use send::{SendHalf, StatusEffect, Waiting, ALL_CHUNKS};

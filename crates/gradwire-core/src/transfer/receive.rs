@@ -150,9 +150,9 @@ impl ReceiveHalf {
         bytes
     }
 
-    /// Bytes per second at which the first pass came; `None` where it was too short to tell.
-    pub(crate) fn reception_rate(&self) -> Option<u64> {
-        self.first_pass.rate()
+    /// How the first pass came.
+    pub(crate) fn first_pass(&self) -> &FirstPass {
+        &self.first_pass
     }
 
     /// The sender said or showed that everything has been sent once.

@@ -31,8 +31,8 @@ impl FirstPass {
 
     /// Bytes per second; `None` where a few bursts would decide it. As if it had taken a millisecond at least: what a thread finds in a socket when
     /// it comes late is read as fast as memory is copied, and no deadline is so short that what takes less would make a difference.
-    pub(crate) fn rate(&self) -> Option<u64> {
-        (self.packets >= PACKETS_MIN).then(|| rate_of(self.bytes, self.took.max(TOOK_MIN))).flatten()
+    fn rate(&self) -> Option<u64> {
+        (self.packets + 1 >= PACKETS_MEASURED).then(|| rate_of(self.bytes, self.took.max(TOOK_MIN))).flatten()
     }
 }
 
@@ -44,8 +44,15 @@ pub(crate) struct ReceptionRate {
 }
 
 impl ReceptionRate {
-    /// A transfer is over.
-    pub(crate) fn insert(&mut self, rate: u64) {
+    /// A transfer is over. What took less than a millisecond is as fast at least, and pushes out nothing that was measured: of a large transfer
+    /// on a fast link a small one says little.
+    pub(crate) fn learn(&mut self, pass: &FirstPass) {
+        if let Some(rate) = pass.rate().filter(|rate| pass.took >= TOOK_MIN || *rate > self.get()) {
+            self.insert(rate);
+        }
+    }
+
+    fn insert(&mut self, rate: u64) {
         if let Some(slot) = self.latest.get_mut(self.next) {
             *slot = rate;
         }
@@ -58,8 +65,8 @@ impl ReceptionRate {
     }
 }
 
-/// Several bursts of a paced sender: with fewer the rate is that of the link alone.
-const PACKETS_MIN: u32 = 32;
+/// Packets of a first pass that says at what rate data comes: several bursts of a paced sender; with fewer it is that of the link alone.
+pub const PACKETS_MEASURED: u32 = 33;
 /// A socket's usual 200 KB are read in less.
 const TOOK_MIN: Duration = Duration::from_millis(1);
 /// A stage of eight buckets.
@@ -84,7 +91,9 @@ mod tests {
 
     #[test]
     fn a_few_packets_say_nothing() {
-        assert_eq!(after(u64::from(PACKETS_MIN) - 1, 100).rate(), None);
+        let first = 1;
+        assert_eq!(after(u64::from(PACKETS_MEASURED - first) - 1, 100).rate(), None);
+        assert!(after(u64::from(PACKETS_MEASURED - first), 100).rate().is_some());
     }
 
     #[test]
@@ -93,6 +102,18 @@ mod tests {
             assert_eq!(after(100, us_between).rate(), Some(100_000_000));
         }
         assert_eq!(after(100, 20).rate(), Some(50_000_000));
+    }
+
+    #[test]
+    fn passes_too_short_to_be_measured_push_out_none_that_was() {
+        let mut rate = ReceptionRate::default();
+        rate.learn(&after(46, 0));
+        assert_eq!(rate.get(), 46_000_000, "it is as fast at least");
+        rate.learn(&after(10_000, 1));
+        (0..PASSES).for_each(|_| rate.learn(&after(46, 0)));
+        assert_eq!(rate.get(), 1_000_000_000);
+        (0..PASSES).for_each(|_| rate.learn(&after(100, 100)));
+        assert_eq!(rate.get(), 10_000_000, "eight that were measured do");
     }
 
     #[test]
