@@ -145,7 +145,28 @@ def test_a_network_is_taken_by_its_name(tmp_path, network):
     assert (found["network"]["kind"], row["samples"], row["wrong"]) == (network, 1, 0)
 
 
-# Imported by each worker before all else.
+SMALLEST = (
+    "--network",
+    "loopback",
+    "--samples",
+    "1",
+    "--ranks",
+    "2",
+    "--size",
+    "0.01",
+    "--tcp",
+    "none",
+    "--preset",
+    "exact",
+)
+
+
+def plant(folder, monkeypatch, code):
+    """Makes every worker import this before all else."""
+    (folder / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
 WRONG_ON_RANK_1 = """
 from gradwire.bench.collectives import Task
 right = Task.call
@@ -157,11 +178,9 @@ Task.call = wrong
 
 
 def test_a_wrong_element_is_told_and_is_exit_status_1(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(WRONG_ON_RANK_1)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    few = ("--samples", "1", "--ranks", "2", "--size", "0.01", "--tcp", "none", "--preset", "exact")
+    plant(tmp_path, monkeypatch, WRONG_ON_RANK_1)
     # A sample of this size is 20 calls after one in which the ranks meet, and one that is not counted comes before it.
-    found = bench(tmp_path, *few, "--network", "loopback", status=1, told="42 elements of results are WRONG")
+    found = bench(tmp_path, *SMALLEST, status=1, told="42 elements of results are WRONG")
     assert [row["wrong"] for row in found["rows"]] == [42]
     assert found["targets"] == []  # nothing was required that could have been missed
 
@@ -179,10 +198,8 @@ Task.call = late
 
 
 def test_what_came_of_an_earlier_call_is_told_as_wrong(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(LATE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    few = ("--samples", "1", "--ranks", "2", "--size", "0.01", "--tcp", "none", "--preset", "exact")
-    found = bench(tmp_path, *few, "--network", "loopback", status=1, told="elements of results are WRONG")
+    plant(tmp_path, monkeypatch, LATE)
+    found = bench(tmp_path, *SMALLEST, status=1, told="elements of results are WRONG")
     elems = int(0.01 * (1 << 20)) // 4
     assert [row["wrong"] for row in found["rows"]] == [2 * 41 * elems]  # of two ranks, in 41 of 42 calls
 

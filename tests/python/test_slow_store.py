@@ -19,6 +19,7 @@ from gradwire._heritage import Reopening
 from gradwire._meeting import ANSWER_MIN_S, MeetingServer, MeetingStore
 from gradwire._rendezvous import Place
 from gradwire.errors import MissingRankError, RendezvousError
+from one_process_store import Store
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
 RECORD, ANSWER = f"gradwire/{ROUND}/again/{WAITS}", f"gradwire/{ROUND}/answer/{WAITS}"
@@ -61,11 +62,11 @@ class Later(Member):
         return True
 
 
-class FailsOnce:
-    """A Store of one process that takes too long for one request of a member's."""
+class FailsOnce(Store):
+    """One that takes too long for one request of a member's."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, str] = {}
+        super().__init__()
         self.fails: list[tuple[str, str]] = []
 
     def _ask(self, name: str, key: str) -> None:
@@ -76,18 +77,11 @@ class FailsOnce:
 
     def set(self, key: str, value: str) -> None:
         self._ask("set", key)
-        self.keys[key] = value
+        super().set(key, value)
 
     def get(self, key: str) -> bytes:
         self._ask("get", key)
-        return self.keys[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.keys for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.keys[key] = str(int(self.keys.get(key, "0")) + amount)
-        return int(self.keys[key])
+        return super().get(key)
 
 
 @pytest.mark.parametrize(
