@@ -28,7 +28,8 @@ and a value that is not allowed, is a `ConfigError`. `Config.explain()` says whe
 `None` is the preset's, by the table at the end, or what the field's own text says.
 
 A call that names another preset than `Config` does starts from that preset's own numbers: `loss_bound`, `deadline_ms`, `floor`,
-`step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give them to the call, or as environment variables.
+`step_delay_max_ms` and `gather_loss_bound` of `Config` are not used then. Give those that it takes to the call (none takes `floor`),
+or set environment variables.
 
 "Ranks agree" marks the fields that must be equal on all ranks; a difference is found when the group forms, and named.
 

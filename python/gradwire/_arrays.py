@@ -31,6 +31,8 @@ TOLERANT_DTYPES = ("float32", "bfloat16", "float16")
 REDUCTIONS = ("sum", "mean", "product", "min", "max", "band", "bor", "bxor")
 LINEAR = ("sum", "mean")
 BITWISE = ("band", "bor", "bxor")
+# Of fewer there is no mean of whole numbers, nor of booleans.
+WHOLE_MEAN_BYTES_MIN = 4
 
 
 def check(array: Array) -> None:
@@ -121,4 +123,7 @@ def reduce_options(array: Array, op: str) -> dict[str, Any]:
     code = DTYPE_CODES.get(name, COMPLEX_CODES.get(name, BYTES) if op in LINEAR else BYTES)
     if code == BYTES or (op in BITWISE and array.dtype.kind not in "biu"):
         raise UnsupportedError(f"reduction {op} of {name} is not supported", dtype=name, op=op)
+    if op == "mean" and array.dtype.kind in "biu" and array.itemsize < WHOLE_MEAN_BYTES_MIN:
+        why = "the sum that is divided may not fit: convert to int32 or wider, or take the sum"
+        raise UnsupportedError(f"reduction mean of {name} is not supported: {why}", dtype=name, op=op)
     return {"dtype": code, "reduce": REDUCTIONS.index(op), "factor": 1.0}

@@ -155,16 +155,31 @@ class Board:
             raise RunsAlready(running)
 
     def first(self, timeout_s: float) -> dict[str, Any]:
-        """The entry of rank 0, unchecked."""
-        end = time.monotonic() + timeout_s
-        while not self._are_here([0]):
-            if time.monotonic() >= end:
-                raise self._did_not_appear([0], timeout_s)
-            self._wait_for(0, end)
-        entry = self._entry_of(0)
+        """The entry of worker 0, unchecked."""
+        entry = self._first(timeout_s)
         if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
             raise no_entry(self._key(0))
         return entry
+
+    @tells_of_a_failed_store
+    def name(self, timeout_s: float) -> str:
+        """What rank 0 calls the group.
+
+        Raises:
+            MissingRankError: it did not appear.
+            WorldSizeError: it was started differently.
+            RendezvousError: it could not start.
+        """
+        return str(checked(self._checked(0, self._first(timeout_s)), self._key(0), name=str)["name"])
+
+    def _first(self, timeout_s: float) -> dict[str, Any]:
+        end = time.monotonic() + timeout_s
+        while not self._are_here([0]):
+            self._look_for_a_group()
+            if time.monotonic() >= end:
+                raise self._did_not_appear([0], timeout_s)
+            self._wait_for(0, end)
+        return self._entry_of(0)
 
     @tells_of_a_failed_store
     def wait_for_readers(self, timeout_s: float, connect_s: float) -> None:

@@ -48,13 +48,14 @@ def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelt
         raise _taken(address)
     _held.add(held)
     try:
-        place = Place(rank, world_size, f"communicator {_counted.communicators}", timeout)
+        name = "" if rank else f"communicator {_counted.communicators}"
+        place = Place(rank, world_size, name, timeout)
         formed = _meet(address, place)
     except BaseException:
         _held.discard(held)
         raise
     name = str(formed.native.stats()["name"])
-    # A rank that has joined goes on from there, as the others do. What was tried in vain does not count: they may not have been there.
+    # So that this process calls no other group so, where it is rank 0.
     _counted.communicators = max(_counted.communicators, int(name.rpartition(" ")[2])) + 1
     return replace(place, name=name), formed
 
@@ -199,7 +200,7 @@ def address(rendezvous: str | None) -> tuple[str, int]:
 
 
 class _Counted:
-    """What this process has formed; the others as many, since a group's name is equal on all ranks."""
+    """What this process has formed, or more where others had; rank 0's count is in the group's name."""
 
     communicators = 0
 

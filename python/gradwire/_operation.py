@@ -11,6 +11,7 @@ import numpy as np
 
 from gradwire import _arrays, _native
 from gradwire._arrays import Array
+from gradwire._durations import seconds
 from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 
@@ -32,12 +33,13 @@ class Operation:
             timeout: None waits as long as it takes, which the communicator's timeout bounds.
 
         Raises:
+            ConfigError: `timeout` is no timedelta.
             WaitTimeoutError: `timeout` passed first; the call goes on and may be waited for again.
             GroupError: the call failed, and so will every later one of this communicator.
         """
-        seconds = None if timeout is None else timeout.total_seconds()
-        if not self._op.wait(seconds):
-            raise WaitTimeoutError(f"{self._kind} has not ended after {seconds:g} s; it goes on")
+        longest = None if timeout is None else seconds("timeout", timeout)
+        if not self._op.wait(longest):
+            raise WaitTimeoutError(f"{self._kind} has not ended after {longest:g} s; it goes on")
         error = self._op.error()
         if error is not None:
             raise error

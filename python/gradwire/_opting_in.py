@@ -7,6 +7,7 @@ from typing import Any
 
 from gradwire import _arrays
 from gradwire._arrays import Array
+from gradwire._durations import seconds
 from gradwire._policy import policy_numbers
 from gradwire.config import Config
 from gradwire.errors import InvalidRequestError, UnsupportedError
@@ -39,9 +40,9 @@ def tolerant_options(
     """Options of a tolerant call: `policy`, and `sample_rate` where importance follows magnitude.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or no timedelta.
     """
-    milliseconds = None if deadline is None else deadline.total_seconds() * 1e3
+    milliseconds = None if deadline is None else seconds("deadline", deadline) * 1e3
     options: dict[str, Any] = {
         "policy": policy_numbers(config, preset, loss_bound=loss_bound, deadline_ms=milliseconds)
     }

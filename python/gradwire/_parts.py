@@ -7,6 +7,7 @@ whole's group: a rank that joined again has counted other splits than those who 
 
 from __future__ import annotations
 
+import operator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ class Parts:
             InvalidRequestError: color or key are none.
         """
         try:
-            asked = np.array([NO_COLOR if color is None else color, key, self._splits], np.int64)
+            whole = NO_COLOR if color is None else operator.index(color)
+            asked = np.array([whole, operator.index(key), self._splits], np.int64)
         except (OverflowError, TypeError, ValueError) as error:
             raise InvalidRequestError(f"color = {color!r}, key = {key!r}: whole numbers of 64 bits") from error
         if color is not None and asked[0] < 0:

@@ -71,6 +71,8 @@ def policy_numbers(
     _apply_preset_options(config, numbers)
     if deadline is not None:
         _fix_deadline(numbers, deadline)
+    if numbers["recovery"] == "never":
+        _check_that_time_ends_it(name, least, deadline)
     problem = _native.policy_problem(numbers)
     if problem is not None:
         raise ConfigError(f"preset {name} with these settings is not possible: {problem}", field="preset", value=name)
@@ -144,6 +146,14 @@ def _fix_deadline(numbers: _native.PolicyNumbers, deadline_ms: float) -> None:
     numbers["deadline_factor"] = None
     numbers["deadline_margin_s"] = None
     numbers["warm_up_rounds"] = None
+
+
+def _check_that_time_ends_it(preset: str, floor: float | None, deadline_ms: float | None) -> None:
+    """Where nothing is sent again, only a deadline that takes whatever has arrived ends every wait."""
+    for field, value, is_wrong in (("floor", floor, bool(floor)), ("deadline_ms", deadline_ms, deadline_ms == 0)):
+        if is_wrong:
+            text = f"{field} = {value:g} is not allowed with preset {preset}: nothing is sent again there, so a deadline must end the wait"
+            raise ConfigError(f"{text}, whatever has arrived; leave {field} unset", field=field, value=value)
 
 
 def _chosen(config: Config, name: str, argument: Any) -> Any:

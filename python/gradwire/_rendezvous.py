@@ -64,7 +64,7 @@ class Place:
     Attributes:
         rank: of this process in the group.
         world_size: ranks in the group.
-        name: of the group, unique in this process.
+        name: of the group, the same on all ranks. Empty: as rank 0 calls it, on a board of one start (`_meeting.py`).
         timeout: of the group; longest wait for ranks to appear.
         is_default: the group of all ranks, which dedicated servers serve.
         global_ranks: of the members, in order; empty for all ranks.
@@ -166,13 +166,25 @@ def _form_or_join(store: Any, place: Place) -> Formed:
     board = Board(store, f"gradwire/{round_number}", rank, place.world_size, round_number if continues else 0)
     board.caller, board.started = caller, started
     board.called = round_number if caller is None and not is_of_one_start else 0
-    more = {"name": place.name}
     try:
-        formed = _form(board, lambda owner: owner.engine.new_group(rank, place.world_size, place.name), more, timeout_s)
+        name = place.name or _name_of_rank_0(board, timeout_s)
+        formed = _form(
+            board, lambda owner: owner.engine.new_group(rank, place.world_size, name), {"name": name}, timeout_s
+        )
     except RunsAlready as found:
         return _join_running(store, place, found.round_number)
     heritage = _heritage.heritage(formed[2]) if continues else None
     return Formed(*formed[:2], round_number, heritage=heritage)
+
+
+def _name_of_rank_0(board: Board, timeout_s: float) -> str:
+    """Processes count what they have formed, and one that was started again has formed less than those that were not."""
+    try:
+        return board.name(timeout_s)
+    except GradwireError as error:
+        with _telling():
+            board.publish_failure(_told(error))
+        raise
 
 
 def _round_together(

@@ -21,6 +21,7 @@ import numpy as np
 from gradwire import _arrays, _joining, _native
 from gradwire._arrays import Array
 from gradwire._boundary import Boundary
+from gradwire._durations import seconds
 from gradwire._operation import Call, Operation
 from gradwire._opting_in import check_opted_in, tolerant_options
 from gradwire._parts import Parts
@@ -80,6 +81,7 @@ class Communicator:
             _joining.apply(config)
         self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
         self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
+        seconds("timeout", timeout)
         self._timeout = timeout
         self._closed = False
         self._address = _joining.address(rendezvous)
@@ -124,6 +126,7 @@ class Communicator:
 
         Raises:
             InvalidRequestError: the arguments do not fit together. Nothing was sent.
+            ConfigError: there is no such `preset`, or `loss_bound` or `deadline` is out of range or of another type.
             UnsupportedError: the dtype, or this reduction of it.
             GroupError: the call failed (without `async_op`).
 
@@ -199,7 +202,7 @@ class Communicator:
             The operation; places in `report().uncounted` are in `array`, flat.
 
         Raises:
-            InvalidRequestError, UnsupportedError, GroupError: as `all_reduce`.
+            InvalidRequestError, ConfigError, UnsupportedError, GroupError: as `all_reduce`.
             MismatchError: some ranks passed a residual, others none.
 
         # Loss

@@ -85,9 +85,11 @@ class Config:
         "in a ring of N > 4 ranks, which hands on several ranks' values, 4 / N of it. Unset: the preset's.",
         low=0.0, high=0.9, optional=True, everywhere=True)
     deadline_ms: float | None = _setting(None, float, "Time after which a transfer is closed with what has arrived, if that is at "
-        "least `floor`; 0 means never. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6, optional=True, everywhere=True)
+        "least `floor`; 0 means never, which `ultima` refuses. Unset: the preset's.", unit="ms", low=0.0, high=3.6e6,
+        optional=True, everywhere=True)
     floor: float | None = _setting(None, float, "Least share that a deadline may accept. Unset: the preset's; in `mlt` "
-        "and `dlcp` that is what their bound asks for anyway, so that deadlines, also `step_delay_max_ms`, shorten nothing there.",
+        "and `dlcp` that is what their bound asks for anyway, so that deadlines, also `step_delay_max_ms`, shorten nothing there. `ultima` "
+        "refuses more than 0.",
         low=0.0, high=1.0, optional=True, everywhere=True)
     step_delay_max_ms: float | None = _setting(None, float, "The most that waiting for retransmissions may delay a "
         "training step: an upper bound of its deadlines, however they are derived. The buckets that `tolerate_loss` sends share it, and "
@@ -111,8 +113,9 @@ class Config:
     gather_loss_bound: float | None = _setting(None, float, "Share of each transfer of the gather stage, which sends results back, "
         "that may be missing. Above 0 the ranks' results may differ from each other; a model's parameters until `resynchronize`. "
         "Only for `mlt`, `dlcp` and `ultima`, whose papers lose results too; the others keep replicas identical. 0: replicas stay "
-        "identical under these as well. No more than `loss_bound` counts. Unset: the preset's, which is `loss_bound` for `mlt`, for `dlcp` "
-        "0.01 and at most a tenth of `loss_bound`, and for `ultima` whatever its timeouts leave, with nothing sent again.",
+        "identical under these as well. In `mlt` and `dlcp` no more than `loss_bound` counts. Unset: the preset's, which is `loss_bound` "
+        "for `mlt`, for `dlcp` 0.01 and at most a tenth of `loss_bound`, and for `ultima` whatever its timeouts leave, with nothing sent "
+        "again.",
         low=0.0, high=0.5, optional=True, everywhere=True)
     gather_fill: str = _setting("zero", str, "What a result holds where the gather stage lost it, or where no rank's values reached a "
         "dedicated server: zero (for a gradient: the parameter keeps its value of the iteration before), the previous result, or what "

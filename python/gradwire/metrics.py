@@ -183,7 +183,12 @@ METRICS: tuple[Metric, ...] = (
         "agreed.packet_loss",
         "Packets that the network lost lately, as all ranks agree.",
     ),
-    _gauge("group", "agreed_loss_ratio", "agreed.loss", "Values that did not arrive lately, as all ranks agree."),
+    _gauge(
+        "group",
+        "agreed_loss_ratio",
+        "agreed.loss",
+        "Share of packets lost lately, or of values that tolerant reductions ended without if that is more, as all ranks agree.",
+    ),
     _gauge(
         "group",
         "agreed_slowest_link_ratio",

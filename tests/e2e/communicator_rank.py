@@ -16,6 +16,7 @@ sys.modules["torch"] = None  # type: ignore[assignment]  whoever imports it gets
 import gradwire  # noqa: E402
 import numpy as np  # noqa: E402
 from gradwire.errors import (  # noqa: E402
+    ConfigError,
     GroupError,
     InvalidRequestError,
     MismatchError,
@@ -230,6 +231,17 @@ def check_loss_must_be_asked_for(comm: gradwire.Communicator) -> None:
         assert f"{next(iter(more))} without tolerate_loss=True" in str(error)
     raises(UnsupportedError, lambda: comm.reduce_scatter(rows.astype("float64"), tolerate_loss=True))
     raises(UnsupportedError, lambda: comm.reduce_scatter(rows, "min", tolerate_loss=True))
+
+
+def check_an_argument_of_another_type_is_a_typed_error(comm: gradwire.Communicator) -> None:
+    error = raises(UnsupportedError, lambda: comm.all_reduce(np.ones(4, "int8"), "mean"))
+    assert (error.fields["dtype"], error.fields["op"]) == ("int8", "mean")
+    raises(UnsupportedError, lambda: comm.all_reduce(np.ones(4, "bool"), "mean"))
+    error = raises(ConfigError, lambda: comm.all_reduce(value(RANK), tolerate_loss=True, deadline=5))  # type: ignore[arg-type]
+    assert "deadline = 5 is not allowed: a datetime.timedelta" in str(error)
+    raises(ConfigError, lambda: comm.barrier(async_op=True).wait(5))  # type: ignore[arg-type]
+    raises(InvalidRequestError, lambda: comm.split(1.7))  # type: ignore[arg-type]
+    raises(ConfigError, lambda: gradwire.Communicator(timeout=8))  # type: ignore[arg-type]
 
 
 def check_a_tolerant_all_reduce_reports_what_was_delivered(comm: gradwire.Communicator) -> None:

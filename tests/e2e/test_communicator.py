@@ -63,6 +63,26 @@ for number in range(20):
     gradwire.Communicator(timeout=datetime.timedelta(seconds=60)).close()
 print("formed all")
 """
+# Loses the other rank, and forms a group with its next life.
+SURVIVOR = """
+import sys; sys.modules["torch"] = None
+import gradwire, datetime
+long = datetime.timedelta(seconds=60)
+try:
+    with gradwire.Communicator(timeout=long) as communicator:
+        communicator.barrier()
+except gradwire.errors.PeerLostError:
+    print("lost", flush=True)
+gradwire.Communicator(timeout=long).close()
+print("formed")
+"""
+# Ends without a word when the group is there.
+SHORT_LIFE = """
+import sys; sys.modules["torch"] = None
+import gradwire, datetime, os, signal
+communicator = gradwire.Communicator(timeout=datetime.timedelta(seconds=60))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 # Prints the schedules of an exact reduction and of one that may lose something.
 SCHEDULES = """
 import sys; sys.modules["torch"] = None
@@ -182,6 +202,19 @@ def test_who_tries_again_forms_the_group_with_a_rank_that_has_just_come() -> Non
     assert early.stdout.readline() == "nobody came\n"
     late = form(0, 2, port)
     assert [printed(process).splitlines()[-1] for process in (early, late)] == ["formed", "formed"]
+
+
+@pytest.mark.parametrize("secret", [{}, {"GRADWIRE_SECRET": "0123456789abcdef0123456789abcdef"}])
+def test_a_rank_that_has_been_in_a_group_forms_one_with_another_that_is_started_again(secret: dict[str, str]) -> None:
+    port, more = free_port(), {"GRADWIRE_PEER_TIMEOUT_S": "2", **secret}
+    survivor = start(["-c", SURVIVOR], 0, 2, port, **more)
+    lost = start(["-c", SHORT_LIFE], 1, 2, port, **more)
+    printed(lost)
+    assert lost.returncode == -signal.SIGKILL
+    again = form(1, 2, port, **more)
+    outputs = printed(survivor), printed(again)
+    assert [output.splitlines()[-1] for output in outputs] == ["formed", "formed"], outputs
+    assert "lost" in outputs[0], outputs
 
 
 @pytest.mark.parametrize("secret", [{}, {"GRADWIRE_SECRET": "0123456789abcdef0123456789abcdef"}])

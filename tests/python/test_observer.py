@@ -76,3 +76,12 @@ def test_a_group_is_forgotten_when_it_answers_two_questions_in_a_row_with_nothin
     assert [record.message for record in caplog.records if "not observed any more" in record.message] == [
         "group group was left, or does not answer, and is not observed any more: the engine has stopped"
     ]
+
+
+def test_groups_that_their_first_ranks_called_alike_have_names_of_their_own_in_metrics(owner: Owner) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    groups = [Group() for _ in range(3)]
+    for group in groups:
+        observer.add(group, "")  # type: ignore[arg-type]
+    assert [group["name"] for group in observer.stats()["groups"]] == ["group", "group (2)", "group (3)"]
+    assert [group["name"] for group in observer.timelines()["groups"]] == ["group", "group (2)", "group (3)"]

@@ -35,6 +35,16 @@ def test_a_call_that_says_nothing_gets_the_configured_preset() -> None:
     assert policy_numbers(Config.mlt(loss_bound=0.2))["loss_bound"] == 0.2
 
 
+@pytest.mark.parametrize("setting", [{"floor": 0.5}, {"deadline_ms": 0.0}])
+def test_a_setting_that_would_have_ultima_wait_for_ever_is_named(setting: dict[str, float]) -> None:
+    (field,) = setting
+    with pytest.raises(
+        ConfigError, match=f"{field} = 0.* is not allowed with preset ultima.*leave {field} unset"
+    ) as raised:
+        policy_numbers(Config.ultima(**setting))  # type: ignore[arg-type]
+    assert raised.value.fields["field"] == field
+
+
 @pytest.mark.parametrize("bound", [0.0, 0.3])
 def test_mlt_has_one_bound_for_both_stages_unless_two_are_named(bound: float) -> None:
     numbers = policy_numbers(Config.mlt(loss_bound=bound))

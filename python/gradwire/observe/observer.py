@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -65,6 +66,7 @@ class Observer:
         watched = _Watched(weakref.ref(group), stats, self._config.straggler_warning_s)
         with self._lock:
             is_first = self.rank is None
+            self._name_apart(watched)
             self._groups.append(watched)
         if is_first:
             self.rank = stats["rank"]
@@ -77,7 +79,7 @@ class Observer:
         groups = []
         for watched, group in self._live():
             if (counted := self._asked(watched, group.stats)) is not None:
-                groups.append(counted)
+                groups.append({**counted, "name": watched.name})
         return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
 
     def timelines(self) -> dict[str, Any]:
@@ -207,6 +209,12 @@ class Observer:
             return None
         watched.unanswered = 0
         return answer
+
+    def _name_apart(self, watched: _Watched) -> None:
+        """Rank 0 of each group names it, so two of this process may have one name; as a label of metrics it must be unique."""
+        taken = {other.name for other in self._groups if other.group() is not None}
+        names = (f"{watched.name} ({number})" for number in itertools.count(2))
+        watched.name = next(name for name in itertools.chain([watched.name], names) if name not in taken)
 
     def _forget(self, watched: _Watched) -> None:
         with self._lock:

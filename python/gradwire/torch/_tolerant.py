@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import _native
+from gradwire._durations import seconds
 from gradwire._policy import algorithm_code, of_one_stage, policy_numbers, results_may_be_lost
 from gradwire._runtime import configuration, current, inherited
 from gradwire.config import Config
@@ -307,12 +308,16 @@ def timed_policy(
 ) -> _native.PolicyNumbers:
     """`policy_numbers` of durations as callers have them; settings count milliseconds."""
     return policy_numbers(
-        config, preset, deadline_ms=_milliseconds(deadline), step_delay_max_ms=_milliseconds(step_delay_max), **more
+        config,
+        preset,
+        deadline_ms=_milliseconds("deadline", deadline),
+        step_delay_max_ms=_milliseconds("step_delay_max", step_delay_max),
+        **more,
     )
 
 
-def _milliseconds(time: timedelta | None) -> float | None:
-    return None if time is None else time.total_seconds() * 1e3
+def _milliseconds(name: str, time: timedelta | None) -> float | None:
+    return None if time is None else seconds(name, time) * 1e3
 
 
 def link_of(group: dist.ProcessGroup | None) -> GroupLink:

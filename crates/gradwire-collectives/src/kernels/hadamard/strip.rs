@@ -302,16 +302,15 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
     #[inline(always)]
     pub(super) unsafe fn write(&mut self, elem: usize, values: V) {
         let start = elem * C::BYTES;
-        let bytes = V::WIDTH * C::BYTES;
+        let is_whole = start + V::WIDTH * C::BYTES <= self.target.len();
+        let mut block = [0; VECTOR_BYTES_MAX];
         // SAFETY: the elements are in `target`, or in `block`.
         unsafe {
-            if start + bytes <= self.target.len() {
-                return C::store(values, self.target.as_mut_ptr().add(start));
-            }
-            let mut block = [0; VECTOR_BYTES_MAX];
-            C::store(values, block.as_mut_ptr());
-            let rest = self.target.get_mut(start..).unwrap_or_default();
-            rest.copy_from_slice(&block[..rest.len()]);
+            let to = if is_whole { self.target.as_mut_ptr().add(start) } else { block.as_mut_ptr() };
+            C::store(values, to);
+        }
+        if !is_whole {
+            write_edge(self.target, start, &block);
         }
     }
 }
@@ -323,17 +322,33 @@ impl<C: Cell, V: Vector> Ends<'_, C, V> {
 #[inline(always)]
 pub(super) unsafe fn read<C: Cell, V: Vector>(source: &[u8], elem: usize) -> V {
     let start = elem * C::BYTES;
-    let bytes = V::WIDTH * C::BYTES;
+    let mut block = [0; VECTOR_BYTES_MAX];
     // SAFETY: the elements are in `source`, or in `block`.
     unsafe {
-        if start + bytes <= source.len() {
-            return C::load(source.as_ptr().add(start));
-        }
-        let mut block = [0; VECTOR_BYTES_MAX];
-        let rest = source.get(start..).unwrap_or_default();
-        block[..rest.len()].copy_from_slice(rest);
-        C::load(block.as_ptr())
+        let from = if start + V::WIDTH * C::BYTES <= source.len() {
+            source.as_ptr().add(start)
+        } else {
+            read_edge(source, start, &mut block);
+            block.as_ptr()
+        };
+        C::load(from)
     }
+}
+
+/// Fills `block` with the bytes of `source` from `start` on, and leaves it as it is behind the end. A function of its own, as
+/// is [`write_edge`]: within each of the rows that the compiler unrolls it would be half of what is compiled, and it runs at the end only.
+#[inline(never)]
+fn read_edge(source: &[u8], start: usize, block: &mut [u8; VECTOR_BYTES_MAX]) {
+    let rest = source.get(start..).unwrap_or_default();
+    let bytes = rest.len().min(block.len());
+    block[..bytes].copy_from_slice(&rest[..bytes]);
+}
+
+/// Writes what of `block` is not behind the end of `target`, from `start` on.
+#[inline(never)]
+fn write_edge(target: &mut [u8], start: usize, block: &[u8; VECTOR_BYTES_MAX]) {
+    let rest = target.get_mut(start..).unwrap_or_default();
+    rest.copy_from_slice(&block[..rest.len()]);
 }
 
 /// Asks for the cache line at `at`, which may be beyond the end. Rows lie pages apart, where no processor looks ahead by
