@@ -100,16 +100,32 @@ def writable(tensor: Tensor, staging: Staging, *, load: bool) -> Tensor:
         tensor: what the collective writes.
         staging: does the copying.
         load: whether the present contents matter (in-place collectives).
+
+    Raises:
+        InvalidRequestError: elements of it share memory.
     """
     check(tensor)
     if is_direct(tensor):
         return tensor
+    _check_that_elements_are_apart(tensor)
     tensor = tensor.detach()
     buffer = staging.buffer(tensor.shape, tensor)
     if load:
         staging.fetch(tensor, buffer)
     staging.deliver(buffer, tensor)
     return buffer
+
+
+def _check_that_elements_are_apart(tensor: Tensor) -> None:
+    """Of an expanded tensor, or one of overlapping windows, no memory could hold the result."""
+    end = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= end and tensor.numel() > 0:
+            raise InvalidRequestError(
+                f"elements of a tensor that gets a result share memory: shape {list(tensor.shape)}, strides {list(tensor.stride())}; "
+                "pass a copy (clone())"
+            )
+        end += stride * max(size - 1, 0)
 
 
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:
@@ -135,29 +151,36 @@ def joined(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
 
 
 def parted(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
-    """A flat buffer whose parts are copied into the tensors, of one dtype, when the collective is done."""
+    """A flat buffer whose parts are copied into the tensors, of one dtype, when the collective is done.
+
+    Raises:
+        InvalidRequestError: elements of one share memory.
+    """
     for tensor in tensors:
         check(tensor)
+        _check_that_elements_are_apart(tensor)
     buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
     for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
         staging.deliver(part.view(tensor.shape), tensor.detach())
     return buffer
 
 
-def same_size(tensors: Sequence[Tensor]) -> None:
-    """Checks that the tensors of a list agree in dtype and number of elements.
+def same_size(tensors: Sequence[Tensor], like: Tensor | None = None) -> None:
+    """Checks that the tensors of a list agree in dtype and number of elements, also with `like`, the one that is beside the list.
 
     Raises:
         InvalidRequestError: they do not, or there are none.
     """
     if not tensors:
         raise InvalidRequestError("a list of tensors is empty")
+    first, what = (tensors[0], "tensor 0") if like is None else (like, "the tensor beside it")
+    check(first)
     for index, tensor in enumerate(tensors):
         check(tensor)
-        if tensor.dtype != tensors[0].dtype or tensor.numel() != tensors[0].numel():
+        if tensor.dtype != first.dtype or tensor.numel() != first.numel():
             raise InvalidRequestError(
                 f"tensor {index} of the list is {tensor.dtype} with {tensor.numel()} elements, "
-                f"tensor 0 is {tensors[0].dtype} with {tensors[0].numel()}"
+                f"{what} is {first.dtype} with {first.numel()}"
             )
 
 

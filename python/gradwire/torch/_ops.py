@@ -268,6 +268,10 @@ class Collectives:
         remember(work)
         return work
 
+    def stop_coalescing(self) -> None:
+        """Without one: whatever went wrong between the two, later calls are calls again."""
+        self._coalesced = None
+
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
 
@@ -399,7 +403,7 @@ class Collectives:
         if len(rows) != self.link.world_size:
             raise InvalidRequestError(f"a list has {len(rows)} tensors for {self.link.world_size} ranks")
         if like is not None:
-            _memory.same_size([like, *rows])
+            _memory.same_size(rows, like)
 
     def _rows_of(self, kind: str, whole: Tensor, part: Tensor) -> None:
         _memory.check(whole)

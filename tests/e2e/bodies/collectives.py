@@ -9,7 +9,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import UnsupportedError
+from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 
@@ -262,6 +262,58 @@ def check_coalesced_all_reduces() -> None:
             dist.all_reduce(tensor)
     manager.wait()
     same(tensors, [sum(numbers(t.numel(), rank=r) for r in range(WORLD_SIZE)) for t in tensors])
+
+
+def check_what_raises_between_coalesced_calls_leaves_later_ones_alone() -> None:
+    def broken(device: torch.device | None) -> None:
+        with dist._coalescing_manager(device=device, async_ops=True):
+            if device is None:
+                dist.all_reduce(numbers(3))
+            raise KeyError
+
+    for device in (None, torch.device("cpu")):
+        with pytest.raises(KeyError):
+            broken(device)
+        tensor = numbers(5)
+        dist.all_reduce(tensor)
+        same([tensor], [sum(numbers(5, rank=r) for r in range(WORLD_SIZE))])
+    sparse = torch.sparse_coo_tensor([[0]], [1.0], (2,))
+    with pytest.raises((UnsupportedError, NotImplementedError)):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, sparse, (RANK + 1) % WORLD_SIZE)])
+    tensor = numbers(5)
+    assert dist.all_reduce(tensor, async_op=True) is not None
+    dist.barrier()
+    same([tensor], [sum(numbers(5, rank=r) for r in range(WORLD_SIZE))])
+
+
+def check_a_coalescing_manager_within_another_is_torchs_error_and_the_outer_one_goes_on() -> None:
+    tensor = numbers(5)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(tensor)
+        with pytest.raises(ValueError, match="non-empty"), dist._coalescing_manager(async_ops=True):
+            pass
+    manager.wait()
+    same([tensor], [sum(numbers(5, rank=r) for r in range(WORLD_SIZE))])
+
+
+def check_a_result_whose_elements_share_memory_is_refused_before_anything_is_sent() -> None:
+    for tensor in (torch.ones(1).expand(5), torch.zeros(8).as_strided((4, 3), (1, 1))):
+        with pytest.raises(InvalidRequestError, match="share memory"):
+            dist.all_reduce(tensor)
+    windows = torch.arange(12.0).as_strided((3, 2), (4, 2))
+    dist.broadcast(windows, 0)
+    rows = [torch.ones(1).expand(5) for _ in range(WORLD_SIZE)]
+    with pytest.raises(InvalidRequestError, match="share memory"):
+        dist.all_gather(rows, torch.zeros(5))
+
+
+def check_a_list_of_another_size_is_named_by_its_index() -> None:
+    rows = [torch.zeros(4) for _ in range(WORLD_SIZE)]
+    rows[1] = torch.zeros(3)
+    with pytest.raises(
+        InvalidRequestError, match=r"tensor 1 of the list is .* with 3 elements, the tensor beside it is .* with 4"
+    ):
+        dist.all_gather(rows, torch.zeros(4))
 
 
 def check_object_collectives() -> None:
