@@ -245,7 +245,8 @@ class Config:
         "that only its own user can open and that only answers (docs/observability.md).")
     metrics_port: int | None = _setting(None, int, "TCP port of a Prometheus endpoint; rank with LOCAL_RANK r on its host has "
         "`metrics_port + r`, 0 lets the kernel choose. Needs `gradwire[metrics]`. Unset: none.", low=0, high=65535, optional=True)
-    metrics_host: str = _setting("127.0.0.1", str, "Address at which that endpoint listens. Whoever reaches it can read the metrics.")
+    metrics_host: str = _setting("127.0.0.1", str, "Address at which that endpoint listens. Whoever reaches it can read the metrics; "
+        "it answers eight at a time.")
     otlp_endpoint: str | None = _setting(None, str, "URL to which OpenTelemetry metrics are sent by OTLP over HTTP, such as "
         "`http://localhost:4318/v1/metrics`. Needs `gradwire[otel]`. Unset: none.", optional=True)
     otlp_every_s: float = _setting(10.0, float, "Pause between two of these exports.", unit="s", low=0.1, high=3600.0)

@@ -16,6 +16,7 @@ from gradwire._forked import stays_here
 from gradwire.config import Config
 from gradwire.errors import GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
+from gradwire.observe.metrics_server import MetricsServer
 
 logger = logging.getLogger("gradwire")
 
@@ -59,17 +60,19 @@ class PrometheusEndpoint:
     """
 
     def __init__(self, host: str, port: int, stats: Stats) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(stats))
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server = MetricsServer(host, port, make_wsgi_app(registry))
         except OSError as error:
             raise PortInUseError(
                 f"metrics_port: cannot listen at {host}:{port}: {error.strerror}", port=port
             ) from error
         stays_here(self._server.socket)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="gradwire-metrics", daemon=True)
+        self._thread.start()
         self.port = int(self._server.server_port)
         logger.info("metrics at http://%s:%d/metrics", host, self.port)
 
