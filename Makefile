@@ -46,9 +46,9 @@ test-rust: env ## The Rust tests, with at least 2,000 simulated seeds, and each 
 	cargo test --workspace $(LOCKED)
 	cargo test --workspace --bench '*' $(LOCKED)
 
-# Two files at a time: half of a test's time it waits for a network or a timeout.
+# Three files at a time on two cores: half of a test's time it waits for a network or a timeout.
 test-python: build ## The Python tests; ARGS='-k name' selects
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-faults: build ## Of the tests, every fault in every phase of a group, over real processes in a lab network
 	$(PY) -m pytest tests/e2e/test_fault_matrix.py $(ARGS)

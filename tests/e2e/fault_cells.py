@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import gradwire._joining  # noqa: F401  what ranks need, before they are forked
 import numpy as np  # noqa: F401
 import pytest
+from gradwire import Config
 from gradwire._meeting import LINGER_S as LINGER_ANSWERING_S
 from gradwire._meeting import TELL_S
 from gradwire.lab import NamespacesUnavailable, ToolMissing, iproute, sandbox
@@ -55,6 +56,8 @@ LIMIT_S = PEER_TIMEOUT_S + MARGIN_S
 PATIENCE_S = 3.5 * PEER_TIMEOUT_S
 # Of a group that is formed: where a rank never comes, where packets are lost, and else; then also of each call.
 BOOTSTRAP_S, PATIENT_S, CALL_S = 5.0, 40.0, 60.0
+# Where packets are lost the last rank may have read all records just before that time is over; from then on there is this for the answers.
+CONNECT_S = Config().connect_timeout_s
 # For so long rank 0 answers the others after it has given up.
 LINGER_S = LINGER_ANSWERING_S + TELL_S
 LEAVE_S = 2.0

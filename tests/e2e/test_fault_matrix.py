@@ -27,6 +27,7 @@ import pytest
 from fault_cells import (
     BOOTSTRAP_S,
     CHAOS,
+    CONNECT_S,
     FAULTS,
     LEAVE_S,
     LIMIT_S,
@@ -91,7 +92,7 @@ def judge(found: Seen, cell: Cell) -> None:
         all_stay(found)
         calls_end_in_time(found, ALL, found.fault_at, PEER_TIMEOUT_S, CALLS)
         if cell.phase == "bootstrap":  # as long as the ranks were told to wait for each other
-            allowed_s = PATIENT_S if cell.fault == "loss" else BOOTSTRAP_S
+            allowed_s = PATIENT_S + CONNECT_S if cell.fault == "loss" else BOOTSTRAP_S
             calls_end_in_time(found, ALL, found.fault_at, allowed_s, ["bootstrap"])
 
 
@@ -185,7 +186,7 @@ def the_meeting_ends_in_time(found: Seen) -> None:
         last = ending(found, rank)
         assert last["call"] == "bootstrap", last
         assert last["error"] in ("MissingRankError", "UnreachableError", "RendezvousError"), last
-        assert last["at"] - found.fault_at <= PATIENT_S + LINGER_S + MARGIN_S, last
+        assert last["at"] - found.fault_at <= PATIENT_S + CONNECT_S + LINGER_S + MARGIN_S, last
 
 
 def the_victim_gives_up(found: Seen, errors: tuple[str, ...], limit_s: float) -> None:
