@@ -5,6 +5,9 @@ would stay False for ever, so a loop that polls it never ends, and `dist.recv` w
 holder knows no source rank. The methods of `ProcessGroup` therefore hand the caller the Work itself, if one of ours was made
 during the call; what other backends return is passed on untouched. C++ callers (DDP) still get the holder.
 
+A Work of Python's that a Python caller hands on to C++ and forgets loses its methods: C++ would wait for what nobody ever
+signals, without a timeout. Only DDP under `Join` does so (`_register_work` makes a holder), so its reducer keeps the Work here.
+
 Of `gather_single` (2.15) torch does not tell a backend written in Python at all: it is called here.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from typing import Any
 
 import torch
@@ -48,6 +52,9 @@ METHODS = (
 )
 UNTOLD = ("gather_into_tensor", "gather_single")
 
+# The latest Work that each reducer of DDP was given, until the next one or its end.
+_held_for: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
 
 class _Latest(threading.local):
     """What the methods below wait for on this thread."""
@@ -66,7 +73,8 @@ def remember(work: GradwireWork) -> None:
 
 
 def install() -> None:
-    """Changes `ProcessGroup`, once, where torch would wrap our works."""
+    """Changes `Reducer`, once, and `ProcessGroup` where torch would wrap our works."""
+    _hold_what_reducers_wait_for(torch._C._distributed_c10d.Reducer)
     group: Any = torch._C._distributed_c10d.ProcessGroup
     if _compat.backend_class() is None or hasattr(group, "_gradwire_own_works"):
         return
@@ -77,6 +85,21 @@ def install() -> None:
         if hasattr(group, name):
             setattr(group, name, _told(getattr(group, name), name))
     group._gradwire_own_works = True
+
+
+def _hold_what_reducers_wait_for(reducer: Any) -> None:
+    if hasattr(reducer, "_gradwire_held_works"):
+        return
+    method = reducer._set_forward_pass_work_handle
+
+    @functools.wraps(method)
+    def call(own: Any, work: Any, *args: Any, **kwargs: Any) -> None:
+        method(own, work, *args, **kwargs)
+        _held_for[own] = work
+
+    _compat.hide_from_dynamo([call])
+    reducer._set_forward_pass_work_handle = call
+    reducer._gradwire_held_works = True
 
 
 def _unwrapped(method: Any) -> Any:
