@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
-from gradwire.torch._steps import StepMeter
+from gradwire.torch._steps import StepMeter, StepRecord
+
+logger = logging.getLogger("gradwire")
 
 
 class ScalarWriter(Protocol):
@@ -24,12 +27,19 @@ class StepScalars:
     def __init__(self, writer: ScalarWriter | None) -> None:
         self._writer = writer
         self._step = 0
+        self._has_warned = False
 
     def before_step(self, meter: StepMeter) -> None:
-        """Writes the step that is over."""
+        """Writes the step that is over. What the writer raises becomes one warning: a full disk does not end training."""
         if self._writer is None or not meter.steps:
             return
-        record = meter.steps[-1]
+        try:
+            self._write(self._writer, meter.steps[-1])
+        except Exception as error:  # noqa: BLE001  whatever a writer of the user's raises
+            self._warn(error)
+        self._step += 1
+
+    def _write(self, writer: ScalarWriter, record: StepRecord) -> None:
         values = {
             "lost_share": record.lost_share,
             "repaired_share": record.bytes_retransmitted / record.bytes_sent if record.bytes_sent else 0.0,
@@ -39,5 +49,9 @@ class StepScalars:
             "communication_seconds": record.comm_s,
         }
         for name, value in values.items():
-            self._writer.add_scalar(f"gradwire/{name}", value, self._step)
-        self._step += 1
+            writer.add_scalar(f"gradwire/{name}", value, self._step)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("scalars of step %d and maybe of later ones are not written: %r", self._step, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -84,6 +85,34 @@ def check_each_step_but_the_last_is_written_as_scalars() -> None:
         assert [step for step, _ in writer.values[f"gradwire/{tag}"]] == [0, 1, 2]
     sent = [value for _, value in writer.values["gradwire/sent_bytes"]]
     assert sent == [record.bytes_sent for record in state.steps[:3]]
+
+
+class FullDisk(Writer):
+    """Takes the scalars of one step and no more."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        if global_step > 0:
+            raise OSError("the disk is full")
+        super().add_scalar(tag, scalar_value, global_step)
+
+
+def check_training_goes_on_without_a_writer_that_fails() -> None:
+    writer = FullDisk()
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(handler)
+
+    def run(group: dist.ProcessGroup) -> list[torch.Tensor]:
+        model = ddp(group)
+        if group is WORLD:
+            gradwire.torch.tolerate_loss(model, tensorboard=writer if RANK == 0 else None, preset="reliable")
+        return train(model, sgd(model), steps=4)
+
+    as_with_gloo(run)
+    logging.getLogger("gradwire").removeHandler(handler)
+    assert len(writer.values) == (6 if RANK == 0 else 0)
+    assert sum("the disk is full" in text for text in warnings) == (RANK == 0), "once, where it fails"
 
 
 def check_bucket_views_static_graphs_and_unused_parameters() -> None:
