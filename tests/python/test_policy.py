@@ -234,6 +234,7 @@ def test_the_most_that_a_step_is_delayed_leaves_the_deadline_derived() -> None:
 
 
 def step(shares: DelayShares, buckets: int) -> list[float]:
+    shares.begin()
     return [shares.next(index, is_last=index == buckets - 1) for index in range(buckets)]
 
 

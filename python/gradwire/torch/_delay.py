@@ -16,10 +16,12 @@ class DelayShares:
         self._buckets = 0
         self._rest = 1.0
 
+    def begin(self) -> None:
+        """A new step."""
+        self._rest = 1.0
+
     def next(self, index: int, *, is_last: bool) -> float:
-        """The part of bucket `index`, above 0 to 1; buckets come in order."""
-        if index == 0:
-            self._rest = 1.0
+        """The part of bucket `index`, above 0 to 1; buckets come in order, and some of them may not come at all."""
         # One that is not expected to follow may: half is left for it.
         parts = max(self._buckets - index, 1 if is_last else 2)
         share = self._rest / parts

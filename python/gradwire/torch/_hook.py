@@ -215,6 +215,8 @@ class LossTolerance(Delivered):
         self._meter = StepMeter(steps_kept)
         self.scalars = StepScalars(None)
         self._delay = DelayShares()
+        # Index of the latest bucket. A step need not have one of index 0: DDP may skip buckets whose parameters are not used.
+        self._bucket_before: int | None = None
         self._by_layer = priority is None
         classes = link_of(self.group).owner.config.classes
         self.priority = (
@@ -329,10 +331,9 @@ class LossTolerance(Delivered):
         refusal = self._refusal(bucket)
         if refusal is not None:
             return link_of(self.group).failed("all_reduce", refusal).future_of(gradient)
-        if bucket.index() == 0:
-            self.drift.before_step()
-            self.scalars.before_step(self._meter)
-            self._meter.begin(time.monotonic())
+        if self._bucket_before is None or bucket.index() <= self._bucket_before:
+            self._begin_step()
+        self._bucket_before = bucket.index()
         delay_share = self._delay.next(bucket.index(), is_last=bucket.is_last())
         if gradient.is_sparse:
             return self._average_exactly(gradient)
@@ -351,6 +352,12 @@ class LossTolerance(Delivered):
             return self._early.take(bucket, work, self._meter.add)
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
+
+    def _begin_step(self) -> None:
+        self.drift.before_step()
+        self.scalars.before_step(self._meter)
+        self._meter.begin(time.monotonic())
+        self._delay.begin()
 
     def _average_exactly(self, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """As DDP does it without a hook: its entries differ from rank to rank, so that there are no places where some may be missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,31 @@ def check_parameters_that_are_not_used() -> None:
 
     for view in (False, True):
         as_with_gloo(train, Net, find_unused_parameters=True, gradient_as_bucket_view=view)
+
+
+class Headless(nn.Module):
+    """The last layer, alone in DDP's first bucket, is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last, self.head = nn.Linear(20, 300), nn.Linear(300, 300), nn.Linear(300, 100)
+
+    def forward(self, x: torch.Tensor, _use_all: bool) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def check_buckets_that_are_skipped() -> None:
+    if "skip_all_reduce_unused_params" not in inspect.signature(DistributedDataParallel).parameters:
+        return
+
+    def train(model: DistributedDataParallel, state: Any) -> None:
+        plain(model, state)
+        if state is not None:
+            assert len(state.steps) == 4
+            assert [record.buckets for record in state.steps] == [2] * 4, "without that of the head"
+
+    as_with_gloo(train, Headless, find_unused_parameters=True, skip_all_reduce_unused_params=True)
 
 
 def check_gradients_accumulate_without_communication() -> None:
