@@ -225,6 +225,10 @@ class LossTolerance(Delivered):
             else cast("Callable[[dist.GradBucket], Tagged]", priority)
         )
 
+    def __reduce__(self) -> "tuple[type[OfACopy], tuple[()]]":
+        """A copy of the model (`deepcopy`, `AveragedModel`, `torch.save`) gets no group and owes nothing: torch gives it no hook either."""
+        return OfACopy, ()
+
     @property
     def steps(self) -> "list[StepRecord]":
         """Records of the latest steps; the last one is complete once `backward` has returned.
@@ -364,6 +368,18 @@ class LossTolerance(Delivered):
         gradient.div_(dist.get_world_size(self.group))
         work = dist.all_reduce(gradient, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
+
+
+class OfACopy:
+    """What a copied model has in place of its original's `LossTolerance`: its gradients are averaged exactly until it gets its own."""
+
+    def exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # noqa: ARG002  the hook's signature
+        """Refused: the hook was registered with the state of a copy.
+
+        Raises:
+            InvalidRequestError: always.
+        """
+        raise InvalidRequestError("this is a copy of a model that tolerates loss: call tolerate_loss for it, too")
 
 
 def average_what_arrives(state: LossTolerance, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ from gradwire.errors import InvalidRequestError
 from rank import RANK
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 GLOO = dist.new_group(backend="gloo")
 WIDTH = 64
@@ -77,6 +80,22 @@ def check_a_wrapper_whose_gradients_tolerated_loss_is_freed() -> None:
         del wrapped, state
         gc.collect()
         assert [each() for each in gone] == [None, None]
+
+
+def check_a_wrapper_whose_gradients_tolerate_loss_is_copied_averaged_and_saved() -> None:
+    wrapped = parallel(Net())
+    gradwire.torch.tolerate_loss(wrapped, preset="reliable")
+    backward(wrapped, 0)
+    saved = io.BytesIO()
+    torch.save(wrapped, saved)
+    saved.seek(0)
+    copies = [copy.deepcopy(wrapped), AveragedModel(wrapped).module, torch.load(saved, weights_only=False)]
+    gradwire.torch.tolerate_loss(copies[0], preset="reliable")
+    for each in (wrapped, *copies):
+        each.zero_grad()
+        backward(each, 1)
+        for ours, reference in zip(each.parameters(), wrapped.parameters(), strict=True):
+            assert torch.equal(ours.grad, reference.grad)
 
 
 def check_steps_in_the_forward_pass_are_removed_before_a_model_is_wrapped_again() -> None:
