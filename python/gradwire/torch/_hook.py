@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire._policy import algorithm_code
 from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
@@ -28,7 +27,7 @@ from gradwire.torch._sharded import ShardedLossTolerance, is_sharded
 from gradwire.torch._sparse import has_sparse_gradients
 from gradwire.torch._steps import Delivered, StepMeter, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, Tagged, split
-from gradwire.torch._tolerant import all_reduce, link_of, timed_policy, warn_of_lost_results
+from gradwire.torch._tolerant import all_reduce, link_of, schedule_of, timed_policy, warn_of_lost_results
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -111,7 +110,7 @@ def tolerate_loss(
     Raises:
         UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
             gradients with `on_peer_loss="continue"`.
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or `algorithm` is `ring` where results may be lost.
     """
     if drift_every < 0:
         raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
@@ -155,8 +154,8 @@ def tolerate_loss(
         divide_by=divide_by,
         hadamard=hadamard,
     )
+    schedule_of(config, algorithm, numbers)
     warn_of_lost_results(numbers)
-    algorithm_code(config, algorithm)
     arguments["gather_fill"] = numbers["gather_fill"]
     state = LossTolerance(model, arguments, error_feedback, steps_kept, priority)
     state.drift = DriftMeter(model.module, state.group, drift_every)

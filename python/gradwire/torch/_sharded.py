@@ -26,7 +26,7 @@ from gradwire.torch import _memory
 from gradwire.torch._sharded_residuals import ShardedResiduals
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
-from gradwire.torch._tolerant import all_reduce, reduce_scatter, timed_policy
+from gradwire.torch._tolerant import all_reduce, reduce_scatter, schedule_of, timed_policy
 
 logger = logging.getLogger("gradwire")
 
@@ -44,15 +44,15 @@ class ShardedLossTolerance(Delivered):
     def __init__(
         self, model: FSDPModule, arguments: dict[str, Any], *, error_feedback: bool, priority: Priority | None = None
     ) -> None:
+        if arguments["gather_loss_bound"] is None and configuration().gather_loss_bound is None:
+            # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact.
+            arguments = arguments | {"gather_loss_bound": 0.0}
         check(model, arguments)
         self._total = StepRecord()
         self.residuals = ShardedResiduals(cast("torch.nn.Module", model)) if error_feedback else None
         modules = list(_sharded(model))
         # Each reduces once in a step.
         arguments = arguments | {"delay_share": 1 / len(modules)}
-        if arguments["gather_loss_bound"] is None and configuration().gather_loss_bound is None:
-            # Presets that lose results mean what workers pull: here that are the parameters, whose all-gather is exact.
-            arguments["gather_loss_bound"] = 0.0
         tagged = _tagging(model, [name for name, _ in modules], priority)
         for name, module in modules:
             module.set_custom_reduce_scatter(ReduceScatter(self, arguments, self.residuals, tagged[name]))
@@ -161,9 +161,10 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
     """
     config = configuration()
     asked = {name: value for name, value in arguments.items() if name != "algorithm"}
-    if timed_policy(config, **asked)["gather_fill"] == "previous":
+    numbers = timed_policy(config, **asked)
+    if numbers["gather_fill"] == "previous":
         raise ConfigError("gather_fill = previous is not kept for sharded models: zero or local", field="gather_fill")
-    algorithm_code(config, arguments["algorithm"])
+    schedule_of(config, arguments["algorithm"], numbers)
     assert isinstance(model, torch.nn.Module)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:

@@ -12,19 +12,22 @@ import torch.distributed as dist
 
 from gradwire import _native
 from gradwire._durations import seconds
-from gradwire._policy import algorithm_code, of_one_stage, policy_numbers, results_may_be_lost
+from gradwire._policy import ALGORITHM_CODES, algorithm_code, of_one_stage, policy_numbers, results_may_be_lost
 from gradwire._runtime import configuration, current, inherited
 from gradwire.config import Config
-from gradwire.errors import InvalidRequestError, UnsupportedError
+from gradwire.errors import ConfigError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _profile
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._pieces import Piece
-from gradwire.torch._reduction import reduction
+from gradwire.torch._reduction import LINEAR, name_of, reduction
 from gradwire.torch._staging import Staging
 from gradwire.torch._tags import PRIORITY_OF_CLASS_0, PRIORITY_STEP, tag_options
 from gradwire.torch._work import GradwireWork
 
 logger = logging.getLogger("gradwire")
+
+# The order of calls in flight is a byte (crates/gradwire-py/src/call.rs).
+PRIORITY_MAX = 255
 
 
 def all_reduce(
@@ -94,7 +97,8 @@ def all_reduce(
     Raises:
         GradwireError: without `async_op`, the call failed.
         InvalidRequestError: `tensor`, `output` and `residual` are not alike, or `gather_fill` cannot be met.
-        UnsupportedError: the group has another backend.
+        UnsupportedError: the group has another backend, or the dtype or the reduction tolerates no loss.
+        ConfigError: a value is out of range.
 
     # Loss
     An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero
@@ -106,14 +110,14 @@ def all_reduce(
     def prepare(piece: Piece) -> Call:
         config, (into, rest) = link.owner.config, piece.written
         options = reduction(piece.tensor, op)
-        _check_tolerant(tensor, residual, output)
+        _check_tolerant(tensor, residual, output, op)
         options["policy"] = timed_policy(
             config,
             preset,
             loss_bound=loss_bound,
             deadline=deadline,
             step_delay_max=step_delay_max,
-            delay_share=delay_share / piece.count,
+            delay_share=_share(delay_share) / piece.count,
             gather_loss_bound=gather_loss_bound,
             gather_fill=gather_fill,
             divide_by=divide_by,
@@ -193,7 +197,8 @@ def reduce_scatter(
     Raises:
         GradwireError: without `async_op`, the call failed.
         InvalidRequestError: `tensor`, `output` and `residual` do not fit together.
-        UnsupportedError: the group has another backend.
+        UnsupportedError: the group has another backend, or the dtype or the reduction tolerates no loss.
+        ConfigError: a value is out of range.
 
     # Loss
     An element that a rank's contribution is missing for is the mean over the others, or as if it had been zero (`divide_by`). This
@@ -204,7 +209,7 @@ def reduce_scatter(
     def prepare(piece: Piece) -> Call:
         (into, rest), (rows,) = piece.written, piece.read
         assert into is not None
-        _check_tolerant(tensor, residual, None, what="reduce-scatter")
+        _check_tolerant(tensor, residual, None, op, what="reduce-scatter")
         _check_rows(rows, into, link.world_size)
         options = reduction(into, op)
         numbers = timed_policy(
@@ -213,7 +218,7 @@ def reduce_scatter(
             loss_bound=loss_bound,
             deadline=deadline,
             step_delay_max=step_delay_max,
-            delay_share=delay_share / piece.count,
+            delay_share=_share(delay_share) / piece.count,
             divide_by=divide_by,
         )
         options["policy"] = of_one_stage(numbers)
@@ -274,7 +279,7 @@ def tolerant_group(
         The group, or torch's `GroupMember.NON_GROUP_MEMBER` on other ranks.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or `ring` where results may be lost.
         GradwireError: the ranks could not form the group.
     """
     config = configuration()
@@ -288,11 +293,30 @@ def tolerant_group(
         divide_by=divide_by,
     )
     warn_of_lost_results(numbers)
-    tolerance = {"policy": numbers, "algorithm": algorithm_code(config, algorithm), **tag_options(config, None, None)}
+    tolerance = {
+        "policy": numbers,
+        "algorithm": schedule_of(config, algorithm, numbers),
+        **tag_options(config, None, None),
+    }
     group = dist.new_group(ranks, timeout=timeout, backend="gradwire")
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         link_of(group).tolerance = tolerance
     return group
+
+
+def schedule_of(config: Config, algorithm: str | None, numbers: _native.PolicyNumbers) -> int:
+    """Code of the schedule that these numbers go with, for whoever reduces later: the engine would refuse every reduction.
+
+    Raises:
+        ConfigError: there is no such schedule, or it is a ring and results may be lost.
+    """
+    code = algorithm_code(config, algorithm)
+    if code == ALGORITHM_CODES["ring"] and results_may_be_lost(numbers):
+        text = (
+            "algorithm = ring is not allowed where results may be lost, whose holes a ring would hand on: another one"
+        )
+        raise ConfigError(f"{text}, or gather_loss_bound = 0", field="algorithm", value="ring")
+    return code
 
 
 def warn_of_lost_results(numbers: _native.PolicyNumbers) -> None:
@@ -324,7 +348,7 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     """The engine's side of a process group.
 
     Raises:
-        UnsupportedError: gradwire does not serve it.
+        UnsupportedError: gradwire does not serve it, or there is none.
         ForkedError: it is the parent's.
     """
     group = dist.group.WORLD if group is None else group
@@ -333,11 +357,10 @@ def link_of(group: dist.ProcessGroup | None) -> GroupLink:
     adapter = None if owner is None or name is None else owner.backends.get(name)
     if adapter is None and owner is not None and group is not None:
         adapter = _renamed(group)
+    if adapter is None and group is None:
+        raise UnsupportedError("there is no process group: call init_process_group first")
     if adapter is None:
-        backend = (
-            "no backend: call init_process_group first" if group is None else f"backend {dist.get_backend(group)!r}"
-        )
-        raise UnsupportedError(f"the process group has {backend}, not 'gradwire'")
+        raise UnsupportedError(f"the process group has backend {dist.get_backend(group)!r}, not 'gradwire'")
     adapter.link.owner.check_process()
     return adapter.link
 
@@ -353,8 +376,19 @@ def _renamed(group: dist.ProcessGroup) -> Any:
     return adapter if isinstance(getattr(adapter, "link", None), GroupLink) else None
 
 
+def _share(delay_share: float) -> float:
+    if not 0.0 < delay_share <= 1.0:
+        text = f"delay_share = {delay_share} is not allowed: above 0 to 1"
+        raise ConfigError(text, field="delay_share", value=delay_share)
+    return delay_share
+
+
 def _order(priority: int | None, traffic_class: int | None) -> int | None:
     """Urgent classes leave first, unless the call says otherwise."""
+    if priority is not None and not 0 <= priority <= PRIORITY_MAX:
+        raise ConfigError(
+            f"priority = {priority} is not allowed: 0 to {PRIORITY_MAX}", field="priority", value=priority
+        )
     if priority is not None or traffic_class is None:
         return priority
     return PRIORITY_OF_CLASS_0 + PRIORITY_STEP * traffic_class
@@ -369,16 +403,20 @@ def _check_rows(rows: torch.Tensor, row: torch.Tensor, world_size: int) -> None:
 
 
 def _check_tolerant(
-    tensor: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None, what: str = "all-reduce"
+    tensor: torch.Tensor, residual: torch.Tensor | None, output: torch.Tensor | None, op: Any, what: str = "all-reduce"
 ) -> None:
+    name = name_of(op)
+    if name not in LINEAR:
+        text = f"a tolerant {what} by {name} is not supported: by one of {', '.join(LINEAR)}"
+        raise UnsupportedError(text, dtype=str(tensor.dtype), op=name)
     if tensor.dtype not in _memory.TOLERANT_DTYPES:
         names = ", ".join(str(dtype) for dtype in _memory.TOLERANT_DTYPES)
         raise UnsupportedError(
-            f"a tolerant {what} of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype)
+            f"a tolerant {what} of {tensor.dtype} is not supported: one of {names}", dtype=str(tensor.dtype), op=name
         )
-    for name, other in (("residual", residual), ("output", output)):
+    for argument, other in (("residual", residual), ("output", output)):
         if other is not None:
-            _check_alike(name, other, tensor)
+            _check_alike(argument, other, tensor)
 
 
 def _check_alike(name: str, other: torch.Tensor, tensor: torch.Tensor) -> None:

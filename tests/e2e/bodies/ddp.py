@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from typing import Any
 
@@ -260,6 +261,10 @@ def check_tolerate_loss_refuses_what_it_cannot_do() -> None:
         gradwire.torch.tolerate_loss(fine, loss_bound=1.5)
     with pytest.raises(ConfigError, match="preset"):
         gradwire.torch.tolerate_loss(fine, preset="dlpc")
+    for preset in ("mlt", "dlcp", "ultima"):
+        for call in (lambda **asked: gradwire.torch.tolerate_loss(fine, **asked), gradwire.torch.tolerant_group):
+            with pytest.raises(ConfigError, match="algorithm = ring is not allowed where results may be lost"):
+                call(preset=preset, algorithm="ring")
     gradwire.torch.tolerate_loss(fine)
 
 
@@ -297,6 +302,26 @@ def check_explicit_all_reduce_refuses_other_dtypes_through_its_work() -> None:
     tensor = torch.ones(10)
     dist.all_reduce(tensor)  # every rank made the same mistake: the group goes on
     assert torch.equal(tensor, torch.full((10,), float(WORLD_SIZE)))
+
+
+def check_what_a_tolerant_call_cannot_be_is_told_by_its_type() -> None:
+    tensor, part = torch.ones(10), torch.ones(10 // WORLD_SIZE)
+    for call in (
+        lambda **asked: gradwire.torch.all_reduce(tensor, **asked),
+        lambda **asked: gradwire.torch.reduce_scatter(part, tensor, **asked),
+    ):
+        with pytest.raises(UnsupportedError, match="by MAX is not supported") as caught:
+            call(op=dist.ReduceOp.MAX)
+        assert caught.value.fields == {"dtype": "torch.float32", "op": "MAX"}
+        for share in (0.0, -1.0, 2.0, math.nan):
+            with pytest.raises(ConfigError, match=r"delay_share = .* is not allowed: above 0 to 1"):
+                call(delay_share=share)
+    for priority in (-1, 256):
+        with pytest.raises(ConfigError, match=f"priority = {priority} is not allowed: 0 to 255"):
+            gradwire.torch.all_reduce(tensor, priority=priority)
+    for priority in (0, 255):
+        gradwire.torch.all_reduce(tensor, priority=priority)
+    assert torch.equal(tensor, torch.ones(10))
 
 
 def check_tensors_without_dense_host_or_gpu_memory_are_refused() -> None:

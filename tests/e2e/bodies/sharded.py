@@ -147,6 +147,10 @@ if not LOSSY:
             gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), loss_bound=1.5)
         with pytest.raises(ConfigError, match="previous"):
             gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), gather_fill="previous")
+        losing = {"preset": "mlt", "algorithm": "ring", "gather_loss_bound": 0.1}
+        with pytest.raises(ConfigError, match="ring"):
+            gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), **losing)
+        gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), preset="mlt", algorithm="ring")
         with pytest.raises(UnsupportedError, match="float64"):
             gradwire.torch.tolerate_loss(fully_shard(Net().double(), mesh=line(dist.group.WORLD)))
         other = sharded(line(GLOO))
