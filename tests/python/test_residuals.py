@@ -1,5 +1,8 @@
 """What a step owes, without a network."""
 
+import logging
+
+import pytest
 import torch
 from gradwire.torch._residuals import Residuals
 
@@ -38,3 +41,20 @@ def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:
     residuals.load_state_dict({"loaded": torch.tensor([float("inf"), 1.0])})
     residuals.rescale(0.0)
     assert residuals.state_dict()["loaded"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("saved", [torch.ones(1), torch.ones(5), torch.ones(2, 2)])
+def test_what_a_parameter_of_another_size_was_owed_is_not_used(
+    saved: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("head.weight", parameter), ("same", torch.zeros(2))])
+    with caplog.at_level(logging.WARNING):
+        residuals.load_state_dict({"head.weight": saved, "same": torch.ones(2)})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the residual of head.weight is {tuple(saved.shape)}, its gradient has 4 elements: not used"
+    ]
+    bucket = Bucket(parameter)
+    residuals.feed_back(bucket, may_be_unused=False)
+    assert bucket.buffer().tolist() == [0.0] * 4
+    assert residuals.state_dict()["same"].tolist() == [1.0] * 2

@@ -258,7 +258,7 @@ class LossTolerance(Delivered):
         """Takes up what `state_dict` of the same rank returned.
 
         Another rank's state is ignored with a warning: the same residual added by several ranks would count several
-        times, while starting from zero only loses what was late.
+        times, while starting from zero only loses what was late. So is what a parameter was owed that has another size now.
         """
         here = (dist.get_rank(self.group), dist.get_world_size(self.group))
         saved = (state["rank"], state["world_size"])

@@ -9,10 +9,13 @@ so it waits until this rank has used the parameter again: its use here is a use 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+
+logger = logging.getLogger("gradwire")
 
 
 # claim: auto/error-feedback
@@ -24,7 +27,11 @@ class Residuals:
     """
 
     def __init__(self, names: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._names = {id(parameter): name for name, parameter in names}
+        self._names: dict[int, str] = {}
+        self._elems: dict[str, int] = {}
+        for name, parameter in names:
+            self._names[id(parameter)] = name
+            self._elems[name] = parameter.numel()
         self._buffers: dict[tuple[str, ...], torch.Tensor] = {}
         self._slices: dict[str, torch.Tensor] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -58,16 +65,25 @@ class Residuals:
         return {**self._loaded, **current}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces every residual; parameters that are not in `state` get zero."""
+        """Replaces every residual. Parameters that are not in `state` get zero, and so do those, with a warning, that have another size."""
         self._buffers.clear()
         self._slices.clear()
         self._held.clear()
-        self._loaded = {name: part.clone() for name, part in state.items()}
+        self._loaded = {name: part.clone() for name, part in state.items() if self._fits(name, part)}
 
     def rescale(self, factor: float) -> None:
         """Multiplies every residual, held and loaded ones too."""
         for part in (*self._buffers.values(), *self._held.values(), *self._loaded.values()):
             part.zero_() if factor == 0 else part.mul_(factor)
+
+    def _fits(self, name: str, part: torch.Tensor) -> bool:
+        elems = self._elems.get(name)
+        fits = elems is None or part.shape == (elems,)
+        if not fits:
+            logger.warning(
+                "the residual of %s is %s, its gradient has %d elements: not used", name, tuple(part.shape), elems
+            )
+        return fits
 
     def _hold_unused(self, key: tuple[str, ...], gradients: Iterable[torch.Tensor]) -> None:
         for name, gradient in zip(key, gradients, strict=True):
