@@ -92,6 +92,27 @@ def test_two_senders_overflow_a_small_buffer_of_the_port_they_share(tmp_path):
     assert 0.4 < in_sandbox(tmp_path, main) / (2 * packets) < 0.75
 
 
+def test_one_sender_overflows_a_buffer_that_has_more_room_than_its_socket(tmp_path):
+    """What waits in the switch would hold it back, were it still charged to it."""
+    packets, buffer_bytes = 400, 150 * 1442
+
+    def main():
+        with Cluster(2, Link(rate_mbit=2, buffer_bytes=buffer_bytes, host_rate_mbit=200)) as cluster:
+            with cluster.on_host(1):
+                inbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            with cluster.on_host(0):
+                outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            inbox.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+            inbox.bind((cluster.address(1), 0))
+            for _ in range(packets):
+                outbox.sendto(bytes(1400), inbox.getsockname())
+            return [outbox.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), drain(inbox, 1)]
+
+    room, arrived = in_sandbox(tmp_path, main)
+    assert room < buffer_bytes
+    assert buffer_bytes // 1442 <= arrived < packets
+
+
 def drain(inbox, wait_s):
     received = 0
     while select.select([inbox], [], [], wait_s)[0]:

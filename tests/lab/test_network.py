@@ -108,6 +108,26 @@ def test_frames_that_cross_a_bridge_meet_no_packet_filters_of_ip(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_what_waits_in_a_port_holds_its_sender_back_no_more_and_what_finds_it_full_is_lost(tmp_path, kind):
+    """From a socket whose own buffer has less room than the port: it would never fill the port if what waits there were charged to it."""
+    packets, payload, buffer_bytes = 400, 1400, 150 * 1442
+
+    def main():
+        port = Port(rate_mbit=2, buffer_bytes=buffer_bytes)
+        with Network(Layout(hosts=2, switch=kind, port=port, host_rate_mbit=200)) as network:
+            probe = Probe(network)
+            room = probe.outbox.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            arrived = sum(probe.arrived(packets, payload))
+            lost = {row["host"]: row["lost"] for row in network.statistics()}
+            return [room, arrived, lost[1]]
+
+    room, arrived, lost = in_sandbox(tmp_path, main)
+    assert room < buffer_bytes
+    assert arrived >= buffer_bytes // (payload + 42)
+    assert (arrived + lost, lost > 0) == (packets, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_is_silent_in_both_directions_until_it_is_healed(tmp_path, kind):
     def main():
         with Network(Layout(hosts=3, switch=kind)) as network:

@@ -142,7 +142,7 @@ class Cluster:
             return NetemLoss([f"port{host}" for host in range(self.hosts)], self._emulation())
 
     def _build(self) -> None:
-        iproute.add_bridge("switch", MTU_BYTES)
+        iproute.add_queueing_bridge("switch", MTU_BYTES)
         iproute.ip("link set lo up")
         for host in range(self.hosts):
             self._add_host(host, "master switch up")

@@ -54,6 +54,18 @@ def add_bridge(name: str, mtu_bytes: int, settings: str = "") -> None:
             Path(f"/proc/sys/net/bridge/bridge-nf-call-{filters}").write_text("0")
 
 
+def add_queueing_bridge(name: str, mtu_bytes: int, settings: str = "") -> None:
+    """As `add_bridge`, for ports where packets wait: what waits there burdens its sender no longer, as behind any real switch.
+
+    The kernel charges a packet to the socket that sent it until it comes to its receiver, whatever namespace it is in meanwhile, and a
+    bridge hands on the packet itself. A port's queue would fill the sender's buffer and hold it back (TCP counts it as not sent yet), and
+    would not overflow. A promiscuous bridge takes the packet for itself, where it ends at once, and hands on a clone, which is charged to
+    nobody and shares the packet's bytes. Routing would do it too, for more work with each packet and with routes to keep.
+    """
+    add_bridge(name, mtu_bytes, settings)
+    ip(f"link set {name} promisc on")
+
+
 def wait_until_forwarding(ports: Sequence[str]) -> None:
     """Waits until the bridges forward what comes from these ports.
 

@@ -109,7 +109,7 @@ class BridgeSwitch(Switch):
         self._name, self._ports, self._losses = name, list(macs), losses
         self._bucket_min = 4 * (mtu_bytes + 14)
         self._cut: set[str] = set()
-        iproute.add_bridge(name, mtu_bytes, "mcast_snooping 0")
+        iproute.add_queueing_bridge(name, mtu_bytes, "mcast_snooping 0")
         iproute.ip(*(f"link set {port} master {name}" for port in macs))
         iproute.bridge(*(f"fdb add {mac} dev {port} master static" for port, mac in macs.items()))
 
