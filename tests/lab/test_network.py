@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from gradwire.lab import LabError, switches
+from gradwire.lab.errors import WrongRequest
 from gradwire.lab.iproute import BUCKET_BYTES
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
@@ -59,7 +60,7 @@ class Probe:
     def _take(self, found, first):
         try:
             while not all(found):
-                index = int.from_bytes(self.inbox.recv(2048)[:4], "little") - first
+                index = int.from_bytes(self.inbox.recv(9000)[:4], "little") - first
                 if 0 <= index < len(found):
                     found[index] = 1
         except (BlockingIOError, TimeoutError):
@@ -125,6 +126,43 @@ def test_what_waits_in_a_port_holds_its_sender_back_no_more_and_what_finds_it_fu
     assert room < buffer_bytes
     assert arrived >= buffer_bytes // (payload + 42)
     assert (arrived + lost, lost > 0) == (packets, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_buffer_is_of_bytes_so_that_it_holds_many_small_packets(tmp_path, kind):
+    packets, frame_bytes, buffer_bytes = 300, 142, 32 * 1024
+
+    def main():
+        port = Port(rate_mbit=0.5, buffer_bytes=buffer_bytes, delay_ms=0 if kind == "nft" else 1)
+        with Network(Layout(hosts=2, switch=kind, port=port, host_rate_mbit=100)) as network:
+            return sum(Probe(network).arrived(packets, frame_bytes - 42))
+
+    assert buffer_bytes // frame_bytes <= in_sandbox(tmp_path, main) < packets
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[2:]])  # `soft` refuses
+def test_a_buffer_is_of_bytes_so_that_it_holds_few_large_packets(tmp_path, kind):
+    """Three, and a bucket of four lets as many through at once."""
+
+    def main():
+        port = Port(rate_mbit=0.5, buffer_bytes=32 * 1024)
+        with Network(Layout(hosts=2, switch=kind, port=port, mtu_bytes=9000, host_rate_mbit=100)) as network:
+            return sum(Probe(network).arrived(20, payload=8972))
+
+    assert 3 <= in_sandbox(tmp_path, main) < 20
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[2:]])
+def test_a_port_takes_the_largest_numbers_that_are_not_refused(tmp_path, kind):
+    def main():
+        wide = Port(rate_mbit=0.1, buffer_bytes=(1 << 32) - 1, bucket_bytes=(1 << 32) - 1)
+        with Network(Layout(hosts=1, switch=kind, port=wide)) as network:
+            network.set([0], [], rate_mbit=100_000)
+            if kind != "nft":
+                network.set([0], [], buffer_bytes=1 << 20, delay_ms=343)
+            return network.ports()[0, 0].rate_mbit
+
+    assert in_sandbox(tmp_path, main) == 100_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -258,10 +296,19 @@ def test_a_host_is_killed_although_its_programs_start_others_all_the_time(tmp_pa
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"hosts": 0}, {"hosts": 99}, {"rails": 0}, {"mtu_bytes": 100}, {"mtu_bytes": 9000, "switch": "soft"}],
+    [
+        {"hosts": 0},
+        {"hosts": 99},
+        {"rails": 0},
+        {"mtu_bytes": 100},
+        {"mtu_bytes": 9000, "switch": "soft"},
+        {"mtu_bytes": 9000, "port": Port(buffer_bytes=9013)},
+        {"switch": "soft", "port": Port(bucket_bytes=1 << 16)},
+        {"switch": "nft", "port": Port(delay_ms=1.0)},
+    ],
 )
 def test_an_impossible_layout_is_refused(wrong):
-    with pytest.raises(LabError):
+    with pytest.raises(WrongRequest):
         Layout(**wrong)
 
 
@@ -292,10 +339,13 @@ def test_a_bucket_lets_packets_through_at_once_that_a_full_buffer_would_lose(tmp
         {"rate_mbit": 0},
         {"buffer_bytes": 9},
         {"bucket_bytes": 1514},
+        {"bucket_bytes": 1 << 32},
+        {"buffer_bytes": 1 << 32},
+        {"rate_mbit": 100_000, "delay_ms": 10_000},
     ],
 )
 def test_an_impossible_port_is_refused(wrong):
-    with pytest.raises(LabError):
+    with pytest.raises(WrongRequest):
         Port(**wrong)
 
 

@@ -188,12 +188,15 @@ class Cluster:
         rate = f"rate {mbit}mbit burst {iproute.BUCKET_BYTES} limit {limit_bytes}"
         iproute.tc(f"qdisc add dev {device} root handle 1: tbf {rate}")
         if device != DEVICE and (self.link.delay_ms or isinstance(self._filter, NetemLoss)):
-            iproute.tc(self._emulation().command("add", device))
+            iproute.tc(
+                self._emulation().command("add", device),
+                f"qdisc add dev {device} parent 2: handle 4: bfifo limit {limit_bytes}",
+            )
 
     def _emulation(self) -> Emulation:
-        """The switch's port as netem: packets that its delay line holds at full rate are on the wire, not in the buffer."""
-        on_the_wire = int(self.link.rate_mbit * 1e3 * self.link.delay_ms / (8 * MTU_BYTES)) + 1
-        return Emulation(self.link.delay_ms, self.link.buffer_bytes // MTU_BYTES + on_the_wire)
+        """The switch's port as netem: what its delay line holds at full rate is on the wire, not in the buffer, which is below it."""
+        on_the_wire = self.link.rate_mbit * 1e3 * self.link.delay_ms / 8
+        return Emulation(self.link.delay_ms, netem.packets_of(self.link.buffer_bytes + on_the_wire))
 
 
 def _mac(host: int) -> str:

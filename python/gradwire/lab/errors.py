@@ -7,6 +7,10 @@ class LabError(RuntimeError):
     """The small cluster cannot be built or was used wrongly. The message is one line and names the remedy."""
 
 
+class WrongRequest(LabError):
+    """What is asked for contradicts itself, is beyond what a network of this kind can do, or concerns a part that it has not."""
+
+
 class NamespacesUnavailable(LabError):
     """The kernel grants this user no network namespace, neither as root nor through a user namespace."""
 

@@ -11,6 +11,8 @@ from gradwire.lab.errors import LabError
 from gradwire.lab.loss_filter import LossCounters
 from gradwire.lab.namespaces import Namespaces
 
+_FRAME_BYTES_MIN = 42  # Ethernet, IPv4 and UDP headers: a virtual link does not fill it up
+
 
 def available() -> bool:
     """Whether this kernel has netem and `tc` is there to set it.
@@ -36,6 +38,40 @@ def loss_words(loss: float, burst: float = 1.0) -> str:
     leave = 1 / burst
     enter = leave * loss / (1 - loss)
     return f"loss gemodel {100 * enter}% {100 * leave}%"
+
+
+def packets_of(held_bytes: float) -> int:
+    """The limit of netem, which is of packets, for a port that holds so many bytes: with room for the smallest it is never what drops."""
+    return int(held_bytes / _FRAME_BYTES_MIN) + 1
+
+
+def port_queue(
+    device: str, rate_mbit: float, delay_ms: float, buffer_bytes: int, *, loss: float, burst: float, bucket_bytes: int
+) -> list[str]:
+    """Lines for `tc` that make a device a switch's port, or change one that they have made.
+
+        tbf (rate) > netem (delay, loss) > bfifo (buffer)
+
+    A packet is under way in netem first, and waits for its turn when it comes out of it, where there is room: the buffer is of bytes,
+    whatever their packets' size, and what the delay keeps under way takes none of it.
+
+    Args:
+        device: its name.
+        rate_mbit: rate in millions of bits a second.
+        delay_ms: added one-way delay.
+        buffer_bytes: bytes that it holds before it drops.
+        loss: probability, 0 to 1, with which a packet is lost.
+        burst: mean number of packets that are lost one after the other; 1: each by itself.
+        bucket_bytes: what leaves at once after the port was idle.
+    """
+    held = int(buffer_bytes + rate_mbit * 1e3 * delay_ms / 8)
+    # The limit of tbf says nothing while it has netem below it.
+    wire = f"limit {packets_of(held)} delay {delay_ms}ms {loss_words(loss, burst)}"
+    return [
+        f"qdisc replace dev {device} root handle 1: tbf rate {rate_mbit}mbit burst {bucket_bytes} limit {held}",
+        f"qdisc replace dev {device} parent 1: handle 2: netem {wire}",
+        f"qdisc replace dev {device} parent 2: handle 4: bfifo limit {buffer_bytes}",
+    ]
 
 
 @dataclass(frozen=True)

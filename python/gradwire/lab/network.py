@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any
 
 from gradwire.lab import iproute, offload
-from gradwire.lab.errors import LabError
+from gradwire.lab.errors import LabError, WrongRequest
 from gradwire.lab.namespaces import Namespaces
-from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, check_mtu, choose
+from gradwire.lab.switches import BridgeSwitch, Port, PortLosses, SoftRail, Switch, UmlRail, check, choose
 
 HOSTS_MAX, RAILS_MAX = 15, 8  # hosts: those of the small switch program
 _HOST_QUEUE_PACKETS = 1_000  # Linux's default transmit queue length
@@ -53,10 +53,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= HOSTS_MAX or not 1 <= self.rails <= RAILS_MAX:
-            raise LabError(f"1 to {HOSTS_MAX} hosts and 1 to {RAILS_MAX} rails, not {self.hosts} and {self.rails}")
+            raise WrongRequest(f"1 to {HOSTS_MAX} hosts and 1 to {RAILS_MAX} rails, not {self.hosts} and {self.rails}")
         if not 576 <= self.mtu_bytes <= 9000:
-            raise LabError(f"an MTU is between 576 and 9000 bytes, not {self.mtu_bytes}")
-        check_mtu(self.switch, self.mtu_bytes)
+            raise WrongRequest(f"an MTU is between 576 and 9000 bytes, not {self.mtu_bytes}")
+        check(self.switch, self.mtu_bytes, self.port)
 
 
 class Network:
@@ -72,6 +72,7 @@ class Network:
         self.layout = layout or Layout()
         iproute.require()
         self.kind = choose(self.layout.switch, self.layout.mtu_bytes)
+        check(self.kind, self.layout.mtu_bytes, self.layout.port)
         self._namespaces = Namespaces()
         self._is_closed = False
         self._switches: list[Switch] = []
@@ -96,12 +97,21 @@ class Network:
         """Changes fields of `Port` for these hosts' ports; no hosts or no rails: all of them.
 
         Raises:
-            LabError: there is no such port, or the switch cannot do it; ports before that one have changed.
+            WrongRequest: there is no such port, or the switch cannot do it; nothing has changed.
+            LabError: a switch could not all the same; the ports of the rails before have changed.
         """
-        for host, rail in self._chosen(hosts, rails):
-            settings = replace(self._ports[host, rail], **changes)
-            self._switches[rail].set(host, settings)
-            self._ports[host, rail] = settings
+        settings = {chosen: replace(self._ports[chosen], **changes) for chosen in self._chosen(hosts, rails)}
+        for port in settings.values():
+            check(self.kind, self.layout.mtu_bytes, port)
+        self._set(settings)
+
+    def _set(self, settings: dict[tuple[int, int], Port]) -> None:
+        """Rail by rail."""
+        for rail, switch in enumerate(self._switches):
+            of_rail = {chosen: port for chosen, port in settings.items() if chosen[1] == rail}
+            if of_rail:
+                switch.set({host: port for (host, _), port in of_rail.items()})
+                self._ports.update(of_rail)
 
     def set_host_rate(self, host: int, rate_mbit: float) -> None:
         """Has a host's own devices send at this rate from now on; `set` is about what comes to it."""
@@ -130,12 +140,13 @@ class Network:
         Of a port, `set` replaces what they have made of its queues.
 
         Raises:
-            LabError: the switch is not of kind `uml`, or a command fails; those before it have run.
+            WrongRequest: the switch is not of kind `uml`, or there is no such rail.
+            LabError: a command fails; those before it have run.
         """
         self._chosen([], [rail])
         switch = self._switches[rail]
         if not isinstance(switch, UmlRail):
-            raise LabError(
+            raise WrongRequest(
                 "this switch takes no commands, as only one of kind uml does, which is a Linux kernel of its own"
             )
         return switch.run(commands)
@@ -206,7 +217,7 @@ class Network:
         for name, asked, count in (("host", hosts, layout.hosts), ("rail", rails, layout.rails)):
             wrong = [number for number in asked if not 0 <= number < count]
             if wrong:
-                raise LabError(f"there is no {name} {wrong[0]}: they are 0 to {count - 1}")
+                raise WrongRequest(f"there is no {name} {wrong[0]}: they are 0 to {count - 1}")
         return [(host, rail) for host in hosts or range(layout.hosts) for rail in rails or range(layout.rails)]
 
     def _build(self) -> None:
@@ -227,9 +238,7 @@ class Network:
                 self._set_up_host(host)
         if isinstance(self._switches[0], BridgeSwitch):
             iproute.wait_until_forwarding([_port(host, rail) for host, rail in self._chosen([], [])])
-        for host, rail in self._chosen([], []):
-            self._switches[rail].set(host, layout.port)
-            self._ports[host, rail] = layout.port
+        self._set(dict.fromkeys(self._chosen([], []), layout.port))
 
     def _add_link(self, host: int, rail: int) -> None:
         port, device, mtu = _port(host, rail), f"eth{rail}", self.layout.mtu_bytes

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gradwire.lab.cluster import Link
 from gradwire.lab.compiler import build
-from gradwire.lab.errors import LabError
+from gradwire.lab.errors import LabError, WrongRequest
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _SLOTS = 1 << 14  # `SLOTS` of soft_switch.c: frames that a port can have under way, waiting or on the wire
@@ -67,14 +67,9 @@ class SoftSwitch:
             loss_after_loss: the same for one whose predecessor was lost; None: as for any other.
 
         Raises:
-            LabError: buffer and delay hold more full frames than there is room for; those beyond would be lost unasked.
+            WrongRequest: see `check_room`.
         """
-        frames = (link.buffer_bytes + link.rate_mbit * 1e3 * link.delay_ms / 8) / _FRAME_BYTES
-        if frames > _SLOTS:
-            raise LabError(
-                f"the small program holds {_SLOTS} packets for each port, and buffer and delay at this rate are {frames:.0f}:"
-                " less of them, or a switch of kind uml or netem"
-            )
+        check_room(link)
         rate, delay = round(link.rate_mbit * 1e6), round(link.delay_ms * 1e6)
         chances = [
             min(round(chance * 2**32), 2**32) for chance in (loss, loss if loss_after_loss is None else loss_after_loss)
@@ -121,3 +116,17 @@ class SoftSwitch:
             problem = first or self._process.stderr.read().strip()
             raise LabError(f"the switch does not work: {problem}")
         return rest
+
+
+def check_room(link: Link) -> None:
+    """Whether a port can hold what a link asks for.
+
+    Raises:
+        WrongRequest: buffer and delay hold more full frames than there is room for; those beyond would be lost unasked.
+    """
+    frames = (link.buffer_bytes + link.rate_mbit * 1e3 * link.delay_ms / 8) / _FRAME_BYTES
+    if frames > _SLOTS:
+        raise WrongRequest(
+            f"the small program holds {_SLOTS} packets for each port, and buffer and delay at this rate are {frames:.0f}:"
+            " less of them, or a switch of kind uml or netem"
+        )

@@ -6,6 +6,8 @@
     uml     tbf     netem   netem  netem    user-mode-linux, a kernel of its own
     soft    exact   exact   exact  exact    `soft_switch.c`
 
+The buffer of each is of bytes, Ethernet headers included.
+
 Port p is the link of host p; settings concern what leaves through it, towards the host. All of them can change at any time.
 """
 
@@ -14,18 +16,19 @@ from __future__ import annotations
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradwire.lab import iproute, netem
 from gradwire.lab.cluster import Link
-from gradwire.lab.errors import LabError
+from gradwire.lab.errors import LabError, WrongRequest
 from gradwire.lab.loss_filter import LossFilter
-from gradwire.lab.soft_switch import SoftSwitch
+from gradwire.lab.soft_switch import SoftSwitch, check_room
 from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
 
 KINDS = ("netem", "uml", "nft", "soft")
 _FRAME_BYTES = 1514
+_BYTES_MAX = (1 << 32) - 1  # of tc's numbers
 _SOFT_MTU = 1500  # `FRAME_MAX` of soft_switch.c
 
 
@@ -53,28 +56,27 @@ class Port:
 
     def __post_init__(self) -> None:
         if self.rate_mbit <= 0 or self.buffer_bytes < 4 * _FRAME_BYTES or self.delay_ms < 0 or self.burst < 1:
-            raise LabError(
+            raise WrongRequest(
                 f"a port needs a rate, room for four packets, no negative delay, bursts of 1 at least: {self}"
             )
         if not 0 <= self.loss <= 1:
-            raise LabError(f"loss is a share between 0 and 1, not {self.loss}")
+            raise WrongRequest(f"loss is a share between 0 and 1, not {self.loss}")
         # Behind each burst at least one packet passes. That of 1 is no burst: each packet is lost by itself.
         if self.burst > 1 and self.burst / (self.burst + 1) < self.loss < 1:
-            raise LabError(
+            raise WrongRequest(
                 f"bursts of {self.burst:g} lose {self.burst / (self.burst + 1):.3g} at most, not {self.loss:g}"
             )
         if self.bucket_bytes < iproute.BUCKET_BYTES:
-            raise LabError(f"a bucket holds {iproute.BUCKET_BYTES} bytes, four full frames, at least: {self}")
+            raise WrongRequest(f"a bucket holds {iproute.BUCKET_BYTES} bytes, four full frames, at least: {self}")
+        if max(self.buffer_bytes + self.under_way_bytes, self.bucket_bytes) > _BYTES_MAX:
+            raise WrongRequest(
+                f"a port holds 4 GB at most, in its bucket, and in its buffer and under way together: {self}"
+            )
 
     @property
     def under_way_bytes(self) -> float:
         """What the delay keeps under way at full rate: on the wire, not in the buffer."""
         return self.rate_mbit * 1e3 * self.delay_ms / 8
-
-    @property
-    def held_packets(self) -> int:
-        """Room in netem, which holds both."""
-        return int((self.buffer_bytes + self.under_way_bytes) / _FRAME_BYTES) + 1
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,12 @@ class Switch(ABC):
     """One rail's switch."""
 
     @abstractmethod
-    def set(self, port: int, settings: Port) -> None:
-        """Has a port do this from now on. Raises LabError where this kind of switch cannot."""
+    def set(self, settings: Mapping[int, Port]) -> None:
+        """Has ports do this from now on; `check` has been asked before whether this kind of switch can.
+
+        Raises:
+            LabError: it could not; some of the ports may have changed.
+        """
 
     @abstractmethod
     def count(self, port: int) -> PortCount:
@@ -113,25 +119,24 @@ class BridgeSwitch(Switch):
         iproute.ip(*(f"link set {port} master {name}" for port in macs))
         iproute.bridge(*(f"fdb add {mac} dev {port} master static" for port, mac in macs.items()))
 
-    def set(self, port: int, settings: Port) -> None:
+    def set(self, settings: Mapping[int, Port]) -> None:
         """See `Switch`."""
-        device = self._ports[port]
-        if self._losses is not None and settings.delay_ms:
-            raise LabError("a delay needs netem, which this kernel lacks: use --switch uml or soft")
-        if self._losses is not None and settings.burst > 1:
-            raise LabError("losses in bursts need netem, which this kernel lacks: use --switch uml or soft")
-        limit = int(settings.buffer_bytes + settings.under_way_bytes)
-        bucket = max(settings.bucket_bytes, self._bucket_min)
-        iproute.tc(
-            f"qdisc replace dev {device} root handle 1: tbf rate {settings.rate_mbit}mbit burst {bucket} limit {limit}"
-        )
+        for number, port in settings.items():
+            device = self._ports[number]
+            iproute.tc(*self._queue(device, port))
+            if port.is_cut != (device in self._cut):
+                self._let_pass(device, passes=not port.is_cut)
+        if self._losses is not None:
+            self._losses.set({self._ports[number]: port.loss for number, port in settings.items()})
+
+    def _queue(self, device: str, port: Port) -> list[str]:
+        bucket = max(port.bucket_bytes, self._bucket_min)
         if self._losses is None:
-            words = f"delay {settings.delay_ms}ms {netem.loss_words(settings.loss, settings.burst)}"
-            iproute.tc(f"qdisc replace dev {device} parent 1: handle 2: netem limit {settings.held_packets} {words}")
-        else:
-            self._losses.set(device, settings.loss)
-        if settings.is_cut != (device in self._cut):
-            self._let_pass(device, passes=not settings.is_cut)
+            return netem.port_queue(
+                device, port.rate_mbit, port.delay_ms, port.buffer_bytes, loss=port.loss, burst=port.burst, bucket_bytes=bucket
+            )  # fmt: skip
+        rate = f"rate {port.rate_mbit}mbit burst {bucket} limit {port.buffer_bytes}"
+        return [f"qdisc replace dev {device} root handle 1: tbf {rate}"]
 
     def _let_pass(self, device: str, *, passes: bool) -> None:
         """Has a port forward frames, or none in either direction; the link stays up, so nobody is told."""
@@ -160,11 +165,12 @@ class PortLosses:
         self._before = dict.fromkeys(ports, 0)
         self._filter.set_port_losses(self._shares)
 
-    def set(self, port: str, share: float) -> None:
-        """Loses this share of the frames that leave through a port."""
-        if self._shares[port] != share:
-            self._before = {name: self.lost(name) for name in self._shares}
-            self._shares[port] = share
+    def set(self, shares: Mapping[str, float]) -> None:
+        """Loses these shares of the frames that leave through ports; those of other ports stay. One change, however many they are."""
+        if any(self._shares[port] != share for port, share in shares.items()):
+            counted = self._filter.port_counters(list(self._shares))
+            self._before = {port: before + counted[port].dropped for port, before in self._before.items()}
+            self._shares.update(shares)
             self._filter.set_port_losses(self._shares)
 
     def lost(self, port: str) -> int:
@@ -195,8 +201,12 @@ class UmlRail(Switch):
                 f"ip neigh add {address} lladdr {host_mac} dev {device} nud permanent",
             )
 
-    def set(self, port: int, settings: Port) -> None:
+    def set(self, settings: Mapping[int, Port]) -> None:
         """See `Switch`."""
+        for number, port in settings.items():
+            self._set(number, port)
+
+    def _set(self, port: int, settings: Port) -> None:
         loss = 1.0 if settings.is_cut else settings.loss
         self._switch.shape(
             port,
@@ -243,16 +253,17 @@ class SoftRail(Switch):
         """Starts it."""
         self._switch = SoftSwitch(ports)
 
-    def set(self, port: int, settings: Port) -> None:
+    def set(self, settings: Mapping[int, Port]) -> None:
         """See `Switch`."""
-        if settings.bucket_bytes > iproute.BUCKET_BYTES:
-            raise LabError("the small program has no token bucket: its kind must be uml, nft or netem")
-        link = Link(settings.rate_mbit, settings.buffer_bytes, settings.delay_ms)
+        for number, port in settings.items():
+            self._set(number, port)
+
+    def _set(self, port: int, settings: Port) -> None:
         loss, again = settings.loss, settings.loss
         if settings.burst > 1 and 0 < loss < 1:
             again = 1 - 1 / settings.burst
             loss = (1 - again) * loss / (1 - loss)
-        self._switch.shape(port, link, loss, again)
+        self._switch.shape(port, _link(settings), loss, again)
         self._switch.cut(port, settings.is_cut)
 
     def count(self, port: int) -> PortCount:
@@ -266,14 +277,32 @@ class SoftRail(Switch):
         self._switch.close()
 
 
-def check_mtu(kind: str, mtu_bytes: int) -> None:
-    """Whether a switch of this kind carries such packets.
+def check(kind: str, mtu_bytes: int, port: Port) -> None:
+    """Whether ports of a switch of this kind can do this with packets of this size.
+
+    Args:
+        kind: one of `KINDS`; `auto`: whatever will be chosen.
+        mtu_bytes: the largest IP packet.
+        port: what is asked for.
 
     Raises:
-        LabError: it does not.
+        WrongRequest: they cannot.
     """
-    if mtu_bytes > _SOFT_MTU and kind == "soft":
-        raise LabError(f"the switch `soft` carries {_SOFT_MTU} bytes at most: another one, or a smaller MTU")
+    if mtu_bytes + 14 > port.buffer_bytes:
+        raise WrongRequest(f"a buffer of {port.buffer_bytes} bytes holds no packet of {mtu_bytes}: a larger one")
+    if kind == "soft":
+        if mtu_bytes > _SOFT_MTU:
+            raise WrongRequest(f"the switch `soft` carries {_SOFT_MTU} bytes at most: another one, or a smaller MTU")
+        if port.bucket_bytes > iproute.BUCKET_BYTES:
+            raise WrongRequest("the small program has no token bucket: its kind must be uml, nft or netem")
+        check_room(_link(port))
+    if kind == "nft" and (port.delay_ms or port.burst > 1):
+        what = "a delay needs" if port.delay_ms else "losses in bursts need"
+        raise WrongRequest(f"{what} netem, which a switch of kind nft does without: use --switch uml or soft")
+
+
+def _link(port: Port) -> Link:
+    return Link(port.rate_mbit, port.buffer_bytes, port.delay_ms)
 
 
 def choose(kind: str, mtu_bytes: int = _SOFT_MTU) -> str:
@@ -281,7 +310,7 @@ def choose(kind: str, mtu_bytes: int = _SOFT_MTU) -> str:
     if kind in KINDS:
         return kind
     if kind != "auto":
-        raise LabError(f"a switch is auto, {', '.join(KINDS)}, not {kind}")
+        raise WrongRequest(f"a switch is auto, {', '.join(KINDS)}, not {kind}")
     if netem.available():
         return "netem"
     if shutil.which(PROGRAM) is not None and _has_compiler():
