@@ -165,15 +165,19 @@ def test_a_program_ends_with_its_caller(running):
     ("arguments", "status", "message"),
     [
         (["up"], 3, "is up already"),
-        (["set", "--host", "5", "--loss", "0.1"], 3, "there is no host 5"),
-        (["set", "--delay", "5"], 3, "needs netem"),
+        (["set", "--host", "5", "--loss", "0.1"], 2, "there is no host 5"),
+        (["set", "--delay", "5"], 2, "needs netem"),
+        (["set", "--buffer", "1"], 2, "is not in the range"),
+        (["set", "--loss", "0.9", "--burst", "2"], 2, "bursts of 2 lose"),
+        (["cut", "7"], 2, "there is no host 7"),
+        (["stop", "7"], 2, "there is no host 7"),
         (["exec", "9", "--", "true"], 125, "there is no host 9"),
         (["exec", "0", "--", "no-such-program"], 127, "no-such-program: No such file"),
         (["exec", "0", "--", "/etc/passwd/program"], 127, "Not a directory"),
         (["exec", "0", "--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["set"], 2, "nothing to change"),
-        (["tc", "--rail", "7", os.devnull], 3, "there is no rail 7"),
-        (["tc", os.devnull], 3, "as only one of kind uml does"),
+        (["tc", "--rail", "7", os.devnull], 2, "there is no rail 7"),
+        (["tc", os.devnull], 2, "as only one of kind uml does"),
         (["exec", "x", "--", "true"], 2, "is no host"),
         (["kill", "0", "--signal", "FOO"], 2, "there is no signal"),
     ],
@@ -241,6 +245,28 @@ def test_ctrl_c_while_it_is_built_in_the_background_ends_that_too(lab):
     assert os.listdir(lab.folder) == []
 
 
+def test_sigterm_while_it_is_built_in_the_background_ends_that_too(lab):
+    with lab.start("up", "--hosts", "15", "--rails", "8", "--switch", "nft", stderr=subprocess.PIPE) as caller:
+        builder = wait_for_child(caller)
+        caller.terminate()
+        said = caller.communicate(timeout=TIMEOUT_S)[1]
+    assert (caller.returncode, said) == (sandbox.EXIT_TERMINATED, "")
+    assert not Path(f"/proc/{builder}").exists()
+    assert os.listdir(lab.folder) == []
+
+
+def test_down_ends_what_is_still_being_built_and_others_are_told_so(lab):
+    with lab.start("up", "--hosts", "15", "--rails", "8", "--switch", "nft", stderr=subprocess.PIPE) as caller:
+        while not any(path.read_text() for path in Path(lab.folder).glob("*/lab.lock")):
+            assert caller.poll() is None
+        asked, ended = lab("stats"), lab("down")
+        said = caller.communicate(timeout=TIMEOUT_S)[1]
+    assert (asked.returncode, "is being built or taken down" in asked.stderr) == (3, True), asked.stderr
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (caller.returncode, said) == (3, "error: it was taken down while it was built\n")
+    assert os.listdir(lab.folder) == []
+
+
 def test_of_two_that_build_one_lab_at_once_one_does(lab):
     callers = [lab.start("up", "--hosts", "8", "--switch", "nft", stderr=subprocess.PIPE) for _ in range(2)]
     told = [caller.communicate(timeout=TIMEOUT_S)[1] for caller in callers]
@@ -298,6 +324,18 @@ def test_ctrl_c_leaves_nothing(lab, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_sigterm_leaves_nothing(lab, kind):
+    arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
+    with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout.readline() == "ready\n"
+        caller.terminate()
+        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+        assert_closed(caller.stdout.fileno())
+    assert os.listdir(lab.folder) == []
+    assert os.listdir(lab.temporary) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_leaves_socket_and_lock_only_and_another_can_be_made(lab, kind):
     arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
     with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
@@ -325,11 +363,88 @@ def test_only_building_has_defaults_for_ports(command, defaults):
     assert {name: match[1] for name, match in found.items() if match} == defaults
 
 
-def test_a_network_that_cannot_be_built_says_why(lab):
-    result = lab("up", "--switch", "nft", "--delay", "1")
-    assert result.returncode == 3
-    assert result.stderr.startswith("error: a delay needs netem")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--switch nft --delay 1", "error: a delay needs netem"),
+        ("--switch soft --mtu 9000", "error: the switch `soft` carries 1500 bytes at most"),
+        ("--switch soft --bucket 20", "error: the small program has no token bucket"),
+        ("--switch uml --mtu 9000 --buffer 8", "error: a buffer of 8192 bytes holds no packet of 9000"),
+        ("--rate 100000 --delay 10000", "error: a port holds 4 GB at most"),
+    ],
+)
+def test_options_that_contradict_each_other_are_wrong_usage(lab, options, message):
+    result = lab("up", *options.split())
+    assert (result.returncode, result.stderr.startswith(message)) == (2, True), result.stderr
     assert lab.sockets() == []
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_program_whose_caller_has_closed_a_standard_stream_gets_the_null_device(running, closed):
+    """And not the connection by which its caller hears of its end."""
+    report = "import os; open(os.environ['REPORT'], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
+    with tempfile.NamedTemporaryFile("r") as told:
+        running.environment["REPORT"] = told.name
+        words = ["exec", "0", "--", sys.executable, "-c", report]
+        shut = " ".join(f"{descriptor}>&-" for descriptor in closed)
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$@" {shut}', "sh", *PREFIX, *words], env=running.environment, capture_output=True, text=True,
+            stdin=subprocess.PIPE, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        streams = told.read().split()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [n for n, stream in enumerate(streams) if stream == os.devnull] == list(closed), streams
+
+
+def test_a_program_that_reads_and_writes_closed_streams_comes_to_its_own_end(running):
+    words = ["exec", "0", "--", "sh", "-c", "cat; echo told >&2; echo done; exit 5"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *PREFIX, *words], env=running.environment, capture_output=True,
+                          text=True, stdin=subprocess.PIPE, timeout=TIMEOUT_S, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout) == (5, "done\n")
+
+
+def test_a_large_environment_comes_through(running):
+    variable = "x" * 110_000
+    count = (
+        "exec",
+        "0",
+        "--",
+        sys.executable,
+        "-c",
+        "import os; print(sum(len(v) for v in os.environ.values()) > 12 * 110_000)",
+    )
+    large = {**running.environment, **{f"LARGE{index}": variable for index in range(12)}}
+    done = subprocess.run([*PREFIX, *count], env=large, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_a_program_with_more_than_the_kernel_lets_it_have_cannot_be_run(running, monkeypatch):
+    monkeypatch.setattr(os, "environ", {**running.environment, "LARGE": "x" * (1 << 21)})
+    (path,) = Path(running.folder).glob("*/lab")
+    monkeypatch.setattr("gradwire.cli.lab.folder", lambda: path.parent)
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            result = CliRunner().invoke(main, ["lab", "exec", "0", "--", "true"])
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        said.seek(0)
+        assert (result.exit_code, b"Argument list too long" in said.read()) == (126, True)
+
+
+def test_a_program_started_in_a_folder_that_is_gone_is_not_run(running, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', gone, *PREFIX, "exec", "0", "--", "true"], env=running.environment,
+        capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (
+        125,
+        "error: the folder that this was started in is gone: start it in another one\n",
+    )
 
 
 def assert_closed(descriptor):

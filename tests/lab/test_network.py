@@ -13,6 +13,7 @@ import pytest
 from gradwire.lab import LabError, switches
 from gradwire.lab.errors import WrongRequest
 from gradwire.lab.iproute import BUCKET_BYTES
+from gradwire.lab.loss_filter import LossFilter
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.switches import Port
 from gradwire.lab.uml_switch import PROGRAM
@@ -97,6 +98,37 @@ def test_loss_of_one_port_is_set_while_it_runs_and_hits_only_that_port(tmp_path,
     assert (before, clean, after) == (200, 400, 200)
     assert abs(lost - PACKETS / 4) < 4 * (PACKETS * 0.25 * 0.75) ** 0.5
     assert (counted, counted_other) == (lost, 0)
+
+
+def test_the_packet_filter_is_read_and_written_once_for_all_ports_of_a_rail(tmp_path):
+    """Once for each port, of 120 of them, took minutes."""
+
+    def main():
+        asked = []
+
+        class Counted(LossFilter):
+            def _counts(self):
+                asked.append("read")
+                return super()._counts()
+
+            def _replace(self, *rules):
+                asked.append("written")
+                super()._replace(*rules)
+
+        switches.LossFilter = Counted
+        with Network(Layout(hosts=4, rails=2, switch="nft", port=Port(loss=0.5))) as network:
+            asked.clear()
+            network.set([], [], loss=1.0)
+            at_once = asked.copy()
+            probe = Probe(network)
+            lost = [50 - sum(probe.arrived(50))]
+            network.set([2, 3], [], loss=0.25)  # of others
+            lost.append(50 - sum(probe.arrived(50)))
+            return [at_once, lost, [row["lost"] for row in network.statistics()]]
+
+    at_once, lost, counted = in_sandbox(tmp_path, main)
+    assert at_once == ["read", "written"] * 2
+    assert (lost, counted) == ([50, 50], [0, 0, 100, 0, 0, 0, 0, 0])
 
 
 def test_frames_that_cross_a_bridge_meet_no_packet_filters_of_ip(tmp_path):

@@ -16,12 +16,13 @@ import click
 
 from gradwire.cli.types import FiniteFloat
 from gradwire.lab import LabError, sandbox
+from gradwire.lab.errors import NoLab, WrongRequest
 from gradwire.lab.network import HOSTS_MAX, RAILS_MAX, Layout, Network
-from gradwire.lab.service import Claim, Client, Service, folder
+from gradwire.lab.service import Claim, Client, Service, end_builder, folder, identity
 from gradwire.lab.switches import KINDS, Port
 
-EXIT_NO_LAB = 3
-_KB_MAX = 1_000_000_000  # more than any machine has
+EXIT_WRONG, EXIT_NO_LAB = 2, 3
+_KB_MAX = 4_194_303  # what tc's numbers of 32 bits can say
 _NAME = "lab"  # of one that has no other
 EXIT_NOT_STARTED = 125  # of `exec`, whose other statuses are the program's: as `env` and `timeout` have it
 
@@ -42,7 +43,8 @@ Ctrl-C of `up --foreground`, and when its process is killed; a kill leaves its s
 docs/lab.md says what each switch can do.
 
 \b
-Exit status: 0 done, 2 wrong usage, 3 no lab (the message says why), 130 interrupted. Of `exec` that of the program, of several the
+Exit status: 0 done, 2 wrong usage (also a host that is not there, and what this kind of switch cannot do), 3 no lab or a failure (the
+message says why), 130 interrupted, 143 terminated. Of `exec` that of the program, of several the
 greatest; 127 there is no such program, 126 it cannot be run, 125 no lab or no such host.
 """
 
@@ -132,14 +134,16 @@ def up(
         layout = Layout(hosts, rails, Port(**_changes(**port)), mtu, switch, host_rate)
         path = folder() / name
         if foreground:
-            sys.exit(sandbox.run(lambda: _serve(layout, path, as_json=as_json)))
+            keeper = identity(os.getpid())  # the sandbox has other numbers
+            serve = lambda: _serve(layout, path, keeper, as_json=as_json)  # noqa: E731
+            sys.exit(sandbox.run(serve, terminates_in_order=True))
         _start_in_background(path)
         click.echo(_described(Client(path).ask(do="describe"), name, as_json=as_json))
     except LabError as error:
         _fail(error)
 
 
-def _serve(layout: Layout, path: Path, *, as_json: bool) -> int:
+def _serve(layout: Layout, path: Path, keeper: str, *, as_json: bool) -> int:
     """In the sandbox: builds and serves. Says so on standard output, by one call: who has read the first line may go."""
 
     def say(told: dict[str, Any]) -> None:
@@ -148,7 +152,7 @@ def _serve(layout: Layout, path: Path, *, as_json: bool) -> int:
         sys.stdout.flush()
 
     try:
-        with Claim(path) as claim, Network(layout) as network:
+        with Claim(path, keeper) as claim, Network(layout) as network:
             Service(network, claim).run(say)
     except KeyboardInterrupt:
         return sandbox.EXIT_INTERRUPTED
@@ -163,49 +167,61 @@ def _serve(layout: Layout, path: Path, *, as_json: bool) -> int:
 def _start_in_background(path: Path) -> None:
     """The same command once more, in a session of its own, with --foreground; returns when it is ready."""
     arguments = [sys.executable, "-c", "from gradwire.cli import main; main()", *sys.argv[1:], "--foreground"]
-    with tempfile.TemporaryFile("w+") as errors:
-        process, release = _started(arguments, errors)
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with tempfile.TemporaryFile("w+") as errors, _Asked() as asked:
+        process = subprocess.Popen(
+            arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
+        )
         assert process.stdout is not None
         try:
-            release()
+            asked.hear()
             answer = process.stdout.readline()
-        except KeyboardInterrupt:  # a terminal's does not reach another session
+        except (KeyboardInterrupt, SystemExit):  # what ends this process does not reach another session
             os.killpg(process.pid, signal.SIGINT)
             process.wait()
             raise
         if not answer:
             process.wait()
             errors.seek(0)
-            raise LabError(
-                errors.read().strip().removeprefix("error: ") or f"it ended with status {process.returncode}"
-            )
+            raise LabError(errors.read().strip().removeprefix("error: ") or _ended(process.returncode))
     if not path.exists():
         raise LabError("the lab ended at once")
 
 
-def _started(arguments: list[str], errors: IO[str]) -> tuple[subprocess.Popen[str], Callable[[], None]]:
-    """A process, and what raises KeyboardInterrupt if that was asked for while it was started: nobody could have ended it then."""
-    held: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
-    is_heard = before not in (None, signal.SIG_IGN)
-    if is_heard:
-        signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+def _ended(status: int) -> str:
+    is_told = status in (sandbox.EXIT_TERMINATED, -signal.SIGTERM)
+    return "it was taken down while it was built" if is_told else f"it ended with status {status}"
 
-    def release() -> None:
-        if is_heard:
-            signal.signal(signal.SIGINT, before)
-        if held:
+
+class _Asked:
+    """Within it, who asks this process to end, by SIGINT or SIGTERM, is heard from `hear` on, by an exception.
+
+    Before, a process that is just being started would be left behind: nobody could end it then.
+    """
+
+    def __enter__(self) -> _Asked:
+        self._held: list[int] = []
+        now = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: handler for number, handler in now.items() if handler not in (None, signal.SIG_IGN)}
+        for number in self._before:
+            signal.signal(number, lambda number, _: self._held.append(number))
+        return self
+
+    def hear(self) -> None:
+        """Raises KeyboardInterrupt, or SystemExit, if that was asked for meanwhile, and when it will be."""
+        for number in self._before:
+            signal.signal(number, self._end)
+        if self._held:
+            self._end(self._held[0])
+
+    def _end(self, number: int, _: object = None) -> NoReturn:
+        if number == signal.SIGINT:
             raise KeyboardInterrupt
+        sys.exit(sandbox.EXIT_TERMINATED)
 
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    try:
-        process = subprocess.Popen(
-            arguments, stdin=nothing, stdout=pipe, stderr=errors, text=True, start_new_session=True
-        )
-    except OSError:
-        release()
-        raise
-    return process, release
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _described(told: dict[str, Any], name: str, *, as_json: bool) -> str:
@@ -229,9 +245,9 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     GRADWIRE_LAB_HOST is the host's number in its environment. GLOO_SOCKET_IFNAME, by which torch's gloo finds the other hosts, names the
     devices of all rails (eth0,eth1) unless it is set here.
     """
-    sys.stdout.flush()
-    request = {"do": "exec", "command": list(program), "folder": str(Path.cwd())}
+    _fill_standard_streams()
     try:
+        request = {"do": "exec", "command": list(program), "folder": _current_folder()}
         path = folder() / name
         told = Client(path).ask(do="describe")
         numbers = list(range(told["hosts"])) if host == "all" else [_number(host)]
@@ -251,6 +267,24 @@ def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001 
     except KeyboardInterrupt:  # the connection is closed, and with it the program ends
         sys.exit(sandbox.EXIT_INTERRUPTED)
     sys.exit(max(statuses))
+
+
+def _fill_standard_streams() -> None:
+    """Opens the null device as each standard stream that is closed: else the next thing to be opened would be the program's."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+
+
+def _current_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise LabError("the folder that this was started in is gone: start it in another one") from None
 
 
 def _at_once(calls: list[Callable[[], int]]) -> list[int]:
@@ -382,8 +416,16 @@ def stats(name: str, as_json: bool) -> None:
 @command.command()
 @click.pass_obj
 def down(name: str) -> None:
-    """End every process on every host and remove the network."""
-    _ask(name, do="down")
+    """End every process on every host and remove the network; also one that is still being built."""
+    try:
+        path = folder() / name
+        try:
+            Client(path).ask(do="down")
+        except NoLab:
+            if not end_builder(path):
+                raise
+    except LabError as error:
+        _fail(error)
 
 
 def _ask(name: str, **request: Any) -> Any:
@@ -393,6 +435,8 @@ def _ask(name: str, **request: Any) -> Any:
         _fail(error)
 
 
-def _fail(error: LabError, status: int = EXIT_NO_LAB) -> NoReturn:
+def _fail(error: LabError, status: int | None = None) -> NoReturn:
     click.echo(f"error: {error}", err=True)
+    if status is None:
+        status = EXIT_WRONG if isinstance(error, WrongRequest) else EXIT_NO_LAB
     sys.exit(status)

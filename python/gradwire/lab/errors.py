@@ -11,6 +11,10 @@ class WrongRequest(LabError):
     """What is asked for contradicts itself, is beyond what a network of this kind can do, or concerns a part that it has not."""
 
 
+class NoLab(LabError):
+    """Nobody answers for the lab of this name."""
+
+
 class NamespacesUnavailable(LabError):
     """The kernel grants this user no network namespace, neither as root nor through a user namespace."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -105,7 +105,7 @@ class Network:
             check(self.kind, self.layout.mtu_bytes, port)
         self._set(settings)
 
-    def _set(self, settings: dict[tuple[int, int], Port]) -> None:
+    def _set(self, settings: Mapping[tuple[int, int], Port]) -> None:
         """Rail by rail."""
         for rail, switch in enumerate(self._switches):
             of_rail = {chosen: port for chosen, port in settings.items() if chosen[1] == rail}
@@ -238,7 +238,8 @@ class Network:
                 self._set_up_host(host)
         if isinstance(self._switches[0], BridgeSwitch):
             iproute.wait_until_forwarding([_port(host, rail) for host, rail in self._chosen([], [])])
-        self._set(dict.fromkeys(self._chosen([], []), layout.port))
+        self._ports = dict.fromkeys(self._chosen([], []), layout.port)
+        self._set(self._ports)
 
     def _add_link(self, host: int, rail: int) -> None:
         port, device, mtu = _port(host, rail), f"eth{rail}", self.layout.mtu_bytes

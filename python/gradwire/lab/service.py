@@ -2,8 +2,8 @@
 
 Each request is one line of JSON, with `do` as its verb, and each answer one line with `error` or the result. `exec` comes with
 the caller's standard input, output and error as file descriptors, so that the program on the host has them as its own.
-The socket's folder belongs to the user alone, and a lock beside it has one lab for each name, from before its network is built. When
-the process ends, network, processes, socket and lock are gone.
+The socket's folder belongs to the user alone, and a lock beside it has one lab for each name, from before its network is built, and
+says whose it is. When the process ends, network, processes, socket and lock are gone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -23,14 +24,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gradwire.lab.errors import LabError
+from gradwire.lab.errors import LabError, NoLab, WrongRequest
 from gradwire.lab.network import Network
 
-_REQUEST_BYTES = 1 << 20  # an environment may be large; a longer request is refused
+# An environment and arguments of 6 MB, the most that Linux lets any program have, as JSON: up to six bytes for each.
+_REQUEST_BYTES = 40 << 20
+_PIECE_BYTES = 1 << 20
 _REQUEST_SECONDS = 5.0  # for a whole request; a client sends it at once
 # What shells say of a program that is not there, and of one that cannot be run.
-_NOT_RUN = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126}
+_NOT_RUN = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.E2BIG: 126}
 _GRACE_SECONDS = 3.0  # between asking a program to end and ending it
+_BUILDER_SECONDS = 30.0  # to remove what it has built: some seconds at most
 
 
 def folder() -> Path:
@@ -54,23 +58,66 @@ def _check_own(path: Path) -> None:
         raise LabError(f"{path} belongs to somebody else or is open to others: remove it")
 
 
+def identity(pid: int) -> str:
+    """Tells a process from every other one, also from a later one with its number; nothing, where there is none."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return f"{pid} {words[19]}"  # when it was started
+
+
+def _keeper_of(path: Path) -> int | None:
+    """The process that keeps the lab of this socket, or is building it."""
+    with suppress(OSError, ValueError):
+        told = _lock_path(path).read_text()
+        pid = int(told.split()[0]) if told else 0
+        if told and told == identity(pid):
+            return pid
+    return None
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lock")
+
+
+def end_builder(path: Path) -> bool:
+    """Ends a lab that answers nobody yet, as it is still being built, and waits until it has gone; False: there is none.
+
+    Raises:
+        LabError: it does not end.
+    """
+    pid = _keeper_of(path)
+    if pid is None:
+        return False
+    with suppress(ProcessLookupError), os.fdopen(os.pidfd_open(pid)) as keeper:
+        if _keeper_of(path) == pid:  # still the one that is meant
+            signal.pidfd_send_signal(keeper.fileno(), signal.SIGTERM)
+        if not select.select([keeper], [], [], _BUILDER_SECONDS)[0]:
+            raise LabError(f"process {pid}, which builds the lab, does not end")
+    return True
+
+
 class Claim:
     """The right to be the lab of a name, held until it is given up or the process ends. A context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keeper: str) -> None:
         """Takes it, and makes the folder.
 
         Args:
             path: of the lab's socket.
+            keeper: the `identity`, outside of the sandbox, of the process that SIGTERM is to reach.
 
         Raises:
             LabError: there is such a lab, or one is being built; or the folder is not the user's alone.
         """
-        self.path, self._lock_path = path, path.with_name(f"{path.name}.lock")
+        self.path, self._lock_path = path, _lock_path(path)
         self._lock: int | None = None
         try:
             while self._lock is None:
                 self._lock = self._taken()
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, keeper.encode())
         except BaseException:
             self.give_up()
             raise
@@ -162,7 +209,7 @@ class Service:
                         result = self._verbs[request["do"]](request)
                 _answer(connection, {"result": result})
             except (LabError, OSError, KeyError, TypeError, ValueError) as error:
-                _answer(connection, {"error": str(error)})
+                _answer(connection, {"error": str(error), "is_wrong": isinstance(error, WrongRequest)})
             finally:
                 _close_all(descriptors)
 
@@ -200,7 +247,7 @@ class Service:
             if error.errno not in _NOT_RUN:
                 raise
             with suppress(OSError):  # nobody reads it
-                os.write(descriptors[2], f"error: {error.filename}: {error.strerror}\n".encode())
+                os.write(descriptors[2], f"error: {error.filename}: {error.strerror}\n".encode(errors="replace"))
             return _NOT_RUN[error.errno]
         for descriptor in descriptors:  # the child has its own: end of file must reach a pipe's reader when it ends
             os.close(descriptor)
@@ -228,11 +275,11 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """A request and the descriptors that came with its first part. Who begins one and does not end it keeps others waiting for a while."""
     end = time.monotonic() + _REQUEST_SECONDS
     connection.settimeout(_REQUEST_SECONDS)
-    data, descriptors, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
+    data, descriptors, _, _ = socket.recv_fds(connection, _PIECE_BYTES, 3)
     try:
         while not data.endswith(b"\n"):
             connection.settimeout(max(end - time.monotonic(), 0.001))
-            more = connection.recv(_REQUEST_BYTES)
+            more = connection.recv(_PIECE_BYTES)
             if not more or len(data) > _REQUEST_BYTES:
                 raise ValueError("the request is not a line")
             data += more
@@ -267,19 +314,25 @@ class Client:
         """Sends a request and waits for its answer.
 
         Raises:
-            LabError: there is no lab at this path, it refused, or it went down meanwhile.
+            WrongRequest: what is asked for is not possible there.
+            NoLab: there is none at this path, or it is still being built.
+            LabError: it failed, or it went down meanwhile; or the request is too long.
         """
+        line = json.dumps(request).encode() + b"\n"
+        if len(line) > _REQUEST_BYTES:
+            raise LabError(
+                f"the request takes {len(line)} bytes, of {_REQUEST_BYTES} at most: fewer arguments or variables"
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
                 connection.connect(str(self._path))
-                line = json.dumps(request).encode() + b"\n"
                 sent = socket.send_fds(connection, [line], list(descriptors)) if descriptors else 0
                 if sent < len(line):  # sending nothing fails, too, once the answer is there and the lab has closed
                     connection.sendall(line[sent:])
                 with connection.makefile() as answers:
                     text = answers.readline()
             except (FileNotFoundError, ConnectionRefusedError):
-                raise LabError("no lab is up under this name: gradwire lab up") from None
+                raise NoLab(self._missing()) from None
             except (ConnectionResetError, BrokenPipeError):
                 text = ""
             except OSError as error:
@@ -288,5 +341,12 @@ class Client:
             raise LabError("the lab went down")
         answer = json.loads(text)
         if "error" in answer:
-            raise LabError(answer["error"])
+            raise (WrongRequest if answer.get("is_wrong") else LabError)(answer["error"])
         return answer.get("result")
+
+    def _missing(self) -> str:
+        """Why nobody answers."""
+        if _keeper_of(self._path) is None:
+            return "no lab is up under this name: gradwire lab up"
+        name = self._path.name
+        return f"the lab {name} is being built or taken down: wait for it, or gradwire lab --name {name} down"
