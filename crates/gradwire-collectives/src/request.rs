@@ -1,5 +1,6 @@
 //! What a caller asks a group to do.
 
+use crate::call::Call;
 use crate::{AgreedNetwork, Dtype, Policy, ReduceOp, Tags, View};
 use std::time::Duration;
 
@@ -173,6 +174,12 @@ impl Request {
             wants_contributions: false,
             part_of: None,
         }
+    }
+
+    /// What messages call it, as call number `sequence`.
+    #[must_use]
+    pub fn during(&self, sequence: u64) -> String {
+        Call::of(self, Algorithm::Auto).during(sequence)
     }
 
     /// Bytes of the bucket that is reduced.

@@ -1,10 +1,17 @@
-//! A group that goes on without a rank: its reports and errors name ranks as callers know them.
+//! A group that goes on without a rank: its reports and errors name ranks as callers know them, and no call outlasts its timeout.
 
 mod common;
+#[path = "common/relay.rs"]
+mod relay;
 
-use common::{cluster, config, engines, join_pending, Tensor, PATIENCE};
+use common::{cluster, config, engines, impatient, join_pending, Tensor, PATIENCE};
+use gradwire_core::{Header, Kind};
 use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome, PendingGroup};
+use relay::Relay;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
 
 fn request(collective: Collective) -> Request {
     Request::exact(collective, Dtype::F32, PATIENCE)
@@ -107,4 +114,59 @@ fn ranks_that_disagree_are_named_and_so_are_the_roots_that_they_called() {
         assert_eq!((mismatch.rank_a, mismatch.a.root), (2, Some(2)), "{mismatch:?}");
         assert_eq!((mismatch.rank_b, mismatch.b.root), (3, Some(3)), "{mismatch:?}");
     }
+}
+
+/// Whether a datagram is one of those in which members agree on who goes on.
+fn is_note(datagram: &[u8]) -> bool {
+    matches!(Header::decode(datagram), Ok((header, _)) if header.kind == Kind::Members)
+}
+
+#[test]
+fn of_two_that_gave_each_other_up_and_both_vote_one_goes_on_alone() {
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, ..impatient() };
+    let engines = engines(2, &config);
+    // From the time that it is cut until both have given the other one up.
+    let is_cut = Arc::new(AtomicBool::new(false));
+    let has_voted = [false, false].map(AtomicBool::new);
+    let cut = Arc::clone(&is_cut);
+    let meddler = move |from: usize, datagram: &[u8]| {
+        if cut.load(Ordering::SeqCst) && is_note(datagram) {
+            has_voted[from].store(true, Ordering::SeqCst);
+        }
+        let is_open =
+            !cut.load(Ordering::SeqCst) || has_voted.iter().all(|voted| voted.load(Ordering::SeqCst));
+        (if is_open { vec![datagram.to_vec()] } else { Vec::new() }, Vec::new())
+    };
+    let relay = Relay::new(&engines, Arc::new(meddler));
+    let groups: Vec<GroupHandle> =
+        relay.join(&engines, "two").into_iter().map(|group| group.expect("connected")).collect();
+    is_cut.store(true, Ordering::SeqCst);
+    let ops = [0, 1].map(|rank: usize| submit(&groups[rank], request(Collective::Barrier)));
+    let [first, second] = [0, 1].map(|rank: usize| outcome(&ops[rank]).is_ok());
+    assert!(first != second, "{:?}", [0, 1].map(|rank: usize| outcome(&ops[rank])));
+    let (alone, other) = if first { (0, 1) } else { (1, 0) };
+    assert_eq!(ops[alone].epoch(), Some((1, &[alone as u32][..])));
+    let excluded = outcome(&ops[other]);
+    assert!(matches!(excluded, Err(OpError::NotMember { .. })), "{excluded:?}");
+    let later = submit(&groups[alone], request(Collective::Barrier));
+    assert!(outcome(&later).is_ok(), "{:?}", outcome(&later));
+}
+
+#[test]
+fn a_call_that_waits_for_a_majority_ends_by_its_timeout() {
+    // Three of these are longer than these tests wait.
+    let peer_timeout = Duration::from_secs(120);
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, peer_timeout, ..config() };
+    let (engines, groups) = cluster(3, &config);
+    engines[1].stop();
+    engines[2].stop();
+    let timeout = Duration::from_secs(1);
+    let op = submit(&groups[0], Request { timeout, ..request(Collective::Barrier) });
+    let Err(OpError::TimedOut { during, waited, detail }) = outcome(&op) else {
+        panic!("{:?}", outcome(&op))
+    };
+    assert!(during.starts_with("barrier #0") && *waited >= timeout, "{during} {waited:?}");
+    assert!(detail.contains("left the group"), "{detail}");
+    let later = submit(&groups[0], request(Collective::Barrier));
+    assert_eq!(outcome(&later), outcome(&op), "the group is over");
 }

@@ -195,6 +195,7 @@ impl ActiveGroup {
                 None => return,
                 Some(Next::Start(number, mut request)) => {
                     succession.renumber(&mut request);
+                    request.timeout = succession.calls.time_left(number, now);
                     let id = self.group.submit(now, *request);
                     succession.running.insert(id, number);
                 }

@@ -11,6 +11,7 @@ use crate::in_flight::InFlight;
 use gradwire_collectives::{Collective, DeliveryReport, ReduceOp, Request};
 use gradwire_core::Timestamp;
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 /// Bytes of results that are kept, and that calls in flight may have: a few large buckets.
 const WINDOW_BYTES: u64 = 256 << 20;
@@ -62,6 +63,11 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
+    /// When its timeout passes, however often it is made again.
+    pub(crate) fn deadline(&self) -> Timestamp {
+        self.submitted + self.request.timeout
+    }
+
     /// Gives the caller back what it gave, where an attempt may have overwritten it.
     fn restore(&mut self) {
         if self.was_started {
@@ -194,6 +200,23 @@ impl Calls {
             return Some(Next::Start(number, Box::new(pending.request.clone())));
         }
         None
+    }
+
+    /// How much of its timeout a call has left.
+    pub(crate) fn time_left(&self, number: u64, now: Timestamp) -> Duration {
+        match self.get(number).map(|kept| &kept.state) {
+            Some(State::Pending(pending)) => pending.deadline().max(now) - now,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Calls that have not ended, and have not been started in the present epoch where it runs.
+    pub(crate) fn waiting(&self, is_running: bool) -> impl Iterator<Item = (u64, &Pending)> {
+        let from = if is_running { self.next_start } else { self.below }.max(self.first);
+        (from..self.next()).filter_map(|number| match &self.get(number)?.state {
+            State::Pending(pending) => Some((number, &**pending)),
+            State::Ended(_) => None,
+        })
     }
 
     /// It has ended among so many members, well or not; what is left of it. `epoch`: its result is to be kept, as that of this epoch.
@@ -399,6 +422,21 @@ mod tests {
         calls.restart(1);
         assert_eq!(started(&mut calls), [0]);
         assert_eq!(memory, [7; 8]);
+    }
+
+    #[test]
+    fn a_call_that_waits_or_is_made_again_has_the_time_that_its_caller_gave_it_and_no_more() {
+        let mut calls = Calls::default();
+        let mut memory = [7; 8];
+        (0..=WINDOW_CALLS).for_each(|_| _ = add(&mut calls, &mut memory, ReduceOp::Avg));
+        started(&mut calls);
+        let waiting = |calls: &Calls, is_running| {
+            calls.waiting(is_running).map(|(number, _)| number).collect::<Vec<u64>>()
+        };
+        assert_eq!(waiting(&calls, true), [WINDOW_CALLS], "the group has the others");
+        assert_eq!(waiting(&calls, false).len() as u64, WINDOW_CALLS + 1);
+        let left = |ms| calls.time_left(0, Timestamp::ZERO + Duration::from_millis(ms));
+        assert_eq!([0, 400, 1000, 1400].map(left), [1000, 600, 0, 0].map(Duration::from_millis));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 
 mod admission;
 mod calls;
+mod deadlines;
 mod naming;
 mod note;
 mod sync;
@@ -50,6 +51,8 @@ pub(crate) enum Phase {
 pub(crate) struct Forming {
     pub(crate) epoch: Epoch,
     pub(crate) ids: ReservedIds,
+    /// What this rank has said of its calls: from the oldest that has not ended to the next one.
+    own: Range<u64>,
     since: Timestamp,
     say_at: Timestamp,
 }
@@ -343,7 +346,7 @@ impl Succession {
                 Event::Halted { .. } => step = Some(self.end(NO_MAJORITY)),
             }
         }
-        step = step.or_else(|| self.check_phase(now));
+        step = step.or_else(|| self.check_phase(now)).or_else(|| self.check_deadlines(now));
         while let Some(transmit) = self.membership.poll_transmit() {
             self.notes.push_back((transmit.to, Note::Membership(transmit.message).encode()));
         }
@@ -359,7 +362,7 @@ impl Succession {
             Phase::Running | Phase::Syncing(_) => None,
             Phase::Over(_) => return None,
         };
-        own.into_iter().chain(self.membership.poll_timeout()).min()
+        own.into_iter().chain(self.membership.poll_timeout()).chain(self.next_deadline()).min()
     }
 
     /// The group of the epoch is there.
@@ -423,7 +426,7 @@ impl Succession {
                 self.said.insert(*member, ready);
             }
         }
-        self.change(Phase::Forming(Forming { epoch, ids, since: now, say_at: now }));
+        self.change(Phase::Forming(Forming { epoch, ids, own: below..next, since: now, say_at: now }));
     }
 
     fn check_phase(&mut self, now: Timestamp) -> Option<Step> {
@@ -462,14 +465,15 @@ impl Succession {
         }
         let missing: Vec<Member> = self.said.keys().copied().filter(|member| !is_ready(member)).collect();
         if missing.is_empty() {
-            // What was said is said once more when somebody asks.
-            let heard = self.heard.values().filter(|ready| ready.epoch == number);
             // Who has just joined has made none of these calls.
-            let all = || heard.clone().chain(self.said.values().take(1)).filter(|ready| !ready.is_new);
+            let heard = self.heard.values().filter(|ready| ready.epoch == number && !ready.is_new);
             if self.is_new {
-                self.calls.begin_at(all().map(|ready| ready.boundary).max()?);
+                self.calls.begin_at(heard.clone().map(|ready| ready.boundary).max()?);
             }
-            let unsure = all().map(|ready| ready.below).min()?..all().map(|ready| ready.next).max()?;
+            // Who is alone has said nothing to anybody.
+            let own = Some(forming.own.clone()).filter(|_| !self.is_new);
+            let all = heard.map(|ready| ready.below..ready.next).chain(own);
+            let unsure = all.clone().map(|calls| calls.start).min()?..all.map(|calls| calls.end).max()?;
             if unsure.end - unsure.start > AHEAD_MAX {
                 return Some(self.end(AT_ODDS));
             }
