@@ -131,6 +131,32 @@ def test_wrong_usage_is_status_2_in_one_line(arguments):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("rate", "buffer", "reason"),
+    [
+        ("0.000007", "256", "8 bit/s"),
+        ("138000000", "4000", "137438953 Mbit/s"),
+        ("1000", "4294968", "4294967295"),
+        ("1000", "2454268", "a threshold of 1073742250 bytes"),
+    ],
+)
+def test_what_tc_cannot_express_is_refused_and_is_no_reason_for_another_system(rate, buffer, reason):
+    plan = ["--rate", rate, "--buffer", buffer, "--queues", "2", "--classes", "1"]
+    result = run("--os", "tc", *plan)
+    assert (result.exit_code, result.stdout, reason in result.stderr) == (2, "", True), result.stderr
+    assert run("--os", "sonic", *plan).exit_code == 0
+
+
+def test_a_rate_that_red_cannot_be_told_is_said_in_the_script():
+    fast = run("--os", "tc", "--rate", "100000", "--buffer", "512")
+    assert set(re.findall(r"bandwidth (\d\w+)", fast.stdout)) == {"34359738360bit"}
+    assert "tbf rate 100000000000bit" in fast.stdout
+    assert "not the port's 100000000000bit" in fast.stdout
+    slow = run("--os", "tc", "--rate", "34359.73836", "--buffer", "512")
+    assert set(re.findall(r"bandwidth (\d\w+)", slow.stdout)) == {"34359738360bit"}
+    assert "not the port's" not in slow.stdout
+
+
 @pytest.mark.parametrize("system", ["tc", "sonic", "onyx", "cumulus", "eos"])
 @pytest.mark.parametrize(
     ("variables", "remedy"),

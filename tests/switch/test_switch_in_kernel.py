@@ -30,6 +30,10 @@ RATE_MBIT, HOST_RATE_MBIT, BUFFER_BYTES = 2.5, 50.0, 256_000
 CLASSES = 7
 DEVICE = "vec1"  # of the second host, on the switch
 PLAN = make_plan(RATE_MBIT, BUFFER_BYTES, Config.mlt(classes=CLASSES))
+FASTEST = make_plan(400_000, 512_000, Config.mlt(classes=CLASSES))  # more than tc holds of RED's bandwidth
+LARGEST = make_plan(
+    1000, 2_454_263_000, Config.mlt(classes=1), queues=2
+)  # a threshold just below what the kernel refuses
 LEAST_BUFFER_BYTES = 90_841  # what the refusal of a smaller one asks for: thresholds from a single frame on
 PAYLOAD_BYTES = 1208  # 1250 on the wire: 4 ms on the port
 BURSTS, PACKETS = 3, 20  # in a burst: so many of each layer and importance, and half as many of control
@@ -201,12 +205,13 @@ def outcome(tmp_path_factory):
         link = Link(rate_mbit=RATE_MBIT, host_rate_mbit=HOST_RATE_MBIT)
         with UmlCluster(2, link) as cluster:
             weights = weights_of(cluster, make_plan(RATE_MBIT, LEAST_BUFFER_BYTES, Config.mlt(classes=CLASSES)))
+            weights_at_limits = [weights_of(cluster, plan) for plan in (FASTEST, LARGEST)]
             replaced = replace_others(cluster)
             for _ in range(2):  # loading it a second time replaces it
                 cluster.configure(1, lambda device: linux.commands(PLAN, device))
             sent, rows = run_bursts(cluster)
             give_ipv6(cluster)
-            return {"weights": weights, "replaced": replaced,
+            return {"weights": weights, "weights at limits": weights_at_limits, "replaced": replaced,
                     "bands": {family: count_bands(cluster, family) for family in FAMILIES},
                     "sent": [[*kind, count] for kind, count in sent.items()], "rows": rows,
                     "statistics": cluster.port_statistics(1)}  # fmt: skip
@@ -226,6 +231,10 @@ def test_it_was_an_overload(outcome):
 
 def test_the_average_of_each_queue_has_the_weight_one_half_down_to_the_least_buffer(outcome):
     assert outcome["weights"] == ["1"] * CLASSES
+
+
+def test_plans_for_rates_and_buffers_at_the_limits_of_tc_are_loaded_whole(outcome):
+    assert outcome["weights at limits"] == [["1"] * CLASSES, ["1"]]
 
 
 def test_a_plan_replaces_one_of_other_classes_and_what_somebody_else_has_put_there(outcome):

@@ -15,7 +15,15 @@ from __future__ import annotations
 
 import math
 
+from gradwire.switch.errors import SwitchError
 from gradwire.switch.plan import FRAME_BYTES, Queue, SwitchPlan
+
+# What `tc` holds of a size in bytes, of a burst, and of RED's rate in bytes per second: 32 bits. The rate of tbf has 64.
+_BYTES_MAX = 2**32 - 1
+RED_RATE_BITS_MAX = 8 * _BYTES_MAX
+_RATE_BITS_MIN = 8  # a byte per second: less is none
+# RED's `max` lies a frame above; the kernel refuses one that, shifted by the weight's exponent of 1, would need its 32nd bit.
+_THRESHOLD_BYTES_MAX = 2**30 - 1 - FRAME_BYTES
 
 _TBF_BURST_FRAMES = 4  # what leaves back to back; smaller would cost a timer interrupt for each packet
 _TBF_BURST_SECONDS = 250e-6  # at high rates as much as comes between two wake-ups of a timer
@@ -29,20 +37,26 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
 
     The old one is removed first: the kernel does not replace a handle's discipline by one of another kind, so that a plan of other
     classes, or what somebody else had put there under the same numbers, would end the script half-way.
+
+    Raises:
+        SwitchError: `tc` cannot express the rate or the buffer.
     """
     bands = len(plan.queues)
-    burst = int(max(_TBF_BURST_FRAMES * FRAME_BYTES, plan.rate_mbit * 1e6 / 8 * _TBF_BURST_SECONDS))
-    rate = f"{plan.rate_mbit * 1e6:.0f}bit"
+    burst = int(max(_TBF_BURST_FRAMES * FRAME_BYTES, _rate_bits(plan) / 8 * _TBF_BURST_SECONDS))
+    _check(plan, burst)
+    red_rate = f"{min(_rate_bits(plan), RED_RATE_BITS_MAX)}bit"
     # Without a code point of ours: the last band. Linux's own control priority (7) is the first's.
     bands_of_priorities = [0 if priority == 7 else bands - 1 for priority in range(16)]
     priorities = " ".join(map(str, bands_of_priorities))
     lines = [
         f"tc qdisc del dev {device} root 2>/dev/null || true",  # of what the kernel gives a device by itself nothing can be removed
-        f"tc qdisc add dev {device} root handle 1: tbf rate {rate} burst {burst} limit {plan.buffer_bytes}",
+        f"tc qdisc add dev {device} root handle 1: tbf rate {_rate_bits(plan)}bit burst {burst} limit {plan.buffer_bytes}",
         f"tc qdisc add dev {device} parent 1:1 handle 10: prio bands {max(bands, 2)} priomap {priorities}",
     ]
     for band, queue in enumerate(plan.queues, 1):
-        lines.append(f"tc qdisc add dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, rate)}")
+        lines.append(
+            f"tc qdisc add dev {device} parent 10:{band:x} handle {band + 1:x}00: {_discipline(queue, red_rate)}"
+        )
     for band, queue in enumerate(plan.queues, 1):
         lines += [
             f"tc filter add dev {device} parent 10: protocol {protocol} {order} u32 match {octet} {point << 2:#04x} 0xfc"
@@ -54,8 +68,18 @@ def commands(plan: SwitchPlan, device: str) -> list[str]:
 
 
 def script(plan: SwitchPlan, devices: list[str]) -> str:
-    """A shell script for these devices."""
-    lines = ["#!/bin/sh", "# Queues and selective dropping for gradwire. Undo: tc qdisc del dev DEVICE root", "set -e"]
+    """A shell script for these devices.
+
+    Raises:
+        SwitchError: as `commands`.
+    """
+    lines = ["#!/bin/sh", "# Queues and selective dropping for gradwire. Undo: tc qdisc del dev DEVICE root"]
+    if _rate_bits(plan) > RED_RATE_BITS_MAX:
+        lines += [
+            f"# The bandwidth of red is the most that tc holds there, not the port's {_rate_bits(plan)}bit: it only says how fast an",
+            "# average falls while its queue is empty, and with the weight 1/2 of these it has fallen at once.",
+        ]
+    lines.append("set -e")
     for device in devices:
         lines += commands(plan, device)
     return "\n".join(lines) + "\n"
@@ -67,13 +91,30 @@ def red(threshold_bytes: int, limit_bytes: int, rate: str) -> str:
     Args:
         threshold_bytes: a frame or more.
         limit_bytes: what the queue holds at most.
-        rate: at which it is served, as `tc` writes it.
+        rate: at which it is served, as `tc` writes it; at most `RED_RATE_BITS_MAX`, since `tc` refuses more here.
     """
     parts = threshold_bytes // FRAME_BYTES + 1
     return (
         f"red limit {limit_bytes} min {threshold_bytes} max {threshold_bytes + FRAME_BYTES}"
         f" avpkt {math.ceil(threshold_bytes / parts)} burst {parts} probability 1 bandwidth {rate} ecn"
     )
+
+
+def _rate_bits(plan: SwitchPlan) -> int:
+    return round(plan.rate_mbit * 1e6)
+
+
+def _check(plan: SwitchPlan, burst_bytes: int) -> None:
+    if _rate_bits(plan) < _RATE_BITS_MIN:
+        raise SwitchError(f"a rate of {plan.rate_mbit:g} Mbit/s is less than tc can express: {_RATE_BITS_MIN} bit/s")
+    if burst_bytes > _BYTES_MAX:
+        most = _BYTES_MAX * 8 / _TBF_BURST_SECONDS / 1e6
+        raise SwitchError(f"a rate of {plan.rate_mbit:g} Mbit/s is more than tc can express: {most:.0f} Mbit/s")
+    if plan.buffer_bytes > _BYTES_MAX:
+        raise SwitchError(f"a buffer of {plan.buffer_bytes} bytes is more than tc can express: {_BYTES_MAX}")
+    highest = max(queue.threshold_bytes or 0 for queue in plan.queues)
+    if highest > _THRESHOLD_BYTES_MAX:
+        raise SwitchError(f"a threshold of {highest} bytes is more than Linux allows: {_THRESHOLD_BYTES_MAX}")
 
 
 def _discipline(queue: Queue, rate: str) -> str:
