@@ -162,6 +162,19 @@ def test_without_a_models_state_the_error_names_what_there_is_in_one_line(tmp_pa
     assert result.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("[1e400, 3]", "whole numbers"), ("[NaN, 3]", "whole numbers"), ("[" * 100_000, "nested too deeply")],
+)
+def test_numbers_without_end_and_nesting_without_end_are_one_line(tmp_path, content, reason):
+    path = tmp_path / "sizes.json"
+    path.write_text(content)
+    result = CliRunner().invoke(
+        main, ["switch", "--os", "tc", "--rate", "1000", "--buffer", "256", "--layers", str(path)]
+    )
+    assert (result.exit_code, result.stderr.count("Error:"), reason in result.stderr) == (2, 1, True), result.exception
+
+
 def test_what_cannot_be_read_is_the_systems_own_error(tmp_path):
     result = CliRunner().invoke(
         main, ["switch", "--os", "tc", "--rate", "1", "--buffer", "256", "--layers", str(tmp_path)]

@@ -32,7 +32,8 @@ Start it as the job would be started, with the job's GRADWIRE_* variables: it us
 seconds for each rank. It sends a few MB to each peer and changes nothing. docs/doctor.md explains each finding.
 
 \b
-Exit status: 0 nothing found that training would suffer from, 1 something was, 2 wrong usage, 3 the ranks did not meet, 130 interrupted.
+Exit status: 0 nothing found that training would suffer from, 1 something was, 2 wrong usage or output that cannot be
+written, 3 the ranks did not meet, 130 interrupted.
 """
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -22,7 +25,13 @@ _COMMANDS = {
     "switch": "Write the configuration that a switch needs to tell gradients apart.",
     "trace": "Write one step of all ranks as a timeline for Perfetto.",
 }
-EXIT_UNLOADABLE, EXIT_INTERRUPTED = 1, 130  # 130: the shell's convention for a program ended by Ctrl-C
+EXIT_UNLOADABLE, EXIT_UNWRITTEN, EXIT_INTERRUPTED = (
+    1,
+    2,
+    130,
+)  # 130: the shell's convention for a program ended by Ctrl-C
+# Of what is open already; whatever fails to be opened has a name in its error.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _LazyGroup(click.Group):
@@ -46,13 +55,36 @@ class _LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name]) for name in sorted(_COMMANDS)])
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Within it, `--help` is printed."""
+        with _system_errors_told():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Ctrl-C has a status of its own: click's is 1, by which subcommands say that something is wrong."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            click.echo("gradwire: interrupted", err=True)
-            ctx.exit(EXIT_INTERRUPTED)
+        with _system_errors_told():
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                click.echo("gradwire: interrupted", err=True)
+                ctx.exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _system_errors_told() -> Iterator[None]:
+    """Ends here with one line where the system refuses something that no subcommand expects, as output to a full disk.
+
+    Nothing is said where a reader of the output has gone, as `head` does. Python's status, and click's, is 1 as of Ctrl-C.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            is_output = error.errno in _FULL and error.filename is None
+            text = f"the output cannot be written: {error.strerror}" if is_output else str(error)
+            with suppress(OSError):
+                click.echo(f"gradwire: {text}", err=True)
+        sys.exit(EXIT_UNWRITTEN)
 
 
 def _check_extension() -> None:
@@ -73,7 +105,12 @@ def _show_version(ctx: click.Context, _option: click.Parameter, is_asked: bool) 
     ctx.exit()
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+_EPILOG = """
+Each subcommand says what its exit statuses mean. That of a subcommand whose output cannot be written is 2.
+"""
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
               help="Show the version, if gradwire works here, and exit.")  # fmt: skip
 def main() -> None:

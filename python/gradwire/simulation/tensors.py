@@ -166,6 +166,8 @@ def _object(path: Path, text: bytes) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path}: an object of names, each with a number of elements or a shape")
     return found

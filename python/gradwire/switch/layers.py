@@ -48,7 +48,7 @@ def read_layers(text: str) -> list[int]:
 def _numbers(values: Sequence[Any], source: str) -> list[int]:
     try:
         return [int(value) for value in values]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of 1e400, which JSON's floats read as infinite
         raise SwitchError(f"--layers {source}: sizes are whole numbers of bytes or parameters") from None
 
 
@@ -57,6 +57,8 @@ def _of_json(path: Path) -> list[int]:
         content = json.loads(path.read_text())
     except ValueError as error:
         raise SwitchError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise SwitchError(f"{path} is nested too deeply") from None
     if isinstance(content, dict):
         content = list(content.values())
     if not isinstance(content, list):

@@ -1,0 +1,41 @@
+"""What `gradwire` does where its output cannot be written: a full disk, or a reader that has gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()"]
+PLAN = ["switch", "--os", "tc", "--rate", "1000", "--buffer", "256"]
+COMMANDS = [["--help"], ["--version"], ["doctor"], PLAN, ["lab", "--help"]]
+
+
+def run(arguments: list[str], stdout: int, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], stdout=stdout, stderr=stderr, text=True, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_output_to_a_full_disk_is_status_2_and_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = run(arguments, full.fileno())
+    text = "gradwire: the output cannot be written: No space left on device\n"
+    assert (result.returncode, result.stderr) == (2, text)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_output_that_nobody_reads_is_status_2_without_a_word(arguments: list[str]) -> None:
+    there, here = os.pipe()
+    os.close(there)
+    result = run(arguments, here)
+    os.close(here)
+    assert (result.returncode, result.stderr) == (2, "")
+
+
+def test_a_summary_that_cannot_be_written_is_status_2_though_the_configuration_was() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = run(PLAN, subprocess.PIPE, full.fileno())
+    assert (result.returncode, result.stdout.startswith("#!/bin/sh")) == (2, True)
