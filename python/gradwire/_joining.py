@@ -48,7 +48,8 @@ def meet(address: tuple[str, int], rank: int, world_size: int, timeout: timedelt
         raise _taken(address)
     _held.add(held)
     try:
-        name = "" if rank else f"communicator {_counted.communicators}"
+        # No two groups of a job are called alike: where they meet is one process's at a time, and that one counts.
+        name = "" if rank else f"communicator {address[0]}:{address[1]} {_counted.communicators}"
         place = Place(rank, world_size, name, timeout)
         formed = _meet(address, place)
     except BaseException:

@@ -180,6 +180,7 @@ def _form_or_join(store: Any, place: Place) -> Formed:
 def _name_of_rank_0(board: Board, timeout_s: float) -> str:
     """Processes count what they have formed, and one that was started again has formed less than those that were not."""
     try:
+        runtime().check_process()  # what is wrong here has a name of its own
         return board.name(timeout_s)
     except GradwireError as error:
         with _telling():

@@ -90,3 +90,19 @@ def test_a_client_that_says_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(metrics_server._Handler, "timeout", 0.01)
     assert silent(start()).recv(1) == b""
+
+
+def test_a_client_that_does_not_read_its_answer_leaves_no_word_where_the_training_prints(
+    start: Start,
+    silent: Callable[[MetricsServer], socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.01)
+    server = start()
+    server.set_app(lambda environment, respond: [*answer(environment, respond), bytes(64 << 20)])
+    client = silent(server)
+    client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    while server._clients:
+        threading.Event().wait(0.01)
+    assert capfd.readouterr() == ("", "")

@@ -5,6 +5,7 @@ So nobody who reaches it takes threads and descriptors from the training.
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 import time
@@ -70,6 +71,10 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     timeout = CLIENT_S
+
+    def get_stderr(self) -> Any:
+        """Nor is what went wrong while one was answered: a client that does not read loses its answer."""
+        return io.StringIO()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class's name
         """Requests are not written to the training's output."""

@@ -211,7 +211,7 @@ class Observer:
         return answer
 
     def _name_apart(self, watched: _Watched) -> None:
-        """Rank 0 of each group names it, so two of this process may have one name; as a label of metrics it must be unique."""
+        """Rank 0 of each group names it, so one that was started again may name another one alike. As a label of metrics it is unique."""
         taken = {other.name for other in self._groups if other.group() is not None}
         names = (f"{watched.name} ({number})" for number in itertools.count(2))
         watched.name = next(name for name in itertools.chain([watched.name], names) if name not in taken)

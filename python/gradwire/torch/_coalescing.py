@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from gradwire.torch import _compat
 from gradwire.torch._group import GroupLink
 
 
@@ -26,7 +25,6 @@ def install() -> None:
         return
     ending: Any = _ending(manager)
     ending._gradwire_ends = True
-    _compat.hide_from_dynamo([ending])
     for module in (c10d, dist):
         if getattr(module, "_coalescing_manager", None) is manager:
             module._coalescing_manager = ending  # type: ignore[attr-defined]
@@ -36,27 +34,33 @@ def _ending(manager: Any) -> Any:
     @contextlib.contextmanager
     @functools.wraps(manager)
     def coalescing_manager(group: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        group = group or c10d._get_default_group()
+        is_within_another = group in c10d._world.pg_coalesce_state
         has_begun = False
         try:
             with manager(group, *args, **kwargs) as collected:
                 has_begun = True
                 yield collected
         except BaseException:
-            # One that has not begun is within another one, whose calls these are.
-            if has_begun:
-                _forget(group or c10d._get_default_group())
+            # What another one around it has collected is still to be sent.
+            if has_begun or not is_within_another:
+                _forget(group)
             raise
 
     return coalescing_manager
 
 
 def _forget(group: Any) -> None:
-    ours = [
-        backend
-        for backend in (group._get_backend(device) for device in group._device_types)
-        if isinstance(getattr(backend, "link", None), GroupLink)
-    ]
-    if ours:
-        c10d._world.pg_coalesce_state.pop(group, None)
-    for backend in ours:
-        backend.stop_coalescing()
+    """What a group of ours collects, if it is still there."""
+    if not isinstance(group, dist.ProcessGroup):
+        return  # torch's number for a group that this rank is not in
+    with contextlib.suppress(RuntimeError):
+        ours = [
+            backend
+            for backend in (group._get_backend(device) for device in group._device_types)
+            if isinstance(getattr(backend, "link", None), GroupLink)
+        ]
+        if ours:
+            c10d._world.pg_coalesce_state.pop(group, None)
+        for backend in ours:
+            backend.stop_coalescing()

@@ -107,7 +107,7 @@ def writable(tensor: Tensor, staging: Staging, *, load: bool) -> Tensor:
     check(tensor)
     if is_direct(tensor):
         return tensor
-    _check_that_elements_are_apart(tensor)
+    check_that_elements_are_apart(tensor)
     tensor = tensor.detach()
     buffer = staging.buffer(tensor.shape, tensor)
     if load:
@@ -116,16 +116,37 @@ def writable(tensor: Tensor, staging: Staging, *, load: bool) -> Tensor:
     return buffer
 
 
-def _check_that_elements_are_apart(tensor: Tensor) -> None:
-    """Of an expanded tensor, or one of overlapping windows, no memory could hold the result."""
+def check_that_elements_are_apart(tensor: Tensor) -> None:
+    """Of an expanded tensor, or one of overlapping windows, no memory could hold the result.
+
+    Raises:
+        InvalidRequestError: it is one.
+    """
+    if tensor.numel() and _may_overlap(tensor) and _overlaps(tensor):
+        raise InvalidRequestError(
+            f"elements of a tensor that gets a result share memory: shape {list(tensor.shape)}, strides {list(tensor.stride())}; "
+            "pass a copy (clone())"
+        )
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Whether a dimension begins again within what those of smaller strides reach."""
     end = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= end and tensor.numel() > 0:
-            raise InvalidRequestError(
-                f"elements of a tensor that gets a result share memory: shape {list(tensor.shape)}, strides {list(tensor.stride())}; "
-                "pass a copy (clone())"
-            )
+        if size > 1 and stride <= end:
+            return True
         end += stride * max(size - 1, 0)
+    return False
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """The same for certain: places of strides that interleave may all differ."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return True
+    places = torch.zeros((), dtype=torch.int64, device="cpu")
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size, device="cpu") * stride
+    return places.unique().numel() < tensor.numel()
 
 
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:
@@ -158,7 +179,7 @@ def parted(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
     """
     for tensor in tensors:
         check(tensor)
-        _check_that_elements_are_apart(tensor)
+        check_that_elements_are_apart(tensor)
     buffer = staging.buffer([sum(t.numel() for t in tensors)], tensors[0])
     for tensor, part in zip(tensors, buffer.split([t.numel() for t in tensors]), strict=True):
         staging.deliver(part.view(tensor.shape), tensor.detach())

@@ -157,11 +157,14 @@ class Collectives:
         def prepare(piece: Piece) -> Call:
             staging, part = Staging(), piece.tensor
             root = self._root(opts)
-            buffer = _memory.writable(part, staging, load=root == self.link.rank)
+            is_root = root == self.link.rank
+            buffer = _memory.readable(part, staging) if is_root else _memory.writable(part, staging, load=False)
             return Call("broadcast", [part], buffer, buffer, staging, {**_copy(part), "peer": root})
 
         start = partial(self.link.start_in_pieces, "broadcast", _timeout(opts), prepare=prepare)
-        return self._call("broadcast", tensors, opts, [partial(start, Piece([t])) for t in tensors])
+        is_root = opts.rootRank == self.link.rank
+        pieces = [Piece([], [t]) if is_root else Piece([t]) for t in tensors]
+        return self._call("broadcast", tensors, opts, [partial(start, piece) for piece in pieces])
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> GradwireWork | None:
         """In place at `opts.rootRank`; other ranks' tensors stay as they are."""

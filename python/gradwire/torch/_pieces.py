@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import MismatchError
+from gradwire.torch._memory import check_that_elements_are_apart
 from gradwire.torch._streams import streams_of
 from gradwire.torch._tags import mask_of
 
@@ -93,6 +94,9 @@ def cut(call: Piece, chunk_mb: int) -> tuple[list[Piece], Callable[[], None] | N
     if elems >= whole:
         return [call], None
     count = -(-whole // elems)
+    for tensor in call.written:
+        if tensor is not None:
+            check_that_elements_are_apart(tensor)
     written = [None if t is None else t.detach().contiguous() for t in call.written]
     read = [t.detach().contiguous() for t in call.read]
     parts = [[None] * count if t is None else _columns(t, whole, elems) for t in (*written, *read)]

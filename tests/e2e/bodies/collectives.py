@@ -271,8 +271,8 @@ def check_what_raises_between_coalesced_calls_leaves_later_ones_alone() -> None:
                 dist.all_reduce(numbers(3))
             raise KeyError
 
-    for device in (None, torch.device("cpu")):
-        with pytest.raises(KeyError):
+    for device, error in ((None, KeyError), (torch.device("cpu"), KeyError), (torch.device("meta"), RuntimeError)):
+        with pytest.raises(error):
             broken(device)
         tensor = numbers(5)
         dist.all_reduce(tensor)
@@ -284,6 +284,15 @@ def check_what_raises_between_coalesced_calls_leaves_later_ones_alone() -> None:
     assert dist.all_reduce(tensor, async_op=True) is not None
     dist.barrier()
     same([tensor], [sum(numbers(5, rank=r) for r in range(WORLD_SIZE))])
+
+
+def check_what_raises_in_a_coalescing_manager_of_a_group_that_this_rank_is_not_in_comes_out() -> None:
+    def broken(group: object) -> None:
+        with dist._coalescing_manager(group=group):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken(dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def check_a_coalescing_manager_within_another_is_torchs_error_and_the_outer_one_goes_on() -> None:
@@ -300,8 +309,19 @@ def check_a_result_whose_elements_share_memory_is_refused_before_anything_is_sen
     for tensor in (torch.ones(1).expand(5), torch.zeros(8).as_strided((4, 3), (1, 1))):
         with pytest.raises(InvalidRequestError, match="share memory"):
             dist.all_reduce(tensor)
-    windows = torch.arange(12.0).as_strided((3, 2), (4, 2))
-    dist.broadcast(windows, 0)
+    for windows in (torch.zeros(12).as_strided((3, 2), (4, 2)), torch.zeros(40).unfold(0, 5, 3)[:, ::2]):
+        windows.fill_(RANK + 1)
+        dist.broadcast(windows, 1)
+        same([windows], [torch.full_like(windows, 2.0)])
+
+
+def check_the_root_of_a_broadcast_may_send_elements_that_share_memory() -> None:
+    tensor = torch.arange(8.0).unfold(0, 3, 1) if RANK == 0 else torch.zeros(6, 3)
+    dist.broadcast(tensor, 0)
+    same([tensor], [torch.arange(8.0).unfold(0, 3, 1)])
+
+
+def check_lists_of_results_whose_elements_share_memory_are_refused() -> None:
     rows = [torch.ones(1).expand(5) for _ in range(WORLD_SIZE)]
     with pytest.raises(InvalidRequestError, match="share memory"):
         dist.all_gather(rows, torch.zeros(5))
