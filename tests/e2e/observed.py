@@ -89,12 +89,14 @@ class Job:
                 process.kill()
         return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
-    def started(self, *arguments: str, runtime: Path | None = None) -> subprocess.Popen[str]:
+    def started(
+        self, *arguments: str, runtime: Path | None = None, stdout: Any = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """The same, which then runs."""
         return subprocess.Popen(
             [sys.executable, "-c", "from gradwire.cli import main; main()", *arguments],
             env={**_clean_environment(), "XDG_RUNTIME_DIR": str(runtime or self.variables["XDG_RUNTIME_DIR"])},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=stdout, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def __enter__(self) -> Job:

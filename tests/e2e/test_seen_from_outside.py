@@ -249,6 +249,9 @@ def test_monitor_streams_rates_of_every_rank(job: Job) -> None:
         assert peer["rank"] == 1 - rank
         assert peer["rtt_ms"] > 0
     assert job.command("monitor", "no-such-job", "--json").returncode == 3
+    with Path("/dev/full").open("w") as full, job.started("monitor", "seen", "--json", stdout=full) as monitor:
+        _, errors = monitor.communicate(timeout=LONGEST_S)
+    assert (monitor.returncode, "the output cannot be written: No space left" in errors) == (2, True), errors
 
 
 def test_monitor_finds_a_job_by_its_address_a_port_or_a_process_and_over_a_remote_shell(
@@ -288,6 +291,10 @@ def test_trace_writes_a_timeline_with_aligned_clocks(job: Job, tmp_path: Path) -
     assert len(calls[0]) == 6
     full = job.command("trace", "seen", "-o", "/dev/full")
     assert (full.returncode, "Error: /dev/full: No space left" in full.stderr) == (2, True), full.stderr
+    unknown = job.command("trace", "no-such-job")
+    assert (unknown.returncode, "no running job no-such-job of this user" in unknown.stderr) == (3, True), (
+        unknown.stderr
+    )
     # The ranks are on one host, whose monotonic clock tells how their engines' clocks really stand to each other.
     raw = [json.loads(line) for line in job.command("trace", "seen", "--raw").stdout.splitlines()]
     true_us = {answer["rank"]: answer["groups"][0]["clock"]["monotonic_ns"] / 1e3 for answer in raw}

@@ -39,3 +39,11 @@ def test_a_summary_that_cannot_be_written_is_status_2_though_the_configuration_w
     with Path("/dev/full").open("w") as full:
         result = run(PLAN, subprocess.PIPE, full.fileno())
     assert (result.returncode, result.stdout.startswith("#!/bin/sh")) == (2, True)
+
+
+def test_a_monitor_with_nowhere_to_write_ends_at_once(tmp_path: Path) -> None:
+    """Without a job it would end with 3, and with one never."""
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "monitor"]
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    result = subprocess.run(closed, stderr=subprocess.PIPE, text=True, env=env, check=False, timeout=120)
+    assert (result.returncode, "the standard output is closed" in result.stderr) == (2, True), result.stderr

@@ -11,7 +11,8 @@ from gradwire.simulation.plan import fill_buckets
 from gradwire.simulation.tensors import Tensor, read_tensors
 
 SIZES = {"embed.weight": [100, 50], "body.weight": [300, 100], "head.weight": [50, 100]}
-SMALL = ["--workers", "6", "--servers", "2", "--hosts-per-leaf", "4", "--warm-up", "0", "--bucket-mb", "0.1"]
+WITHOUT_SERVERS = ["--workers", "6", "--hosts-per-leaf", "4", "--warm-up", "0", "--bucket-mb", "0.1"]
+SMALL = [*WITHOUT_SERVERS, "--servers", "2"]
 
 
 def run(*arguments):
@@ -111,7 +112,9 @@ def test_equal_seeds_give_equal_steps_and_a_slower_network_slower_ones(model):
 
 @pytest.mark.parametrize("algorithm", ["transpose", "ring"])
 def test_schedules_without_dedicated_servers_run_too(model, algorithm):
-    result = run(model, *SMALL, "--algorithm", algorithm)
+    named = run(model, *SMALL, "--algorithm", algorithm)
+    assert (named.exit_code, f"--servers 2: the schedule {algorithm} has no servers" in named.output) == (2, True)
+    result = run(model, *WITHOUT_SERVERS, "--algorithm", algorithm)
     assert result.exit_code == 0, result.output
     assert f"auto, {algorithm}, 6 hosts" in result.output
 

@@ -28,6 +28,19 @@ def test_each_system_gets_text_and_the_summary_goes_elsewhere(system):
         json.loads(result.stdout)
 
 
+@pytest.mark.parametrize("system", ["tc", "sonic", "onyx", "cumulus", "eos"])
+@pytest.mark.parametrize("name", ["eth0; touch PWNED #", "", "Et1\nreload", "Et1\n", "-all", "$(reboot)"])
+def test_what_is_no_name_of_a_port_gets_into_no_configuration(system, name):
+    result = run("--os", system, *COMMON, "--port", name)
+    assert (result.exit_code, result.stdout, "is no name of a port" in result.stderr) == (2, "", True)
+
+
+def test_a_port_that_is_named_twice_is_written_once():
+    ports = ["--port", "eth0.100", "--port", "vlan@eth1", "--port", "eth0.100"]
+    text = run("--os", "tc", *COMMON, *ports).stdout
+    assert re.findall(r"tc qdisc add dev (\S+) root", text) == ["eth0.100", "vlan@eth1"]
+
+
 def test_the_environment_of_the_job_decides_the_code_points():
     result = run(
         "--os", "sonic", *COMMON, GRADWIRE_CLASSES="2", GRADWIRE_DSCP_CLASSES="12,8", GRADWIRE_DSCP_CONTROL="46"

@@ -29,8 +29,8 @@ Examples:
 It reads the status socket of each rank, which only the own user can open (docs/observability.md). Leave it with Ctrl-C.
 
 \b
-Exit status: 0 interrupted, or the job ended; 2 wrong usage; 3 no job was found, or another host could not be reached and nobody
-answered.
+Exit status: 0 interrupted, or the job ended; 2 wrong usage, or output that cannot be written; 3 no job was found, or another
+host could not be reached and nobody answered.
 """
 
 
@@ -51,6 +51,8 @@ def command(
     JOB is the name of the job or the address where its ranks met, or the beginning of it; or the UDP port or the process id of
     one rank.
     """
+    if sys.stdout is None:  # closed by the caller: what is opened next would take its place
+        raise click.UsageError("the standard output is closed: there is nothing to show a job on")
     sources = Sources(every)
     try:
         sources.watch_sockets(job)
@@ -87,6 +89,8 @@ def _stream(sources: Sources, job: str | None, end: float | None) -> None:
             except BrokenPipeError:  # who reads has gone, as `head` does
                 sys.stderr.close()
                 return
+            except OSError as error:
+                raise click.UsageError(f"the output cannot be written: {error.strerror}") from error
     _tell(sources.failures, told)
 
 

@@ -45,7 +45,7 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
 @click.option("--preset", "presets", multiple=True, type=_PRESETS, default=("auto",), help="Repeatable.")
 @click.option("--algorithm", type=click.Choice(plans.ALGORITHMS), default="parameter_server", help="Schedule of the all-reduce.")
 @click.option("--workers", type=click.IntRange(2, 4000), default=108, help="Ranks that train, one on each host.")
-@click.option("--servers", type=click.IntRange(0, 4000), default=36, show_default="36; 0 with another schedule",
+@click.option("--servers", type=click.IntRange(0, 4000), show_default="36; 0 with another schedule",
               help="Hosts that are parameter servers; 0: the workers' own.")
 @click.option("--hosts-per-leaf", type=click.IntRange(1), default=16)
 @click.option("--spines", type=click.IntRange(1), default=4)
@@ -71,11 +71,10 @@ def command(model: Path | None, **options: Any) -> None:
     """What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer."""
     json_path, picture = options.pop("json_path"), options.pop("picture")
     presets, bucket_bytes = options.pop("presets"), int(options.pop("bucket_mb") * plans.MEGABYTE)
+    servers = _servers(options.pop("servers"), options["algorithm"])
     _check(json_path, picture)
     tensors, backward_us = _tensors(model, options.pop("bytes_")), options.pop("backward_ms") * 1e3
-    cluster = {"buffer_bytes": options.pop("buffer_kb") << 10, **options}
-    if cluster["algorithm"] != "parameter_server":
-        cluster["servers"] = 0
+    cluster = {"buffer_bytes": options.pop("buffer_kb") << 10, "servers": servers, **options}
     buckets = plans.fill_buckets(tensors, bucket_bytes, classes=cluster["classes"], backward_us=backward_us)
     results = []
     for preset in presets:
@@ -84,6 +83,15 @@ def command(model: Path | None, **options: Any) -> None:
         if str(json_path) != _STDOUT:
             click.echo("\n".join(lines(results[-1])) + "\n")
     _write(results, json_path, picture)
+
+
+def _servers(asked: int | None, algorithm: str) -> int:
+    """Hosts that serve; only one schedule has any."""
+    if algorithm == "parameter_server":
+        return plans.ClusterPlan.servers if asked is None else asked
+    if asked:
+        raise click.UsageError(f"--servers {asked}: the schedule {algorithm} has no servers")
+    return 0
 
 
 def _check(json_path: Path | None, picture: Path | None) -> None:

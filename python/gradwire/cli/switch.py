@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,18 @@ the summary repeats. Nothing is changed by this command: it only writes. docs/sw
 Exit status: 0 written, 2 wrong usage, numbers that do not fit together, or a file that cannot be written.
 """
 
+# Of no system's ports does a name need others, and in a script or a configuration those would be commands.
+_PORT = re.compile(r"[A-Za-z0-9_.,:/@][A-Za-z0-9_.,:/@-]*")
 _KB = FiniteFloat(1, 1_000_000_000)
 _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": "swp1", "eos": "Ethernet1"}
+
+
+def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> list[str]:
+    """Each once."""
+    for name in names:
+        if not _PORT.fullmatch(name):
+            raise click.BadParameter(f"{name!r} is no name of a port: those have letters, digits and _ . , : / @ -")
+    return list(dict.fromkeys(names))
 
 
 @click.command(name="switch", epilog=_EPILOG, context_settings={"show_default": True})
@@ -43,7 +54,9 @@ _DEFAULT_PORTS = {"tc": "eth0", "sonic": "Ethernet0", "onyx": "1/1", "cumulus": 
 )
 @click.option("--rate", required=True, type=FiniteFloat(min=0, min_open=True), help="Mbit/s of a port.")
 @click.option("--buffer", "buffer_kb", required=True, type=_KB, help="KB (1000 bytes) that a port may hold.")
-@click.option("--port", "ports", multiple=True, help="Name of a port; repeatable.", show_default="the first one")
+@click.option(
+    "--port", "ports", multiple=True, callback=_ports, help="Name of a port; repeatable.", show_default="the first one"
+)
 @click.option("--queues", default=QUEUES_MAX, type=click.IntRange(2, QUEUES_MAX), help="Queues of a port.")
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
               show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
@@ -75,7 +88,7 @@ def command(
     system: str,
     rate: float,
     buffer_kb: float,
-    ports: tuple[str, ...],
+    ports: list[str],
     queues: int,
     classes: int | None,
     preset: str,
@@ -103,7 +116,7 @@ def command(
             from gradwire.switch import picture
 
             picture.draw(plan, plot)
-        named = list(ports) or [_DEFAULT_PORTS[system]]
+        named = ports or [_DEFAULT_PORTS[system]]
         text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
         if out is not None:
             out.write_text(text)

@@ -73,7 +73,11 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         return
     processes, alignments = align_answers(answers)
     if not processes:
-        click.echo("gradwire trace: no running job of this user has ended a collective", err=True)
+        if answers or name is not None:
+            text = "no running job of this user has ended a collective"
+        else:
+            text = f"no running job{f' {job}' if job else ''} of this user on {' or '.join(['this host', *hosts])}"
+        click.echo(f"gradwire trace: {text}", err=True)
         sys.exit(EXIT_NOTHING)
     text = json.dumps(chrome_trace(last_calls(processes, calls), alignments, answers[0]["job"]))
     if output is None:
