@@ -42,7 +42,7 @@ def test_servers_end_by_themselves_when_the_last_worker_has_left(
         assert f"server {index} of 2 serves 2 workers" in text
         assert "every worker has left" in text
     for index, stats in enumerate(numbers):
-        assert stats["index"] == index
+        assert (stats["index"], stats["error"]) == (index, None)
         assert stats["served"]["calls"] > 10
         assert stats["served"]["elems_received"] > 0
 
@@ -91,6 +91,9 @@ def test_death_is_named_to_every_survivor(tmp_path: Path, victim: str) -> None:
         assert server.returncode == 1, words
         assert "rank 1 " in words
         assert "is lost" in words
+        stats = json.loads((tmp_path / "server-0").read_text())
+        assert stats["error"] in words
+        assert stats["served"]["calls"] > 0
 
 
 STOPS = {"SIGINT": (130, "interrupted"), "SIGTERM": (143, "terminated")}
@@ -112,6 +115,9 @@ def test_a_server_that_is_stopped_says_so_and_every_worker_is_told_which(
     assert server.returncode == code, words
     assert word in words
     assert "Traceback" not in words
+    stats = json.loads((tmp_path / "server-0").read_text())
+    assert stats["error"] == word
+    assert stats["served"]["calls"] > 0
 
 
 @pytest.mark.parametrize("name", STOPS)

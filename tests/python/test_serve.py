@@ -33,7 +33,15 @@ def test_help_teaches_with_examples_and_exit_statuses():
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--index", "-1"], ["--servers", "0"], ["--memory", "0"], ["--store", "nowhere"], []]
+    "arguments",
+    [
+        ["--index", "-1"],
+        ["--servers", "0"],
+        ["--memory", "0"],
+        ["--store", "nowhere"],
+        ["--store", "file:///nowhere/store", "--index", "2", "--servers", "2", "--wait", "1"],
+        [],
+    ],
 )
 def test_wrong_usage_is_status_2(arguments):
     result = run(*arguments)
@@ -87,4 +95,4 @@ def test_a_server_takes_nothing_from_worker_0_but_what_all_ranks_must_agree_abou
     store.set(f"{below}/called/number", "1")
     store.set(f"{below}/1/0", json.dumps(entry))
     with pytest.raises(RendezvousError, match=", ".join(sorted(more.keys() - {"security"}))):
-        _serving.serve(store, _serving.Service(0, None, None, 1 << 20, 1.0), lambda _: None)
+        _serving.serve(store, _serving.Service(0, None, None, 1 << 20, 1.0), lambda _: None, lambda _: None)

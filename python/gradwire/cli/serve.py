@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -59,7 +59,7 @@ its name.
               "at once waits; one call that needs more alone is an error on every worker.")  # fmt: skip
 @click.option("--wait", default=600.0, type=FiniteFloat(1, 604_800), help="Seconds to wait for the workers.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
-              help="Write the statistics here at the end; - is the standard output.")  # fmt: skip
+              help="Write the statistics here at the end, whatever ends it; - is the standard output.")  # fmt: skip
 def command(
     *,
     index: int,
@@ -75,42 +75,60 @@ def command(
     Each of the job's servers sums a part of every tensor that the workers reduce with the schedule parameter_server, and
     sends the mean back. It ends by itself when the last worker has left.
     """
-    if json_file is not None and str(json_file) != _STDOUT:
-        _check(json_file)
+    _check(index, servers, json_file)
     signal.signal(signal.SIGTERM, _terminate)
     address = address or _address_of_environment()
+    stats: dict[str, Any] = {}
+    status, text = _serve(
+        address, stats, index=index, servers=servers, workers=workers, memory_bytes=memory << 20, timeout_s=wait
+    )
+    click.echo(f"gradwire serve: {text}", err=True)
+    if json_file is not None and stats:
+        try:
+            _write(json_file, json.dumps({"index": index, **stats, "error": text if status else None}, indent=2) + "\n")
+        except OSError as error:
+            click.echo(f"gradwire serve: {json_file}: {error.strerror}", err=True)
+            status = status or EXIT_USAGE
+    sys.exit(status)
+
+
+def _serve(address: str, stats: dict[str, Any], **service: Any) -> tuple[int, str]:
+    """The exit status and what there is to say; `stats` gets what was counted, however it ends."""
+    try:
+        _go(address, stats, **service)
+    except (ConfigError, MissingExtraError, SettingsMismatchError) as error:
+        return EXIT_USAGE, str(error)
+    except RendezvousError as error:
+        return EXIT_NO_WORKERS, str(error)
+    except GradwireError as error:
+        return EXIT_FAILED, str(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED, "interrupted"
+    except _Terminated:
+        return EXIT_TERMINATED, "terminated"
+    return 0, f"server {service['index']} {_summary(stats['served'])}"
+
+
+def _go(address: str, stats: dict[str, Any], **asked: Any) -> None:
+    # torch is only needed from here on, and takes seconds to import.
+    from gradwire.torch._serving import Service, open_store, serve
+
+    service = Service(**asked)
 
     def tell(text: str) -> None:
-        click.echo(f"gradwire serve: server {index} {text}", err=True)
+        click.echo(f"gradwire serve: server {service.index} {text}", err=True)
 
-    try:
-        # torch is only needed from here on, and takes seconds to import.
-        from gradwire.torch._serving import Service, open_store, serve
-
-        tell(f"waits for the workers at {address}")
-        store = open_store(address, wait)
-        service = Service(index, servers, workers, memory << 20, wait)
-        stats = serve(store, service, lambda served: tell(f"of {served.servers} serves {served.workers} workers"))
-    except (ConfigError, MissingExtraError, SettingsMismatchError) as error:
-        _fail(str(error), EXIT_USAGE)
-    except RendezvousError as error:
-        _fail(str(error), EXIT_NO_WORKERS)
-    except GradwireError as error:
-        _fail(str(error), EXIT_FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted", EXIT_INTERRUPTED)
-    except _Terminated:
-        _fail("terminated", EXIT_TERMINATED)
-    tell(_summary(stats["served"]))
-    if json_file is not None:
-        try:
-            _write(json_file, json.dumps({"index": index, **stats}, indent=2) + "\n")
-        except OSError as error:
-            _fail(f"{json_file}: {error.strerror}", EXIT_USAGE)
+    tell(f"waits for the workers at {address}")
+    store = open_store(address, service.timeout_s)
+    serve(store, service, lambda served: tell(f"of {served.servers} serves {served.workers} workers"), stats.update)
 
 
-def _check(json_file: Path) -> None:
+def _check(index: int, servers: int | None, json_file: Path | None) -> None:
     """Before the job's hours of training."""
+    if servers is not None and index >= servers:
+        raise click.UsageError(f"--index {index}: of {servers} server(s) the last is {servers - 1}")
+    if json_file is None or str(json_file) == _STDOUT:
+        return
     if not json_file.parent.is_dir():
         raise click.UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
     try:
@@ -140,11 +158,6 @@ def _summary(served: dict[str, Any]) -> str:
         f"is done: every worker has left; {served['calls']} calls, {served['bytes_received'] / 1e6:.1f} MB in with {share:.2f} % of "
         f"all contributions, {served['bytes_sent'] / 1e6:.1f} MB out"
     )
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"gradwire serve: {message}", err=True)
-    sys.exit(code)
 
 
 class _Terminated(BaseException):

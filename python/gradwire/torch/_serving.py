@@ -6,6 +6,7 @@ It needs no configuration: worker 0 publishes what all ranks must agree about, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from gradwire._rendezvous import Served, first_worker, join_served_group
 from gradwire._runtime import configure, group_settings
 from gradwire.config import Config
-from gradwire.errors import ConfigError, RendezvousError, SettingsMismatchError
+from gradwire.errors import ConfigError, GradwireError, RendezvousError, SettingsMismatchError
 from gradwire.secret import job_secret
 
 LEAVE_TIMEOUT_S = 2.0
@@ -62,16 +63,16 @@ def open_store(address: str, timeout_s: float) -> Any:
         raise RendezvousError(f"no Store answers at {address}: {error}") from error
 
 
-def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> dict[str, Any]:
+def serve(
+    store: Any, service: Service, on_ready: Callable[[Served], None], on_end: Callable[[dict[str, Any]], None]
+) -> None:
     """Serves the default group of the workers that meet at `store`, until all of them have left in good order.
 
     Args:
         store: as the workers have it, without prefixes.
         service: this server.
         on_ready: called once, when every worker and every server is connected.
-
-    Returns:
-        The group's statistics; `served` among them says what this server did.
+        on_end: called once after it, however that ends, with the group's statistics; `served` among them says what this server did.
 
     Raises:
         ConfigError, SettingsMismatchError: the workers were told of other servers or settings.
@@ -92,8 +93,9 @@ def serve(store: Any, service: Service, on_ready: Callable[[Served], None]) -> d
     try:
         on_ready(served)
         group.wait_for_workers()
-        return group.stats()
     finally:
+        with suppress(GradwireError):  # of an engine that has failed there are none
+            on_end(group.stats())
         group.leave(LEAVE_TIMEOUT_S)
 
 
