@@ -39,7 +39,10 @@ class GradwireError(RuntimeError):
 
 
 class ConfigError(GradwireError, ValueError):
-    """A field or environment variable does not exist, or its value is out of range. Fields: field, value, allowed."""
+    """A field, environment variable or argument does not exist, or its value is out of range.
+
+    Fields, as far as they are known: field, value, allowed; nearest, of a name that does not exist. `error.fields` has those there are.
+    """
 
 
 class MissingExtraError(GradwireError, ImportError):
@@ -62,11 +65,11 @@ class InvalidRequestError(GradwireError, ValueError):
 
 
 class PortInUseError(GradwireError):
-    """The UDP port is taken on this host. Fields: port."""
+    """A port is taken on this host: the UDP port, or the TCP port of the rendezvous or of the metrics. Fields: port."""
 
 
 class AddressError(GradwireError):
-    """No usable local address or interface, or no permission to use it. Fields: asked, found."""
+    """No usable local address or interface, or no permission to use it. Fields: asked; found, of interfaces."""
 
 
 class EngineError(GradwireError):

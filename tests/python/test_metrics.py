@@ -1,5 +1,6 @@
 """The catalogue of metrics covers all that is counted, and docs/metrics.md is what it says."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from gradwire import _arrays, _native, stats
 from gradwire.config import Config
-from gradwire.errors import MissingExtraError
+from gradwire.errors import AddressError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, SCOPES, STAGES, samples
 from gradwire.observe import export
 
@@ -125,6 +126,25 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
         with pytest.raises(MissingExtraError, match=rf"pip install 'gradwire\[{extra}\]'"):
             export.check_extras(config)
     export.check_extras(Config())
+
+
+@pytest.mark.parametrize("host", ["nohost.invalid", "203.0.113.9", "a" * 300])
+def test_an_address_at_which_metrics_cannot_be_served_is_no_port_in_use(host: str) -> None:
+    pytest.importorskip("prometheus_client")
+    with pytest.raises(AddressError, match=f"metrics_host = '{host}'") as caught:
+        export.PrometheusEndpoint(host, 0, dict)
+    assert caught.value.asked == f"{host}:0"
+
+
+def test_a_port_at_which_metrics_cannot_be_served_is_named() -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"metrics_port: TCP port {port} of 127.0.0.1 is in use") as caught:
+            export.PrometheusEndpoint("127.0.0.1", port, dict)
+    assert caught.value.port == port
 
 
 def test_an_export_that_fails_is_told_once_and_the_next_one_goes_on(

@@ -24,6 +24,7 @@ class Group:
 
     def __init__(self) -> None:
         self.answers = True
+        self.epoch: dict[str, Any] | None = None
 
     def stats(self) -> dict[str, Any]:
         return self._answer({"name": "group", "rank": 0, "world_size": 2})
@@ -32,7 +33,7 @@ class Group:
         return self._answer({"calls": []})
 
     def watch(self) -> dict[str, Any]:
-        seen = {"epoch": None, "unreached_threads": 0, "waiting": None, "stragglers": [], "is_flooded": False}
+        seen = {"epoch": self.epoch, "unreached_threads": 0, "waiting": None, "stragglers": [], "is_flooded": False}
         return self._answer(seen)
 
     def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -85,3 +86,29 @@ def test_groups_that_their_first_ranks_called_alike_have_names_of_their_own_in_m
         observer.add(group, "")  # type: ignore[arg-type]
     assert [group["name"] for group in observer.stats()["groups"]] == ["group", "group (2)", "group (3)"]
     assert [group["name"] for group in observer.timelines()["groups"]] == ["group", "group (2)", "group (3)"]
+
+
+def changed(number: int, rank: int) -> dict[str, Any]:
+    return {"rank": rank, "host": f"node{rank}", "epoch": number}
+
+
+def test_ranks_do_not_go_on_without_one_that_is_back(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    """Two epochs between two looks: ranks 2 and 3 are lost, and rank 2 is back."""
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    group = Group()
+    observer.add(group, "")  # type: ignore[arg-type]
+    lost, joined = [changed(1, 2), changed(1, 3)], [changed(2, 2)]
+    group.epoch = {"number": 2, "members": [0, 1, 2], "lost": lost, "joined": joined}
+    observer._look_at_all()
+    group.epoch = {
+        "number": 4,
+        "members": [0, 1, 2],
+        "lost": [*lost, changed(3, 1)],
+        "joined": [*joined, changed(4, 1)],
+    }
+    observer._look_at_all()
+    assert [record.message for record in caplog.records if "epoch" in record.message] == [
+        "group group, epoch 2: rank 2 (node2) has joined",
+        "group group, epoch 2: ranks 0, 1, 2 go on without rank 3 (node3)",
+        "group group, epoch 4: rank 1 (node1) has joined",
+    ]

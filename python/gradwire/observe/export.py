@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import threading
@@ -14,7 +15,7 @@ from gradwire import _native
 from gradwire._extras import is_installed
 from gradwire._forked import stays_here
 from gradwire.config import Config
-from gradwire.errors import GradwireError, MissingExtraError, PortInUseError
+from gradwire.errors import AddressError, GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
 from gradwire.observe.metrics_server import MetricsServer
 
@@ -56,7 +57,8 @@ class PrometheusEndpoint:
         stats: called for each scrape.
 
     Raises:
-        PortInUseError: the TCP port is taken.
+        PortInUseError: the TCP port is taken. Fields: port.
+        AddressError: the host is not known or not this one, or the port is not allowed to this user. Fields: asked.
     """
 
     def __init__(self, host: str, port: int, stats: Stats) -> None:
@@ -66,10 +68,8 @@ class PrometheusEndpoint:
         registry.register(_Collector(stats))
         try:
             self._server = MetricsServer(host, port, make_wsgi_app(registry))
-        except OSError as error:
-            raise PortInUseError(
-                f"metrics_port: cannot listen at {host}:{port}: {error.strerror}", port=port
-            ) from error
+        except (OSError, UnicodeError) as error:  # the latter of what no name of a host may be
+            raise _not_listening(host, port, error) from error
         stays_here(self._server.socket)
         self._thread = threading.Thread(target=self._server.serve_forever, name="gradwire-metrics", daemon=True)
         self._thread.start()
@@ -81,6 +81,14 @@ class PrometheusEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5.0)
+
+
+def _not_listening(host: str, port: int, error: Exception) -> GradwireError:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return PortInUseError(f"metrics_port: TCP port {port} of {host} is in use", port=port)
+    reason = getattr(error, "strerror", None) or error
+    text = f"the metrics endpoint cannot listen at metrics_host = {host!r}, port {port}: {reason}"
+    return AddressError(text, asked=f"{host}:{port}")
 
 
 class _Collector:

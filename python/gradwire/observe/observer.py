@@ -113,7 +113,7 @@ class Observer:
 
         Raises:
             MissingExtraError: its package is not installed.
-            PortInUseError: the port of the Prometheus endpoint is taken.
+            PortInUseError, AddressError: the Prometheus endpoint cannot listen there.
             ConfigError: there is no such port.
         """
         config = self._config
@@ -264,7 +264,8 @@ class _Watched:
     def _tell_of_losses(self, epoch: dict[str, Any] | None) -> None:
         if epoch is None or epoch["number"] == self.epoch:
             return
-        lost = [one for one in epoch["lost"] if one["epoch"] > self.epoch]
+        # Who was lost and is back in the same epoch goes on with the others.
+        lost = [one for one in epoch["lost"] if one["epoch"] > self.epoch and one["rank"] not in epoch["members"]]
         joined = [one for one in epoch["joined"] if one["epoch"] > self.epoch]
         self.epoch = epoch["number"]
         for one in joined:
