@@ -98,10 +98,26 @@ def out_like(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     """
     if out is None:
         return np.empty(shape, dtype=dtype)
-    check(out)
-    if out.shape != shape or out.dtype != dtype:
-        raise InvalidRequestError(f"out is {out.dtype} {out.shape}, the result is {dtype} {shape}")
+    check_like("out", out, "the result", shape, dtype)
     return out
+
+
+def check_like(name: str, array: Array, of: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Whether an argument has the shape and dtype of something.
+
+    Args:
+        name: of the argument.
+        array: the argument.
+        of: whose shape and dtype they are, in words.
+        shape: of that.
+        dtype: of that.
+
+    Raises:
+        InvalidRequestError: it has others.
+    """
+    check(array)
+    if array.shape != shape or array.dtype != dtype:
+        raise InvalidRequestError(f"{name} is {array.dtype} {array.shape}, {of} is {dtype} {shape}")
 
 
 def copy_options(array: Array) -> dict[str, Any]:

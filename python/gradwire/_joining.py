@@ -6,6 +6,7 @@ Used by `communicator.py` alone, which makes the calls once the group is there.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 from dataclasses import replace
@@ -219,7 +220,8 @@ ANSWER_S = 1.0
 def apply(config: Config) -> None:
     """The configuration of the process; a second communicator may repeat it."""
     owner = current()
-    if owner is None or owner.config != Config.from_env(config):
+    is_repeated = owner is not None and isinstance(config, Config) and owner.config == Config.from_env(config)
+    if not is_repeated:
         configure(config)
 
 
@@ -239,7 +241,7 @@ def number(name: str, variable: str, argument: int | None, low: int, high: int) 
     if value is None:
         raise ConfigError(f"{name} is not known: pass it or set {variable}", field=name)
     try:
-        number = int(value)
+        number = int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
         number = low - 1
     if not low <= number <= high:

@@ -102,8 +102,10 @@ class Call:
         """Memory for what did not count.
 
         Raises:
-            InvalidRequestError: it is memory that the call uses already.
+            InvalidRequestError: it is not like the array, or memory that the call uses already.
         """
+        assert self._source is not None, "whoever reduces has an array"
+        _arrays.check_like("residual", residual, "the array", self._source.shape, self._source.dtype)
         for other in (self._source, self._target):
             if other is not None and np.may_share_memory(residual, other):
                 raise InvalidRequestError("residual shares memory with the array or with out: it needs its own")
@@ -114,8 +116,9 @@ class Call:
     def request(self, timeout_s: float) -> _native.Call:
         """As the binding takes it."""
         target = None if self._target is None else _arrays.writable(self._target, self.after, load=self._load)
-        source = target
-        if self._source is not self._target:
+        if self._source is self._target and self._load:
+            source = target
+        else:  # one array for both may be given to an all-to-all, too, which is never in place
             source = None if self._source is None else _arrays.readable(self._source, beside=target)
         request: _native.Call = {
             "kind": self.kind,

@@ -130,8 +130,10 @@ def configure(config: Config) -> None:
     """Sets the configuration of this process; `GRADWIRE_*` variables still win. Call before `init_process_group`.
 
     Raises:
-        ConfigError: the engine runs already.
+        ConfigError: the engine runs already, or this is no `Config`.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(f"config = {config!r} is not allowed: a gradwire.Config", field="config", value=config)
     with _process.lock:
         if _process.runtime is not None:
             raise ConfigError("configure() comes too late: the engine has started with the first process group")

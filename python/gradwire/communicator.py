@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,7 +29,14 @@ from gradwire._parts import Parts
 from gradwire._policy import algorithm_code, of_one_stage
 from gradwire._rendezvous import Formed, Place
 from gradwire.config import Config
-from gradwire.errors import EngineError, GradwireError, InvalidRequestError, ShutDownError, UnsupportedError
+from gradwire.errors import (
+    ConfigError,
+    EngineError,
+    GradwireError,
+    InvalidRequestError,
+    ShutDownError,
+    UnsupportedError,
+)
 
 __all__ = ["Communicator", "Operation"]
 
@@ -81,7 +89,8 @@ class Communicator:
             _joining.apply(config)
         self.world_size: int = _joining.number("world_size", "WORLD_SIZE", world_size, 1, 1 << 16)
         self.rank: int = _joining.number("rank", "RANK", rank, 0, self.world_size - 1)
-        seconds("timeout", timeout)
+        if seconds("timeout", timeout) <= 0:
+            raise ConfigError(f"timeout = {timeout} is not allowed: more than 0", field="timeout", value=timeout)
         self._timeout = timeout
         self._closed = False
         self._address = _joining.address(rendezvous)
@@ -147,7 +156,7 @@ class Communicator:
             if tolerate_loss:
                 call.options |= tolerant_options(self._owner.config, preset, loss_bound, deadline)
             if residual is not None:
-                call.add_residual(_arrays.out_like(residual, array.shape, array.dtype))
+                call.add_residual(residual)
             return call
 
         return self._start("all_reduce", prepare, async_op)
@@ -220,7 +229,7 @@ class Communicator:
                 call.options |= tolerant_options(self._owner.config, preset, loss_bound, deadline)
                 call.options["policy"] = of_one_stage(call.options["policy"])
             if residual is not None:
-                call.add_residual(_arrays.out_like(residual, array.shape, array.dtype))
+                call.add_residual(residual)
             return call
 
         return self._start("reduce_scatter", prepare, async_op)
@@ -305,7 +314,7 @@ class Communicator:
             target = None
             if self._is_root(root):
                 target = array if out is None else _arrays.out_like(out, array.shape, array.dtype)
-            call = Call("reduce", array, target, peer=root)
+            call = Call("reduce", array, target, peer=self._peer(root))
             call.options |= options
             call.load()
             return call
@@ -329,7 +338,7 @@ class Communicator:
             _arrays.check(array)
             shape = (self.world_size, *array.shape)
             target = _arrays.out_like(out, shape, array.dtype) if self._is_root(root) else None
-            return Call("gather", array, target, peer=root).copy()
+            return Call("gather", array, target, peer=self._peer(root)).copy()
 
         return self._start("gather", prepare, async_op)
 
@@ -351,10 +360,10 @@ class Communicator:
             source = array if self._is_root(root) else None
             if source is not None:
                 _arrays.check(source)
-                _arrays.out_like(out, self._row_of(source), source.dtype)
-            elif root == self.rank:
+                _arrays.check_like("out", out, "a row of the array", self._row_of(source), source.dtype)
+            elif self._is_root(root):
                 raise InvalidRequestError("scatter needs an array at the root")
-            return Call("scatter", source, out, peer=root).copy()
+            return Call("scatter", source, out, peer=self._peer(root)).copy()
 
         return self._start("scatter", prepare, async_op)
 
@@ -420,8 +429,9 @@ class Communicator:
         Raises:
             InvalidRequestError: on the rank that joins: the arrays are not those of the others.
             UnsupportedError: this is a part of a split.
-            GroupError: the group has ended.
+            GroupError: the group has ended, or the communicator is closed.
         """
+        self._check_open("sync")
         if self._boundary is None:
             raise UnsupportedError("nobody can join a part: call sync of the whole")
         return self._boundary.sync(arrays)
@@ -495,10 +505,13 @@ class Communicator:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, kind: str, prepare: Callable[[], Call], async_op: bool) -> Operation:
+    def _check_open(self, kind: str) -> None:
         self._owner.check_process()
         if self._closed:
             raise ShutDownError(f"{kind}: the communicator is closed", during=kind)
+
+    def _start(self, kind: str, prepare: Callable[[], Call], async_op: bool) -> Operation:
+        self._check_open(kind)
         try:
             call = prepare()
             op = self._submit(call)
@@ -528,9 +541,10 @@ class Communicator:
             logger.debug("no stand-in for a failed %s", kind, exc_info=True)
 
     def _peer(self, rank: int) -> int:
-        if not 0 <= rank < self.world_size:
+        number = _whole("rank", rank)
+        if not 0 <= number < self.world_size:
             raise InvalidRequestError(f"there is no rank {rank} of {self.world_size}")
-        return rank
+        return number
 
     def _is_root(self, rank: int) -> bool:
         return self._peer(rank) == self.rank
@@ -554,13 +568,21 @@ class Communicator:
         return counts
 
     def _counts(self, asked: Sequence[int]) -> list[int]:
-        counts = [int(count) for count in asked]
+        counts = [_whole("a number of rows", count) for count in asked]
         if len(counts) != self.world_size or min(counts) < 0:
             raise InvalidRequestError(f"{counts} are not the rows of {self.world_size} ranks")
         return counts
 
 
 def _tag(tag: int) -> int:
-    if not 0 <= tag < 1 << 32:
+    number = _whole("tag", tag)
+    if not 0 <= number < 1 << 32:
         raise InvalidRequestError(f"tag = {tag} is not allowed: 0 to 4294967295")
-    return tag
+    return number
+
+
+def _whole(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidRequestError(f"{name} = {value!r} is not allowed: a whole number") from None

@@ -170,6 +170,9 @@ def check_all_to_all(comm: gradwire.Communicator) -> None:
     shape = (2 * WORLD_SIZE, 3)
     expected = np.concatenate([row[2 * RANK : 2 * RANK + 2] for row in everybody(shape=shape)])
     same(comm.all_to_all(value(RANK, shape=shape)).result, expected)
+    for rows in (value(RANK, shape=shape), np.asfortranarray(value(RANK, shape=shape))):
+        comm.all_to_all(rows, out=rows)
+        same(rows, expected)
     # Rank s sends s + r rows, all of the value 10 s + r, to rank r.
     counts = [[s + r for r in range(WORLD_SIZE)] for s in range(WORLD_SIZE)]
     rows = np.concatenate([np.full((n, 2), 10 * RANK + r, "int32") for r, n in enumerate(counts[RANK])])
@@ -241,7 +244,35 @@ def check_an_argument_of_another_type_is_a_typed_error(comm: gradwire.Communicat
     assert "deadline = 5 is not allowed: a datetime.timedelta" in str(error)
     raises(ConfigError, lambda: comm.barrier(async_op=True).wait(5))  # type: ignore[arg-type]
     raises(InvalidRequestError, lambda: comm.split(1.7))  # type: ignore[arg-type]
-    raises(ConfigError, lambda: gradwire.Communicator(timeout=8))  # type: ignore[arg-type]
+    for root in (1.0, "0", None):
+        raises(InvalidRequestError, lambda root=root: comm.broadcast(value(RANK), root))
+        raises(InvalidRequestError, lambda root=root: comm.gather(value(RANK), root))
+    raises(InvalidRequestError, lambda: comm.send(value(RANK), 1 - RANK, tag=0.5))  # type: ignore[arg-type]
+    rows = value(RANK, shape=(WORLD_SIZE, 2))
+    raises(InvalidRequestError, lambda: comm.all_to_all(rows, send_rows=[1.5] + [1.0] * (WORLD_SIZE - 1)))  # type: ignore[list-item]
+    same(comm.broadcast(value(RANK), np.int64(0)).result, value(0))  # type: ignore[arg-type]
+
+
+def check_what_has_another_shape_or_dtype_is_named(comm: gradwire.Communicator) -> None:
+    array, wrong = value(RANK), np.zeros(10)
+    error = raises(InvalidRequestError, lambda: comm.all_reduce(array, tolerate_loss=True, residual=wrong))
+    assert str(error) == f"residual is float64 (10,), the array is float32 ({ELEMS},)"
+    error = raises(InvalidRequestError, lambda: comm.all_reduce(array, out=wrong))
+    assert str(error) == f"out is float64 (10,), the result is float32 ({ELEMS},)"
+    rows = np.zeros((WORLD_SIZE, 2))
+    if RANK == 0:
+        error = raises(InvalidRequestError, lambda: comm.scatter(rows, np.zeros(2, "float32")))
+        assert str(error) == "out is float32 (2,), a row of the array is float64 (2,)"
+    else:
+        raises(InvalidRequestError, lambda: comm.scatter(None, np.zeros(2), 1.0))  # so that all ranks have failed
+
+
+def check_a_communicator_needs_arguments_of_their_type(_comm: gradwire.Communicator) -> None:
+    for name, wrong in (("timeout", 8), ("timeout", timedelta(0)), ("timeout", timedelta(seconds=-1)), ("config", {}),
+                        ("rank", 0.9), ("rank", 0.0), ("world_size", WORLD_SIZE + 0.5)):  # fmt: skip
+        error = raises(ConfigError, lambda name=name, wrong=wrong: gradwire.Communicator(**{name: wrong}))
+        assert (error.field, error.value) == (name, wrong)
+        assert f"{name} = " in str(error)
 
 
 def check_a_tolerant_all_reduce_reports_what_was_delivered(comm: gradwire.Communicator) -> None:
@@ -398,6 +429,7 @@ def check_a_second_communicator_at_the_same_address(comm: gradwire.Communicator)
         second.all_reduce(array)
         same(array, reduced("sum", everybody()))
         comm.barrier()
+    raises(ShutDownError, lambda: second.sync(array))
     error = raises(ShutDownError, second.barrier)
     assert "closed" in str(error)
     second.close()
