@@ -16,7 +16,8 @@ class PeerDelivery:
         elems_received: elements that arrived from it.
         elems_expected: elements that were expected from it. What did not arrive is left out of a sum, or filled in where a
             result was expected.
-        closed_by: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout` or `deadline`.
+        closed_by: why its transfers ended: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout` or `deadline`, of several
+            reasons the one that accepts least.
         waited_for_peer_s: how long its first packet was waited for: until the peer called, sent what goes first, and the way here.
         network_time_s: from its first packet to the end of its transfer.
     """

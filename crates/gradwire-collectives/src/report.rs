@@ -15,7 +15,7 @@ pub struct PeerDelivery {
     pub elems_received: u64,
     /// Elements that were expected. What did not arrive is left out of a sum, or filled in where a result was expected.
     pub elems_expected: u64,
-    /// Why the last of its transfers closed: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout`, `deadline`.
+    /// Why its transfers closed, of several reasons the one that accepts least: `all_arrived`, `bound_met`, `soft_threshold`, `early_timeout`, `deadline`.
     pub closed_by: &'static str,
     /// How long its first packet was waited for: until it called, sent what goes first, and the way here. In a ring, over all steps.
     pub waited_for_peer: Duration,
@@ -187,7 +187,7 @@ impl DeliveryReport {
         peer.ended_at = receipt.began_at + receipt.elapsed;
         peer.elems_expected += receipt.total_bytes / elem_bytes;
         peer.elems_received += receipt.received_bytes / elem_bytes;
-        peer.closed_by = closed_by(receipt.reason);
+        peer.closed_by = stricter(peer.closed_by, closed_by(receipt.reason));
         peer.waited_for_peer += receipt.waited_for_peer;
         peer.network_time += receipt.elapsed;
         let so_far = peer.deadline.unwrap_or_default();
@@ -254,6 +254,19 @@ pub(crate) const fn closed_by(reason: CloseReason) -> &'static str {
     }
 }
 
+/// Of two reasons the one that accepts less: of what came in several transfers it is that of the whole.
+fn stricter(a: &'static str, b: &'static str) -> &'static str {
+    let place = |reason| REASONS.iter().position(|known| *known == reason);
+    if place(b) > place(a) {
+        b
+    } else {
+        a
+    }
+}
+
+/// Names of reasons, from the one that accepts most.
+const REASONS: [&str; 6] = ["", "all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,6 +305,25 @@ mod tests {
         );
         assert_eq!((report.compute_wait, report.network_wait), (ms(10), ms(0)));
         assert_eq!(report.peers[0].deadline, Some(ms(20)));
+    }
+
+    #[test]
+    fn a_peer_some_of_whose_transfers_were_cut_short_has_not_arrived_in_full() {
+        use CloseReason::{AllArrived, BoundMet, Deadline};
+        let mut report = DeliveryReport::default();
+        for (from, reasons) in
+            [(1, [Deadline, AllArrived]), (2, [AllArrived, BoundMet]), (3, [AllArrived; 2])]
+        {
+            for reason in reasons {
+                let receipt = Receipt { reason, ..receipt(Timestamp::ZERO, Duration::ZERO) };
+                report.add(from, &receipt, 4, true);
+                report.add(from, &receipt, 4, false);
+            }
+        }
+        for peers in [&report.peers, &report.sources] {
+            let told: Vec<_> = peers.iter().map(|peer| peer.closed_by).collect();
+            assert_eq!(told, ["deadline", "bound_met", "all_arrived"]);
+        }
     }
 
     #[test]

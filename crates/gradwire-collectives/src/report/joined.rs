@@ -1,6 +1,6 @@
 //! One report of a call whose parts were calls of their own ([`crate::GroupEvent::Divided`]).
 
-use super::{Contributions, DeliveryReport, PeerDelivery, PeerTaking};
+use super::{stricter, Contributions, DeliveryReport, PeerDelivery, PeerTaking};
 use std::ops::Range;
 
 impl DeliveryReport {
@@ -140,19 +140,6 @@ fn append_takings(takings: &mut Vec<PeerTaking>, parts: &[PeerTaking]) {
         part.inspect(|part| taking.taken_at = taking.taken_at.max(part.taken_at)).is_some()
     });
 }
-
-/// Of two reasons the one that accepts less.
-fn stricter(a: &'static str, b: &'static str) -> &'static str {
-    let place = |reason| REASONS.iter().position(|known| *known == reason);
-    if place(b) > place(a) {
-        b
-    } else {
-        a
-    }
-}
-
-/// Names of reasons, from the one that accepts most.
-const REASONS: [&str; 6] = ["", "all_arrived", "bound_met", "soft_threshold", "early_timeout", "deadline"];
 
 #[cfg(test)]
 mod tests {
