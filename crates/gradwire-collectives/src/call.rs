@@ -13,7 +13,7 @@
 //! Two ranks whose descriptors differ at the same place of their sequence have called different things. Elements of
 //! an all-to-all differ between pairs by right: its position says none, its transfers say those of the pair.
 
-use crate::error::{Mismatch, Position};
+use crate::error::{Mismatch, Position, WITH_SETTINGS};
 use crate::rotation;
 use crate::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
 use gradwire_core::Descriptor;
@@ -256,7 +256,7 @@ impl Call {
             collective += ", with error feedback";
         }
         if self.fingerprint != 0 {
-            collective += &format!(" with settings {:04x}", self.fingerprint);
+            collective += &format!("{WITH_SETTINGS}{:04x}", self.fingerprint);
         }
         Position {
             sequence,

@@ -58,7 +58,7 @@ pub enum OpError {
     #[error("invalid request: {0}")]
     Invalid(String),
     /// Ranks called different things.
-    #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b)]
+    #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}{}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b, about_settings(.0))]
     Mismatch(Box<Mismatch>),
     /// A rank fell silent.
     #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}: {detail}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
@@ -77,13 +77,13 @@ pub enum OpError {
         reported_by: Option<u32>,
     },
     /// A rank left while it was still needed.
-    #[error("rank {rank} ({host}) left the group while {during} needed it, after {waited:?}: {detail}")]
+    #[error("rank {rank} ({host}) left the group {}: {detail}", when_needed(.during, *.waited))]
     PeerLeft {
         /// The rank.
         rank: u32,
         /// Its host.
         host: String,
-        /// Collective in progress here.
+        /// Collective in progress here, or the call that needs it and was made later.
         during: String,
         /// How long that had waited.
         waited: Duration,
@@ -117,7 +117,7 @@ pub enum OpError {
         rank: u32,
         /// Its host.
         host: String,
-        /// Collective in progress here.
+        /// The call; by its number there where this rank has not come to it.
         during: String,
         /// Bytes that the call needs on it.
         needed: u64,
@@ -125,9 +125,7 @@ pub enum OpError {
         bytes_max: u64,
     },
     /// Another rank's group failed for a reason of its own, or this rank's because its network thread panicked.
-    #[error(
-        "rank {rank} ({host}) aborted the group: {cause}; {during} had waited {waited:?} here: {detail}"
-    )]
+    #[error("rank {rank} ({host}) aborted the group: {cause}; {}: {detail}", what_ended(.during, *.waited))]
     Aborted {
         /// The rank.
         rank: u32,
@@ -135,7 +133,7 @@ pub enum OpError {
         host: Box<str>,
         /// Its reason.
         cause: Box<str>,
-        /// Collective in progress here.
+        /// Collective in progress here, or the call that was made later.
         during: String,
         /// How long that had waited.
         waited: Duration,
@@ -155,4 +153,51 @@ pub enum OpError {
     /// The group was shut down on this rank.
     #[error("the group was shut down while {0} was in flight")]
     ShutDown(String),
+}
+
+impl OpError {
+    /// The same for a call that meets it: where nothing was in progress here when the group failed, it is this one that is ended by it.
+    pub(crate) fn met_by(mut self, call: impl FnOnce() -> String) -> Self {
+        if let Self::PeerLeft { during, .. } | Self::Aborted { during, .. } = &mut self {
+            if during == IDLE {
+                *during = call();
+            }
+        }
+        self
+    }
+}
+
+/// What is in progress where no call is.
+pub(crate) const IDLE: &str = "nothing (it was idle)";
+
+/// What a fingerprint of settings says of their difference is no help to people.
+fn about_settings(mismatch: &Mismatch) -> &'static str {
+    let Mismatch { a, b, .. } = mismatch;
+    let settings = |position: &Position| {
+        position.collective.split_once(WITH_SETTINGS).map(|(_, settings)| settings.to_owned())
+    };
+    if settings(a) == settings(b) {
+        return "";
+    }
+    "; these settings are how much loss is tolerated and how (the preset and what is given beside it: loss_bound, deadline, floor, \
+     gather_loss_bound, gather_fill, divide_by, hadamard and the like), and the factor of a scaled sum: give the same on every rank"
+}
+
+/// Comes before the fingerprint in [`Position::collective`].
+pub(crate) const WITH_SETTINGS: &str = " with settings ";
+
+fn when_needed(during: &str, waited: Duration) -> String {
+    match waited {
+        Duration::ZERO if during == IDLE => "when nothing was in progress here".to_owned(),
+        Duration::ZERO => format!("before {during}, which needs it"),
+        _ => format!("while {during} needed it, after {waited:?}"),
+    }
+}
+
+fn what_ended(during: &str, waited: Duration) -> String {
+    match waited {
+        Duration::ZERO if during == IDLE => "nothing was in progress here".to_owned(),
+        Duration::ZERO => format!("{during} ends with it here"),
+        _ => format!("{during} had waited {waited:?} here"),
+    }
 }

@@ -71,6 +71,8 @@ fn different_dtypes_reductions_policies_and_collectives_are_found() {
         let errors = errors(Net::perfect(2), requests);
         let (_, b) = assert_mismatch(&errors, 0);
         assert!(b.starts_with(named), "{b} is not {named}");
+        let says_what_settings_are = errors[0].to_string().contains("the preset and what is given beside it");
+        assert_eq!(says_what_settings_are, named.contains("settings"), "{}", errors[0]);
     }
 }
 
@@ -237,7 +239,7 @@ fn a_rank_that_hears_nobody_is_told_that_it_may_be_cut_off() {
     net.submit(2, request(Collective::Barrier));
     net.run_for(Duration::ZERO);
     let OpError::PeerLost { detail, during, .. } = net.error(2) else { panic!("{:?}", net.error(2)) };
-    assert!(detail.contains("nothing was expected from it") && detail.contains("cut off"), "{detail}");
+    assert!(detail.contains("nothing was under way with it") && detail.contains("cut off"), "{detail}");
     assert!(during.contains("idle"), "{during}");
 }
 
@@ -336,6 +338,38 @@ fn leaving_in_the_middle_of_a_call_ends_it_here_and_there() {
     assert_eq!(host, "host0");
     assert!(detail.starts_with("0 of 40 bytes from it arrived in the reduce stage; it "), "{detail}");
     net.run_until(PEER_TIMEOUT * 2, |net| net.groups[0].is_drained());
+}
+
+/// Rank 0 ends the group by `end` while rank 1 has called nothing; what rank 1's call is then told.
+fn called_after(end: impl Fn(&mut Net)) -> OpError {
+    let mut net = Net::perfect(2);
+    let mut tensors = [data(10), data(10)];
+    let [first, later] = &mut tensors;
+    let timeout = Duration::from_secs(1);
+    net.submit(0, Request { timeout, ..all_reduce(first, Algorithm::Transpose) });
+    net.run_for(Duration::from_millis(10));
+    end(&mut net);
+    net.run_until(Duration::from_secs(2), |net| net.groups[1].has_failed());
+    net.submit(1, all_reduce(later, Algorithm::Transpose));
+    net.run_until(Duration::from_millis(1), |net| !net.done[1].is_empty());
+    net.error(1).clone()
+}
+
+#[test]
+fn a_call_after_the_group_has_failed_is_named_as_the_one_that_needs_who_is_gone() {
+    let call = "all_reduce/transpose #0 (10 x F32)";
+    let left = called_after(|net| {
+        let now = net.now;
+        net.groups[0].leave(now);
+    });
+    let OpError::PeerLeft { rank: 0, during, waited: Duration::ZERO, .. } = &left else { panic!("{left:?}") };
+    assert_eq!(during, call);
+    let said = format!("rank 0 (host0) left the group before {call}, which needs it: ");
+    assert!(left.to_string().starts_with(&said), "{left}");
+    let aborted = called_after(|_| ());
+    let OpError::Aborted { rank: 0, during, .. } = &aborted else { panic!("{aborted:?}") };
+    assert_eq!(during, call);
+    assert!(aborted.to_string().contains(&format!("; {call} ends with it here: ")), "{aborted}");
 }
 
 #[test]

@@ -297,6 +297,24 @@ fn a_call_that_exceeds_the_memory_of_a_server_fails_on_every_rank_with_both_numb
 }
 
 #[test]
+fn who_comes_later_to_a_call_that_exceeds_the_memory_of_a_server_is_told_which() {
+    let mut net = Net::with_dedicated(2, (1, 10_000), |_| NORMAL);
+    let mut tensors = inputs(2, 5000);
+    // Calls over servers have numbers of their own.
+    (0..2).for_each(|rank| _ = net.submit(rank, request(Collective::Barrier)));
+    net.run_all(1);
+    net.submit(0, all_reduce(&mut tensors[0], PUSHED));
+    net.run_until(Duration::from_secs(5), |net| net.groups[1].has_failed());
+    net.submit(1, all_reduce(&mut tensors[1], PUSHED));
+    net.run_until(Duration::from_secs(5), |net| net.done[0].len() == 2 && net.done[1].len() == 2);
+    for (rank, number) in [(0, 1), (1, 0)] {
+        let failed = net.done[rank].values().find_map(|outcome| outcome.as_ref().err());
+        let Some(OpError::ServerMemory { during, .. }) = failed else { panic!("{failed:?}") };
+        assert_eq!(*during, format!("all_reduce/parameter_server #{number} (5000 x F32)"), "rank {rank}");
+    }
+}
+
+#[test]
 fn calls_that_do_not_fit_together_wait_for_each_other() {
     let mut net = Net::with_dedicated(2, (1, 20_000), lossy(3, 5));
     let mut tensors: Vec<Vec<Tensor>> = (0..12).map(|op| inputs(2, 5000 - 300 * op)).collect();

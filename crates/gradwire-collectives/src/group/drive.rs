@@ -66,7 +66,7 @@ impl Group {
     /// Why `request` cannot be started at all.
     pub(super) fn refusal(&self, request: &Request) -> Option<OpError> {
         if let Some(error) = &self.failed {
-            return Some(error.clone());
+            return Some(error.clone().met_by(|| request.during(self.next_sequence)));
         }
         if self.is_leaving {
             return Some(OpError::ShutDown("nothing: it was called after the group was left".to_owned()));

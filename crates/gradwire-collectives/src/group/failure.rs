@@ -2,6 +2,7 @@
 
 use super::{Group, GroupEvent, Purpose, Queued};
 use crate::call::{mismatch, Call};
+use crate::error::IDLE;
 use crate::op::Op;
 use crate::peer::Peer;
 use crate::position::PositionRecord;
@@ -183,7 +184,15 @@ impl Group {
         };
         let detail = |rank: Option<u32>| rank.map_or_else(|| self.lag(), |rank| self.lag_of(rank));
         let (during, waited) = self.during_for(now);
+        let during = if record.cause == Cause::ServerMemory { self.at_server(&record) } else { during };
         record.to_error(Here { host, detail, during, waited })
+    }
+
+    /// The call that a server tells of, whose number is another one there; what it is called there, if this rank has not come to it.
+    fn at_server(&self, record: &AbortRecord) -> String {
+        let op = self.ops.iter().find(|op| op.served == Some(record.sequence));
+        let there = || Call::decode(&record.calls[0]).map(|call| call.during(record.sequence));
+        op.map(Op::during).or_else(there).unwrap_or_default()
     }
 
     /// Ends everything if an operation ran out of time; else finds the next one that may.
@@ -223,7 +232,7 @@ impl Group {
         let lag = ops.iter().find_map(|op| op.lag_of(rank));
         let lag = lag.unwrap_or_else(|| match self.oldest_call() {
             Some((during, _)) => format!("nothing of {during} was under way with it"),
-            None => "nothing was expected from it".to_owned(),
+            None => "nothing was under way with it".to_owned(),
         });
         format!("{lag}; {}", self.peers[slot].whereabouts())
     }
@@ -266,7 +275,7 @@ impl Group {
 
     /// What is in progress, for messages.
     fn during(&self) -> String {
-        self.during_any().unwrap_or_else(|| "nothing (it was idle)".to_owned())
+        self.during_any().unwrap_or_else(|| IDLE.to_owned())
     }
 
     /// The same, and how long it has waited.
