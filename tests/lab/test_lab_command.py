@@ -379,6 +379,18 @@ def test_options_that_contradict_each_other_are_wrong_usage(lab, options, messag
     assert lab.sockets() == []
 
 
+@pytest.mark.skipif(has_netem(), reason="this kernel has netem, which can")
+def test_what_the_kind_that_auto_finds_cannot_do_is_wrong_usage_too(lab, tmp_path):
+    for folder in lab.environment["PATH"].split(os.pathsep):
+        for program in Path(folder).glob("*"):
+            if program.name != PROGRAM and not os.path.lexists(tmp_path / program.name):
+                (tmp_path / program.name).symlink_to(program)
+    lab.environment["PATH"] = str(tmp_path)
+    result = lab("up", "--mtu", "9000", "--delay", "1")
+    assert (result.returncode, result.stderr.startswith("error: a delay needs netem")) == (2, True), result.stderr
+    assert lab.sockets() == []
+
+
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_a_program_whose_caller_has_closed_a_standard_stream_gets_the_null_device(running, closed):
     """And not the connection by which its caller hears of its end."""

@@ -169,4 +169,6 @@ fn a_call_that_waits_for_a_majority_ends_by_its_timeout() {
     assert!(detail.contains("left the group"), "{detail}");
     let later = submit(&groups[0], request(Collective::Barrier));
     assert_eq!(outcome(&later), outcome(&op), "the group is over");
+    let epoch = groups[0].stats().expect("the engine runs").epoch.expect("it goes on without lost ranks");
+    assert!(!epoch.is_member, "it may come back: the others may go on");
 }

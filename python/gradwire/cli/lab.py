@@ -160,7 +160,7 @@ def _serve(layout: Layout, path: Path, keeper: str, *, as_json: bool) -> int:
         return EXIT_NO_LAB
     except (LabError, OSError) as error:  # no folder for the socket, or a name that is too long for one
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_NO_LAB
+        return EXIT_WRONG if isinstance(error, WrongRequest) else EXIT_NO_LAB
     return 0
 
 
@@ -183,7 +183,8 @@ def _start_in_background(path: Path) -> None:
         if not answer:
             process.wait()
             errors.seek(0)
-            raise LabError(errors.read().strip().removeprefix("error: ") or _ended(process.returncode))
+            kind = WrongRequest if process.returncode == EXIT_WRONG else LabError
+            raise kind(errors.read().strip().removeprefix("error: ") or _ended(process.returncode))
     if not path.exists():
         raise LabError("the lab ended at once")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import time
@@ -71,6 +72,8 @@ def command(
         if sources.failures and not sources.has_answers:
             sys.exit(EXIT_NOTHING)
     except (GradwireError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of a screen that is a file
+            raise click.UsageError(f"the output cannot be written: {error.strerror}") from error
         click.echo(f"gradwire monitor: {error}", err=True)
         sys.exit(EXIT_NOTHING)
     except KeyboardInterrupt:

@@ -12,10 +12,12 @@ impl Succession {
     }
 
     /// Ends the group, as it does itself, when one has not ended by then: others may have ended it, or wait for this rank to make it.
-    pub(super) fn check_deadlines(&self, now: Timestamp) -> Option<Step> {
+    /// Between epochs they may also go on without this rank, which can come back as one that was lost can.
+    pub(super) fn check_deadlines(&mut self, now: Timestamp) -> Option<Step> {
         let mut waiting = self.calls.waiting(self.is_running());
         let (number, pending) = waiting.find(|(_, pending)| pending.deadline() <= now)?;
         let (during, waited) = (pending.request.during(number), now.since(pending.submitted));
+        self.is_left_behind = !self.is_running();
         Some(Step::End(OpError::TimedOut { during, waited, detail: self.waits_for() }))
     }
 

@@ -91,6 +91,8 @@ pub(crate) struct Succession {
     repeat: Duration,
     /// Memory of a collective that was broken off, until its group is gone.
     broken_off: Option<Box<Sync>>,
+    /// This rank's group has ended where others may still go on.
+    is_left_behind: bool,
 }
 
 /// What the group has to do.
@@ -155,6 +157,7 @@ impl Succession {
             peer_timeout,
             repeat,
             broken_off: None,
+            is_left_behind: false,
         }
     }
 
@@ -189,7 +192,7 @@ impl Succession {
     /// For people.
     pub(crate) fn stats(&self) -> EpochStats {
         let (lost, joined) = (self.lost.clone(), self.joined.clone());
-        let is_member = !matches!(self.phase, Phase::Over(OpError::NotMember { .. }));
+        let is_member = !self.is_left_behind && !matches!(self.phase, Phase::Over(OpError::NotMember { .. }));
         EpochStats { number: self.epoch, members: self.members.to_vec(), lost, joined, is_member }
     }
 
