@@ -132,7 +132,7 @@ bench-flood: build ## What a stranger's flood costs a job, over a lab network
 	$(PY) bench/collective/flood.py --json bench-out/flood.json $(ARGS)
 
 bench-incast: build ## A small all-reduce by incast factor, in the simulator and over a lab network
-	cargo test --package gradwire-sim --test schedules $(LOCKED) a_small -- --nocapture
+	cargo test --package gradwire-sim --test all $(LOCKED) schedules::a_small -- --nocapture
 	$(PY) bench/collective/incast.py --json bench-out/incast.json $(ARGS)
 
 bench-hadamard: build ## What the Hadamard transform does against lost packets, and what it costs where none is lost
