@@ -25,11 +25,8 @@ _COMMANDS = {
     "switch": "Write the configuration that a switch needs to tell gradients apart.",
     "trace": "Write one step of all ranks as a timeline for Perfetto.",
 }
-EXIT_UNLOADABLE, EXIT_UNWRITTEN, EXIT_INTERRUPTED = (
-    1,
-    2,
-    130,
-)  # 130: the shell's convention for a program ended by Ctrl-C
+EXIT_UNLOADABLE, EXIT_UNWRITTEN = 1, 2
+EXIT_INTERRUPTED = 130  # the shell's convention for a program ended by Ctrl-C
 # Of what is open already; whatever fails to be opened has a name in its error.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
