@@ -1,4 +1,4 @@
-//! The shape of the sources: which crates may use std, and how long a file may grow.
+//! The shape of the sources: which crates may use std, how long a file may grow, and that every file of tests is compiled.
 
 use crate::tree::{File, Tree};
 
@@ -8,12 +8,13 @@ const NO_STD: [&str; 3] = ["crates/gradwire-wire", "crates/gradwire-core", "crat
 /// A file that is longer is split.
 const FILE_LINES_MAX: usize = 600;
 
-/// Complaints about std in the lower layers and about files that nobody reads to the end.
+/// Complaints about std in the lower layers, about files that nobody reads to the end, and about tests that never run.
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
     let mut complaints: Vec<String> =
         NO_STD.iter().filter_map(|krate| no_std_complaint(tree, krate)).collect();
     let sources = tree.with_extension(".rs").chain(tree.with_extension(".py"));
     complaints.extend(sources.filter_map(length_complaint));
+    complaints.extend(tree.with_extension(".rs").filter_map(|file| forgotten_complaint(tree, file)));
     complaints
 }
 
@@ -48,6 +49,18 @@ fn length_complaint(file: &File) -> Option<String> {
         .then(|| format!("{}: {lines} lines, split it (at most {FILE_LINES_MAX})", file.path))
 }
 
+/// Where a crate's tests are one program, cargo compiles no file that its `main.rs` or the manifest does not name.
+fn forgotten_complaint(tree: &Tree, file: &File) -> Option<String> {
+    let (krate, name) = file.path.split_once("/tests/")?;
+    let name = name.strip_suffix(".rs").filter(|name| !name.contains('/') && *name != "main")?;
+    let main = tree.file(&format!("{krate}/tests/main.rs"))?;
+    let manifest = tree.file(&format!("{krate}/Cargo.toml"))?;
+    let is_part = main.text.lines().any(|line| line == format!("mod {name};"));
+    let is_program = manifest.text.contains(&format!("path = \"tests/{name}.rs\""));
+    (!is_part && !is_program)
+        .then(|| format!("{}: is never compiled, add `mod {name};` to {krate}/tests/main.rs", file.path))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +89,23 @@ mod tests {
         let lib = "#![no_std]\n";
         let tree = Tree::of(&[FINE, (WIRE, lib), (CORE, lib), ("a.py", &fits), ("b.py", &long)]);
         assert_eq!(check(&tree), ["b.py: 601 lines, split it (at most 600)"]);
+    }
+
+    #[test]
+    fn a_file_of_tests_that_nothing_names_is_found() {
+        let lib = "#![no_std]\n";
+        let main = ("crates/x/tests/main.rs", "mod common;\nmod named;\n");
+        let manifest = ("crates/x/Cargo.toml", "[[test]]\nname = \"own\"\npath = \"tests/own.rs\"\n");
+        let tests = [
+            ("crates/x/tests/common/mod.rs", ""),
+            ("crates/x/tests/forgotten.rs", ""),
+            ("crates/x/tests/named.rs", ""),
+            ("crates/x/tests/own.rs", ""),
+            ("crates/y/tests/each_is_a_program.rs", ""),
+        ];
+        let tree = Tree::of(&[&[FINE, (WIRE, lib), (CORE, lib), main, manifest], tests.as_slice()].concat());
+        let forgotten =
+            "crates/x/tests/forgotten.rs: is never compiled, add `mod forgotten;` to crates/x/tests/main.rs";
+        assert_eq!(check(&tree), [forgotten]);
     }
 }

@@ -1,8 +1,6 @@
 //! The exact collectives other than all-reduce, point to point, and many operations at once.
 
-mod common;
-
-use common::{all_reduce, lossy, request, Net, Tensor};
+use crate::common::{all_reduce, lossy, request, Net, Tensor};
 use gradwire_collectives::{Algorithm, Collective, DeadlineRule, OpError, Policy, ReduceOp, Request, View};
 use std::time::Duration;
 

@@ -1,9 +1,7 @@
 //! The counts that a caller may ask for: how many ranks are in each block of a result, held against what every rank was
 //! told about its own values.
 
-mod common;
-
-use common::{all_reduce, lossy, request, Net, Tensor, CHUNK_BYTES};
+use crate::common::{all_reduce, lossy, request, Net, Tensor, CHUNK_BYTES};
 use gradwire_collectives::{
     Algorithm, Collective, Contributions, DeliveryReport, Dtype, Fill, GatherRule, Policy, ReduceOp, Request,
     Rotation, View,

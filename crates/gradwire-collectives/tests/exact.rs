@@ -3,9 +3,7 @@
 //! Inputs are small integers, held exactly by every dtype in every order of summation; so results are compared bit
 //! by bit with a closed formula.
 
-mod common;
-
-use common::{all_reduce, lossy, request, scatter, Fate, Net, Tensor, NORMAL};
+use crate::common::{self, all_reduce, lossy, request, scatter, Fate, Net, Tensor, NORMAL};
 use gradwire_collectives::core::Kind;
 use gradwire_collectives::{Algorithm, Collective, DeadlineRule, Dtype, Policy, ReduceOp, Request};
 use std::cell::Cell;

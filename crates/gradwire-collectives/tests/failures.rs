@@ -1,8 +1,6 @@
 //! How groups fail: every rank, within its time, with the same typed cause.
 
-mod common;
-
-use common::{all_reduce, lossy, request, Net, Tensor, NORMAL, PEER_TIMEOUT};
+use crate::common::{all_reduce, lossy, request, Net, Tensor, NORMAL, PEER_TIMEOUT};
 use gradwire_collectives::{Algorithm, Collective, Dtype, OpError, Policy, ReduceOp, Request, View};
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! What ranks learn about their links, and what that makes of the times that they allow, on networks that lose nothing.
 
-mod common;
-
-use common::{all_reduce, slow, Net, Tensor};
+use crate::common::{all_reduce, slow, Net, Tensor};
 use gradwire_collectives::{Algorithm, DeliveryReport, Policy, ReduceOp, Request};
 use std::time::Duration;
 

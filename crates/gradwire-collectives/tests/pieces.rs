@@ -1,8 +1,6 @@
 //! Large shards of halves are contributed in pieces: the result is the same, and so it is when packets are lost on the way.
 
-mod common;
-
-use common::{all_reduce, lossy, Net, Tensor};
+use crate::common::{all_reduce, lossy, Net, Tensor};
 use gradwire_collectives::{Algorithm, Dtype, Policy, Request};
 use std::time::Duration;
 

@@ -2,9 +2,7 @@
 //!
 //! Every result is compared with the mean over exactly those contributions that the reports call counted.
 
-mod common;
-
-use common::{all_reduce, lossy, scatter, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use crate::common::{all_reduce, lossy, scatter, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::{Flags, Kind, Timestamp};
 use gradwire_collectives::{
     Algorithm, DeadlineRule, DeliveryReport, Dtype, EarlyRule, Fill, GatherRule, OpError, PeerDelivery,

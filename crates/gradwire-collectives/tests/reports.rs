@@ -1,8 +1,6 @@
 //! What a delivery report says: for every collective who sent what, and for every schedule whether a rank was slow or a link.
 
-mod common;
-
-use common::{all_reduce, request, Fate, Net, Packet, Tensor, NORMAL, PEER_TIMEOUT};
+use crate::common::{all_reduce, request, Fate, Net, Packet, Tensor, NORMAL, PEER_TIMEOUT};
 use gradwire_collectives::{Algorithm, Collective, DeliveryReport, ReduceOp, Request, View};
 use std::time::Duration;
 

@@ -1,9 +1,7 @@
 //! Rotated all-reduces: nothing changes where nothing is lost, what is lost is spread over the bucket, the mean is over what
 //! counted of the rotated values, and what did not count is in the residual, turned back.
 
-mod common;
-
-use common::{all_reduce, lossy, request, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use crate::common::{all_reduce, lossy, request, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::wire::{HEADER_BYTES, OPENING_BYTES};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{

@@ -1,9 +1,7 @@
 //! Tolerant reduce-scatter: what each rank keeps is the mean over what counted, and what did not count is owed by somebody: all of
 //! a value by its sender, and less the mean for it by the owner of the row, who alone knows it.
 
-mod common;
-
-use common::{all_reduce, lossy, request, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use crate::common::{all_reduce, lossy, request, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, DivideBy, Dtype, GatherRule, OpError, Policy, ReduceOp, Request,

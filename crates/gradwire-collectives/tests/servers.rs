@@ -1,8 +1,6 @@
 //! Dedicated parameter servers: ranks that call nothing and sum what the others push.
 
-mod common;
-
-use common::{all_reduce, lossy, request, scatter, Net, Tensor, NORMAL};
+use crate::common::{self, all_reduce, lossy, request, scatter, Net, Tensor, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
     Algorithm, Collective, DivideBy, Dtype, Fill, GatherRule, OpError, Policy, ReduceOp, Request, Tags,

@@ -1,9 +1,7 @@
 //! Tolerant all-reduce: what is missing is exactly what the network dropped, the mean is over what counted, every
 //! replica holds the same bits, and what did not count is in the residual.
 
-mod common;
-
-use common::{all_reduce, lossy, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
+use crate::common::{all_reduce, lossy, Fate, Net, Packet, Tensor, CHUNK_BYTES, NORMAL};
 use gradwire_collectives::core::{Flags, Kind};
 use gradwire_collectives::{
     Algorithm, DeliveryReport, DivideBy, Dtype, GatherRule, Policy, ReduceOp, Request,

@@ -1,8 +1,6 @@
 //! Faults on real sockets: what is asked to be lost is lost, nothing else, and what must arrive arrives.
 
-mod common;
-
-use common::{all_reduce, check_all_reduce, cluster, config, Tensor, PATIENCE};
+use crate::common::{all_reduce, check_all_reduce, cluster, config, Tensor, PATIENCE};
 use gradwire_engine::collectives::{
     Algorithm, Collective, DeadlineRule, DeliveryReport, Policy, ReduceOp, Request,
 };

@@ -1,9 +1,7 @@
 //! All-gathers, reduce-scatters and broadcasts that are divided between several network threads of each rank.
 
-mod common;
-
-use common::dividing::{dividing, losing, reports, with};
-use common::{check_all_reduce, values, Broken, Tensor, PATIENCE};
+use crate::common::dividing::{dividing, losing, reports, with};
+use crate::common::{self, check_all_reduce, values, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{
     Collective, DeliveryReport, Dtype, Given, OpError, Policy, ReduceOp, Request, Tags, View,
 };

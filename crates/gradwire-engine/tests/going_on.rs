@@ -1,14 +1,10 @@
 //! A group that goes on without a rank: its reports and errors name ranks as callers know them, and no call outlasts its timeout.
 
-mod common;
-#[path = "common/relay.rs"]
-mod relay;
-
-use common::{cluster, config, engines, impatient, join_pending, Tensor, PATIENCE};
+use crate::common::relay::Relay;
+use crate::common::{cluster, config, engines, impatient, join_pending, Tensor, PATIENCE};
 use gradwire_core::{Header, Kind};
 use gradwire_engine::collectives::{Collective, Dtype, OpError, Request};
 use gradwire_engine::{Engine, EngineConfig, GroupHandle, OnPeerLoss, OpHandle, Outcome, PendingGroup};
-use relay::Relay;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,7 @@
 //! Several network threads for each rank: what is large is divided between them, and callers see one call, one result and one verdict.
 
-mod common;
-
-use common::dividing::{agree, dividing, losing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
-use common::{all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
+use crate::common::dividing::{agree, dividing, losing, reports, submit, with, CALLS_UNTIL_AGREED, ELEMS};
+use crate::common::{self, all_reduce, check_all_reduce, engines, impatient, join, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Algorithm, Collective, Given, OpError, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{Choice, Engine, EngineConfig, GroupHandle, OpHandle, PendingGroup, Security};
 use std::sync::atomic::{AtomicUsize, Ordering};

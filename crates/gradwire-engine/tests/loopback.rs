@@ -1,8 +1,6 @@
 //! Whole groups over real sockets on loopback.
 
-mod common;
-
-use common::{
+use crate::common::{
     all_reduce, check_all_reduce, cluster, config, engines, impatient, join, join_pending, Tensor, PATIENCE,
 };
 use gradwire_engine::collectives::{OpError, Policy, ReduceOp, Request};

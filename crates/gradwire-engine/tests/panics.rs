@@ -1,8 +1,6 @@
 //! A network thread that panics: whoever waits for it hears why.
 
-mod common;
-
-use common::{all_reduce, cluster, config, impatient, Broken, Tensor, PATIENCE};
+use crate::common::{all_reduce, cluster, config, impatient, Broken, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Bucket, ImportanceRule, Marks, OpError, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{EngineConfig, EngineError, GroupHandle, OnPeerLoss, OpHandle};
 use std::sync::mpsc::{channel, Receiver, Sender};

@@ -1,8 +1,6 @@
 //! Several paths between two ranks over loopback: from which ports packets leave, and that results stay exact.
 
-mod common;
-
-use common::{check_all_reduce, cluster, config, engines, join};
+use crate::common::{check_all_reduce, cluster, config, engines, join};
 use gradwire_engine::core::RoundTrips;
 use gradwire_engine::{
     Engine, EngineConfig, EngineError, GroupHandle, Offload, PathStats, Spray, TimeHistogram,

@@ -1,18 +1,16 @@
 //! Sealed groups over real sockets, with an attacker on the way (common/relay.rs). What it does is done to a group in clear as
 //! well, where it succeeds: so the attacks are attacks.
 
-mod common;
-#[path = "common/relay.rs"]
-mod relay;
-
-use common::{all_reduce, check_all_reduce, cluster, config, engines, join, join_pending, Tensor, PATIENCE};
+use crate::common::relay::{Meddler, Relay};
+use crate::common::{
+    all_reduce, check_all_reduce, cluster, config, engines, join, join_pending, Tensor, PATIENCE,
+};
 use gradwire_engine::core::wire::{Flags, Kind, PacketNumber, HEADER_BYTES};
 use gradwire_engine::core::{ConnectionId, Header};
 use gradwire_engine::{
     ChaosConfig, DedicatedServers, Engine, EngineConfig, GroupHandle, JobSecret, JoinError, Offload,
     OnPeerLoss, PendingGroup, Security,
 };
-use relay::{Meddler, Relay};
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

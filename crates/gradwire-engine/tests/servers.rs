@@ -1,8 +1,6 @@
 //! Dedicated parameter servers over real sockets.
 
-mod common;
-
-use common::{all_reduce, config, engines, impatient, join_pending, values, Tensor, PATIENCE};
+use crate::common::{all_reduce, config, engines, impatient, join_pending, values, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Algorithm, Collective, OpError, Request};
 use gradwire_engine::{DedicatedServers, Engine, EngineConfig, EngineError, GroupHandle, OpHandle};
 

@@ -1,8 +1,6 @@
 //! Marks on real sockets over loopback: what a sender asks for is what the receiver's kernel reports.
 
-mod common;
-
-use common::{all_reduce, cluster, config, Tensor, PATIENCE};
+use crate::common::{all_reduce, cluster, config, Tensor, PATIENCE};
 use gradwire_engine::collectives::{Magnitude, Policy, ReduceOp, Request, Tags};
 use gradwire_engine::{EngineConfig, GroupHandle, TagCounts};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub(crate) mod dividing;
+pub(crate) mod relay;
 
 use gradwire_engine::collectives::{
     Algorithm, Bucket, Collective, Dtype, ImportanceRule, Marks, Request, View,
