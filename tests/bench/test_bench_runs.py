@@ -204,13 +204,15 @@ def test_what_came_of_an_earlier_call_is_told_as_wrong(tmp_path, monkeypatch):
     assert [row["wrong"] for row in found["rows"]] == [2 * 41 * elems]  # of two ranks, in 41 of 42 calls
 
 
-def test_ctrl_c_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path, workers_of):
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the process", "its group"])
+def test_an_interrupt_ends_it_with_all_workers_and_leaves_the_numbers_of_an_earlier_run(tmp_path, workers_of, send):
+    """Of the whole group, as a terminal has it, or of the process alone, as another program has it."""
     (tmp_path / "numbers.json").write_text("earlier")
     line = command(tmp_path, "--quick", "--network", "loopback", "--samples", "100000")
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
         assert any("starting 2 ranks" in told for told in running.stdout)
         wait_until(lambda: len(workers_of(tmp_path)) == 2)
-        os.killpg(running.pid, signal.SIGINT)  # what a terminal does
+        send(running.pid, signal.SIGINT)
         told = running.stdout.read()
         assert running.wait(60) == sandbox.EXIT_INTERRUPTED, told
     assert "interrupted; the workers and the network are gone" in told

@@ -117,13 +117,14 @@ def test_a_worker_that_fails_is_named_with_the_end_of_its_log(tmp_path):
 
 
 @pytest.mark.usefixtures("_namespaces")
-def test_ctrl_c_ends_the_demo_and_all_its_workers(tmp_path, workers_of):
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the process", "its group"])
+def test_an_interrupt_ends_the_demo_and_all_its_workers(tmp_path, workers_of, send):
     arguments = ["--backend", "gloo", "--workers", "2", "--out", tmp_path]
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
         for line in demo.stdout:
             if line.startswith("starting"):
                 break
-        os.killpg(demo.pid, signal.SIGINT)
+        send(demo.pid, signal.SIGINT)
         assert demo.wait(60) == sandbox.EXIT_INTERRUPTED
     deadline = time.monotonic() + 10
     while workers_of(tmp_path) and time.monotonic() < deadline:

@@ -324,12 +324,13 @@ def test_ctrl_c_leaves_nothing(lab, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sigterm_leaves_nothing(lab, kind):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_process_alone_leaves_nothing(lab, kind, number):
     arguments = ("up", "--foreground", "--hosts", "1", "--switch", kind)
     with lab.start(*arguments, stdout=subprocess.PIPE) as caller:
         assert caller.stdout.readline() == "ready\n"
-        caller.terminate()
-        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+        caller.send_signal(number)
+        assert caller.wait(TIMEOUT_S) == 128 + number
         assert_closed(caller.stdout.fileno())
     assert os.listdir(lab.folder) == []
     assert os.listdir(lab.temporary) == []

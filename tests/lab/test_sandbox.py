@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,8 @@ def main():
     try:
         print("up", flush=True)
         signal.pause()
-    except SystemExit as end:
-        print("leaving with", end.code, flush=True)
+    except (SystemExit, KeyboardInterrupt) as end:
+        print("leaving with", getattr(end, "code", 130), flush=True)
         sys.stdin.read()  # what another signal would end
         print("left", flush=True)
         raise
@@ -125,18 +126,20 @@ sys.exit(sandbox.run(main, terminates_in_order=True))
 
 
 @pytest.mark.parametrize("whole_group", [False, True])
-def test_a_terminated_caller_that_wants_it_so_lets_the_function_leave_once(whole_group):
-    """To a whole group it is sent twice: to the function's process directly, and by its caller."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_terminated_or_interrupted_caller_that_wants_it_so_lets_the_function_leave_once(whole_group, number):
+    """To a whole group it is sent many times: to the function's process directly, as a terminal's Ctrl-C is, and by those above it."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", IN_ORDER], **pipes, start_new_session=True) as caller:
         assert caller.stdout.readline() == b"up\n"
         for _ in range(2):
-            (os.killpg if whole_group else os.kill)(caller.pid, signal.SIGTERM)
-        assert caller.stdout.readline() == b"leaving with 143\n"
-        (os.killpg if whole_group else os.kill)(caller.pid, signal.SIGTERM)
+            (os.killpg if whole_group else os.kill)(caller.pid, number)
+        status = 128 + number
+        assert caller.stdout.readline() == f"leaving with {status}\n".encode()
+        (os.killpg if whole_group else os.kill)(caller.pid, number)
         caller.stdin.close()
         assert caller.stdout.read() == b"left\n"
-        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+        assert caller.wait(TIMEOUT_S) == status
 
 
 AFTER_A_FORK = """
@@ -145,60 +148,59 @@ fork, forks = os.fork, []
 def slow_fork():
     forks.append(fork())
     if forks[-1] and len(forks) == int(sys.argv[1]):
-        while signal.SIGTERM not in signal.sigpending():
+        while not signal.sigpending() & {signal.SIGINT, signal.SIGTERM}:
             os.sched_yield()
     return forks[-1]
 os.fork = slow_fork
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("process", ["caller", "keeper", "process 1"])
-def test_a_signal_that_comes_right_after_a_fork_is_passed_on(process):
-    """Each of them has forked, and the function runs, before it has said what SIGTERM shall do."""
+def test_a_signal_that_comes_right_after_a_fork_is_passed_on(process, number):
+    """Each of them has forked, and the function runs, before it has said what the signal shall do."""
     fork = {"caller": 1, "keeper": 2, "process 1": 3}[process]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", AFTER_A_FORK + IN_ORDER, str(fork)], **pipes) as caller:
         assert caller.stdout.readline() == b"up\n"
-        caller.terminate()
-        assert caller.stdout.readline() == b"leaving with 143\n"
+        caller.send_signal(number)
+        status = 128 + number
+        assert caller.stdout.readline() == f"leaving with {status}\n".encode()
         caller.stdin.close()
         assert caller.stdout.read() == b"left\n"
-        assert caller.wait(TIMEOUT_S) == sandbox.EXIT_TERMINATED
+        assert caller.wait(TIMEOUT_S) == status
 
 
-def test_the_callers_own_signal_mask_stays():
+def test_the_callers_own_signal_mask_and_handlers_stay():
     def main() -> int:
-        return int(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, set()))
+        return len(signal.pthread_sigmask(signal.SIG_BLOCK, set()) & {signal.SIGINT, signal.SIGTERM})
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    def own():
+        return (
+            signal.pthread_sigmask(signal.SIG_BLOCK, set()),
+            signal.getsignal(signal.SIGINT),
+            signal.getsignal(signal.SIGTERM),
+        )
+
+    before = own()
     assert sandbox.run(main) == 0
     assert sandbox.run(main, terminates_in_order=True) == 0
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
+    assert own() == before
 
 
-def test_ctrl_c_ends_it_with_the_shells_status():
+def test_a_thread_that_is_not_the_main_one_may_run_it():
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(sandbox.run, lambda: 7).result() == 7
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["caller", "group"])
+def test_an_interrupt_ends_it_with_the_shells_status(send):
+    """To the caller alone, as from another program, or to its group, as from a terminal."""
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, start_new_session=True) as caller:
         assert caller.stdout.readline() == b"up\n"
-        os.killpg(caller.pid, signal.SIGINT)  # what a terminal does
+        send(caller.pid, signal.SIGINT)
         assert caller.wait(TIMEOUT_S) == sandbox.EXIT_INTERRUPTED
         assert_closed(caller.stdout.fileno())
-
-
-def test_an_interrupt_between_a_wait_and_its_result_loses_no_status(monkeypatch):
-    for name in ("waitid", "waitpid"):
-        wait, interrupts = getattr(os, name), [KeyboardInterrupt]
-
-        def interrupted(*arguments, wait=wait, interrupts=interrupts):
-            result = wait(*arguments)
-            if interrupts:
-                raise interrupts.pop()
-            return result
-
-        monkeypatch.setattr(os, name, interrupted)
-    child = os.fork()
-    if child == 0:
-        os._exit(7)
-    assert sandbox._wait(child) == 7
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NoReturn
 
 from gradwire.lab import _syscalls
@@ -34,16 +35,20 @@ _REASONS = {
     _EXIT_NO_PROC: "no /proc of its own for the lab here, without which its hosts cannot be told from other processes:"
     " in a container, start it with --privileged, or with nothing of /proc hidden (--security-opt systempaths=unconfined)",
 }
+_ENDING = (signal.SIGINT, signal.SIGTERM)  # what asks a process to end in good order
 _NAMESPACES = _syscalls.CLONE_NEWNET | _syscalls.CLONE_NEWNS | _syscalls.CLONE_NEWPID
 
 
 def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     """Runs `main` as described above and waits for it.
 
+    SIGINT to the caller raises KeyboardInterrupt in `main`, once, also where a terminal sends it to all processes, and the caller waits
+    for what `main` does about it. Outside a process's main thread it is left to the caller.
+
     Args:
         main: called in the new namespaces, where it has all rights over the network; its result is the exit status.
-        terminates_in_order: SIGTERM to the caller raises SystemExit in `main`, once, and the caller waits for what `main` does
-            about it; else it ends the caller, and all else with it, at once. Only in a process's main thread.
+        terminates_in_order: SIGTERM to the caller raises SystemExit in `main` in the same way; else it ends the caller, and all else
+            with it, at once. Only in a process's main thread.
 
     Returns:
         The exit status of `main`; 1 if it raised (the error is on standard error), 130 if it was interrupted, 143 if terminated.
@@ -54,7 +59,9 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     caller = os.getpid()
-    with _child(lambda: _keep(main, caller), is_told=terminates_in_order) as keeper:
+    hears_sigint = terminates_in_order or threading.current_thread() is threading.main_thread()
+    told = _ENDING if terminates_in_order else (signal.SIGINT,) if hears_sigint else ()
+    with _child(lambda: _keep(main, caller), told) as keeper:
         status = _wait(keeper)
     if status in _REASONS:
         raise NamespacesUnavailable(_REASONS[status])
@@ -63,9 +70,9 @@ def run(main: Callable[[], int], *, terminates_in_order: bool = False) -> int:
 
 def _keep(main: Callable[[], int], caller: int) -> int:
     """Makes the namespaces, starts process 1 in them and waits for it. Runs in the keeper."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # here and in process 1; it reaches the process of `main` too
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_TERMINATED))
-    _hear_sigterm()
+    for number in _ENDING:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
+    _hear()
     try:
         _enter_namespaces()
     except OSError:
@@ -92,7 +99,7 @@ def _be_first(main: Callable[[], int], keeper_lives: int, keeper_holds: int) -> 
     except OSError:  # as where a container hides parts of /proc; in the one that is there processes have other numbers
         return _EXIT_NO_PROC
     with _child(lambda: _lead(main)) as leader:
-        _hear_sigterm()
+        _hear()
         while True:
             ended, status = os.waitpid(-1, 0)
             if ended == leader:
@@ -101,56 +108,64 @@ def _be_first(main: Callable[[], int], keeper_lives: int, keeper_holds: int) -> 
 
 
 def _lead(main: Callable[[], int]) -> int:
-    """The process of `main`, which Ctrl-C and SIGTERM end in good order."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _leave)
-    _hear_sigterm()
+    """The process of `main`, which SIGINT and SIGTERM end in good order."""
+    for number in _ENDING:
+        signal.signal(number, _leave)
+    _hear()
     return main()
 
 
-def _leave(*_: object) -> NoReturn:
-    """Once: who terminates a whole process group, as timeout(1) does, is heard directly and by what the caller passes on."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _leave(number: int, _: object) -> NoReturn:
+    """Once: what reaches a whole process group, as Ctrl-C does, is heard directly and by what each process above passes on.
+
+    It is ignored, not only taken for nothing: so do the programs that clean up, which a second Ctrl-C would end.
+    """
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {number}
+    )  # one that came between would be told as a race, by Python, on standard error
+    signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(EXIT_TERMINATED)
 
 
 @contextmanager
-def _child(body: Callable[[], int], *, is_told: bool = True) -> Iterator[int]:
-    """A forked process that ends with the result of `body`, to which SIGTERM to this one is passed on meanwhile if `is_told`.
+def _child(body: Callable[[], int], told: Iterable[int] = _ENDING) -> Iterator[int]:
+    """A forked process that ends with the result of `body`, to which these signals to this one are passed on meanwhile.
 
-    SIGTERM is held back until this process can pass it on, and in the child until `body` says `_hear_sigterm`: what a handler of its
+    They are held back until this process can pass them on, and in the child until `body` says `_hear`: what a handler of its
     parent did there would end process 1, and all else with it at once.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         child = os.fork()
         if child == 0:
             _in_child(body)
-        with _terminating(child) if is_told else nullcontext():
+        with _passing_on(told, child):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield child
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _hear_sigterm() -> None:
+def _hear() -> None:
     """What was held back comes now."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
 
 @contextmanager
-def _terminating(child: int) -> Iterator[None]:
-    """SIGTERM to this process is passed on to the child meanwhile."""
+def _passing_on(numbers: Iterable[int], child: int) -> Iterator[None]:
+    """These signals to this process are passed on to the child meanwhile."""
 
-    def pass_on(*_: object) -> None:
+    def pass_on(number: int, _: object) -> None:
         with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGTERM)
+            os.kill(child, number)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
-    try:
+    with ExitStack() as afterwards:
+        for number in numbers:
+            afterwards.callback(signal.signal, number, signal.signal(number, pass_on))
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _enter_namespaces() -> None:
@@ -187,12 +202,6 @@ def _in_child(body: Callable[[], int]) -> None:
 
 
 def _wait(child: int) -> int:
-    """Exit status of `child`. Ctrl-C is left to the child, which gets it as well and ends by itself."""
-    found = None
-    while found is None:
-        with suppress(KeyboardInterrupt):
-            # It can be asked again: the interrupt may come when the call has returned and its result is not here yet.
-            found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    with suppress(KeyboardInterrupt):
-        os.waitpid(child, 0)
-    return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+    """Exit status of `child`, as a shell has it."""
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
