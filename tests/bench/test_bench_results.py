@@ -350,11 +350,17 @@ def said_of(*works: Work | None) -> dict:
 
 def test_what_was_sent_again_is_known_of_calls_that_were_opted_in_and_of_no_others():
     reports = [Work(bytes_sent=sent, bytes_retransmitted=again) for sent, again in ((300, 100), (100, 0))]
-    assert said_of(*reports) == {"judged": True, "wrong": 0, "unjudged": 0, "lost": 0, "filled": 0, "resent": 0.25}
+    found = {"wrong": 0, "unjudged": 0, "lost": 0, "filled": 0}
+    assert said_of(*reports) == {"judged": True, **found, "resent": 0.25, "warm_up": False}
     assert said_of(None, None)["resent"] is None
     series = results.Series(plan.Cell("all_reduce", 2, 1000, Condition(), plan.gradwire(plan.EXACT)))
     series.add([answer(0.0, [0.001], resent=None)] * 2, counted=True)
     assert series.row()["resent_share"] is None
+
+
+def test_a_sample_with_a_call_that_was_exact_to_warm_up_says_so():
+    assert said_of(Work(warm_up=True), Work())["warm_up"] is True
+    assert said_of(None, None)["warm_up"] is False
 
 
 @pytest.mark.parametrize(

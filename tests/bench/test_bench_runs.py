@@ -106,6 +106,16 @@ def test_rotated_results_that_lost_something_are_not_told_as_right(tmp_path):
     assert ">-</td>" in (tmp_path / "bench.html").read_text()
 
 
+def test_what_a_preset_measures_first_is_not_taken_for_what_it_does(tmp_path):
+    """`ultima` warms up by exact calls, in which what is lost is sent again; after them nothing is."""
+    few = ("--samples", "2", "--block", "1", "--ranks", "2", "--size", "0.1", "--size", "0.25", "--tcp", "none")
+    several = ("--collective", "all_reduce", "--collective", "reduce_scatter", "--preset", "ultima", "--rotated")
+    found = bench(tmp_path, *few, *several, "--network", "nft", "--loss", "0.03", "--loss", "0.05", "--rate", "400")
+    assert len(found["rows"]) == 12
+    assert {(row["resent_share"], row["wrong"]) for row in found["rows"]} == {(0, 0)}
+    assert max(row["lost_share"] for row in found["rows"]) > 0
+
+
 def test_a_round_trip_is_counted_and_a_ring_of_three_takes_two_of_it(tmp_path):
     few = ("--samples", "1", "--block", "1", "--ranks", "3", "--size", "0.01", "--tcp", "none", "--preset", "auto")
     found = bench(tmp_path, *few, "--network", "soft", "--rtt", "10", "--algorithm", "ring")

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def measure(
     cells = plan.cells()
     found = [Series(cell, plan.block) for cell in cells]
     begun, turns = clock(), list(plan.turns())
+    _warm_up(found, crews, ground)
     for turn, order in enumerate(turns):
         if turn > 0 and clock() - begun > 60 * plan.minutes:
             break
@@ -116,8 +118,29 @@ def measure(
         yield copy.deepcopy(found)
 
 
-def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
-    """One sample: a call from a common start, or several that follow one in which the ranks meet (`results.times_ms`)."""
+def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground) -> None:
+    """Ends what presets measure first, by exact calls which would tell nothing of them. Of samples that are not counted.
+
+    What they learn there, of the largest call that a group has, holds for all others; so it is learned under all conditions, by turns.
+    """
+    groups: dict[str, list[Series]] = {}
+    for series in every:
+        if series.cell.variant.preset is not None:
+            groups.setdefault(group_of(series.cell.variant, series.cell.ranks), []).append(series)
+    for group in groups.values():
+        largest = max(series.cell.bytes for series in group)
+        for series in cycle([series for series in group if series.cell.bytes == largest]):
+            ground.set(series.cell.condition)
+            if not _sample(crews, series, counted=False):
+                break
+
+
+def _sample(crews: Crews, series: Series, *, counted: bool) -> bool:
+    """One sample: a call from a common start, or several that follow one in which the ranks meet (`results.times_ms`).
+
+    Returns:
+        Whether one of its calls was exact because its preset measures first.
+    """
     cell, timed = series.cell, timed_calls(series.cell.bytes)
     calls = timed if timed == 1 else 1 + timed
     group = {"group": group_of(cell.variant, cell.ranks), "collective": cell.collective, "elems": cell.bytes // 4}
@@ -128,7 +151,9 @@ def _sample(crews: Crews, series: Series, *, counted: bool) -> None:
     sampled = crews.order(cell.variant, order, "sampled")
     judged = crews.order(cell.variant, {"do": "judge"}, "judged")
     answers = [{**took[-1], **found[-1]} for took, found in zip(sampled, judged, strict=True)]
-    series.add([answer for answer in answers if answer["sampled"]], counted=counted)
+    answers = [answer for answer in answers if answer["sampled"]]
+    series.add(answers, counted=counted)
+    return any(answer["warm_up"] for answer in answers)
 
 
 def group_of(variant: Variant, ranks: int) -> str:

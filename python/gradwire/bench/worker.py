@@ -5,7 +5,7 @@ Orders and their answers (see `gradwire.lab.crew`):
     {"do": "group", "name": g, "backend": b, "ranks": n, "timeout_s": t}  ->  {"made": g}
     {"do": "prepare", "group": g, "collective": c, "elems": n, "first": f, "calls": k}  ->  {"prepared": true}
     {"do": "sample", "variant": {..}, "at": t}  ->  {"sampled": true, "begun", "ended": [k times], "cpu_s"}
-    {"do": "judge"}                             ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null}
+    {"do": "judge"}  ->  {"judged": true, "wrong", "unjudged", "lost", "filled", "resent": share or null, "warm_up": whether a call was}
 
 Three orders for one sample: a rank that made or judged its tensors while others are in the call would take their cores.
 A group holds the first `n` ranks; the others answer with `false`. `at` is a time of the machine's
@@ -103,8 +103,9 @@ class Worker:
         found = [self._judged(task, call, each[1], work) for call, (each, work) in calls]
         total = {name: sum(each[name] for each in found) for name in _JUDGED}
         shares = {"lost": total["lost"] / len(works), "filled": total["filled"] / len(works)}
-        resent = _resent(works)
-        self._say({"judged": True, "wrong": total["wrong"], "unjudged": total["unjudged"], **shares, "resent": resent})
+        counts = {"wrong": total["wrong"], "unjudged": total["unjudged"]}
+        warm_up = any(work is not None and work.report().warm_up for work in works)
+        self._say({"judged": True, **counts, **shares, "resent": _resent(works), "warm_up": warm_up})
 
     def _task(self, name: str, elems: int, ranks: int) -> Task:
         key = (name, elems, ranks)
