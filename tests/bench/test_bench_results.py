@@ -104,6 +104,17 @@ def test_what_came_of_the_call_before_is_wrong_though_it_is_whole_and_in_its_pla
         assert task.wrong_rotated(late / RANKS, 42) == len(late)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_a_finite_number_is_wrong_by_every_rule(value):
+    task = Task("all_reduce", 100, 0, RANKS)
+    sums = task.expected(0)
+    means = sums / RANKS
+    sums[:7] = means[:7] = value
+    assert task.wrong_bits(sums, 0) == 7
+    assert task.wrong_means(means, torch.full((100,), RANKS), 0) == 7
+    assert task.wrong_rotated(means, 0) == 7
+
+
 def test_every_call_has_data_of_its_own():
     """61 calls in a row differ in every element, and what is added up stays exact."""
     task = Task("all_reduce", 100, 7, 8)
