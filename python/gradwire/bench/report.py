@@ -29,7 +29,7 @@ table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #e3e6ea;white-space:nowrap}
 th{background:#f5f7f9;position:sticky;top:0}th:first-child,td:first-child,td.text{text-align:left}
 tr.own td:first-child{color:#0b7a75;font-weight:600}td.bad,li.bad{color:#b3261e;font-weight:600}
-.wide{overflow-x:auto}svg{max-width:100%;height:auto}pre{background:#f5f7f9;padding:.8rem;overflow-x:auto;font-size:13px}
+.wide{overflow-x:auto}svg{max-width:100%;height:auto}pre{background:#f5f7f9;padding:.8rem;white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
 .quiet{color:#5b6672}
 """
 
