@@ -73,6 +73,24 @@ def test_monitor_goes_on_with_those_that_answer(tmp_path: Path) -> None:
     assert ran.stderr == "gradwire monitor: node1: sh ended with 255: Permission denied\n"
 
 
+@pytest.mark.parametrize("command", ["monitor", "trace"])
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch it", ""])
+def test_what_ssh_would_take_for_an_option_is_no_host(command: str, host: str, tmp_path: Path) -> None:
+    shell = ssh(tmp_path, answer("train", 1))
+    ran = run(command, "--host", host, "--ssh", shell)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert f"Invalid value for '--host': {host!r} is no name of a host" in ran.stderr
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize("command", ["monitor", "trace"])
+@pytest.mark.parametrize(("shell", "why"), [("'", "No closing quotation"), ("", "it names no program")])
+def test_what_is_no_command_is_no_way_to_a_host(command: str, shell: str, why: str) -> None:
+    ran = run(command, "--host", "node1", "--ssh", shell)
+    assert (ran.returncode, ran.stdout, why in ran.stderr) == (2, "", True), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_trace_asks_other_hosts_for_the_job_that_it_has_found_here(ranks: Any, tmp_path: Path) -> None:
     ranks("train")
     shell = ssh(tmp_path, answer("other", 1))

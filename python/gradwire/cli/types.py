@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 import click
+
+
+def other_hosts(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for `ssh`, which takes one that begins with a hyphen for an option, perhaps with a command in it."""
+    for name in names:
+        if not name or name.startswith("-"):
+            raise click.BadParameter(f"{name!r} is no name of a host.")
+    return names
+
+
+def words_of_a_shell(_ctx: click.Context, _option: click.Parameter, text: str) -> str:
+    """A program with its arguments, quoted as a shell has it."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is no command: {error}.") from error
+    if not words:
+        raise click.BadParameter("it names no program.")
+    return text
 
 
 class FiniteFloat(click.FloatRange):
