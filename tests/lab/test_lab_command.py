@@ -173,6 +173,7 @@ def test_a_program_ends_with_its_caller(running):
         (["stop", "7"], 2, "there is no host 7"),
         (["exec", "9", "--", "true"], 125, "there is no host 9"),
         (["exec", "0", "--", "no-such-program"], 127, "no-such-program: No such file"),
+        (["exec", "0", "--", ""], 127, "error: '': No such file"),
         (["exec", "0", "--", "/etc/passwd/program"], 127, "Not a directory"),
         (["exec", "0", "--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
         (["set"], 2, "nothing to change"),
@@ -334,6 +335,12 @@ def test_a_signal_to_the_process_alone_leaves_nothing(lab, kind, number):
         assert_closed(caller.stdout.fileno())
     assert os.listdir(lab.folder) == []
     assert os.listdir(lab.temporary) == []
+
+
+def test_a_script_that_is_no_text_is_wrong_usage():
+    found = CliRunner().invoke(main, ["lab", "tc"], input=b"\xff\xfe")
+    assert (found.exit_code, type(found.exception)) == (2, SystemExit)
+    assert "<stdin> is no text in UTF-8" in found.output
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -350,12 +350,16 @@ def heal(name: str, hosts: tuple[int, ...], rails: tuple[int, ...]) -> None:
 @click.argument("script", type=click.File(), default="-")
 @click.pass_obj
 def tc(name: str, rail: int, script: IO[str]) -> None:
-    """Run a script of `gradwire switch --os tc`, by default the standard input, on a rail's switch.
+    """Run the lines of a script, as `gradwire switch --os tc` writes it, on a rail's switch; by default those of the standard input.
 
+    Each line is a command of its own, until one fails: what a line sets (variables, loops) is unknown to the next.
     Of a lab of kind uml alone: its switch is a Linux kernel, whose port towards host h is vec<h>. `set`, `cut` and `heal` give a port the
     queue of the lab again.
     """
-    lines = [line.strip() for line in script]
+    try:
+        lines = [line.strip() for line in script]
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{script.name} is no text in UTF-8: {error}") from error
     # Each line is run by a shell of its own, and the first that fails ends it anyway.
     commands = [line for line in lines if line and not line.startswith("#") and line != "set -e"]
     told = _ask(name, do="run", rail=rail, commands=commands)

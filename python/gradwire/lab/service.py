@@ -237,6 +237,10 @@ class Service:
         if len(descriptors) != 3:
             raise LabError("exec needs three file descriptors")
         try:
+            if not request["command"][
+                0
+            ]:  # a path with nothing after its folders, which would be one that may not be run
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "''")
             with self._lock:
                 child = self._network.spawn(
                     request["host"], request["command"], stdin=descriptors[0], stdout=descriptors[1], stderr=descriptors[2],
