@@ -26,6 +26,24 @@ def check(file: Path) -> None:
         check_folder(file.resolve().parent)
 
 
+def check_apart(**files: Path | None) -> None:
+    """Files that are written one after the other must be several: the last one would be all that is left.
+
+    Args:
+        files: by the names of their options without the hyphens; None: not asked for.
+
+    Raises:
+        ValueError: two are one.
+    """
+    named: dict[Path, str] = {}
+    for name, file in files.items():
+        if file is None or _is_stream(file):
+            continue
+        other = named.setdefault(file.resolve(), name)
+        if other != name:
+            raise ValueError(f"--{other} and --{name} are one file, {file}: one would be written over the other")
+
+
 def check_folder(folder: Path) -> None:
     """Tries whether files can be made in a folder, by one that is gone at once: permissions say nothing of a file system's own.
 

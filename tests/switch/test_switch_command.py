@@ -160,6 +160,16 @@ def test_what_tc_cannot_express_is_refused_and_is_no_reason_for_another_system(r
     assert run("--os", "sonic", *plan).exit_code == 0
 
 
+def test_a_threshold_beyond_what_arista_allows_is_refused_and_is_no_reason_for_another_system():
+    plan = ["--rate", "100000", "--queues", "2", "--classes", "1", "--buffer"]
+    taken = run("--os", "eos", *plan, "585139")  # half of seven eighths, and a frame
+    assert re.findall(r"maximum-threshold (\d+)", taken.stdout) == ["255999826"]
+    refused = run("--os", "eos", *plan, "585141")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "a threshold of 256000701 bytes is more than EOS can express: 256000000" in refused.stderr
+    assert run("--os", "sonic", *plan, "585141").exit_code == 0
+
+
 def test_a_rate_that_red_cannot_be_told_is_said_in_the_script():
     fast = run("--os", "tc", "--rate", "100000", "--buffer", "512")
     assert set(re.findall(r"bandwidth (\d\w+)", fast.stdout)) == {"34359738360bit"}

@@ -48,6 +48,13 @@ def test_with_four_classes_on_the_wire_a_switch_for_seven_keeps_their_order():
     assert numbers == sorted(set(numbers), reverse=True)
 
 
+@pytest.mark.parametrize("queues", range(2, 9))
+def test_fewer_queues_than_a_switch_has_are_its_highest(queues):
+    plan = plan_of(classes=queues - 1, queues=queues)
+    assert [number for number, _ in plan.numbered()] == list(range(7, 7 - queues, -1))
+    assert set(plan.queue_of_code_points().values()) == set(range(8 - queues, 8))
+
+
 def test_every_code_point_has_a_queue_and_others_have_the_last():
     for classes in range(1, 8):
         plan = plan_of(classes=classes)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from gradwire import _files
 from gradwire._extras import require
 from gradwire.cli.types import FiniteFloat
 from gradwire.config import PRESETS, Config
@@ -57,7 +58,12 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
 @click.option(
     "--port", "ports", multiple=True, callback=_ports, help="Name of a port; repeatable.", show_default="the first one"
 )
-@click.option("--queues", default=QUEUES_MAX, type=click.IntRange(2, QUEUES_MAX), help="Queues of a port.")
+@click.option(
+    "--queues",
+    default=QUEUES_MAX,
+    type=click.IntRange(2, QUEUES_MAX),
+    help="Queues to use; of a switch, whose ports have 8, those with the highest numbers.",
+)
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
               show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
 @click.option("--preset", default="mlt", type=click.Choice(PRESETS), help="Of the job: decides its code points.")
@@ -111,6 +117,7 @@ def command(
         layers = read_layers(layers_text) if layers_text else []
         wish = Wish(first_bytes=first_kb and round(first_kb * 1000), **wishes)  # type: ignore[arg-type]
         plan = make_plan(rate, round(buffer_kb * 1000), config, queues=queues, layers=layers, wish=wish)
+        _files.check_apart(out=out, plot=plot)
         if plot is not None:
             require("matplotlib", "switch", "--plot")
             from gradwire.switch import picture
@@ -120,7 +127,7 @@ def command(
         text = json.dumps(plan.described(), indent=2) + "\n" if as_json else _written(system, plan, named, queue_word)
         if out is not None:
             out.write_text(text)
-    except (SwitchError, ConfigError, ImportError, OSError) as error:
+    except (SwitchError, ConfigError, ImportError, OSError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if out is None:
         click.echo(text, nl=False)

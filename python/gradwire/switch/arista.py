@@ -6,15 +6,25 @@ Transmit queues are called `uc-tx-queue` on the platforms with separate unicast 
 
 from __future__ import annotations
 
+from gradwire.switch.errors import SwitchError
 from gradwire.switch.plan import FRAME_BYTES, SwitchPlan
 
 NAME = "gradwire"
 # Goes to the queue of its number on every platform, and some refuse to be told so.
 TOP_CLASS = 7
+# Of a threshold, in Arista's own data model (docs/switch.md).
+THRESHOLD_BYTES_MAX = 256_000_000
 
 
 def commands(plan: SwitchPlan, ports: list[str], queue_word: str = "uc-tx-queue") -> list[str]:
-    """Lines for configuration mode."""
+    """Lines for configuration mode.
+
+    Raises:
+        SwitchError: EOS cannot express a threshold.
+    """
+    highest = FRAME_BYTES + max(queue.threshold_bytes or 0 for queue in plan.queues)
+    if highest > THRESHOLD_BYTES_MAX:
+        raise SwitchError(f"a threshold of {highest} bytes is more than EOS can express: {THRESHOLD_BYTES_MAX}")
     table = plan.queue_of_code_points()
     lines = [
         "! what is not ECN-capable is dropped above a threshold, not let through",

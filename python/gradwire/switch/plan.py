@@ -77,7 +77,7 @@ class SwitchPlan:
         return len(self.queues) - 1
 
     def numbered(self) -> list[tuple[int, Queue]]:
-        """Queues with the number that hardware gives them, where the highest is served first."""
+        """Queues with the number that hardware gives them, where the highest of eight is served first; the lowest may stay unused."""
         return [(QUEUES_MAX - 1 - position, queue) for position, queue in enumerate(self.queues)]
 
     def queue_of_code_points(self) -> dict[int, int]:
@@ -135,7 +135,7 @@ def make_plan(
         rate_mbit: its rate.
         buffer_bytes: what it may hold.
         config: of the job; its code points are used, and `auto` ones where it sets none.
-        queues: that the port has, 2 to 8.
+        queues: to use at most, 2 to 8.
         layers: sizes, front to back, in any unit; none: all classes are alike.
         wish: which thresholds.
 
