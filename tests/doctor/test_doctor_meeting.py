@@ -64,6 +64,22 @@ def test_no_store_and_no_address_are_refused():
         open_meeting("tcp://127.0.0.1:1", 1, 2, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("tcp://127.0.0.1:99999", "Port out of range"),
+        ("tcp://127.0.0.1:many", "many"),
+        ("tcp://127.0.0.1", "port"),
+        ("env://", "MASTER_ADDR"),
+    ],
+)
+def test_an_address_that_names_no_place_is_wrong_usage(monkeypatch, address, why):
+    pytest.importorskip("torch.distributed")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match=f"names no place: .*{why}"):
+        open_meeting(address, 1, 2, 1.0)
+
+
 def test_a_store_that_has_gone_is_told_by_put_and_by_get():
     import torch.distributed as dist
 

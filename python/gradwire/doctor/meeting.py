@@ -269,7 +269,7 @@ def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> 
     """The meeting at `file:///folder`, `tcp://host:port` or `env://`.
 
     Raises:
-        ConfigError: the address is none of these, or the folder has a process of this rank.
+        ConfigError: the address is none of these or names no place, or the folder has a process of this rank.
         RendezvousError: nobody answers there, or torch is missing; in a folder the others have not come.
     """
     kind, _, place = address.partition("://")
@@ -287,6 +287,8 @@ def open_meeting(address: str, rank: int, world_size: int, timeout_s: float) -> 
     except ModuleNotFoundError as error:
         remedy = "pip install 'gradwire[torch]', or meet in a folder that all see (--store file:///...)"
         raise RendezvousError(f"no Store at {address}: {error.name} is not installed: {remedy}") from error
-    except (ImportError, RuntimeError, ValueError) as error:
+    except ValueError as error:  # of the address, or of what env:// reads
+        raise ConfigError(f"store = {address!r} names no place: {error}", field="store", value=address) from error
+    except (ImportError, RuntimeError) as error:
         raise RendezvousError(f"no Store at {address}: {error}") from error
     return StoreMeeting(store)
