@@ -45,12 +45,26 @@ def test_help_of_the_command_group_names_the_demo():
         ["--examples", "/nonexistent"],
         ["--preset", "best"],
         ["--backend", "carrier-pigeon"],
+        ["--tcp", "cubic -h"],
+        ["--tcp", ""],
+        ["--tcp", "-h"],
     ],
 )
 def test_wrong_usage_has_status_2_and_says_what_is_wrong(arguments, tmp_path):
     result = CliRunner().invoke(main, ["demo", "--out", str(tmp_path), *arguments])
     assert result.exit_code == 2, result.output
     assert "Error" in result.output
+
+
+@pytest.mark.usefixtures("_namespaces")
+def test_a_congestion_control_that_the_kernel_lacks_is_said_before_anything_is_built(tmp_path):
+    ran = subprocess.run(
+        [*COMMAND, "--tcp", "foo", "--out", tmp_path], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.startswith(
+        "error: this kernel has no TCP congestion control foo: as root, `modprobe tcp_foo`, or choose among "
+    )
 
 
 @pytest.mark.usefixtures("_namespaces")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gradwire import _files
 from gradwire._extras import require
 from gradwire.bench import numbers
 from gradwire.bench.display import make_console
+from gradwire.bench.tcp import lacking_of, named_in_vain
 from gradwire.cli.types import FiniteFloat
 from gradwire.config import PRESETS
 from gradwire.demo import conductor, picture
@@ -24,7 +26,8 @@ from gradwire.lab import LabError, Link, sandbox
 from gradwire.lab.crew import WorkerFailed
 from gradwire.lab.probe import LossProbe
 
-EXIT_FAILED, EXIT_NOT_WRITTEN, EXIT_NO_LAB = 1, 2, 3
+EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN, EXIT_NO_LAB = 1, 2, 2, 3
+_PICTURE = "demo.png"  # in the folder of results
 _WIDTH_OF_A_FILE = 120  # columns; a terminal says its own
 _SOURCE_TREE = Path(__file__).resolve().parents[3]  # python/gradwire/cli -> the checkout
 
@@ -42,6 +45,13 @@ cannot be written, 3 no network could be built, 130 interrupted.
 """
 
 
+def _name_of_tcp(_ctx: click.Context, _option: click.Parameter, name: str) -> str:
+    """One that can be a congestion control's: it goes into a line of several words."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name.startswith("-"):
+        raise click.BadParameter(f"{name!r} is no name of a congestion control.")
+    return name
+
+
 @click.command(name="demo", epilog=_EPILOG, context_settings={"show_default": True})
 @click.option("--backend", "backends", multiple=True, type=click.Choice(("gloo", "gradwire")),
               default=("gloo", "gradwire"), help="Compare these; repeatable.")  # fmt: skip
@@ -51,7 +61,7 @@ cannot be written, 3 no network could be built, 130 interrupted.
 @click.option("--rate", default=100.0, type=FiniteFloat(1, 10_000), help="Mbit/s of each host's link.")
 @click.option("--delay", default=0.0, type=FiniteFloat(0, 500), help="Round trip added by the links, ms (netem).")
 @click.option("--buffer", default=256, type=click.IntRange(8, 65_536), help="KB that the switch holds for each port.")
-@click.option("--tcp", default="cubic", help="TCP's congestion control: cubic, bbr, reno.")
+@click.option("--tcp", default="cubic", callback=_name_of_tcp, help="TCP's congestion control: cubic, bbr, reno.")
 @click.option("--preset", default="auto", type=click.Choice(PRESETS),
               help="gradwire's; replicas may differ with mlt, dlcp and ultima.")  # fmt: skip
 @click.option("--steps", default=120, type=click.IntRange(8), help="Training steps of each run, a multiple of 8.")
@@ -90,7 +100,7 @@ def command(
         plan = Plan(examples.resolve(), backends, losses, link=link, congestion_control=tcp,
                     budget_seconds=minutes * 60, **chosen)  # type: ignore[arg-type]  # fmt: skip
         _make_folders(out, json_file)
-        sys.exit(sandbox.run(lambda: _play(plan, out, json_file)))
+        sys.exit(sandbox.run(lambda: _check_tcp(plan) or _play(plan, out, json_file)))
     except LabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_LAB)
@@ -99,12 +109,21 @@ def command(
 
 
 def _make_folders(out: Path, json_file: Path | None) -> None:
-    """Before the minutes of training: a folder that cannot be written is said at once. Raises OSError."""
+    """Before the minutes of training: a folder that cannot be written is said at once. Raises OSError, ValueError."""
+    _files.check_apart(json=json_file, out=out / _PICTURE)
     out.mkdir(parents=True, exist_ok=True)
     _files.check_folder(out)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         _files.check(json_file)
+
+
+def _check_tcp(plan: Plan) -> int:
+    """Inside the sandbox, where it counts: says whether this kernel lacks the congestion control; returns an exit status, 0 if not."""
+    if not lacking_of([plan.congestion_control]):
+        return 0
+    click.echo(f"error: {named_in_vain([plan.congestion_control])}", err=True)
+    return EXIT_USAGE
 
 
 def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
@@ -113,7 +132,7 @@ def _play(plan: Plan, out: Path, json_file: Path | None) -> int:
     try:
         with _Display(console, plan) as display, conductor.Conductor(plan, out, display.progress) as leader:
             results = leader.play()
-        _conclude(console, plan, results, out / "demo.png", json_file)
+        _conclude(console, plan, results, out / _PICTURE, json_file)
     except BrokenPipeError:  # nobody reads what is printed any more; the numbers of a demo that ended are written
         return EXIT_NOT_WRITTEN
     except LabError as error:
