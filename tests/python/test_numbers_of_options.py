@@ -50,6 +50,11 @@ def test_bytes_that_no_machine_has_are_wrong_usage(option):
     refused(option, "1e308")
 
 
+@pytest.mark.parametrize("seed", ["-1", str(1 << 64)])
+def test_a_seed_that_the_simulator_cannot_hold_is_wrong_usage(seed):
+    refused([*SIMULATE, "--seed"], seed)
+
+
 @pytest.mark.parametrize("size", ["0", "-1"])
 def test_a_size_of_nothing_is_wrong_usage(size):
     found = CliRunner().invoke(main, ["bench", "--size", size])

@@ -6,7 +6,7 @@ import struct
 import pytest
 import torch
 from click.testing import CliRunner
-from gradwire.cli import main
+from gradwire.cli import main, simulate
 from gradwire.simulation.plan import fill_buckets
 from gradwire.simulation.tensors import Tensor, read_tensors
 
@@ -93,6 +93,21 @@ def test_a_step_of_a_model_gives_table_json_and_picture(tmp_path, model):
     assert mlt["lost_share"] <= 0.1
     assert sum(layer["elems"] for layer in mlt["layers"]) == mlt["important"]["elems"] + mlt["unimportant"]["elems"]
     assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["step.xyz", "step.tar.gz"])
+def test_a_picture_of_no_known_format_is_refused_before_the_simulation(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(simulate, "simulate", lambda _: pytest.fail("it would be simulated"))
+    result = run("--bytes", 4000, "--picture", tmp_path / name)
+    assert (result.exit_code, type(result.exception)) == (2, SystemExit)
+    assert f"no format '{name.rpartition('.')[2]}': there are " in result.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_picture_without_a_suffix_is_a_png(tmp_path):
+    result = run("--bytes", 4000, *SMALL, "--picture", tmp_path / "step")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_equal_seeds_give_equal_steps_and_a_slower_network_slower_ones(model):

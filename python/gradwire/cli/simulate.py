@@ -14,7 +14,7 @@ from gradwire._extras import require
 from gradwire.cli.types import FiniteFloat
 from gradwire.errors import MissingExtraError
 from gradwire.simulation import plan as plans
-from gradwire.simulation.picture import draw
+from gradwire.simulation.picture import check_format, draw
 from gradwire.simulation.result import lines, simulate
 from gradwire.simulation.tensors import Tensor, read_tensors
 
@@ -64,9 +64,10 @@ Exit status: 0 done, 1 the simulated job failed, 2 wrong usage or a file that ca
 @click.option("--controller", type=click.Choice(["bottleneck", "timely", "receiving_rate"]), show_default="the preset's")
 @click.option("--warm-up", type=click.IntRange(0), default=1, help="Steps before those that count.")
 @click.option("--steps", type=click.IntRange(1), default=1, help="That count.")
-@click.option("--seed", type=click.IntRange(0), default=1, help="Equal seeds give equal runs.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=1, help="Equal seeds give equal runs.")
 @click.option("--json", "json_path", type=_FILE, help="Writes the results as a JSON list; - is standard output.")
-@click.option("--picture", type=_FILE, help="Writes a picture of times and losses (PNG); needs matplotlib.")
+@click.option("--picture", type=_FILE,
+              help="Writes a picture of times and losses, in the format of its suffix (PNG without one); needs matplotlib.")
 def command(model: Path | None, **options: Any) -> None:
     """What a step of MODEL's gradients takes on a cluster, and what it loses: completion times, step time, bytes by layer."""
     json_path, picture = options.pop("json_path"), options.pop("picture")
@@ -96,13 +97,16 @@ def _servers(asked: int | None, algorithm: str) -> int:
 
 def _check(json_path: Path | None, picture: Path | None) -> None:
     """Before the simulation, which takes minutes."""
+    is_file = json_path is not None and str(json_path) != _STDOUT
     try:
+        _files.check_apart(json=json_path if is_file else None, picture=picture)
         if picture is not None:
             require("matplotlib", "bench", "--picture")
             _files.check(picture)
-        if json_path is not None and str(json_path) != _STDOUT:
+            check_format(picture)
+        if json_path is not None and is_file:
             _files.check(json_path)
-    except (MissingExtraError, OSError) as error:
+    except (MissingExtraError, OSError, ValueError) as error:
         raise click.UsageError(str(error)) from error
 
 

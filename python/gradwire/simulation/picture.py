@@ -14,6 +14,16 @@ _WIDE, _HIGH = 11, 4.2
 _LOG_FROM = 10
 
 
+def check_format(path: Path) -> None:
+    """Before minutes of simulation. Raises ValueError where the suffix names no format that there is, ImportError without matplotlib."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix and suffix not in formats:
+        raise ValueError(f"--picture {path}: no format {suffix!r}: there are {', '.join(sorted(formats))}")
+
+
 def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Writes a picture with two panels. Raises OSError where the file cannot be written, ImportError without matplotlib."""
     import matplotlib as mpl
