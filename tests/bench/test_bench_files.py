@@ -31,6 +31,30 @@ def test_a_folder_is_tried_and_nothing_stays_in_it(tmp_path):
             _files.check(folder / "numbers.json")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["bench", "--json", "x", "--html", "./x"], ["bench", "--json", "bench.html"], ["bench", "--training", "--json", "training.html"],
+        ["bench", "--json", "x", "--html", "linked"], ["demo", "--json", "demo.png"],
+        ["simulate", "--bytes", "4000", "--json", "x.png", "--picture", "x.png"],
+        ["switch", "--os", "tc", "--rate", "100", "--buffer", "256", "--out", "x.png", "--plot", "x.png"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_two_files_that_are_one_are_refused_before_one_is_written_over_the_other(tmp_path, monkeypatch, options):
+    monkeypatch.setattr(sandbox, "run", lambda *_, **__: pytest.fail("it would be measured"))
+    monkeypatch.setattr(simulate, "simulate", lambda _: pytest.fail("it would be simulated"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").symlink_to("x")
+    more = ["--out", "."] if options[0] in ("bench", "demo") else []
+    found = CliRunner().invoke(main, [*options, *more])
+    assert (found.exit_code, "are one file" in found.output) == (2, True), found.output
+
+
+def test_what_is_thrown_away_may_be_thrown_to_one_place():
+    _files.check_apart(json=Path("/dev/null"), html=Path("/dev/null"), picture=None, out=None)
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         _files.check(tmp_path)

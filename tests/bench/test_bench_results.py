@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import struct
 from dataclasses import asdict
 from pathlib import Path
@@ -247,7 +248,10 @@ def test_a_file_without_blocks_is_compared_by_its_medians():
         ["--scenario", "incast", "--buffer", "64"], ["--network", "bridge", "--scenario", "gray"],
         ["--training", "--steps", "25"], ["--training", "--rtt", "1", "--rtt", "2"], ["--training", "--require", "busbw=1"],
         ["--training", "--examples", "/nonexistent"], ["--training", "--network", "loopback"],
-        ["--training", "--scenario", "gray"],
+        ["--training", "--scenario", "gray"], ["--training", "--size", "2"], ["--training", "--samples", "5"],
+        ["--training", "--settle", "2"],
+        ["--steps", "5"], ["--target", "3"], ["--seed", "2"], ["--examples", "examples"], ["--network", "loopback", "--mtu", "9000"],
+        ["--tcp", "none", "--tcp", "cubic"],
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_before_anything_is_measured(arguments, tmp_path, monkeypatch):
@@ -539,5 +543,7 @@ def test_the_report_is_one_file_that_needs_nothing_beside_it(tmp_path: Path):
     assert "MISSED: a &lt; b" in page
     assert "round trip 1.04 ms with 0.6 ms added" in page
     assert html.escape("GRADWIRE_PATHS=4 \\\nGRADWIRE_HOSTS='a b;c' \\\ngradwire bench --loss 0.01") in page
+    (pre,) = re.findall(r"pre\{([^}]*)\}", page)
+    assert "white-space:pre-wrap" in pre, "a long command is read whole on paper, too"
     assert page.count("<td class=bad>3</td>") == 1
     assert all((tmp_path / f"bench-{number}.png").stat().st_size > 5_000 for number in range(1, 6))

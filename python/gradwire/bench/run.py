@@ -21,6 +21,7 @@ from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import WorkerFailed
 
 REACHED, MISSED, NOT_RUN = 0, 1, kept.NOT_RUN  # exit statuses
+_COLLECTIVES_PAGE, _TRAINING_PAGE = "bench.html", "training.html"  # in the folder of results
 _QUIET_LOAD = 0.5  # for each core; above it the machine did other things before the run
 
 
@@ -33,6 +34,9 @@ class Outcome:
         json_file, html_file: None: no numbers; the report in `out`.
         required: factors by name (`results.REQUIREMENTS`).
         quick: noted in the numbers: they show no performance.
+
+    Raises:
+        ValueError: numbers and report would be one file.
     """
 
     out: Path
@@ -40,6 +44,10 @@ class Outcome:
     html_file: Path | None = None
     required: dict[str, float] = field(default_factory=dict)
     quick: bool = False
+
+    def __post_init__(self) -> None:
+        for page in (_COLLECTIVES_PAGE, _TRAINING_PAGE):
+            _files.check_apart(json=self.json_file, html=self.html_file or self.out / page)
 
     def make_folders(self) -> None:
         """Before the minutes of measuring: a folder that cannot be written is said at once. Raises OSError."""
@@ -123,7 +131,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
         "targets": [asdict(verdict) for verdict in verdicts],
         "rows": rows,
     }
-    shown_as = _Form("bench.html", report.write_html, lambda: report.print_table(console, rows))
+    shown_as = _Form(_COLLECTIVES_PAGE, report.write_html, lambda: report.print_table(console, rows))
     _conclude(console, whole, outcome, shown_as)
     wrong = sum(row["wrong"] for row in rows)
     if wrong:
@@ -160,7 +168,7 @@ def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
         "rows": rows,
     }
     shown_as = _Form(
-        "training.html", training_report.write_html, lambda: training_report.print_table(console, rows, target)
+        _TRAINING_PAGE, training_report.write_html, lambda: training_report.print_table(console, rows, target)
     )
     _conclude(console, whole, outcome, shown_as)
     return _status(console, ended, is_right=all(verdict.reached for verdict in verdicts))

@@ -26,6 +26,8 @@ _SHARE, _MS, _SIZE = FiniteFloat(0, 0.5), FiniteFloat(0, 1000), FiniteFloat(0, 1
 _PRESETS = click.Choice([*plan.PRESETS, plan.EXACT])
 _TCP = click.Choice([*plan.TCP, "none"])
 _OF_LINKS = ("rate", "buffer", "bucket", "rails")
+# What only the other benchmark has, by whether it is a training.
+_OF_OTHERS = {False: ("steps", "target", "seed", "examples"), True: ("sizes", "samples", "settle")}
 _EPILOG = """
 \b
 Examples:
@@ -102,6 +104,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     """
     chosen = _with_defaults(ctx, options)
     try:
+        _check_given(chosen)
         for package in ("torch", "numpy"):
             require(package, "bench", "gradwire bench")
         required = results.parse_requirements(chosen["required"])
@@ -121,6 +124,16 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
 
 # fmt: on
+def _check_given(chosen: dict[str, Any]) -> None:
+    """Raises ValueError where an option is given that would change nothing: who gave it means another run than this one."""
+    given = [name for name in _OF_OTHERS[chosen["trains"]] if name in chosen["given"]]
+    if given:
+        options = ", ".join(f"--{name.removesuffix('s') if name == 'sizes' else name}" for name in given)
+        raise ValueError(f"{options}: not of {'a training' if chosen['trains'] else 'collectives, but of --training'}")
+    if "none" in chosen["peers"] and len(set(chosen["peers"])) > 1:
+        raise ValueError("--tcp none leaves gloo out: it is given alone")
+
+
 def plan_of(chosen: dict[str, Any]) -> Plan:
     """The plan that the options ask for.
 
@@ -208,6 +221,8 @@ def network_of(chosen: dict[str, Any]) -> NetworkPlan:
     asked = [f"--{name}" for name in _OF_LINKS if name in chosen["given"]]
     if asked and chosen["network"] in plan.UNSHAPED:
         raise ValueError(f"{', '.join(asked)}: of shaped links, which --network {chosen['network']} has not")
+    if "mtu" in chosen["given"] and chosen["network"] == "loopback":
+        raise ValueError("--mtu: not of --network loopback, whose device has 65536 bytes")
     bucket = None if chosen["bucket"] is None else chosen["bucket"] * 1024
     return NetworkPlan(chosen["network"], chosen["rate"], chosen["buffer"] * 1024, chosen["mtu"], rails, bucket)
 
