@@ -237,9 +237,7 @@ class Service:
         if len(descriptors) != 3:
             raise LabError("exec needs three file descriptors")
         try:
-            if not request["command"][
-                0
-            ]:  # a path with nothing after its folders, which would be one that may not be run
+            if request["command"][:1] == [""]:  # as the last part of a path it names the folder, which may not be run
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "''")
             with self._lock:
                 child = self._network.spawn(
