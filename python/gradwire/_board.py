@@ -77,8 +77,8 @@ class Board:
 
     @property
     def address(self) -> str:
-        """`host:port` of the Store, where it is ours and has one."""
-        return str(getattr(self._store, "address", ""))
+        """`host:port` of the Store, or the path of its file; empty: it has neither."""
+        return _address_of(root_of(self._store))
 
     def publish(self, entry: dict[str, Any]) -> None:
         entry = {
@@ -325,6 +325,22 @@ class Board:
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
+
+
+def root_of(store: Any) -> Any:
+    """The Store under all prefixes."""
+    while hasattr(store, "underlying_store"):  # torch's PrefixStore; this file does not know torch
+        store = store.underlying_store
+    return store
+
+
+def _address_of(store: Any) -> str:
+    if address := getattr(store, "address", ""):  # of `_meeting.py`
+        return str(address)
+    if host := getattr(store, "host", ""):  # torch's TCPStore
+        return f"[{host}]:{store.port}" if ":" in host else f"{host}:{store.port}"
+    path = getattr(store, "path", "")  # torch's FileStore
+    return os.path.abspath(path) if path else ""
 
 
 def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

@@ -17,29 +17,29 @@ class PartOfStore:
 
     def __init__(self, store: Any, prefix: str) -> None:
         self.is_of_one_start = getattr(store, "is_of_one_start", False)
-        self._store = store
+        self.underlying_store = store
         self._prefix = prefix
 
     def set(self, key: str, value: str) -> None:
         """Writes."""
-        self._store.set(self._prefix + key, value)
+        self.underlying_store.set(self._prefix + key, value)
 
     def get(self, key: str) -> Any:
         """Reads what is there."""
-        return self._store.get(self._prefix + key)
+        return self.underlying_store.get(self._prefix + key)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        return bool(self._store.check([self._prefix + key for key in keys]))
+        return bool(self.underlying_store.check([self._prefix + key for key in keys]))
 
     def add(self, key: str, amount: int) -> int:
         """Counts up and returns the sum."""
-        return int(self._store.add(self._prefix + key, amount))
+        return int(self.underlying_store.add(self._prefix + key, amount))
 
     def compare_set(self, key: str, expected: str, value: str) -> None:
         """Writes if nothing is there yet."""
-        self._store.compare_set(self._prefix + key, expected, value)
+        self.underlying_store.compare_set(self._prefix + key, expected, value)
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Waits as the Store does."""
-        self._store.wait([self._prefix + key for key in keys], timeout)
+        self.underlying_store.wait([self._prefix + key for key in keys], timeout)

@@ -8,8 +8,9 @@ because the server processes know no prefix of torch's; they are numbered behind
 
 Keys, below the prefix that torch gives each group: on torch's Store rank 0 counts rounds (a destroyed group may be formed again under the
 same name) and calls the others into them (`_calling.py`); on a board without torch `gradwire/rounds/<rank>` counts how often a rank has
-formed a group there. `gradwire/<round>/<rank>` holds a rank's record; `gradwire/<round>/read` counts the ranks that have read all of
-them, `gradwire/<round>/read/<rank>` is there for each that has, `gradwire/<round>/reading/<rank>` says how far one is that takes long,
+formed a group there. `gradwire/<round>/<rank>` holds a rank's record, that of rank 0 also what the
+job is called; `gradwire/<round>/read` counts the ranks that have read all of them, `gradwire/<round>/read/<rank>` is
+there for each that has, `gradwire/<round>/reading/<rank>` says how far one is that takes long,
 and `gradwire/<round>/read/all` is there once all have; `gradwire/<round>/joined` counts the ranks that reached all others;
 `gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with `on_peer_loss="continue"` runs joins it
 (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew, the members say which group that is
@@ -27,7 +28,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from gradwire import _heritage, _native
-from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings
+from gradwire._board import Board, CalledAgain, RunsAlready, compare_settings, root_of
 from gradwire._calling import (
     POLL_MIN_S,
     TELLING_S,
@@ -279,13 +280,6 @@ def _served_part(store: Any) -> PartOfStore:
     return PartOfStore(root_of(store), f"{SERVED}/")
 
 
-def root_of(store: Any) -> Any:
-    """The Store under all prefixes."""
-    while hasattr(store, "underlying_store"):  # torch's PrefixStore; this file does not know torch
-        store = store.underlying_store
-    return store
-
-
 def _dedicated_servers(place: Place) -> int:
     """Servers of a group; 0 also where the configuration is wrong, which is reported when the engine starts."""
     try:
@@ -347,7 +341,7 @@ def _join_running(store: Any, place: Place, round_number: int) -> Formed:
                 raise
             logger.info("rank %d tries to join once more: %s", rank, error)
             continue
-        owner.observer.add(group, board.address)
+        owner.observer.add(group, entries[0].get("job"))
         return Formed(owner, group, round_number, is_new=True, heritage=_heritage.heritage(entries, life))
 
 
@@ -359,6 +353,8 @@ def _form(
         owner = runtime()
         owner.check_process()
         pending = prepare(owner)
+        if rank == 0:
+            more = {**more, "job": owner.observer.job_at(board.address)}
         board.publish({"record": pending.record(), "settings": group_settings(owner.config), **more})
     except GradwireError as error:
         with _telling():
@@ -376,7 +372,7 @@ def _form(
     board.confirm(connect_s)
     stats = group.stats()
     owner.say_how_it_travels(stats["name"], stats["security"])
-    owner.observer.add(group, board.address)
+    owner.observer.add(group, entries[0].get("job"))
     return owner, group, entries
 
 

@@ -37,7 +37,7 @@ def test_a_job_is_found_by_where_its_ranks_met(
     meeting = meeting_address("")
     assert meeting == ADDRESS
     assert meeting_address("node1:29400") == "node1:29400", "a communicator knows where it met"
-    name = _job_name(Config(job=job), meeting, 47400)
+    name = _job_name(Config(job=job), meeting)
     answer = {"meeting": meeting, "port": 47400, "pid": 1}
     other = {"meeting": "10.0.0.2:29500", "port": 47401, "pid": 2}
     servers = [

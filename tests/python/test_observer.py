@@ -63,7 +63,7 @@ def test_a_group_is_forgotten_when_it_answers_two_questions_in_a_row_with_nothin
     caplog.set_level("INFO", logger="gradwire")
     observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
     group, asked = Group(), QUESTIONS[question]
-    observer.add(group, "")  # type: ignore[arg-type]
+    observer.add(group, None)  # type: ignore[arg-type]
     for _ in range(2):
         group.answers = False
         asked(observer)
@@ -83,7 +83,7 @@ def test_groups_that_their_first_ranks_called_alike_have_names_of_their_own_in_m
     observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
     groups = [Group() for _ in range(3)]
     for group in groups:
-        observer.add(group, "")  # type: ignore[arg-type]
+        observer.add(group, None)  # type: ignore[arg-type]
     assert [group["name"] for group in observer.stats()["groups"]] == ["group", "group (2)", "group (3)"]
     assert [group["name"] for group in observer.timelines()["groups"]] == ["group", "group (2)", "group (3)"]
 
@@ -96,7 +96,7 @@ def test_ranks_do_not_go_on_without_one_that_is_back(owner: Owner, caplog: pytes
     """Two epochs between two looks: ranks 2 and 3 are lost, and rank 2 is back."""
     observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
     group = Group()
-    observer.add(group, "")  # type: ignore[arg-type]
+    observer.add(group, None)  # type: ignore[arg-type]
     lost, joined = [changed(1, 2), changed(1, 3)], [changed(2, 2)]
     group.epoch = {"number": 2, "members": [0, 1, 2], "lost": lost, "joined": joined}
     observer._look_at_all()

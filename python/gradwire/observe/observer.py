@@ -55,12 +55,23 @@ class Observer:
         self._is_flooded = False
         self.rank: int | None = None
 
-    def add(self, group: _native.Group, meeting: str) -> None:
+    def job_at(self, address: str) -> dict[str, str]:
+        """What rank 0 of a group that meets there tells the others: `name` of the job and `meeting`, by which it is found, too.
+
+        Args:
+            address: of the Store, as `Board.address` has it. Ranks may reach it by names of their own, so that of rank 0 counts.
+        """
+        if self.rank is not None:  # an earlier group has said it
+            return {"name": self.job, "meeting": self.meeting}
+        meeting = meeting_address(address)
+        return {"name": _job_name(self._config, meeting), "meeting": meeting}
+
+    def add(self, group: _native.Group, job: object) -> None:
         """A group was formed. The first one says which rank this process is, and starts what was asked for.
 
         Args:
             group: only looked at while somebody else keeps it.
-            meeting: where its ranks met, `host:port` or empty.
+            job: what its rank 0 has said of the job (`job_at`).
         """
         stats = group.stats()
         watched = _Watched(weakref.ref(group), stats, self._config.straggler_warning_s)
@@ -70,8 +81,8 @@ class Observer:
             self._groups.append(watched)
         if is_first:
             self.rank = stats["rank"]
-            self.meeting = meeting_address(meeting)
-            self.job = _job_name(self._config, self.meeting, self._engine.port)
+            told = {**self.job_at(""), **_texts(job)}
+            self.meeting, self.job = told["meeting"], job_name_of(self._config.job or told["name"])
             self._start()
 
     def stats(self) -> dict[str, Any]:
@@ -287,19 +298,24 @@ class _Watched:
                    late.rank, late.cause, self.rank, self.name, late.text)  # fmt: skip
 
 
-def meeting_address(meeting: str) -> str:
-    """Where the ranks met, which is no name where another one is known, but by which the job is found: `meeting`, or torch's Store."""
-    return meeting or ":".join(filter(None, (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))))
+def meeting_address(address: str) -> str:
+    """Where the ranks met, which is no name where another one is known, but by which the job is found: the Store's, or the launcher's."""
+    return address or ":".join(filter(None, (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))))
 
 
-def _job_name(config: Config, meeting: str, port: int) -> str:
-    """The same on all ranks: a name that was given, or the launcher's, or where the ranks met."""
+def _job_name(config: Config, meeting: str) -> str:
+    """A name that was given, or the launcher's, or where the ranks met, or else that of this process."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     candidates = (
         config.job,
         run_id if run_id != "none" else "",
         os.environ.get("SLURM_JOB_ID", ""),
         meeting,
-        f"port-{port}",
+        f"{socket.gethostname()}-{os.getpid()}",
     )
     return job_name_of(next(filter(None, candidates)))
+
+
+def _texts(job: object) -> dict[str, str]:
+    """Of what lay in the Store that which is text."""
+    return {key: value for key, value in job.items() if isinstance(value, str)} if isinstance(job, dict) else {}

@@ -9,6 +9,7 @@ JSON. One thread serves all clients without ever waiting for one: who does not r
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ EVERY_S_MAX = 86_400.0
 STUCK_S = 10.0
 SUFFIX = ".sock"
 JOB_CHARS_MAX = 40
+DIGEST_BYTES = 4
 # Linux: struct ucred, three integers.
 CREDENTIALS = struct.Struct("3i")
 
@@ -64,8 +66,15 @@ def status_folder() -> Path:
 
 
 def job_name_of(text: str) -> str:
-    """A job's name as its ranks, and so their sockets, have it: without what a file's name may not hold, and cut."""
-    return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)[:JOB_CHARS_MAX]
+    """A job's name as its ranks, and so their sockets, have it: without what a file's name may not hold, and not too long.
+
+    Of a long one it is the beginning and a number for the whole: what tells paths and addresses apart is their ends.
+    """
+    name = re.sub(r"[^A-Za-z0-9_.:-]", "_", text)
+    if len(name) <= JOB_CHARS_MAX:
+        return name
+    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return f"{name[: JOB_CHARS_MAX - 1 - len(digest)]}-{digest}"
 
 
 def user_outside() -> int:
