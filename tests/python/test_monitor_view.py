@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from gradwire.cli import trace
 from gradwire.cli.trace import _answers_there
 from gradwire.config import Config
 from gradwire.observe import client
@@ -130,7 +132,7 @@ def answer(at_s: float, scale: int) -> dict[str, Any]:
         "reduce": {"elems_expected": 1000 * scale, "elems_received": 990 * scale, "deadline_s": 0.0125, "ended_by": ended},
         "gather": {"ended_by": dict.fromkeys(ended, 0)},
     }  # fmt: skip
-    group = {"name": "group", "rank": 0, "peers": peers, "calls": [call], "waiting": None}
+    group = {"name": "group", "rank": 0, "formed_s": 90.0, "peers": peers, "calls": [call], "waiting": None}
     late = {"group": "group", "rank": 2, "cause": "compute", "text": "it has not called"}
     facts = {
         "job": "named",
@@ -209,6 +211,8 @@ def test_the_screen_says_who_is_silent() -> None:
     board.take(answer(102.0, 3), 2.0)
     (line,) = [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("0 node1")]
     assert line.endswith("silent for 6 s")
+    assert not [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("0 1 all")], "rates of then"
+    assert [line for line in shown(board, 2.0 + SILENT_S) if line.startswith("0 1 all")], "it has just answered"
 
 
 def test_an_empty_screen_says_so() -> None:
@@ -222,3 +226,39 @@ def test_a_clock_that_is_set_back_gives_no_rates() -> None:
         assert board.take(answer(at_s, 3), 2.0)["rates"] == {}
         assert "0 node1 group - - - - - - -" in shown(board, 2.0)
     assert board.take(answer(101.0, 4), 4.0)["rates"]["group"]["calls_per_s"] == 4.0
+
+
+def test_a_group_that_was_formed_again_under_its_name_has_no_rates_beside_the_one_before() -> None:
+    board = Board()
+    board.take(answer(100.0, 5), 0.0)
+    anew = answer(102.0, 1)
+    anew["groups"][0]["formed_s"] = 101.0
+    assert board.take(anew, 2.0)["rates"] == {}
+    later = answer(104.0, 3)
+    later["groups"][0]["formed_s"] = 101.0
+    assert board.take(later, 4.0)["rates"]["group"]["calls_per_s"] == 8.0
+
+
+def test_a_call_that_has_waited_for_longer_than_between_two_answers_is_all_of_the_time() -> None:
+    board = Board()
+    board.take(answer(100.0, 1), 0.0)
+    waited = answer(101.0, 2)
+    waited["groups"][0]["peers"][0]["straggler"]["compute_s"] += 16.0
+    (peer, _) = board.take(waited, 1.0)["rates"]["group"]["peers"]
+    assert peer["waited_share"] == {"compute": 1.0}
+
+
+def test_a_trace_says_so_where_the_only_rank_left_does_not_answer(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_folder))
+    server = StatusServer("named", 0, {})  # it hangs up
+    try:
+        ran = CliRunner().invoke(trace.command, ["named"])
+    finally:
+        server.stop()
+    assert ran.exit_code == trace.EXIT_NOTHING
+    said = ran.stderr.splitlines()
+    assert "rank 0" in said[0]
+    assert "is left out" in said[0]
+    assert said[1:] == ["gradwire trace: no rank of job named has answered"]

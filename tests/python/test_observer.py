@@ -88,6 +88,18 @@ def test_groups_that_their_first_ranks_called_alike_have_names_of_their_own_in_m
     assert [group["name"] for group in observer.timelines()["groups"]] == ["group", "group (2)", "group (3)"]
 
 
+def test_a_group_that_is_formed_again_under_its_name_is_another_one(owner: Owner) -> None:
+    observer = Observer(owner, Config(status_socket=False, straggler_warning_s=0.0))  # type: ignore[arg-type]
+    lives = []
+    for _ in range(2):
+        group = Group()
+        observer.add(group, None)  # type: ignore[arg-type]
+        lives += observer.stats()["groups"]
+        del group
+    assert [life["name"] for life in lives] == ["group", "group"]
+    assert lives[0]["formed_s"] < lives[1]["formed_s"]
+
+
 def changed(number: int, rank: int) -> dict[str, Any]:
     return {"rank": rank, "host": f"node{rank}", "epoch": number}
 

@@ -83,8 +83,10 @@ def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[st
         return
     processes, alignments = align_answers(answers)
     if not processes:
-        if answers or name is not None:
+        if answers:
             text = "no running job of this user has ended a collective"
+        elif name is not None:
+            text = f"no rank of job {name} has answered"
         else:
             text = f"no running job{f' {job}' if job else ''} of this user on {' or '.join(['this host', *hosts])}"
         click.echo(f"gradwire trace: {text}", err=True)

@@ -90,7 +90,7 @@ class Observer:
         groups = []
         for watched, group in self._live():
             if (counted := self._asked(watched, group.stats)) is not None:
-                groups.append({**counted, "name": watched.name})
+                groups.append({**counted, "name": watched.name, "formed_s": watched.formed_s})
         return {**self.identity(), "engine": self._engine.stats(), "groups": groups}
 
     def timelines(self) -> dict[str, Any]:
@@ -240,6 +240,8 @@ class _Watched:
         self.name: str = stats["name"]
         self.rank: int = stats["rank"]
         self.world_size: int = stats["world_size"]
+        # Names are used again, by torch each time that its groups are formed: with this time they say which group it is.
+        self.formed_s = time.time()
         self.epoch = 0
         self.unreached_threads = 0
         # Questions in a row, and when the latest of them failed.

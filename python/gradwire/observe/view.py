@@ -50,17 +50,24 @@ class Board:
 def rates(rank: Rank) -> dict[str, Any]:
     """Of each group what happened each second since the answer before; empty at first, and where no time has passed by its clock.
 
+    A group that was formed since then has none either, whatever it is called.
+
     By group: `calls_per_s`, `lost_share`, `repaired_share`, `waits` (share of the time of collectives that went to compute),
     `ended_by` (counts by reason), `deadline_ms`, and by peer and path bytes or packets each second, RTT and loss.
     """
     if rank.before is None or rank.span_s <= 0:
         return {}
-    old = {group["name"]: group for group in rank.before["groups"]}
+    old = {_identity(group): group for group in rank.before["groups"]}
     return {
-        group["name"]: _group_rates(group, old[group["name"]], rank.span_s)
+        group["name"]: _group_rates(group, old[_identity(group)], rank.span_s)
         for group in rank.latest["groups"]
-        if group["name"] in old
+        if _identity(group) in old
     }
+
+
+def _identity(group: Mapping[str, Any]) -> tuple[str, float | None]:
+    """Which group it is: torch calls those of each life of a process alike."""
+    return group["name"], group.get("formed_s")
 
 
 def _group_rates(group: Mapping[str, Any], old: Mapping[str, Any], span_s: float) -> dict[str, Any]:
@@ -101,7 +108,8 @@ def _peer_rates(peer: Mapping[str, Any], old: Mapping[str, Any], span_s: float) 
         "received_bytes_per_s": (peer["bytes_received"] - old["bytes_received"]) / span_s,
         "lost_share": _share(peer["packets_lost"] - old["packets_lost"], peer["packets_sent"] - old["packets_sent"]),
         "rtt_ms": peer["rtt_smoothed_us"] / 1e3,
-        "waited_share": {cause: seconds / span_s for cause, seconds in waits.items() if seconds},
+        # A call counts its seconds when it ends: it may have waited since before the answer before.
+        "waited_share": {cause: min(1.0, seconds / span_s) for cause, seconds in waits.items() if seconds},
         "paths": [
             {
                 "path": path["path"],
@@ -153,7 +161,7 @@ def screen(board: Board, now_s: float, failures: Sequence[str] = ()) -> Renderab
     for job, ranks in jobs.items():
         presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
         parts.append(Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold"))
-        parts += [_ranks_table(ranks, now_s), _peers_table(ranks), *_stragglers(ranks)]
+        parts += [_ranks_table(ranks, now_s), _peers_table(ranks, now_s), *_stragglers(ranks)]
     return Group(*parts, *below)
 
 
@@ -179,13 +187,17 @@ def _ranks_table(ranks: list[Rank], now_s: float) -> Table:
         for group in rank.latest["groups"]:
             own = found.get(group["name"])
             who = (str(rank.latest["rank"]), rank.latest["host"], _short(group["name"]))
-            if now_s - rank.seen_s > SILENT_S:
+            if _is_silent(rank, now_s):
                 table.add_row(*who, *["-"] * 7, Text(f"silent for {now_s - rank.seen_s:.0f} s", style="bold red"))
             elif own is None:
                 table.add_row(*who, *["-"] * 7, _in_flight(group, several))
             else:
                 table.add_row(*who, *_rates_cells(own), _in_flight(group, several))
     return table
+
+
+def _is_silent(rank: Rank, now_s: float) -> bool:
+    return now_s - rank.seen_s > SILENT_S
 
 
 def _rates_cells(own: Mapping[str, Any]) -> list[str | Text]:
@@ -213,8 +225,8 @@ def _in_flight(group: Mapping[str, Any], several: bool) -> str | Text:
     return Text(f"{text}: waits for rank {whom} ({waiting['cause']})", style="red")
 
 
-def _peers_table(ranks: list[Rank]) -> Table:
-    """Ranks are those in the group, which stands beside them where a process has more than one."""
+def _peers_table(ranks: list[Rank], now_s: float) -> Table:
+    """Ranks are those in the group, which stands beside them where a process has more than one. Those that are silent have no rows."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     several = _have_several_groups(ranks)
     for name in ("from", "to", "path", "out MB/s", "in MB/s", "packets/s", "RTT ms", "lost", "waited for"):
@@ -222,6 +234,8 @@ def _peers_table(ranks: list[Rank]) -> Table:
     if several:
         table.add_column("group")
     for rank in ranks:
+        if _is_silent(rank, now_s):
+            continue
         in_group = _ranks_in_groups(rank)
         for name, own in rates(rank).items():
             for peer in own["peers"]:
