@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from gradwire.chaos import ALLOWED as CHAOS_ALLOWED
 from gradwire.chaos import Chaos
@@ -54,8 +55,9 @@ _SERVICE_VALUES = ("tcp://", "udp://", "sctp://")
 
 
 def _setting(default: Any, kind: type, doc: str, **limits: Any) -> Any:
-    """Declares a field. `limits`: low, high, choices, optional (None allowed), unit, everywhere (ranks must agree)."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc, **limits})
+    """Declares a field. `limits`: low, high, choices, optional (None allowed), unit, everywhere (ranks must agree), url."""
+    has_secrets = bool(limits.get("url"))  # user and password before the host
+    return dataclasses.field(default=default, repr=not has_secrets, metadata={"kind": kind, "doc": doc, **limits})
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,8 @@ class Config:
     metrics_host: str = _setting("127.0.0.1", str, "Address at which that endpoint listens. Whoever reaches it can read the metrics; "
         "it answers eight at a time.")
     otlp_endpoint: str | None = _setting(None, str, "URL to which OpenTelemetry metrics are sent by OTLP over HTTP, such as "
-        "`http://localhost:4318/v1/metrics`. Needs `gradwire[otel]`. Unset: none.", optional=True)
+        "`http://localhost:4318/v1/metrics`. Needs `gradwire[otel]`. User and password in it are sent and never shown; "
+        "headers for a collector are what `OTEL_EXPORTER_OTLP_HEADERS` has. Unset or empty: none.", optional=True, url=True)
     otlp_every_s: float = _setting(10.0, float, "Pause between two of these exports.", unit="s", low=0.1, high=3600.0)
     pinned_mb: int = _setting(1024, int, "The most host memory that is page-locked for copies from and to GPUs, in use and kept for "
         "the next step. Twice the bytes of all gradients never has to wait for the system; what would exceed it gets ordinary memory, "
@@ -263,12 +266,16 @@ class Config:
         "the program has not set logging up. Unset, it is what the program sets for that logger or for all.", choices=LOG_LEVELS)
     # fmt: on
 
-    _origins: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # Of what the environment has set: the variable, and the value that it gave.
+    _origins: Mapping[str, tuple[str, Any]] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for field in settings():
             value = _checked(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+        # `dataclasses.replace` hands them on with other values.
+        kept = {name: found for name, found in self._origins.items() if getattr(self, name) == found[1]}
+        object.__setattr__(self, "_origins", kept)
         self.code_points()
         self.faults()
 
@@ -381,25 +388,25 @@ class Config:
         """
         base = cls() if base is None else base
         values = {f.name: getattr(base, f.name) for f in settings()}
-        origins = {name: base.origin(name) for name in values}
+        origins = dict(base._origins)
         for name, text in sorted((os.environ if environ is None else environ).items()):
             if not _is_setting(name, text):
                 continue
             field = _field_of_variable(name)
             values[field.name] = _parsed(field, name, text)
-            origins[field.name] = f"environment {name}"
+            origins[field.name] = (f"environment {name}", values[field.name])
         return cls(**values, _origins=origins)
 
     def origin(self, name: str) -> str:
         """Where the value of a field comes from: `default`, `argument` or `environment GRADWIRE_...`."""
         if name in self._origins:
-            return self._origins[name]
+            return self._origins[name][0]
         default = next(f.default for f in settings() if f.name == name)
         return "default" if getattr(self, name) == default else "argument"
 
     def explain(self) -> str:
         """One line for each field: name, value, where it comes from."""
-        rows = [(f.name, str(getattr(self, f.name)), self.origin(f.name)) for f in settings()]
+        rows = [(f.name, str(_shown(f, getattr(self, f.name))), self.origin(f.name)) for f in settings()]
         width, column = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
         return "\n".join(f"{name:<{width}}  {value:<{column}}  {origin}" for name, value, origin in rows)
 
@@ -443,6 +450,8 @@ def allowed(field: dataclasses.Field[Any]) -> str:
         text = " | ".join(limits["choices"])
     elif limits["kind"] is bool:
         text = "true | false"
+    elif "url" in limits:
+        text = "http://HOST... | https://HOST..."
     elif "low" in limits:
         text = (
             f"{limits['low']:g} to {limits['high']:g}"
@@ -459,6 +468,8 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
     kind = limits["kind"]
     if value is None and limits.get("optional"):
         return None
+    if "url" in limits and value == "":
+        return None
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     valid = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
@@ -466,9 +477,30 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Any:
         valid = value in limits["choices"]
     if valid and "low" in limits:
         valid = limits["low"] <= value <= limits["high"]  # False for NaN
+    if valid and "url" in limits:
+        valid = _is_url(value)
     if not valid:
         raise _bad_value(field, field.name, value)
     return value
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return has_port and parts.scheme in ("http", "https") and bool(parts.hostname) and not re.search(r"\s", text)
+
+
+def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
+    """As others may see it: what stands before a host may be a password."""
+    return without_user(value) if "url" in field.metadata and isinstance(value, str) else value
+
+
+def without_user(text: str) -> str:
+    """A text without what stands between `//` and the last `@`: a user and a password, whatever is in them."""
+    return re.sub(r"//.*@", "//***@", text)
 
 
 def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:
@@ -484,6 +516,7 @@ def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:
 
 
 def _bad_value(field: dataclasses.Field[Any], name: str, value: Any) -> ConfigError:
+    value = _shown(field, value)
     return ConfigError(
         f"{name} = {value!r} is not allowed: {allowed(field)}", field=field.name, value=value, allowed=allowed(field)
     )

@@ -122,3 +122,34 @@ def test_every_preset_exists_in_the_engine() -> None:
         assert getattr(Config, name)().preset == name
     assert _native.preset_defaults("another") is None
     assert tuple(_native.preset_names()) == PRESETS
+
+
+def test_a_value_that_replaces_that_of_the_environment_is_an_argument() -> None:
+    config = Config.from_env(environ={"GRADWIRE_LOSS_BOUND": "0.1", "GRADWIRE_DSCP": "3"})
+    other = dataclasses.replace(config, loss_bound=0.2)
+    assert other.origin("loss_bound") == "argument"
+    assert not other.pinned("loss_bound")
+    assert other.origin("dscp") == "environment GRADWIRE_DSCP", "it was left as it was"
+    again = Config.from_env(other, environ={"GRADWIRE_LOSS_BOUND": "0.3"})
+    assert (again.loss_bound, again.origin("loss_bound")) == (0.3, "environment GRADWIRE_LOSS_BOUND")
+    assert again.origin("dscp") == "environment GRADWIRE_DSCP"
+
+
+@pytest.mark.parametrize(
+    "url", ["foo", "ftp://x/y", "http://", "http:///v1", "http://host:port/", "http://a b/", "https://u:p#w@h:1/"]
+)
+def test_a_collector_has_a_url_of_http(url: str) -> None:
+    with pytest.raises(ConfigError, match="otlp_endpoint") as caught:
+        Config(otlp_endpoint=url)
+    assert "http://HOST... | https://HOST..." in str(caught.value)
+    assert "p#w" not in str(caught.value) + str(caught.value.fields)
+
+
+def test_an_empty_url_is_none_and_one_with_a_password_is_shown_without() -> None:
+    assert Config.from_env(environ={"GRADWIRE_OTLP_ENDPOINT": ""}).otlp_endpoint is None
+    assert Config(otlp_endpoint="HTTPS://[::1]:4318").otlp_endpoint == "HTTPS://[::1]:4318"
+    url = "http://user:hunter2@host:4318/v1/metrics"
+    config = Config(otlp_endpoint=url)
+    assert config.otlp_endpoint == url
+    assert "http://***@host:4318/v1/metrics" in config.explain()
+    assert "hunter2" not in config.explain() + repr(config)

@@ -78,7 +78,7 @@ def test_the_configuration_says_how_many_servers_are_processes_of_their_own():
 @pytest.mark.parametrize(
     "more",
     [
-        {"_origins": {"security": "environment GRADWIRE_SECURITY"}, "security": "off"},
+        {"_origins": {"security": ["environment GRADWIRE_SECURITY", "off"]}, "security": "off"},
         {"metrics_host": "0.0.0.0", "metrics_port": 9000},
         {"otlp_endpoint": "http://10.0.0.1/"},
         {"chaos": "loss=50%"},
