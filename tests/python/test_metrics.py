@@ -1,5 +1,7 @@
 """The catalogue of metrics covers all that is counted, and docs/metrics.md is what it says."""
 
+import http.server
+import queue
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from gradwire.metrics import METRICS, SCOPES, STAGES, samples
 from gradwire.observe import export
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "metrics_docs.py"
+FORMED_S = 1_700_000_000
 # What is no measurement: names, and what a group is.
 FACTS = {
     "group": {"name", "rank", "security", "peers", "calls", "waiting.during", "waiting.sequence", "waiting.straggler", "waiting.cause",
@@ -147,12 +150,29 @@ def test_a_port_at_which_metrics_cannot_be_served_is_named() -> None:
     assert caught.value.port == port
 
 
+def test_what_is_exported_of_a_group_is_counted_since_it_was_formed(counted: dict[str, Any]) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    said = {**_said(counted), "engine": {"datagrams_sent": 1}}
+    (resource,) = export.otel_metrics(said, started_ns=7).resource_metrics
+    (scope,) = resource.scope_metrics
+    started = {
+        metric.name: {point.start_time_unix_nano for point in metric.data.data_points} for metric in scope.metrics
+    }
+    assert started.pop("gradwire.sent_datagrams") == {7}
+    assert {since for all_of in started.values() for since in all_of} == {FORMED_S * 10**9}
+
+
+def _said(counted: dict[str, Any]) -> dict[str, Any]:
+    groups = [{**group, "formed_s": float(FORMED_S)} for group in counted["groups"]]
+    return {**counted, "groups": groups, "job": "named", "host": "node1", "pid": 1}
+
+
 def test_an_export_that_fails_is_told_once_and_the_next_one_goes_on(
     counted: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     metric_exporter = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
     again = threading.Event()
-    said = {**counted, "job": "named", "host": "node1", "pid": 1}
+    said = _said(counted)
 
     class Collector(metric_exporter.OTLPMetricExporter):
         """Breaks off the first two connections, as older releases of the library let the caller know."""
@@ -178,3 +198,75 @@ def test_an_export_that_fails_is_told_once_and_the_next_one_goes_on(
         "metrics could not be exported by OpenTelemetry",
         "the export of metrics by OpenTelemetry goes on",
     ]
+
+
+class _Refusing:
+    """A collector that answers each export with one status, until it is told another one."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.answered: queue.Queue[int] = queue.Queue()
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                status = outer.status
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                outer.answered.put(status)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://somebody:hunter2@127.0.0.1:{self._server.server_port}/v1/metrics"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def answers(self, status: int, times: int) -> None:
+        """Waits until it has given this answer so often."""
+        while times:
+            times -= self.answered.get(timeout=60.0) == status
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_collector_that_refuses_is_told_once_and_by_nobody_else(
+    counted: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    caplog.set_level("INFO")
+    collector, said = _Refusing(400), _said(counted)
+    sender = export.OpenTelemetryExport(collector.url, 0.01, lambda: said)
+    try:
+        collector.answers(400, 3)
+        collector.status = 200
+        collector.answers(200, 2)
+    finally:
+        sender.stop()
+        collector.close()
+    warnings = [record for record in caplog.records if record.levelname != "INFO"]
+    (line,) = [record.getMessage() for record in warnings]
+    assert line.startswith("metrics could not be exported by OpenTelemetry: ")
+    assert "400" in line
+    assert "hunter2" not in caplog.text
+    assert [record.message for record in caplog.records if "goes on" in record.message] == [
+        "the export of metrics by OpenTelemetry goes on"
+    ]
+
+
+def test_a_process_that_ends_tries_a_collector_that_has_failed_no_more(counted: dict[str, Any]) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+    collector, said = _Refusing(400), _said(counted)
+    sender = export.OpenTelemetryExport(collector.url, 3600.0, lambda: said)
+    try:
+        sender._export()
+        collector.answers(400, 1)
+        sender.stop()
+        assert not sender._thread.is_alive()
+        assert collector.answered.empty()
+    finally:
+        collector.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 from gradwire import _native
 from gradwire._extras import is_installed
 from gradwire._forked import stays_here
-from gradwire.config import Config
+from gradwire.config import Config, without_user
 from gradwire.errors import AddressError, GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
 from gradwire.observe.metrics_server import MetricsServer
@@ -23,6 +24,12 @@ logger = logging.getLogger("gradwire")
 
 Stats = Callable[[], dict[str, Any]]
 DOC = "docs/metrics.md"
+# Where OpenTelemetry's exporter says what has failed, and what it sends with.
+LIBRARY_LOGGERS = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "urllib3.connectionpool")
+# The end of a process waits so long for its last metrics: a collector within reach answers in milliseconds.
+LAST_EXPORT_S = 2.0
+# And so long for an export that fails: what waits for an answer is left behind.
+GIVING_UP_S = 0.5
 
 
 def check_extras(config: Config) -> None:
@@ -153,41 +160,93 @@ class OpenTelemetryExport:
         self._exporter = OTLPMetricExporter(endpoint=endpoint)
         self._started_ns = time.time_ns()
         self._is_failing = False
+        self._is_over = False
+        self._said = _SaidByLibrary()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Exports once more and ends."""
+        """Exports once more and ends; a collector that does not answer delays the end of the process by a few seconds."""
         self._stopping.set()
-        self._thread.join(timeout=5.0)
-        self._exporter.shutdown()
+        if not self._is_failing:
+            self._thread.join(timeout=LAST_EXPORT_S)
+        if self._thread.is_alive():
+            self._is_over = True
+            self._exporter.shutdown()  # ends its pauses between two tries
+            self._thread.join(timeout=GIVING_UP_S)
+        else:
+            self._exporter.shutdown()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
-            self._export()
-        self._export()
+        with self._said.of_this_thread():
+            while not self._stopping.wait(self._every_s):
+                self._export()
+            if not self._is_failing and not self._is_over:
+                self._export()
 
     def _export(self) -> None:
         try:
             stats = self._stats()
         except GradwireError:  # the engine has stopped
             return
-        try:
-            # The library logs what it cannot deliver; older releases raise where a connection breaks, as of a collector that restarts.
-            self._exporter.export(otel_metrics(stats, self._started_ns))
-        except Exception as error:  # noqa: BLE001  whatever it is, the next one may be delivered
-            if not self._is_failing:
-                self._is_failing = True
-                logger.warning("metrics could not be exported by OpenTelemetry: %r", error)
-            return
-        if self._is_failing:
-            self._is_failing = False
+        problem = self._problem_with(stats)
+        if problem is not None and not self._is_failing:
+            logger.warning("metrics could not be exported by OpenTelemetry: %s", without_user(problem))
+        elif problem is None and self._is_failing:
             logger.info("the export of metrics by OpenTelemetry goes on")
+        self._is_failing = problem is not None
+
+    def _problem_with(self, stats: dict[str, Any]) -> str | None:
+        """Exports, and returns why that has failed; None: it has not."""
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        self._said.lines.clear()
+        try:
+            result = self._exporter.export(otel_metrics(stats, self._started_ns))
+        except Exception as error:  # noqa: BLE001  older releases, where a connection breaks; the next one may be delivered
+            return repr(error)
+        if result is MetricExportResult.SUCCESS:
+            return None
+        return " ".join(dict.fromkeys([*self._said.lines[:1], *self._said.lines[-1:]])) or "no reason is known"
+
+
+class _SaidByLibrary(logging.Filter):
+    """Keeps what the library logs of our exports: it would say the same of each one for as long as there is no collector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._thread: int | None = None
+
+    @contextlib.contextmanager
+    def of_this_thread(self) -> Iterator[None]:
+        """Other threads may export what is the program's own."""
+        self._thread = threading.get_ident()
+        loggers = [logging.getLogger(name) for name in LIBRARY_LOGGERS]
+        for one in loggers:
+            one.addFilter(self)
+        try:
+            yield
+        finally:
+            for one in loggers:
+                one.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Called by logging: whether somebody else is told, too."""
+        if record.thread != self._thread or record.levelno < logging.WARNING:
+            return True
+        self.lines.append(record.getMessage())
+        return False
 
 
 def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
-    """The statistics as OpenTelemetry's `MetricsData`: cumulative, histograms with explicit bounds."""
+    """The statistics as OpenTelemetry's `MetricsData`: cumulative, histograms with explicit bounds.
+
+    Args:
+        stats: what `gradwire.stats()` returned.
+        started_ns: since when the process counts; a group since it was formed.
+    """
     from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -200,9 +259,15 @@ def otel_metrics(stats: dict[str, Any], started_ns: int) -> Any:
     }
     found = _by_metric(stats)
     now_ns = time.time_ns()
+    formed_ns = {group["name"]: int(group["formed_s"] * 1e9) for group in stats["groups"]}
+
+    def since_ns(sample: Sample) -> int:
+        """Since when it has been counted: that of a group begins anew with it, under whatever name."""
+        return started_ns if sample.metric.scope == "engine" else formed_ns[sample.labels[0]]
+
     metrics = []
     for metric in METRICS:
-        points = [_point(sample, started_ns, now_ns) for sample in found[metric.name]]
+        points = [_point(sample, since_ns(sample), now_ns) for sample in found[metric.name]]
         if points:
             metrics.append(_otel_metric(metric, points))
     scope = ScopeMetrics(InstrumentationScope("gradwire"), metrics, "")
