@@ -76,6 +76,22 @@ def test_one_long_wait_such_as_a_checkpoint_is_no_news_and_neither_is_what_ranks
     assert [watch.update(t, often(1, "compute", 0.05 * t, 10 * t)) for t in range(100)] == [None] * 100
 
 
+def test_one_long_wait_among_many_of_a_millisecond_is_no_news_in_either_window() -> None:
+    """A checkpoint in a job of many steps: the rank that makes it is also the later one of the two now and then."""
+    for pause in (2.0, 16.0):
+        watch = StragglerWatch(3.0)
+        news = [watch.update(t, often(1, "compute", 0.01 * t + (pause if t > 30 else 0.0), 5 * t)) for t in range(120)]
+        assert news == [None] * 120
+        assert watch.current is None
+
+
+def test_one_long_wait_does_not_hide_a_rank_that_is_waited_for_all_the_time() -> None:
+    watch = StragglerWatch(3.0)
+    news = [watch.update(t, often(1, "compute", 0.3 * t + (4.0 if t > 30 else 0.0), 5 * t)) for t in range(60)]
+    assert len([one for one in news if one is not None]) == 1
+    assert watch.current is not None
+
+
 def test_steps_of_many_seconds_are_seen_in_the_longer_window() -> None:
     watch = StragglerWatch(3.0)
     news = [watch.update(t, often(3, "compute", 2.0 * (t // 8), t // 8)) for t in range(60)]

@@ -1,12 +1,14 @@
 """Which rank this one has been waiting for: a decision over what the engine counts, made once a second.
 
 Two kinds of waits make a rank a straggler. A single collective that has not ended after `straggler_warning_s`, whatever the reason; and
-many short waits for the same rank: at least a fifth of the last seconds, in at least three separate waits, so that one checkpoint
-is no news. The engine says whom each collective waited for and why (gradwire_collectives::stragglers_of).
+many short waits for the same rank: at least a fifth of the last seconds, in at least three separate waits and also without the longest
+of them, so that one checkpoint is no news, however many waits of a millisecond stand beside it.
+The engine says whom each collective waited for and why (gradwire_collectives::stragglers_of).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,7 +103,10 @@ class StragglerWatch:
         for window in WINDOWS:
             span = window * self._warning_s
             for (rank, cause), (waited, episodes) in self._since(now_s - span).items():
-                if waited >= SHARE * span and episodes >= EPISODES:
+                if waited < SHARE * span or episodes < EPISODES:
+                    continue
+                longest, lasted = self._longest_since(now_s - span, (rank, cause))
+                if waited - longest >= SHARE * (span - lasted) > 0:
                     share = min(1.0, waited / span)
                     text = f"{share:.0%} of the last {span:.0f} s went to waiting for rank {rank}: {_OFTEN[cause]}"
                     return Straggler(rank, cause, text)
@@ -113,6 +118,15 @@ class StragglerWatch:
         span = WINDOWS[0] * self._warning_s
         waited, _ = self._since(now_s - span).get((current.rank, current.cause), (0.0, 0))
         return waited < SHARE_OVER * span
+
+    def _longest_since(self, since_s: float, key: tuple[int, str]) -> tuple[float, float]:
+        """Seconds of the longest wait for it since then, and those between the two samples that tell of it."""
+        found = (0.0, 0.0)
+        for (before_s, before), (at, after) in itertools.pairwise(self._samples):
+            if at > since_s:
+                waited = after.get(key, (0.0, 0))[0] - before.get(key, (0.0, 0))[0]
+                found = max(found, (waited, at - before_s))
+        return found
 
     def _since(self, since_s: float) -> dict[tuple[int, str], tuple[float, int]]:
         """Seconds and waits by rank and cause since then, longest first."""
