@@ -64,6 +64,14 @@ def test_a_typed_program_passes(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_the_program_of_the_readme_passes(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    blocks = [block.partition("```")[0] for block in (ROOT / "README.md").read_text().split("```python\n")[1:]]
+    (program,) = [block for block in blocks if "gradwire.torch.tolerate_loss(model)" in block]
+    ran = mypy(tmp_path, program)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_mistakes_are_found(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     lines = [f"    {text}" for text, _ in MISTAKES.values()]

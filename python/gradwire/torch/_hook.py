@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,47 @@ STEPS_KEPT = 1000
 # come last and are needed first by the next forward, so each later bucket is one more urgent.
 PRIORITY_FIRST_BUCKET = 192
 PRIORITY_SPAN = 128
+
+
+@overload
+def tolerate_loss(
+    model: DistributedDataParallel,
+    *,
+    loss_bound: float | None = ...,
+    preset: str | None = ...,
+    error_feedback: bool = ...,
+    deadline: timedelta | None = ...,
+    step_delay_max: timedelta | None = ...,
+    gather_loss_bound: float | None = ...,
+    gather_fill: str | None = ...,
+    divide_by: str | None = ...,
+    hadamard: str | None = ...,
+    algorithm: str | None = ...,
+    steps_kept: int = ...,
+    priority: Priority | None = ...,
+    drift_every: int = ...,
+    compression: Compression | None = ...,
+    tensorboard: ScalarWriter | None = ...,
+) -> "LossTolerance": ...
+
+
+@overload
+def tolerate_loss(  # type: ignore[overload-cannot-match]  # where torch is not read both models are Any
+    model: "FSDPModule",
+    *,
+    loss_bound: float | None = ...,
+    preset: str | None = ...,
+    error_feedback: bool = ...,
+    deadline: timedelta | None = ...,
+    step_delay_max: timedelta | None = ...,
+    gather_loss_bound: float | None = ...,
+    gather_fill: str | None = ...,
+    divide_by: str | None = ...,
+    hadamard: str | None = ...,
+    algorithm: str | None = ...,
+    steps_kept: int = ...,
+    priority: Priority | None = ...,
+) -> ShardedLossTolerance: ...
 
 
 def tolerate_loss(
