@@ -106,3 +106,17 @@ def test_a_long_setting_keeps_few_samples_and_finds_who_is_waited_for_often() ->
     assert told[0][0] <= 1200, "twice the setting"
     assert len(watch._samples) < 300
     assert watch._samples[-1][0] == 19_999, "the newest one counts"
+
+
+def test_a_rank_that_has_just_died_is_not_said_to_be_heard() -> None:
+    """With a peer timeout of 2 s a rank that was silent for two heartbeats of 0.2 s is taken for one that takes nothing."""
+    for silent_s, is_heard in ((0.3, True), (0.5, False)):
+        waits = stuck(3.1, cause="receiver")
+        waits["waiting"]["silent_s"] = silent_s
+        told = StragglerWatch(3.0, peer_timeout_s=2.0).update(1.0, waits)
+        assert told is not None
+        assert ("it is heard" in told.text) == is_heard
+        assert ("nothing heard from it for 0.5 s" in told.text) != is_heard
+        told = StragglerWatch(3.0).update(1.0, waits)
+        assert told is not None
+        assert "it is heard" in told.text, "an answer may take a second"

@@ -74,7 +74,9 @@ class Observer:
             job: what its rank 0 has said of the job (`job_at`).
         """
         stats = group.stats()
-        watched = _Watched(weakref.ref(group), stats, self._config.straggler_warning_s)
+        watched = _Watched(
+            weakref.ref(group), stats, StragglerWatch(self._config.straggler_warning_s, self._config.peer_timeout_s)
+        )
         with self._lock:
             is_first = self.rank is None
             self._name_apart(watched)
@@ -235,7 +237,7 @@ class Observer:
 class _Watched:
     """A group and what is known about its stragglers."""
 
-    def __init__(self, group: weakref.ref[_native.Group], stats: dict[str, Any], warning_s: float) -> None:
+    def __init__(self, group: weakref.ref[_native.Group], stats: dict[str, Any], watch: StragglerWatch) -> None:
         self.group = group
         self.name: str = stats["name"]
         self.rank: int = stats["rank"]
@@ -247,7 +249,7 @@ class _Watched:
         # Questions in a row, and when the latest of them failed.
         self.unanswered = 0
         self.failed_at = 0.0
-        self.watch = StragglerWatch(warning_s)
+        self.watch = watch
 
     def look(self, group: _native.Group) -> dict[str, Any]:
         """Says what is new about it, and returns what was seen.

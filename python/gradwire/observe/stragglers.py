@@ -9,6 +9,7 @@ The engine says whom each collective waited for and why (gradwire_collectives::s
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +21,11 @@ SHARE = 0.2
 # A straggler counts as such until it is waited for less than this.
 SHARE_OVER = 0.05
 EPISODES = 3
-# A process that was heard so lately lives.
+# A process that was heard so lately lives, or within two heartbeats, if they are shorter: what the engine says, too (UNANSWERED_MAX).
 HEARD_S = 1.0
+HEARTBEATS = 2
+# Heartbeats in a peer timeout.
+BEATS = 10
 # Windows of short waits, in times of the setting: steps of a second, and steps of many seconds.
 WINDOWS = (2.0, 20.0)
 # Between two samples, in times of the setting: a twentieth of the shorter window, and some two hundred of them in the longer one.
@@ -48,9 +52,11 @@ class StragglerWatch:
 
     Args:
         warning_s: how long a rank is waited for before it is told.
+        peer_timeout_s: after which a silent rank is lost.
     """
 
-    def __init__(self, warning_s: float) -> None:
+    def __init__(self, warning_s: float, peer_timeout_s: float = math.inf) -> None:
+        self._heard_s = min(HEARD_S, HEARTBEATS * peer_timeout_s / BEATS)
         self.current: Straggler | None = None
         self._warning_s = warning_s
         self._samples: deque[tuple[float, dict[tuple[int, str], tuple[float, int]]]] = deque()
@@ -97,7 +103,11 @@ class StragglerWatch:
             return None
         self._stuck = waiting["sequence"]
         rank, cause = int(waiting["straggler"]), str(waiting["cause"])
-        return Straggler(rank, cause, f"{waiting['during']} has waited {waiting['waited_s']:.1f} s for {_why(waiting)}")
+        return Straggler(
+            rank,
+            cause,
+            f"{waiting['during']} has waited {waiting['waited_s']:.1f} s for {_why(waiting, self._heard_s)}",
+        )
 
     def _often(self, now_s: float) -> Straggler | None:
         for window in WINDOWS:
@@ -146,9 +156,9 @@ _OFTEN = {
 }
 
 
-def _why(waiting: Mapping[str, Any]) -> str:
+def _why(waiting: Mapping[str, Any], heard_s: float) -> str:
     rank, silent = waiting["straggler"], waiting["silent_s"]
-    is_heard = silent < HEARD_S
+    is_heard = silent <= heard_s
     arrived = f"{waiting['bytes_received']} of {waiting['bytes_expected']} bytes from it arrived"
     return {
         "compute": f"rank {rank}: it has not called it yet, its network thread answers (slow computation or input)",
