@@ -14,6 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from multiprocessing import parent_process, util
 from typing import Any
 
 from gradwire import _native
@@ -29,6 +30,8 @@ from gradwire.secret import job_secret
 logger = logging.getLogger("gradwire")
 
 MEGABIT_BYTES = 1_000_000 / 8
+# After everything else that a child of multiprocessing does at its end, of which the last is to wait for its own children.
+LAST = -(1 << 31)
 
 
 class Runtime:
@@ -145,7 +148,7 @@ def runtime() -> Runtime:
     with _process.lock:
         if _process.runtime is None:
             _process.runtime = Runtime(Config.from_env(_process.config))
-            atexit.register(_stop, weakref.ref(_process.runtime))
+            _stop_at_exit(_process.runtime)
         return _process.runtime
 
 
@@ -167,6 +170,21 @@ def current() -> Runtime | None:
 def inherited() -> Runtime | None:
     """In a forked child: the runtime of its parent, whose groups it still knows and cannot use."""
     return _process.inherited[-1] if _process.inherited else None
+
+
+def _stop_at_exit(owner: Runtime) -> None:
+    reference = weakref.ref(owner)
+    atexit.register(_stop, reference)
+    if parent_process() is not None:
+        # Most of these end by os._exit, which knows nothing of atexit. Without a goodbye the others lose the last call, too:
+        # it has ended here, but not every packet of it was confirmed.
+        util.Finalize(None, _stop_when_threads_have_ended, (reference,), exitpriority=LAST)
+
+
+def _stop_when_threads_have_ended(reference: weakref.ref[Runtime]) -> None:
+    # As an interpreter does it before atexit, and such a child only after its finalizers: threads may still be calling.
+    threading._shutdown()  # type: ignore[attr-defined]
+    _stop(reference)
 
 
 def _stop(reference: weakref.ref[Runtime]) -> None:
