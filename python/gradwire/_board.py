@@ -239,12 +239,11 @@ class Board:
         key = self._progress_key(rank)
         return self._store.get(key) if self._store.check([key]) else ""
 
-    @tells_of_a_failed_store
     def confirm(self, timeout_s: float) -> None:
         """Waits until every rank has reached all others, so that no collective meets a group that is half formed.
 
-        Rank 0 may have heard so and gone before this rank did, where packets are lost. This rank has reached all others by now: if
-        the group was not formed, its next call names who is missing.
+        Rank 0 may have heard so and gone before this rank did, where packets are lost, and the Store with it. This rank has reached all
+        others by now: if the group was not formed, its next call names who is missing.
         """
         try:
             self._confirm(timeout_s)
@@ -253,6 +252,7 @@ class Board:
                 raise
             logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
 
+    @tells_of_a_failed_store
     def _confirm(self, timeout_s: float) -> None:
         if self._store.add(f"{self._prefix}/joined", 1) == self._world_size:
             self.conclude("")

@@ -67,7 +67,8 @@ def tells_of_a_failed_store(function: _Function) -> _Function:
 def _store_failed(error: RuntimeError) -> RendezvousError:
     return RendezvousError(
         f"the Store failed while the ranks waited for each other: {error}. It ends with the process that holds it, rank 0 or "
-        "the launcher: see there why that ended"
+        "the launcher: see there why that ended",
+        over=True,
     )
 
 

@@ -1,4 +1,7 @@
-"""A member whose torch Store has a host that is cut off, neither answering nor refusing, goes on: nobody can join meanwhile."""
+"""A member whose torch Store has a host that is cut off, neither answering nor refusing, goes on: nobody can join meanwhile.
+
+So does one whose Store has ended when it was connected to all others.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from gradwire._board import Board
 from gradwire._bounded import BoundedStore
 from gradwire._entrance import REST_S, Watch
 from gradwire.errors import RendezvousError
@@ -73,3 +78,22 @@ def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
     watch._asks_at -= REST_S
     assert watch.newcomer() == 0
     assert store.check(["gradwire/1/left/3"]), "it is asked again as soon as it answers"
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["while-it-waits", "before-it-comes"])
+def test_who_is_connected_goes_on_when_rank_0_has_gone_with_the_store(
+    server: tuple[subprocess.Popen[str], int], is_late: bool
+) -> None:
+    process, port = server
+    timeout = timedelta(seconds=60)
+    store, looks = (distributed.TCPStore("127.0.0.1", port, timeout=timeout, wait_for_workers=False) for _ in range(2))
+    board = Board(store, "gradwire/1", 1, 2)
+    with ThreadPoolExecutor(1) as pool:
+        if not is_late:
+            confirmed = pool.submit(board.confirm, 60.0)
+            looks.wait(["gradwire/1/joined"], timeout)
+        process.kill()
+        process.wait()
+        if is_late:
+            confirmed = pool.submit(board.confirm, 60.0)
+        confirmed.result(60.0)
