@@ -9,7 +9,7 @@ exact, and collective: every rank of the group calls it at the same point of its
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,9 @@ logger = logging.getLogger("gradwire")
 
 # Little enough that one lost packet (at most 64 KB) costs a repair of about itself, and a fingerprint 8 in 65,536 bytes.
 BLOCK_BYTES = 1 << 16
+
+# Whose states of the parameters are covered too: one, or those that have a part of the parameters each.
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class DriftMeter:
 
     Attributes:
         latest: the report of the latest check.
+        finish: is called before parameters are looked at: takes the steps that wait for the next forward pass (`step_in_forward`).
     """
 
     def __init__(self, module: torch.nn.Module, group: dist.ProcessGroup, every: int = 0) -> None:
@@ -145,18 +149,23 @@ class DriftMeter:
         self._every = every
         self.step = 0
         self.latest: DriftReport | None = None
+        self.finish: Callable[[], None] = lambda: None
 
-    def check(self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None) -> DriftReport:
+    def check(self, *, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
         """Compares fingerprints, and warns (rank 0) where replicas differ. Call it between `optimizer.step()` and the next forward.
 
         Args:
             buffers: the module's buffers too.
-            optimizer: its state of these parameters too.
+            optimizer: its state of these parameters too; those of several: `steps.optimizers` of `step_in_forward`.
 
         Raises:
             InvalidRequestError: the ranks do not have the same tensors.
-            GradwireError: the exchange failed.
+            GradwireError: the exchange failed, or that of gradients whose step was still to be taken.
         """
+        self.finish()
+        return self._check(buffers, optimizer)
+
+    def _check(self, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
         report = self._compare(buffers, optimizer).report(self.step)
         self.latest = report
         if not report.identical and dist.get_rank(self._group) == 0:
@@ -164,14 +173,13 @@ class DriftMeter:
         return report
 
     @torch.no_grad()
-    def largest_difference(
-        self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None
-    ) -> Difference:
+    def largest_difference(self, *, buffers: bool = False, optimizer: Optimizers = None) -> Difference:
         """The largest difference of an element between any two ranks, over the tensors that differ; infinite for NaN.
 
         Raises:
             InvalidRequestError, GradwireError: as `check`.
         """
+        self.finish()
         compared = self._compare(buffers, optimizer)
         largest = Difference()
         for name in compared.report(self.step).names:
@@ -186,7 +194,7 @@ class DriftMeter:
         return largest
 
     @torch.no_grad()
-    def resynchronize(self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None) -> DriftReport:
+    def resynchronize(self, *, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
         """Gives every rank the bits that most ranks hold, block by block; only blocks that differ are sent, exactly.
 
         Call it between `optimizer.step()` and the next forward.
@@ -197,6 +205,7 @@ class DriftMeter:
         Raises:
             InvalidRequestError, GradwireError: as `check`.
         """
+        self.finish()
         compared = self._compare(buffers, optimizer)
         for source in sorted(set(compared.sources)):
             blocks = [b for b, s in zip(compared.differing, compared.sources, strict=True) if s == source]
@@ -212,10 +221,10 @@ class DriftMeter:
     def before_step(self) -> None:
         """The hook is about to exchange the gradients of a new step: parameters are those after the step before."""
         if self._every > 0 and self.step > 0 and self.step % self._every == 0:
-            self.check()
+            self._check()
         self.step += 1
 
-    def _compare(self, buffers: bool, optimizer: torch.optim.Optimizer | None) -> _Comparison:
+    def _compare(self, buffers: bool, optimizer: Optimizers) -> _Comparison:
         pieces: list[_Piece] = []
         marks: list[int] = []
         for name, tensor in self._tensors(buffers, optimizer):
@@ -242,10 +251,11 @@ class DriftMeter:
         dist.all_gather_into_tensor(rows.view(-1), row, group=self._group)
         return rows
 
-    def _tensors(self, buffers: bool, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, buffers: bool, optimizer: Optimizers) -> Iterator[tuple[str, torch.Tensor]]:
+        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer or []
         for name, parameter in self._module.named_parameters():
             yield name, parameter.detach()
-            state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(parameter, {})
+            state: dict[str, Any] = next((each.state[parameter] for each in optimizers if parameter in each.state), {})
             for key, value in sorted(state.items()):
                 if isinstance(value, torch.Tensor):
                     yield f"optimizer.{name}.{key}", value.detach()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError, GradwireError, InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory
 from gradwire.torch._delay import DelayShares
-from gradwire.torch._drift import DriftMeter, DriftReport
+from gradwire.torch._drift import DriftMeter, DriftReport, Optimizers
 from gradwire.torch._early import EarlySteps, OptimizerOf
 from gradwire.torch._early import check as check_early
 from gradwire.torch._latest import LatestResults
@@ -318,8 +318,11 @@ class LossTolerance(Delivered):
         if self.residuals is not None:
             self.residuals.rescale(factor)
 
-    def resynchronize(self, *, buffers: bool = False, optimizer: torch.optim.Optimizer | None = None) -> DriftReport:
-        """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`."""
+    def resynchronize(self, *, buffers: bool = False, optimizer: Optimizers = None) -> DriftReport:
+        """Makes the parameters of all ranks equal again, bit by bit; see `DriftMeter.resynchronize`.
+
+        With `step_in_forward` it calls `finish`, as `drift.check` and `drift.largest_difference` do.
+        """
         return self.drift.resynchronize(buffers=buffers, optimizer=optimizer)
 
     def step_in_forward(self, optimizer_of: OptimizerOf, layers: Sequence[torch.nn.Module] | None = None) -> EarlySteps:
@@ -351,6 +354,7 @@ class LossTolerance(Delivered):
             raise InvalidRequestError("step_in_forward: the model that tolerate_loss was called with is gone")
         check_early(model, compressed=self.is_compressed, keeps_previous=self._latest is not None)
         self._early_steps = EarlySteps(model.module, optimizer_of, layers)
+        self.drift.finish = self._early_steps.finish
         return self._early_steps
 
     @property

@@ -163,6 +163,25 @@ def check_the_hook_compares_every_so_many_steps_and_warns() -> None:
     assert len(warned) == (2 if RANK == 0 else 0), lines
 
 
+def check_steps_that_wait_for_the_next_forward_pass_are_taken_before_replicas_are_compared() -> None:
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Linear(200, 400), nn.ReLU(), nn.Linear(400, 200))
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.3, gradient_as_bucket_view=True)
+    state = gradwire.torch.tolerate_loss(model, preset="dlcp", gather_loss_bound=0.1, hadamard="off")
+    steps = state.step_in_forward(lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+    generator = torch.Generator().manual_seed(RANK)
+    for look in (state.drift.check, state.drift.largest_difference, state.resynchronize):
+        for _ in range(STEPS):
+            model(torch.randn(16, 200, generator=generator)).square().mean().backward()
+        look(optimizer=steps.optimizers)
+        seen = bits(model.parameters())
+        steps.finish()
+        assert torch.equal(bits(model.parameters()), seen), f"{look.__name__} saw the parameters of the step before"
+    assert identical(model.parameters())
+    assert all(identical(optimizer_tensors(optimizer)) for optimizer in steps.optimizers)
+    assert any(optimizer_tensors(optimizer) for optimizer in steps.optimizers)
+
+
 def check_what_cannot_be_compared_is_refused_everywhere() -> None:
     model, state = model_of()
     if RANK == 1:
