@@ -152,6 +152,7 @@ def tolerate_loss(
         UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
             gradients with `on_peer_loss="continue"`.
         ConfigError: a value is out of range, or `algorithm` is `ring` where results may be lost.
+        InvalidRequestError: the DDP model has a communication hook already, of an earlier call or of torch. It stays in force.
     """
     if drift_every < 0:
         raise ConfigError(f"drift_every = {drift_every} is not allowed: 0 or more steps", field="drift_every")
@@ -203,8 +204,20 @@ def tolerate_loss(
     state.scalars = StepScalars(tensorboard)
     state.is_compressed = compression is not None
     hook = average_what_arrives if compression is None else compression(average_what_arrives)
-    model.register_comm_hook(state, hook)
+    _register(model, state, hook)
     return state
+
+
+def _register(model: DistributedDataParallel, state: "LossTolerance", hook: Hook) -> None:
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        if "only be called once" not in str(error):
+            raise
+        raise InvalidRequestError(
+            "the model has a communication hook already, which torch never takes back (another tolerate_loss, or a hook of torch's): "
+            "wrap the model again"
+        ) from error
 
 
 def _check(model: DistributedDataParallel, *, goes_on: bool) -> None:

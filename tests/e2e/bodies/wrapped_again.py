@@ -98,6 +98,23 @@ def check_a_wrapper_whose_gradients_tolerate_loss_is_copied_averaged_and_saved()
             assert torch.equal(ours.grad, reference.grad)
 
 
+def check_a_wrapper_that_has_a_hook_keeps_it_and_another_one_gets_its_own() -> None:
+    net = Net()
+    model = parallel(net)
+    state = gradwire.torch.tolerate_loss(model, preset="reliable")
+    with pytest.raises(InvalidRequestError, match="wrap the model again"):
+        gradwire.torch.tolerate_loss(model)
+    backward(model, 0)
+    assert len(state.steps) == 1
+    other = parallel(net)
+    other._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    with pytest.raises(InvalidRequestError, match="wrap the model again"):
+        gradwire.torch.tolerate_loss(other)
+    again = gradwire.torch.tolerate_loss(third := parallel(net), preset="reliable")
+    backward(third, 1)
+    assert len(again.steps) == 1
+
+
 def check_steps_in_the_forward_pass_are_removed_before_a_model_is_wrapped_again() -> None:
     late, model = Net(), Net()
     for wrapped_for in range(3):  # at last without
