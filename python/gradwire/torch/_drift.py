@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,7 @@ logger = logging.getLogger("gradwire")
 BLOCK_BYTES = 1 << 16
 
 # Whose states of the parameters are covered too: one, or those that have a part of the parameters each.
-Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+Optimizers: TypeAlias = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 
 @dataclass(frozen=True)
