@@ -33,6 +33,8 @@ LINEAR = ("sum", "mean")
 BITWISE = ("band", "bor", "bxor")
 # Of fewer there is no mean of whole numbers, nor of booleans.
 WHOLE_MEAN_BYTES_MIN = 4
+# Steps of NumPy's search for an element that two arrays share: enough for views of a few dimensions, and less than a millisecond.
+SEARCH_STEPS = 10_000
 
 
 def check(array: Array) -> None:
@@ -59,6 +61,12 @@ def is_direct(array: Array) -> bool:
     return bool(array.flags.c_contiguous and array.dtype.isnative and array.flags.aligned)
 
 
+def share_memory(one: Array, other: Array) -> bool:
+    """Whether an element of one is where one of the other is; also where that could not be found out soon."""
+    # The stubs have two numbers only, NumPy's documentation any.
+    return np.may_share_memory(one, other, max_work=SEARCH_STEPS)  # type: ignore[arg-type]
+
+
 def readable(array: Array, beside: Array | None = None) -> Array:
     """The array, or a contiguous copy: also where it shares memory with `beside`, which is written meanwhile."""
     check(array)
@@ -76,13 +84,17 @@ def writable(array: Array, after: list[Callable[[], None]], *, load: bool) -> Ar
         load: whether the present contents matter (in-place collectives).
 
     Raises:
-        InvalidRequestError: the array is read-only.
+        InvalidRequestError: the array is read-only, or some of its elements share memory.
     """
     check(array)
     if not array.flags.writeable:
         raise InvalidRequestError("the array that gets the result is read-only")
     if is_direct(array):
         return array
+    if array.size and array.itemsize and _may_overlap(array) and _overlaps(array):
+        raise InvalidRequestError(
+            f"elements of an array that gets a result share memory: shape {array.shape}, strides {array.strides}; pass a copy"
+        )
     staged = np.empty(array.shape, dtype=array.dtype.newbyteorder("="))
     if load:
         np.copyto(staged, array)
@@ -90,14 +102,37 @@ def writable(array: Array, after: list[Callable[[], None]], *, load: bool) -> Ar
     return staged
 
 
+def _may_overlap(array: Array) -> bool:
+    """Whether a dimension begins again within what those of smaller strides reach."""
+    reach = array.itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(array.strides, array.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def _overlaps(array: Array) -> bool:
+    """The same for certain: places of strides that interleave may all differ."""
+    if any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
+        return True
+    places = np.zeros((), dtype=np.int64)
+    for stride, size in zip(array.strides, array.shape, strict=True):
+        places = np.add.outer(places, np.arange(size) * stride)
+    return bool((np.diff(np.sort(places, axis=None)) < array.itemsize).any())
+
+
 def out_like(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """`out`, or a new array.
 
     Raises:
-        InvalidRequestError: `out` has another shape or dtype.
+        InvalidRequestError: `out` has another shape or dtype, or there is no memory for the result.
     """
     if out is None:
-        return np.empty(shape, dtype=dtype)
+        try:
+            return np.empty(shape, dtype=dtype)
+        except (ValueError, MemoryError) as error:
+            raise InvalidRequestError(f"no memory for the result, {dtype} {shape}: {error}") from error
     check_like("out", out, "the result", shape, dtype)
     return out
 

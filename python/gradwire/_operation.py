@@ -7,8 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
-
 from gradwire import _arrays, _native
 from gradwire._arrays import Array
 from gradwire._durations import seconds
@@ -45,7 +43,8 @@ class Operation:
             raise error
         with self._lock:
             while self._after:
-                self._after.pop()()
+                self._after[-1]()
+                self._after.pop()  # not before: who was interrupted in it, or could not write, may wait again
 
     def is_completed(self) -> bool:
         """Whether the call has ended, well or not. The result is there after `wait`."""
@@ -107,7 +106,7 @@ class Call:
         assert self._source is not None, "whoever reduces has an array"
         _arrays.check_like("residual", residual, "the array", self._source.shape, self._source.dtype)
         for other in (self._source, self._target):
-            if other is not None and np.may_share_memory(residual, other):
+            if other is not None and _arrays.share_memory(residual, other):
                 raise InvalidRequestError("residual shares memory with the array or with out: it needs its own")
         rest = _arrays.writable(residual, self.after, load=True)
         self.options["residual"] = _arrays.address(rest)

@@ -259,7 +259,7 @@ class Communicator:
         def prepare() -> Call:
             _arrays.check(array)
             sent = self._rows(array, send_rows)
-            received = self._counts(receive_rows) if receive_rows else sent
+            received = self._counts("receive_rows", receive_rows) or sent
             call = Call(
                 "all_to_all", array, _arrays.out_like(out, (sum(received), *array.shape[1:]), array.dtype)
             ).copy()
@@ -486,7 +486,11 @@ class Communicator:
         return part
 
     def close(self) -> None:
-        """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
+        """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing.
+
+        It waits for no call, and calls end in any order: wait for every operation first. Those in flight fail with `ShutDownError`,
+        and on the ranks that needed this one for them with `PeerLeftError`.
+        """
         if self._closed:
             return
         self._closed = True
@@ -558,19 +562,22 @@ class Communicator:
         if array.ndim == 0:
             raise InvalidRequestError("the array has no rows")
         rows = array.shape[0]
-        if not asked:
+        counts = self._counts("send_rows", asked)
+        if not counts:
             if rows % self.world_size:
                 raise InvalidRequestError(f"{rows} rows cannot be divided equally among {self.world_size} ranks")
             return [rows // self.world_size] * self.world_size
-        counts = self._counts(asked)
         if sum(counts) != rows:
             raise InvalidRequestError(f"send_rows = {counts} do not divide {rows} rows")
         return counts
 
-    def _counts(self, asked: Sequence[int]) -> list[int]:
-        counts = [_whole("a number of rows", count) for count in asked]
-        if len(counts) != self.world_size or min(counts) < 0:
-            raise InvalidRequestError(f"{counts} are not the rows of {self.world_size} ranks")
+    def _counts(self, name: str, asked: Sequence[int]) -> list[int]:
+        try:
+            counts = [_whole("a number of rows", count) for count in asked]
+        except TypeError:
+            raise InvalidRequestError(f"{name} = {asked!r} is not allowed: a number of rows for each rank") from None
+        if counts and (len(counts) != self.world_size or min(counts) < 0):
+            raise InvalidRequestError(f"{name} = {counts} are not the rows of {self.world_size} ranks")
         return counts
 
 

@@ -267,6 +267,46 @@ def check_what_has_another_shape_or_dtype_is_named(comm: gradwire.Communicator) 
         raises(InvalidRequestError, lambda: comm.scatter(None, np.zeros(2), 1.0))  # so that all ranks have failed
 
 
+def check_rows_that_are_no_counts_of_rows_are_refused(comm: gradwire.Communicator) -> None:
+    array = value(RANK, shape=(WORLD_SIZE, 2))
+    ones = [1] * WORLD_SIZE
+    for wrong in (2, WORLD_SIZE, [1.0] * WORLD_SIZE, np.ones((WORLD_SIZE, 1), int), [1], [2, *[-1] * (WORLD_SIZE - 1)]):
+        for name in ("send_rows", "receive_rows"):
+            raises(InvalidRequestError, lambda name=name, wrong=wrong: comm.all_to_all(array, **{name: wrong}))
+    for rows in (1 << 70, 1 << 48):
+        raises(InvalidRequestError, lambda rows=rows: comm.all_to_all(array, receive_rows=[rows, *ones[1:]]))
+    counts = np.array(ones)
+    expected = np.stack([row[RANK] for row in everybody(shape=(WORLD_SIZE, 2))])
+    same(comm.all_to_all(array, send_rows=counts, receive_rows=counts).result, expected)
+
+
+def check_a_residual_may_lie_between_the_elements_of_the_array(comm: gradwire.Communicator) -> None:
+    both = np.zeros((ELEMS, 2), "float32")
+    both[:, 0] = value(RANK)
+    comm.all_reduce(both[:, 0], tolerate_loss=True, preset="reliable", residual=both[:, 1])
+    same(both[:, 0], reduced("sum", everybody()))
+    same(both[:, 1], np.zeros(ELEMS, "float32"))
+
+
+def check_a_result_needs_a_place_for_each_of_its_elements(comm: gradwire.Communicator) -> None:
+    memory = np.zeros(2 * ELEMS, "float32")
+    window = np.lib.stride_tricks.as_strided(memory, (ELEMS, 3), (4, 4))
+    raises(InvalidRequestError, lambda: comm.all_reduce(window))
+    raises(InvalidRequestError, lambda: comm.all_gather(value(RANK, shape=(3,)), out=window[:WORLD_SIZE]))
+    assert not memory.any()
+
+
+def check_a_result_that_could_not_be_written_is_written_by_the_next_wait(comm: gradwire.Communicator) -> None:
+    array = np.repeat(value(RANK), 2)[::2]
+    operation = comm.all_reduce(array, async_op=True)
+    array.flags.writeable = False
+    for _ in range(2):
+        raises(ValueError, operation.wait)
+    array.flags.writeable = True
+    operation.wait()
+    same(array, reduced("sum", everybody()))
+
+
 def check_a_communicator_needs_arguments_of_their_type(_comm: gradwire.Communicator) -> None:
     for name, wrong in (("timeout", 8), ("timeout", timedelta(0)), ("timeout", timedelta(seconds=-1)), ("config", {}),
                         ("rank", 0.9), ("rank", 0.0), ("world_size", WORLD_SIZE + 0.5)):  # fmt: skip
