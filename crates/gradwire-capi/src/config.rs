@@ -52,6 +52,11 @@ impl GradwireConfig {
         Some(Self { preset: preset as u32, controller, ..DEFAULTS })
     }
 
+    /// Whether it reduces and calls nothing.
+    pub(crate) fn is_server(&self) -> bool {
+        self.rank >= self.workers
+    }
+
     pub(crate) fn is_valid(&self) -> bool {
         let ranks = self.ranks();
         self.workers > 0

@@ -1,6 +1,9 @@
 //! A rank and its calls.
 
-use crate::{GradwireConfig, GRADWIRE_INVALID, GRADWIRE_NONE, GRADWIRE_NULL, GRADWIRE_OK};
+use crate::{
+    GradwireConfig, GRADWIRE_CONNECTED, GRADWIRE_DONE, GRADWIRE_FAILED, GRADWIRE_GROUP_FAILED,
+    GRADWIRE_INVALID, GRADWIRE_NONE, GRADWIRE_NULL, GRADWIRE_OK, GRADWIRE_SERVED,
+};
 use gradwire_collectives::{
     Algorithm, Collective, DeliveryReport, Dtype, Group, GroupEvent, ReduceOp, Request, Tags, TransmitSink,
     View,
@@ -21,11 +24,11 @@ pub struct GradwireRank {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GradwireEvent {
-    /// 1 connected, 2 a call is done, 3 a call failed, 4 the group failed, 5 a server has ended its part of a call.
+    /// [`GRADWIRE_CONNECTED`] to [`GRADWIRE_SERVED`].
     pub kind: u32,
-    /// Ranks whose values are in the block that has the fewest.
+    /// Ranks whose values are in the block that has the fewest; 0 of a worker of dedicated servers, which alone know.
     pub contributors_least: u32,
-    /// Which call: as [`gradwire_all_reduce`] named it.
+    /// Which call: as [`gradwire_all_reduce`] named it; 0 of [`GRADWIRE_SERVED`], since a server has named none.
     pub call: u64,
     /// Payload bytes sent.
     pub bytes_sent: u64,
@@ -96,11 +99,13 @@ impl GradwireRank {
     fn event(&mut self) -> Option<GradwireEvent> {
         let of = |kind| GradwireEvent { kind, ..GradwireEvent::default() };
         Some(match self.group.poll_event()? {
-            GroupEvent::Connected => of(1),
-            GroupEvent::Done { op, outcome: Ok(report) } => GradwireEvent { call: op.0, ..done(2, &report) },
-            GroupEvent::Done { op, outcome: Err(_) } => GradwireEvent { call: op.0, ..of(3) },
-            GroupEvent::Failed(_) => of(4),
-            GroupEvent::Served(report) => done(5, &report),
+            GroupEvent::Connected => of(GRADWIRE_CONNECTED),
+            GroupEvent::Done { op, outcome: Ok(report) } => {
+                GradwireEvent { call: op.0, ..done(GRADWIRE_DONE, &report) }
+            }
+            GroupEvent::Done { op, outcome: Err(_) } => GradwireEvent { call: op.0, ..of(GRADWIRE_FAILED) },
+            GroupEvent::Failed(_) => of(GRADWIRE_GROUP_FAILED),
+            GroupEvent::Served(report) => done(GRADWIRE_SERVED, &report),
             _ => of(0),
         })
     }
@@ -146,10 +151,11 @@ pub unsafe extern "C" fn gradwire_rank_free(rank: *mut GradwireRank) {
 }
 
 /// Calls for the mean of `input` over the workers, `elems` values in float32, in `output`. `call`: the number of the call in its event.
+/// `GRADWIRE_INVALID`: too many values or none, memory that is not aligned or overlaps, or a dedicated server, which calls nothing.
 ///
 /// # Safety
-/// `rank` as in [`gradwire_rank_free`]. `input` and `output` are `elems` values each, aligned, which nobody touches until the event of
-/// the call; `call` can be written. Any of them may be null.
+/// `rank` as in [`gradwire_rank_free`]. `input` and `output` are `elems` values each, aligned, the same or apart, which nobody touches
+/// until the event of the call; `call` can be written. Any of them may be null.
 #[no_mangle]
 pub unsafe extern "C" fn gradwire_all_reduce(
     rank: *mut GradwireRank,
@@ -167,7 +173,8 @@ pub unsafe extern "C" fn gradwire_all_reduce(
     let Some(bytes) = elems.checked_mul(4).filter(|bytes| (4..=u32::MAX as usize).contains(bytes)) else {
         return GRADWIRE_INVALID;
     };
-    if !input.is_aligned() || !output.is_aligned() {
+    let apart = input.addr().abs_diff(output.addr());
+    if !input.is_aligned() || !output.is_aligned() || (1..bytes).contains(&apart) || rank.config.is_server() {
         return GRADWIRE_INVALID;
     }
     // SAFETY: the caller promises `elems` values each, and that nobody touches them until the event of the call.

@@ -91,6 +91,7 @@ fn a_worker_gets_its_mean_back_from_a_server() {
     }
     let done = done.expect("the call ends");
     assert_eq!((done.call, done.elems_uncounted, done.bytes_sent >= 40_000), (call, 0, true));
+    assert_eq!(done.contributors_least, 0, "only its server knows");
     assert_eq!(input, output);
 }
 
@@ -104,6 +105,7 @@ fn null_and_nonsense_are_refused_and_change_nothing() {
         assert!(gradwire_rank_new(ptr::null(), 0).is_null());
         assert!(gradwire_rank_new(&GradwireConfig { rank: 9, ..config(0) }, 0).is_null());
         let rank = gradwire_rank_new(&config(0), 0);
+        let server = gradwire_rank_new(&config(1), 0);
         let input = values.as_mut_ptr();
         let null = ptr::null_mut::<GradwireRank>();
         let codes = [
@@ -135,6 +137,9 @@ fn null_and_nonsense_are_refused_and_change_nothing() {
             gradwire_all_reduce(rank, 0, input, input, 0, &mut call),
             gradwire_all_reduce(rank, 0, input, input, usize::MAX, &mut call),
             gradwire_all_reduce(rank, 0, input.byte_add(1), input, 2, &mut call),
+            gradwire_all_reduce(rank, 0, input.add(1), input, 2, &mut call),
+            gradwire_all_reduce(rank, 0, input, input.add(3), 4, &mut call),
+            gradwire_all_reduce(server, 0, input, input, 8, &mut call),
             gradwire_handle_datagram(rank, 0, 1, 4, bytes.as_ptr(), 64),
         ];
         assert!(codes.iter().all(|code| *code == GRADWIRE_INVALID), "{codes:?}");
@@ -144,7 +149,14 @@ fn null_and_nonsense_are_refused_and_change_nothing() {
             "of nobody: counted"
         );
         assert_eq!(gradwire_poll_event(rank, &mut event), GRADWIRE_NONE);
+        assert_eq!(gradwire_poll_event(server, &mut event), GRADWIRE_NONE);
+        assert_eq!(
+            gradwire_all_reduce(rank, 0, input, input.add(4), 4, &mut call),
+            GRADWIRE_OK,
+            "side by side"
+        );
         assert_eq!(gradwire_poll_timeout(ptr::null()), u64::MAX);
+        gradwire_rank_free(server);
         gradwire_rank_free(rank);
         gradwire_rank_free(ptr::null_mut());
     }
