@@ -461,8 +461,9 @@ impl Op {
         if receipt.received_bytes == 0 && receipt.total_bytes > 0 {
             self.stages_up_to.stop();
         }
-        let elem_bytes = self.memory.elem_bytes() as u64;
-        self.report.add(from, receipt, elem_bytes, is_contribution);
+        if target != Target::Settings {
+            self.report.add(from, receipt, self.memory.elem_bytes() as u64, is_contribution);
+        }
         if let Loss::In(stage) = loss {
             self.stages[stage as usize].add(receipt);
         }
@@ -519,7 +520,7 @@ impl Op {
                 }
                 Post::Receive { from, index, target, bytes, loss } => {
                     self.held += 1;
-                    self.report.bytes_expected += bytes as u64;
+                    self.report.bytes_expected += if target == Target::Settings { 0 } else { bytes as u64 };
                     self.receives.insert(
                         from,
                         index,

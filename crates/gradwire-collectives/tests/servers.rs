@@ -53,6 +53,23 @@ fn any_number_of_servers_sums_exactly_for_every_world_size_and_length() {
 }
 
 #[test]
+fn a_server_counts_the_contributions_and_not_what_it_is_told_about_the_call() {
+    let (workers, elems) = (3, 5000);
+    let mut net = Net::with_dedicated(workers, (2, PLENTY), |_| NORMAL);
+    let mut tensors = inputs(workers, elems);
+    let tolerant = |request| Request { reduce: ReduceOp::Avg, policy: Policy::AUTO, ..request };
+    submit_all(&mut net, &mut tensors, tolerant);
+    net.run_all(1);
+    net.run_for(Duration::from_secs(1));
+    let served: Vec<_> = net.served.iter().flatten().collect();
+    assert_eq!(served.len(), 2);
+    let total = u64::from(workers) * elems as u64 * 4;
+    assert_eq!(served.iter().map(|report| report.bytes_received).sum::<u64>(), total);
+    assert_eq!(served.iter().map(|report| report.bytes_expected).sum::<u64>(), total);
+    assert!(served.iter().all(|report| report.sources.is_empty()));
+}
+
+#[test]
 fn every_reduction_of_every_dtype_begins_with_the_first_contribution_and_not_with_zero() {
     let reductions = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max, ReduceOp::BitAnd];
     for dtype in Dtype::ALL {
