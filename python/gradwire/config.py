@@ -132,11 +132,12 @@ class Config:
         "`auto`: from 5 % loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than "
         "another. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
         "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
-    algorithm: str = _setting("auto", str, "Schedule of an all-reduce. `halving_doubling` is for small sizes and always exact; "
-        "a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and bfloat16, whose partial "
-        "sums it would round at every step: a transpose does, which sums in float32 and rounds once. `parameter_server`: see "
-        "`servers`. `weighted_transpose`: ranks whose link is much slower than most, by what all have measured, sum less, or nothing; "
-        "`auto` takes it where that is the case. `auto` also takes the ring for large sums where ranks share the cores of a host.",
+    algorithm: str = _setting("auto", str, "Schedule of every all-reduce, also of an exact one. `halving_doubling` is for small sizes "
+        "and always exact; a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and "
+        "bfloat16, whose partial sums it would round at every step: a transpose does, which sums in float32 and rounds once. "
+        "`parameter_server`: see `servers`. `weighted_transpose`: ranks whose link is much slower than most, by what all have "
+        "measured, sum less, or nothing; `auto` takes it where that is the case. `auto` also takes the ring for large sums where "
+        "ranks share the cores of a host.",
         choices=ALGORITHMS, everywhere=True)
     servers: int | None = _setting(None, int, "Parameter servers, where `algorithm` is `parameter_server`: each sums a part of "
         "every tensor. Unset: every rank (MLT's testbed), or one where they are dedicated (LTP's testbed).",

@@ -47,6 +47,21 @@ def test_servers_end_by_themselves_when_the_last_worker_has_left(
         assert stats["served"]["elems_received"] > 0
 
 
+# test of: ltp/dedicated-servers
+def test_exact_calls_of_torch_go_over_the_servers_where_the_operator_says_so(tmp_path: Path) -> None:
+    with servers(tmp_path, 2) as running:
+        outcome = launch("schedules", 3, tmp_path, env={**settings(2), "GRADWIRE_ALGORITHM": "parameter_server"})
+        words = [process.communicate(timeout=60)[1] for process in running]
+    for check in checks_of("schedules"):
+        outcome.require(check)
+    outcome.require_clean_exit()
+    assert [process.returncode for process in running] == [0, 0], words
+    for index in range(2):
+        served = json.loads((tmp_path / f"server-{index}").read_text())["served"]
+        assert served["calls"] > 100
+        assert served["elems_received"] == served["elems_expected"] > 0
+
+
 @pytest.mark.parametrize("configured", [True, False], ids=["configured", "generated"])
 def test_traffic_with_servers_is_sealed(tmp_path: Path, configured: bool) -> None:
     secret = {"GRADWIRE_SECRET": "the secret of this job"} if configured else {}

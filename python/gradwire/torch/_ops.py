@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire._policy import algorithm_code
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _monitored, _profile, _sparse
 from gradwire.torch._group import Call, GroupLink
@@ -295,7 +296,8 @@ class Collectives:
 
         def prepare(piece: Piece) -> Call:
             op, part = getattr(opts, "reduceOp", None), piece.tensor
-            options = {**reduction(part, op), **self.link.tolerance_of(part, op, piece.count)}
+            schedule = {"algorithm": algorithm_code(self.link.owner.config)}
+            options = {**reduction(part, op), **schedule, **self.link.tolerance_of(part, op, piece.count)}
             staging = Staging()
             buffer = _memory.writable(part, staging, load=True)
             return Call("all_reduce", [part], buffer, buffer, staging, options)
