@@ -16,13 +16,8 @@ from typing import Any
 from gradwire._calling import POLL_MIN_S
 from gradwire._entrance import Watch
 from gradwire._heritage import Heritage, Reopening
-from gradwire._meeting import (
-    CONNECT_PAUSE_S,
-    LINGER_S,
-    MeetingServer,
-    MeetingStore,
-    parse_address,
-)
+from gradwire._meeting import LINGER_S, MeetingServer, MeetingStore, parse_address
+from gradwire._meeting_sockets import CONNECT_PAUSE_S
 from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Formed, Place, form_group
 from gradwire._runtime import configuration, configure, current

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import logging
 import socket
@@ -35,15 +34,9 @@ from typing import Any
 
 from gradwire import _forked, _meeting_proof
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
+from gradwire._meeting_sockets import connect, listen, noticing_death
 from gradwire._meeting_texts import Texts
-from gradwire.errors import (
-    AddressError,
-    ConfigError,
-    MissingRankError,
-    PortInUseError,
-    RendezvousError,
-    SecretMismatchError,
-)
+from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
 
 logger = logging.getLogger("gradwire")
 
@@ -78,10 +71,7 @@ LINGER_S, TELL_S = 2.0, 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
 ANSWER_MIN_S = 0.5  # who came in the last moment has an answer all the same
-CONNECT_PAUSE_S = 0.05
 ACCEPT_PAUSE_S = 1.0
-# A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
-GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
@@ -114,7 +104,7 @@ class MeetingServer:
         self._ended: dict[str, Any] | None = None
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Condition()
-        self._listener = _listen(host, port)
+        self._listener = listen(host, port)
         self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
         self._thread.start()
 
@@ -189,7 +179,7 @@ class MeetingServer:
 
     def _accept(self) -> None:
         try:
-            connection = _forked.stays_here(_noticing_death(self._listener.accept()[0]))
+            connection = _forked.stays_here(noticing_death(self._listener.accept()[0]))
         except (BlockingIOError, ConnectionError):
             return  # it has gone again
         except OSError as error:
@@ -342,7 +332,7 @@ class MeetingStore:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
         self._answer_s = min(ANSWER_TIMEOUT_S, max(timeout_s, ANSWER_MIN_S))
-        self._socket = _connect(host, port, timeout_s)
+        self._socket = connect(host, port, timeout_s)
         try:
             self._greet(rank, secret)
         except BaseException:
@@ -493,65 +483,6 @@ def parse_address(address: str) -> tuple[str, int]:
 
 class _NoSecretError(NoRequestError):
     """A client does not know the job secret."""
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, address = _resolve(host, port)
-    listener = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
-        listener.bind(address)
-        listener.listen(socket.SOMAXCONN)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"TCP port {port} of {host} is in use, rank 0 cannot serve the rendezvous", port=port
-            ) from error
-        text = f"rank 0 cannot serve the rendezvous at {host}:{port}: {error.strerror}; it must be an address of rank 0's host"
-        raise AddressError(text, asked=f"{host}:{port}") from error
-    return listener
-
-
-def _noticing_death(connection: socket.socket) -> socket.socket:
-    """A connection that ends within half a minute when the other host is gone, so that its rank can come from elsewhere."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in GONE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    return connection
-
-
-def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    family, address = _resolve(host, port)
-    end = time.monotonic() + timeout_s
-    while (left := end - time.monotonic()) > 0:
-        connection = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
-        try:
-            connection.settimeout(min(left, 1.0))
-            connection.connect(address)
-            if connection.getsockname() == connection.getpeername():
-                # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
-                raise ConnectionError("it is connected to itself")
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            connection.close()
-            time.sleep(CONNECT_PAUSE_S)
-        else:
-            return connection
-    raise MissingRankError(
-        f"rank(s) 0 did not appear at {host}:{port} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
-        ranks=[0],
-        waited_s=timeout_s,
-    )
-
-
-def _resolve(host: str, port: int) -> tuple[int, Any]:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise AddressError(f"the rendezvous host {host!r} has no address: {error.strerror}", asked=host) from error
-    return family, address
 
 
 def _frame(message: dict[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import time
 
-from gradwire import _meeting
+from gradwire import _meeting_sockets
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire.errors import RendezvousError
 from gradwire.lab.network import Layout, Network
@@ -23,7 +23,7 @@ def comes_from(network, host):
 
 
 def test_a_rank_whose_host_died_can_come_from_another_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(_meeting, "GONE", SOON)
+    monkeypatch.setattr(_meeting_sockets, "GONE", SOON)
 
     def main():
         with Network(Layout(hosts=3, switch="nft")) as network:

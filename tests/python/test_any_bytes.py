@@ -245,7 +245,7 @@ def test_a_rank_reads_what_a_board_answers_or_names_the_board(
             content = _meeting.LENGTH.pack(len(greeting)) + greeting + frames(chance, said[1:])
         else:
             content = frames(chance, said)
-        monkeypatch.setattr(_meeting, "_connect", lambda *_, content=content: Answers(content))
+        monkeypatch.setattr(_meeting, "connect", lambda *_, content=content: Answers(content))
         with contextlib.suppress(GradwireError):
             store = MeetingStore("127.0.0.1", 1, 1, 1.0, secret)
             for ask in (

@@ -1,0 +1,74 @@
+"""The TCP sockets of the board where ranks without torch meet (`_meeting.py`): rank 0's, which listens, and those of the ranks that come."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from typing import Any
+
+from gradwire import _forked
+from gradwire.errors import AddressError, MissingRankError, PortInUseError
+
+CONNECT_PAUSE_S = 0.05
+# A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
+GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family, address = _resolve(host, port)
+    listener = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
+        listener.bind(address)
+        listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"TCP port {port} of {host} is in use, rank 0 cannot serve the rendezvous", port=port
+            ) from error
+        text = f"rank 0 cannot serve the rendezvous at {host}:{port}: {error.strerror}; it must be an address of rank 0's host"
+        raise AddressError(text, asked=f"{host}:{port}") from error
+    return listener
+
+
+def noticing_death(connection: socket.socket) -> socket.socket:
+    """A connection that ends within half a minute when the other host is gone, so that its rank can come from elsewhere."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in GONE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
+
+
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    family, address = _resolve(host, port)
+    end = time.monotonic() + timeout_s
+    while (left := end - time.monotonic()) > 0:
+        connection = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
+        try:
+            connection.settimeout(min(left, 1.0))
+            connection.connect(address)
+            if connection.getsockname() == connection.getpeername():
+                # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
+                raise ConnectionError("it is connected to itself")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:
+            connection.close()
+            time.sleep(CONNECT_PAUSE_S)
+        else:
+            return connection
+    raise MissingRankError(
+        f"rank(s) 0 did not appear at {host}:{port} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
+        ranks=[0],
+        waited_s=timeout_s,
+    )
+
+
+def _resolve(host: str, port: int) -> tuple[int, Any]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise AddressError(f"the rendezvous host {host!r} has no address: {error.strerror}", asked=host) from error
+    return family, address
