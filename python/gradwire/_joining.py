@@ -179,10 +179,14 @@ def watch(address: tuple[str, int], round_number: int, place: Place, heritage: H
     return Watch(connect, round_number, place.rank, place.world_size, heritage=heritage, reopening=reopening)
 
 
-def meet_below(prefix: str, address: tuple[str, int], rank: int, place: Place) -> Formed:
-    """Forms a part, whose `place` this is, while `rank` 0 of the whole listens."""
-    with contextlib.closing(_come_to(address, rank, place.timeout.total_seconds())) as store:
-        return form_group(PartOfStore(store, prefix), place)
+def come_back(address: tuple[str, int], rank: int, place: Place) -> MeetingStore:
+    """The board that rank 0 of a whole serves again, for a part in which this is the place of `rank` of the whole."""
+    return _come_to(address, rank, place.timeout.total_seconds())
+
+
+def meet_below(prefix: str, store: MeetingStore, place: Place) -> Formed:
+    """Forms a part, whose `place` this is, while rank 0 of the whole listens."""
+    return form_group(PartOfStore(store, prefix), place)
 
 
 def address(rendezvous: str | None) -> tuple[str, int]:

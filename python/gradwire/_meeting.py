@@ -34,7 +34,7 @@ from typing import Any
 
 from gradwire import _forked, _meeting_proof
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
-from gradwire._meeting_sockets import connect, listen, noticing_death
+from gradwire._meeting_sockets import connect, listen, new_loop, noticing_death
 from gradwire._meeting_texts import Texts
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
 
@@ -88,6 +88,7 @@ class MeetingServer:
     Raises:
         PortInUseError: the TCP port is taken.
         AddressError: the host has no such address.
+        EngineError: no file descriptor is left.
     """
 
     def __init__(self, host: str, port: int, world_size: int, secret: bytes | None = None) -> None:
@@ -102,9 +103,13 @@ class MeetingServer:
         self._texts = Texts(KEYS_PER_RANK * (world_size + SPARE_KEYED), self._room)
         self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
-        self._loop = asyncio.new_event_loop()
-        self._changed = asyncio.Condition()
         self._listener = listen(host, port)
+        try:
+            self._loop = new_loop()
+        except BaseException:
+            self._listener.close()
+            raise
+        self._changed = asyncio.Condition()
         self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
         self._thread.start()
 
@@ -324,6 +329,7 @@ class MeetingStore:
             board without.
         RendezvousError: what answers there is no rendezvous of gradwire's, or it refuses this rank.
         AddressError: the host has no address.
+        EngineError: no file descriptor is left.
     """
 
     is_of_one_start = True  # rank 0's process has it, and nothing of those before

@@ -1,23 +1,48 @@
-"""The TCP sockets of the board where ranks without torch meet (`_meeting.py`): rank 0's, which listens, and those of the ranks that come."""
+"""The TCP sockets of the board where ranks without torch meet (`_meeting.py`): rank 0's, which listens, and those of who comes."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import selectors
 import socket
 import time
 from typing import Any
 
 from gradwire import _forked
-from gradwire.errors import AddressError, MissingRankError, PortInUseError
+from gradwire.errors import AddressError, EngineError, MissingRankError, PortInUseError
 
 CONNECT_PAUSE_S = 0.05
 # A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
 GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop.
+
+    Raises:
+        EngineError: no file descriptor is left.
+    """
+    try:
+        # A loop that lacks one half-way complains of itself when it is collected: whether it can be made is seen before.
+        with selectors.DefaultSelector():
+            one, other = socket.socketpair()
+        one.close()
+        other.close()
+        return asyncio.new_event_loop()
+    except OSError as error:
+        raise EngineError(f"rank 0 cannot serve the rendezvous: {error.strerror}", what="event loop") from error
+
+
 def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        PortInUseError, AddressError: it cannot, there.
+        EngineError: no file descriptor is left.
+    """
     family, address = _resolve(host, port)
-    listener = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
+    listener = _new_socket(family, host, port)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
         listener.bind(address)
@@ -43,10 +68,17 @@ def noticing_death(connection: socket.socket) -> socket.socket:
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connection to who listens, as soon as somebody does.
+
+    Raises:
+        MissingRankError: nobody did in time.
+        AddressError: the host has no address.
+        EngineError: no file descriptor is left.
+    """
     family, address = _resolve(host, port)
     end = time.monotonic() + timeout_s
     while (left := end - time.monotonic()) > 0:
-        connection = _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
+        connection = _new_socket(family, host, port)
         try:
             connection.settimeout(min(left, 1.0))
             connection.connect(address)
@@ -64,6 +96,13 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         ranks=[0],
         waited_s=timeout_s,
     )
+
+
+def _new_socket(family: int, host: str, port: int) -> socket.socket:
+    try:
+        return _forked.stays_here(socket.socket(family, socket.SOCK_STREAM))
+    except OSError as error:
+        raise EngineError(f"no socket for the rendezvous at {host}:{port}: {error.strerror}", what="socket") from error
 
 
 def _resolve(host: str, port: int) -> tuple[int, Any]:

@@ -451,7 +451,8 @@ class Communicator:
         Raises:
             InvalidRequestError: `color` or `key` is no number of 64 bits, or `color` is negative.
             UnsupportedError: this is a part itself. Its ranks have no place to meet: split the whole once more.
-            PortInUseError, AddressError: rank 0 cannot listen again; a RendezvousError on the others.
+            PortInUseError, AddressError, EngineError: rank 0 cannot listen again, or this rank cannot come there; a RendezvousError on the
+                others. This communicator goes on.
             GroupError: a rank is lost, or calls something else.
             UnreachableError, RendezvousError: a part could not be formed.
         """
