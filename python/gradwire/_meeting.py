@@ -390,15 +390,15 @@ class MeetingStore:
         self._socket.close()
 
     def _greet(self, rank: int | None, secret: bytes | None) -> None:
-        ours = _meeting_proof.nonce()
-        answer = self._exchange({"gradwire": VERSION, "rank": rank, "nonce": ours}, HELLO_TIMEOUT_S)
+        ours, hello_s = _meeting_proof.nonce(), min(HELLO_TIMEOUT_S, self._answer_s)
+        answer = self._exchange({"gradwire": VERSION, "rank": rank, "nonce": ours}, hello_s)
         if "nonce" in answer:
             if secret is None:
                 raise self._other_secret("asks for the job secret, and this rank has none")
             proof = _meeting_proof.answer_to(answer, secret, rank, ours)
             if proof is None:
                 raise self._other_secret("has another job secret than this rank")
-            answer = self._exchange(proof, HELLO_TIMEOUT_S)
+            answer = self._exchange(proof, hello_s)
         elif secret is not None and rank is None:
             # It looks at the board of a group that was formed with this secret. A rank goes on: what the sealed records say names
             # who has another secret, on all ranks.

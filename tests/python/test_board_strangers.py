@@ -308,6 +308,31 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_one_tha
         thread.join()
 
 
+@pytest.mark.parametrize("secret", [None, SECRET], ids=["clear", "secret"])
+def test_who_looks_at_a_board_that_stands_still_waits_no_longer_than_was_asked_for(
+    secret: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a rank 0 that is stopped: the kernel lets in who comes, and nobody answers."""
+    monkeypatch.setattr(_meeting, "HELLO_TIMEOUT_S", PATIENCE_S)
+    has_left = []
+
+    def stand_still() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(PATIENCE_S / 4)
+            with contextlib.suppress(TimeoutError, socket.timeout):
+                while connection.recv(1 << 10):
+                    pass
+                has_left.append(True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        standing = pool.submit(stand_still)
+        with pytest.raises(RendezvousError, match="is gone"):
+            MeetingStore("127.0.0.1", listener.getsockname()[1], None, 1.0, secret)
+        standing.result()
+    assert has_left
+
+
 def test_who_is_connected_to_itself_has_reached_nobody() -> None:
     """As happens where nobody listens at a port that the kernel also gives to connections."""
 
