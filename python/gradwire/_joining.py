@@ -9,6 +9,7 @@ import contextlib
 import operator
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -70,7 +71,7 @@ def _meet(address: tuple[str, int], place: Place) -> Formed:
         _forget_earlier(address, place.world_size, formed.round_number)
         return formed
     except MissingRankError as error:
-        failure = error if server is None else _explained(error, server.strangers(error.ranks))
+        failure = error if server is None else _explained(error, server.why_missing(error.ranks))
         if failure is not error:
             raise failure from error
         raise
@@ -126,7 +127,7 @@ def _come_to(address: tuple[str, int], rank: int | None, timeout_s: float) -> Me
     end, left_s = started + min(timeout_s, COMING_S), timeout_s
     while True:
         try:
-            return MeetingStore(*address, rank, left_s, _secret())
+            return MeetingStore(*address, rank, left_s, _secret(), mtu=configuration().mtu)
         except SecretMismatchError:
             job_secret(configuration())  # a secret that cannot be used has a reason of its own
             raise
@@ -146,18 +147,14 @@ def _secret() -> bytes | None:
         return None
 
 
-def _explained(error: MissingRankError, strangers: dict[int, str]) -> MissingRankError:
-    """With who came instead of the ranks that are missing."""
-    if not strangers:
-        return error
-    came = ", ".join(f"rank {rank} from {peer}" for rank, peer in strangers.items())
-    text = f"{error}; who said it was {came} has another job secret than rank 0, or none"
-    return MissingRankError(text, **error.fields)
+def _explained(error: MissingRankError, reasons: Sequence[str]) -> MissingRankError:
+    """With what the board knows of the ranks that are missing."""
+    return MissingRankError("; ".join([str(error), *reasons]), **error.fields) if reasons else error
 
 
 def listen(address: tuple[str, int], world_size: int) -> MeetingServer:
     """The board of this process at an address. One that stays is used by all of its communicators."""
-    server = _boards.get(address) or MeetingServer(*address, world_size, _secret())
+    server = _boards.get(address) or MeetingServer(*address, world_size, _secret(), mtu=configuration().mtu)
     if configuration().on_peer_loss == "continue":
         _boards[address] = server
     return server

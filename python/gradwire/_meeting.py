@@ -32,9 +32,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _forked, _meeting_proof
+from gradwire import _forked, _meeting_proof, _meeting_sockets
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
-from gradwire._meeting_sockets import connect, listen, new_loop, noticing_death
 from gradwire._meeting_texts import Texts
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
 
@@ -84,6 +83,7 @@ class MeetingServer:
         host, port: to listen at; a name is looked up here.
         world_size: how many ranks to make room for.
         secret: of the job; None: none is configured, and everybody is served.
+        mtu: largest IP packet; None: what passes nearly everywhere.
 
     Raises:
         PortInUseError: the TCP port is taken.
@@ -91,7 +91,9 @@ class MeetingServer:
         EngineError: no file descriptor is left.
     """
 
-    def __init__(self, host: str, port: int, world_size: int, secret: bytes | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, world_size: int, secret: bytes | None = None, *, mtu: int | None = None
+    ) -> None:
         self._secret = secret
         self._world_size = world_size
         self._ranks: dict[int, str] = {}
@@ -103,13 +105,16 @@ class MeetingServer:
         self._texts = Texts(KEYS_PER_RANK * (world_size + SPARE_KEYED), self._room)
         self._complaints = Complaints()
         self._ended: dict[str, Any] | None = None
-        self._listener = listen(host, port)
+        self._listener = _meeting_sockets.listen(host, port, mtu)
         try:
-            self._loop = new_loop()
+            self._loop = _meeting_sockets.new_loop()
         except BaseException:
             self._listener.close()
             raise
         self._changed = asyncio.Condition()
+        self._only_here = _meeting_sockets.only_here(host, self._listener)
+        if self._only_here and world_size > 1 and not _meeting_sockets.means_this_host(host):
+            logger.warning("rank 0 %s", self._only_here)
         self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
         self._thread.start()
 
@@ -120,6 +125,19 @@ class MeetingServer:
     def strangers(self, ranks: Sequence[int]) -> dict[int, str]:
         """Where somebody came from who said it was one of `ranks` and did not know the job secret; the latest of each."""
         return {rank: self._unproven[rank] for rank in ranks if rank in self._unproven}
+
+    def why_missing(self, ranks: Sequence[int]) -> list[str]:
+        """What this board knows of `ranks` whose records have not come, as parts of a sentence."""
+        reasons = []
+        if strangers := self.strangers(ranks):
+            came = ", ".join(f"rank {rank} from {peer}" for rank, peer in strangers.items())
+            reasons.append(f"who said it was {came} has another job secret than rank 0, or none")
+        if here := {rank: peer for rank, peer in dict(self._ranks).items() if rank in ranks}:
+            came = ", ".join(f"rank {rank} from {peer}" for rank, peer in here.items())
+            reasons.append(
+                f"{came} is connected to rank 0, and its record has not come: it stands still, or large TCP packets are lost on the way"
+            )
+        return reasons + ([f"rank 0 {self._only_here}"] if self._only_here else [])
 
     def end(self, error: BaseException | None, timeout_s: float) -> None:
         """Stops listening, once all ranks have gone or after `timeout_s`. Who still waits then is told `error`.
@@ -184,7 +202,7 @@ class MeetingServer:
 
     def _accept(self) -> None:
         try:
-            connection = _forked.stays_here(noticing_death(self._listener.accept()[0]))
+            connection = _forked.stays_here(_meeting_sockets.noticing_death(self._listener.accept()[0]))
         except (BlockingIOError, ConnectionError):
             return  # it has gone again
         except OSError as error:
@@ -322,6 +340,7 @@ class MeetingStore:
         rank: of this process; None: it only looks, also while its rank meets others.
         timeout_s: longest wait for rank 0.
         secret: of the job; None: none is configured.
+        mtu: largest IP packet; None: what passes nearly everywhere.
 
     Raises:
         MissingRankError: rank 0 did not answer in time.
@@ -334,11 +353,20 @@ class MeetingStore:
 
     is_of_one_start = True  # rank 0's process has it, and nothing of those before
 
-    def __init__(self, host: str, port: int, rank: int | None, timeout_s: float, secret: bytes | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        rank: int | None,
+        timeout_s: float,
+        secret: bytes | None = None,
+        *,
+        mtu: int | None = None,
+    ) -> None:
         self.address = f"{host}:{port}"
         # The host of rank 0 may be cut off after it has answered once: then too nobody waits longer than was asked for.
         self._answer_s = min(ANSWER_TIMEOUT_S, max(timeout_s, ANSWER_MIN_S))
-        self._socket = connect(host, port, timeout_s)
+        self._socket = _meeting_sockets.connect(host, port, timeout_s, mtu)
         try:
             self._greet(rank, secret)
         except BaseException:
@@ -420,6 +448,8 @@ class MeetingStore:
             (count,) = LENGTH.unpack(self._receive(LENGTH.size, end))
             answer = json.loads(self._receive(self._length(count), end))
         except (OSError, EOFError) as error:
+            # What comes later would be taken for the answer to another request, and who says why it gives up would wait once more.
+            self.close()
             text = f"the rendezvous at {self.address} is gone, or no rendezvous of gradwire's: {error}"
             raise RendezvousError(text, rank=0, over=True) from error
         except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ import errno
 import selectors
 import socket
 import time
+from ipaddress import ip_address
 from typing import Any
 
 from gradwire import _forked
@@ -15,6 +16,10 @@ from gradwire.errors import AddressError, EngineError, MissingRankError, PortInU
 CONNECT_PAUSE_S = 0.05
 # A host that says nothing has gone: asked after 10 s, and three times more, or not taking what was sent for so many ms.
 GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 25_000}
+# TCP takes what the interface allows: on a way that drops such packets and says nothing, a record would never come. These pass wherever
+# IPv6 does, with the headers of TCP; a smaller GRADWIRE_MTU makes them smaller.
+SEGMENT_BYTES = 1200
+TCP_HEADERS_BYTES = 60  # of IPv6 and TCP
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -34,7 +39,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
         raise EngineError(f"rank 0 cannot serve the rendezvous: {error.strerror}", what="event loop") from error
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, mtu: int | None) -> socket.socket:
     """A socket that listens.
 
     Raises:
@@ -45,6 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = _new_socket(family, host, port)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a meeting that is over
+        _in_small_segments(listener, mtu)  # those that it accepts have it too
         listener.bind(address)
         listener.listen(socket.SOMAXCONN)
         listener.setblocking(False)
@@ -67,7 +73,27 @@ def noticing_death(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+def _in_small_segments(end: socket.socket, mtu: int | None) -> None:
+    """Before it is connected, or listens: the other end then sends none that are larger either."""
+    most = SEGMENT_BYTES if mtu is None else min(SEGMENT_BYTES, mtu - TCP_HEADERS_BYTES)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, most)
+
+
+def only_here(host: str, listener: socket.socket) -> str:
+    """That no other host can come, as the end of a sentence; empty: others may."""
+    address = str(listener.getsockname()[0])
+    if not ip_address(address).is_loopback:
+        return ""
+    named = "" if host == address else f", which {host!r} is on this host"
+    return f"listens at {address}{named}: no other host reaches it; for ranks on several give the rendezvous an address that all reach"
+
+
+def means_this_host(host: str) -> bool:
+    """Whether a name or an address says that the ranks are on one host."""
+    return host == "localhost" or host.startswith(("127.", "::1"))
+
+
+def connect(host: str, port: int, timeout_s: float, mtu: int | None) -> socket.socket:
     """A connection to who listens, as soon as somebody does.
 
     Raises:
@@ -81,6 +107,7 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
         connection = _new_socket(family, host, port)
         try:
             connection.settimeout(min(left, 1.0))
+            _in_small_segments(connection, mtu)
             connection.connect(address)
             if connection.getsockname() == connection.getpeername():
                 # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
@@ -91,8 +118,9 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
             time.sleep(CONNECT_PAUSE_S)
         else:
             return connection
+    found = "" if address[0] == host else f", which is {address[0]} here,"
     raise MissingRankError(
-        f"rank(s) 0 did not appear at {host}:{port} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
+        f"rank(s) 0 did not appear at {host}:{port}{found} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
         ranks=[0],
         waited_s=timeout_s,
     )

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from gradwire import _boundary, _meeting
+from gradwire import _boundary, _meeting, _meeting_sockets
 from gradwire._board import Board, compare_settings
 from gradwire._boundary import Boundary
 from gradwire._entrance import LIVES_MAX, Door, Watch
@@ -245,7 +245,7 @@ def test_a_rank_reads_what_a_board_answers_or_names_the_board(
             content = _meeting.LENGTH.pack(len(greeting)) + greeting + frames(chance, said[1:])
         else:
             content = frames(chance, said)
-        monkeypatch.setattr(_meeting, "connect", lambda *_, content=content: Answers(content))
+        monkeypatch.setattr(_meeting_sockets, "connect", lambda *_, content=content: Answers(content))
         with contextlib.suppress(GradwireError):
             store = MeetingStore("127.0.0.1", 1, 1, 1.0, secret)
             for ask in (
