@@ -279,7 +279,10 @@ def test_a_small_buffer_of_the_kernel_comes_with_the_line_that_fixes_it(tmp_path
 
 
 def test_a_gray_rail_is_found_and_named(tmp_path):
-    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([1], [1], loss=0.1), packets=1000)
+    def fault(network):
+        network.set([1], [1], loss=0.1)
+
+    report = diagnose(tmp_path, rails=2, fault=fault, packets=1000, environment={"GRADWIRE_PATHS": "2"})
     assert report["statuses"] == [1, 1]
     assert told(report, "problem") == {("paths", 0, 1)}
     assert "from 10.77.1.1" in texts(report, "paths")[0]
@@ -287,15 +290,33 @@ def test_a_gray_rail_is_found_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("rail", [0, 1])
-def test_a_dead_rail_is_no_path_and_named(tmp_path, rail):
-    report = diagnose(tmp_path, rails=2, fault=lambda network: network.set([0], [rail], is_cut=True))
+@pytest.mark.parametrize(("paths", "level"), [("1", "note"), ("2", "warning")])
+def test_a_dead_rail_is_no_path_and_named(tmp_path, rail, paths, level):
+    def fault(network):
+        network.set([0], [rail], is_cut=True)
+
+    report = diagnose(tmp_path, rails=2, fault=fault, environment={"GRADWIRE_PATHS": paths})
     assert {pair["paths"] for pair in report["pairs"]} == {1}
     assert [[source for source, _, _ in pair["rails"]] for pair in report["pairs"]] == [
         [f"10.77.{rail}.1"],
         [f"10.77.{rail}.2"],
     ]
-    assert told(report, "problem") == {("paths", 0, 1), ("paths", 1, 0)}
-    assert report["statuses"] == [1, 1]
+    assert {one for one in told(report, level) if one[0] == "paths"} == {("paths", 0, 1), ("paths", 1, 0)}
+    assert told(report, "problem") == set()
+    assert report["statuses"] == [0, 0]
+
+
+@needs_nft
+@pytest.mark.parametrize("rail", [0, 1])
+def test_a_rail_that_is_dead_in_one_direction_is_named_in_that_direction(tmp_path, rail):
+    def fault(network):
+        on_host(network, 1, f'iifname "eth{rail}" meta l4proto udp drop')
+
+    report = diagnose(tmp_path, rails=2, fault=fault, environment={"GRADWIRE_PATHS": "2"})
+    assert told(report, "problem") == set(), "each reaches the other by the other rail"
+    deaf = [pair for pair in report["pairs"] if pair["rails"] and pair["rails"][0][1] == pair["rails"][0][2]]
+    assert [(pair["rank"], pair["rails"][0][0]) for pair in deaf] == [(0, f"10.77.{rail}.1")]
+    assert [pair["paths"] for pair in report["pairs"]] == [1, 2]
 
 
 @needs_nft

@@ -82,12 +82,45 @@ def test_a_rank_whose_own_port_is_taken_is_told_so_and_which_one_it_has(monkeypa
         ({"ip_bytes": 1400}, {("mtu", "problem")}),
         ({"offset_s": -3.0}, {("clock", "warning")}),
         ({"reordered": 5}, set()),
-        ({"rails": (("10.0.1.1", 1000, 1000),)}, {("paths", "problem")}),
+        ({"rails": (("10.0.1.1", 1000, 1000),)}, set()),
+        ({"rails": (("10.0.1.1", 1000, 999),)}, {("paths", "warning")}),
     ],
 )
 def test_what_lies_between_two_ranks_is_judged(changes, expected):
     found = pairs.judge(dataclasses.replace(PAIR, **changes), Config(), loss_max=0.005)
     assert levels(found) == expected
+
+
+@pytest.mark.parametrize(("lost", "level"), [(1000, "warning"), (999, "problem"), (1, "warning")])
+def test_a_way_that_further_paths_would_take_matters_to_a_job_that_has_some(lost, level):
+    facts = dataclasses.replace(PAIR, rails=(("10.0.1.1", 1000, lost),))
+    assert levels(pairs.judge(facts, Config(paths=2), loss_max=0.005)) == {("paths", level)}
+
+
+@pytest.mark.parametrize(
+    ("config", "points", "unset"),
+    [
+        (Config(dscp=46), [46], "GRADWIRE_DSCP=0"),
+        (Config(dscp=46, dscp_control=10), [46, 10], "GRADWIRE_DSCP=0 and GRADWIRE_DSCP_CONTROL=0"),
+        (Config(dscp_control=10), [0, 10], "GRADWIRE_DSCP_CONTROL=0"),
+        (Config.mlt(classes=2), [34, 26, 40], "GRADWIRE_DSCP_CLASSES=off"),
+    ],
+)
+@pytest.mark.parametrize("came", [None, 0])
+def test_code_points_matter_whichever_setting_sets_them(config, points, unset, came):
+    octets = pairs.octets_of(config)
+    assert octets == [point << 2 | 2 for point in points]
+    marks = tuple((octet, octet if octet >> 2 == 0 else came if came is None else 2) for octet in octets)
+    (found,) = pairs.judge(dataclasses.replace(PAIR, marks=marks), config, loss_max=0.005)
+    assert (found.check, found.level) == ("dscp", "problem")
+    assert found.fix.endswith(f"or set {unset}")
+
+
+def test_each_local_address_is_tried_towards_the_peers_in_its_network():
+    assert pairs._nearest("10.9.0.1", ["10.9.1.2", "10.9.0.2"]) == "10.9.0.2"
+    assert pairs._nearest("10.9.1.1", ["10.9.0.2", "fd00::2", "10.9.1.2"]) == "10.9.1.2"
+    assert pairs._nearest("fd00:1::1", ["fd00::2", "fd00:1::2"]) == "fd00:1::2"
+    assert pairs._nearest("172.16.0.1", ["10.9.0.2", "10.9.1.2"]) == "10.9.0.2", "the best one where none is near"
 
 
 def notes(findings):

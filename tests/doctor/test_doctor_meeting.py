@@ -264,3 +264,9 @@ def test_a_check_after_one_that_was_killed_says_what_to_do(tmp_path):
     assert "rank-1 is there already" in outputs[1][1]
     assert "empty the folder or name another one" in outputs[1][1]
     assert after["statuses"] == [0, 0], after
+
+
+def test_of_a_rank_that_does_not_come_to_a_store_it_is_told_why_it_may_be_there_all_the_same():
+    place = Place(open_meeting("tcp://127.0.0.1:0", 0, 1, 10.0), 0, 2, 0.1)
+    with pytest.raises(MissingRankError, match=r"rank 1 has not come .*tcp_mtu_probing"):
+        everybody(place, "host", True)

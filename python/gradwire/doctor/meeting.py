@@ -32,7 +32,13 @@ _TOKEN_DIGITS = 16  # as good as never drawn twice
 
 
 class Meeting(Protocol):
-    """A board of values that everybody can read."""
+    """A board of values that everybody can read.
+
+    Attributes:
+        doubt: why a rank that is there may not come all the same, as the end of a sentence; or empty.
+    """
+
+    doubt: str
 
     def put(self, key: str, value: Any) -> None:
         """Publishes a value once. Raises RendezvousError where nobody takes it any more."""
@@ -74,13 +80,15 @@ def everybody(place: Place, key: str, value: Any, more_s: float = 0.0) -> list[A
         try:
             values.append(place.meeting.get(f"{key}/{other}", max(0.1, end - time.monotonic())))
         except RendezvousError as error:
-            text = f"rank {other} has not come within {waited_s:g} s ({key})"
+            text = f"rank {other} has not come within {waited_s:g} s ({key}){place.meeting.doubt}"
             raise MissingRankError(text, ranks=[other], waited_s=waited_s) from error
     return values
 
 
 class FolderMeeting:
     """Values as files of a folder, of one run among others."""
+
+    doubt = ""
 
     def __init__(self, folder: Path, run: str, tokens: list[str] | None = None) -> None:
         self._folder, self._run = folder, run
@@ -241,6 +249,11 @@ def _publish(path: Path, value: Any) -> None:
 
 class StoreMeeting:
     """Values in a torch Store."""
+
+    doubt = (
+        ". If it was started, large packets of the Store's TCP may be lost on the way: try a smaller MTU of the interfaces (ip link), "
+        "net.ipv4.tcp_mtu_probing=1, or a folder (--store file:///...)"
+    )
 
     def __init__(self, store: Any) -> None:
         self._store = store

@@ -6,6 +6,7 @@ import socket
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from gradwire.config import Config
@@ -115,7 +116,7 @@ def measure(
     loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
     used = _source_to(to)
     others = [source for source in sources if source != used]
-    rails = tuple((rail[1], *_rail_loss(prober, to, rail, packets)) for rail in enumerate(others))
+    rails = tuple((rail[1], *_rail_loss(prober, (to, peer), rail, packets)) for rail in enumerate(others))
     burst_sent = _BURST_PACKETS * _BURST_ROUNDS
     burst = prober.count(
         to,
@@ -176,11 +177,8 @@ def planned_s(packets: int, addresses: int, further_ports: int) -> float:
 
 def octets_of(config: Config) -> list[int]:
     """Traffic class octets that a job sends: its code points, ECN-capable; without any what `mlt` would send."""
-    points = (
-        [*config.code_points(), config.control_code_point()]
-        if config.code_points()
-        else [*Config.mlt().code_points(), 40]
-    )
+    own = [*(config.code_points() or [config.dscp]), config.control_code_point()]
+    points = own if any(own) else [*Config.mlt().code_points(), 40]
     return [point << 2 | CAPABLE for point in dict.fromkeys(points)]
 
 
@@ -192,7 +190,12 @@ def judge(facts: PairFacts, config: Config, loss_max: float) -> list[Finding]:
     def found(level: str, check: str, text: str, fix: str = "") -> Finding:
         return Finding(level, check, text, fix, facts.rank, facts.peer)
 
-    findings = [*_judge_size(facts, found), *_judge_loss(facts, found, loss_max), *_judge_marks(facts, config, found)]
+    findings = [
+        *_judge_size(facts, found),
+        *_judge_loss(facts, found, loss_max),
+        *_judge_rails(facts, config, found, loss_max),
+        *_judge_marks(facts, config, found),
+    ]
     if facts.reordered:
         findings.append(
             found(
@@ -246,16 +249,28 @@ def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
                 level, "loss", text, "look for errors of cables, optics and ports (ethtool -S, the switch's counters)"
             )
         )
-    for source, sent, lost in facts.rails:
-        if lost:
-            level = PROBLEM if lost / sent > loss_max else WARNING
-            text = f"from {source} {lost} of {sent} packets are lost ({lost / sent:.2%})"
-            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE); with several paths (GRADWIRE_PATHS) others take over"
-            findings.append(found(level, "paths", text, fix))
     if facts.burst_lost > max(4 * share, _BURST_LOST_LEAST):
         text = f"{facts.burst_lost:.0%} of bursts of {_BURST_PACKETS} full packets lost: a buffer on the way is smaller than that"
         fix = "give the switches' ports more buffer, or set GRADWIRE_INCAST to fewer senders at once"
         findings.append(found(WARNING, "buffers", text, fix))
+    return findings
+
+
+def _judge_rails(facts: PairFacts, config: Config, found: Any, loss_max: float) -> list[Finding]:
+    """Ways that only further paths would take: without these they cost a job nothing, and one that leads nowhere is found out and left."""
+    findings = []
+    is_used = config.paths > 1
+    for source, sent, lost in facts.rails:
+        if lost == sent:
+            use = "a path that would begin there takes another way" if is_used else "no path of this job begins there"
+            text = f"nothing that is sent from {source} arrives there: {use}"
+            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE)" if is_used else ""
+            findings.append(found(WARNING if is_used else NOTE, "paths", text, fix))
+        elif lost:
+            level = PROBLEM if is_used and lost / sent > loss_max else WARNING
+            text = f"from {source} {lost} of {sent} packets are lost ({lost / sent:.2%})"
+            fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE); with several paths (GRADWIRE_PATHS) others take over"
+            findings.append(found(level, "paths", text, fix))
     return findings
 
 
@@ -265,7 +280,7 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
     bleached = sorted({sent >> 2 for sent, came in tried if came >> 2 != sent >> 2})
     cleared = [sent for sent, came in tried if not came & 3]
     silent = sorted({sent >> 2 for sent, came in facts.marks if came is None})
-    points = bool(config.code_points())
+    points, unset = _set_by(config)
     findings = []
     if silent:
         level = PROBLEM if points else NOTE
@@ -274,7 +289,7 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
                 level,
                 "dscp",
                 f"nothing with DSCP {', '.join(map(str, silent))} arrives",
-                "a filter or policer on the way drops these code points: see docs/switch.md, or set GRADWIRE_DSCP_CLASSES=off",
+                f"a filter or policer on the way drops these code points: see docs/switch.md, or set {unset}",
             )
         )
     if bleached:
@@ -285,7 +300,7 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
                 PROBLEM if points else NOTE,
                 "dscp",
                 text,
-                "have the network trust DSCP (docs/switch.md), or set GRADWIRE_DSCP_CLASSES=off",
+                f"have the network trust DSCP (docs/switch.md), or set {unset}",
             )
         )
     if cleared:
@@ -299,6 +314,14 @@ def _judge_marks(facts: PairFacts, config: Config, found: Any) -> list[Finding]:
             )
         )
     return findings
+
+
+def _set_by(config: Config) -> tuple[bool, str]:
+    """Whether the job sets code points, and what would have it set none."""
+    set_by = [("GRADWIRE_DSCP_CLASSES=off", bool(config.code_points())), ("GRADWIRE_DSCP=0", config.dscp > 0)]
+    set_by.append(("GRADWIRE_DSCP_CONTROL=0", bool(config.dscp_control)))
+    unset = [setting for setting, is_set in set_by if is_set]
+    return bool(unset), " and ".join(unset) or "GRADWIRE_DSCP_CLASSES=off"
 
 
 def rate_most(ip_bytes: int) -> float:
@@ -353,16 +376,34 @@ def _arriving(prober: Prober, to: End, octet: int) -> int | None:
     return None if answer is None else answer.octet
 
 
-def _rail_loss(prober: Prober, to: End, rail: tuple[int, str], packets: int) -> tuple[int, int]:
-    """Packets sent from another local address, and those of them that were lost; all where nothing is answered.
+def _rail_loss(prober: Prober, way: tuple[End, Peer], rail: tuple[int, str], packets: int) -> tuple[int, int]:
+    """Packets sent from another local address to the peer's nearest one, and those of them that were lost; all where nothing is answered.
 
     From the same port as all others: a filter may let nothing else in, and another port would be called a dead way.
     """
-    number, source = rail
+    (to, peer), (number, source) = way, rail
     found = prober.count(
-        to, RAIL_TESTS + number, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS, source=source
+        to._replace(address=_nearest(source, peer.addresses)),
+        RAIL_TESTS + number,
+        packets,
+        size_bytes=_SMALL_BYTES,
+        batch=_BATCH,
+        pause_s=_PAUSE_SECONDS,
+        source=source,
+        asked_at=to,
     )
     return packets, packets if found is None else packets - found.arrived
+
+
+def _nearest(source: str, addresses: Sequence[str]) -> str:
+    """The one that has most leading bits in common with a local address: that of the same network, where there is one."""
+    own = ip_address(source)
+
+    def different(address: str) -> int:
+        other = ip_address(address)
+        return int(own) ^ int(other) if other.version == own.version else 1 << own.max_prefixlen
+
+    return min(addresses, key=lambda address: different(address).bit_length())
 
 
 def _paths(to: End, sources: Sequence[str]) -> int:

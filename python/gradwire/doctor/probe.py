@@ -222,6 +222,7 @@ class Prober:
         pause_s: float,
         joined: bool = False,
         source: str = "",
+        asked_at: End | None = None,
     ) -> Count | None:
         """Sends numbered packets, so many at once and then a pause, and asks what arrived; None: the peer does not say.
 
@@ -238,6 +239,8 @@ class Prober:
                 another program may run, so only then is their spacing known; links without a wire may lose all packets of a call at once.
             source: a local address to send from, as the engine does on a path of its own: by this socket, so from its port. Empty: the
                 kernel chooses it.
+            asked_at: where the peer is asked, from the kernel's choice of address: a way that is known to work both ways, so that only
+                what is lost on the way there counts. None: by the way of the packets.
         """
         probe = _Probe(_COUNT, size_bytes, test=test, source=source)
         calls = 0
@@ -250,12 +253,12 @@ class Prober:
                     for number in numbers:
                         self._send(probe, to, number)
                 time.sleep(pause_s)
-        found = self._ask_count(to, probe, packets)
+        question = _Probe(_ASK, test=test, source="" if asked_at else source)
+        found = self._ask_count(asked_at or to, question, packets)
         return found if found is None or joined else replace(found, spacing_ns=None)
 
-    def _ask_count(self, to: End, counted: _Probe, packets: int) -> Count | None:
+    def _ask_count(self, to: End, question: _Probe, packets: int) -> Count | None:
         known: Count | None = None
-        question = _Probe(_ASK, test=counted.test, source=counted.source)
         for _ in range(10):
             found = self._exchange(question, to, to.wait_s)
             if found is None:
