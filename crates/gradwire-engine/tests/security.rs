@@ -534,3 +534,42 @@ fn who_sends_on_what_a_peer_has_sealed_does_not_take_its_place() {
     assert_ne!(*address, stranger.local_addr().expect("bound").to_string());
     check_all_reduce(&groups, 100_003);
 }
+
+/// A peer's answer that has not arrived, sent on from elsewhere: it is authentic, and says where the hello went that it answers.
+#[test]
+fn who_sends_on_an_answer_of_a_peer_does_not_take_its_place() {
+    let (captured, is_open) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let meddler = {
+        let (captured, is_open) = (Arc::clone(&captured), Arc::clone(&is_open));
+        move |from: usize, datagram: &[u8]| {
+            if from == 0 || is_open.load(Ordering::SeqCst) {
+                return (vec![datagram.to_vec()], Vec::new());
+            }
+            let is_answer = Header::decode(datagram)
+                .is_ok_and(|(header, _)| header.kind == Kind::Hello && header.flags.contains(Flags::REPLY));
+            if is_answer {
+                captured.lock().expect("no panic").push(datagram.to_vec());
+            }
+            (Vec::new(), Vec::new())
+        }
+    };
+    let engines = engines(2, &secure());
+    let relay = Relay::new(&engines, Arc::new(meddler));
+    let stranger = stranger_of(&engines[0]);
+    let groups = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| relay.join(&engines, "attacked"));
+        let begun = Instant::now();
+        while captured.lock().expect("no panic").is_empty() {
+            assert!(begun.elapsed() < PATIENCE, "no hello is answered");
+        }
+        let copies = captured.lock().expect("no panic").clone();
+        copies.iter().for_each(|copy| _ = stranger.send(copy).expect("loopback"));
+        until_all_are_seen(&stranger, &engines[0]);
+        is_open.store(true, Ordering::SeqCst);
+        joining.join().expect("join does not panic")
+    });
+    let groups: Vec<GroupHandle> = groups.into_iter().map(|group| group.expect("connected")).collect();
+    let address = &groups[0].stats().expect("running").peers[0].address;
+    assert_ne!(*address, stranger.local_addr().expect("bound").to_string());
+    check_all_reduce(&groups, 100_003);
+}

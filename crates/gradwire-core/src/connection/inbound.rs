@@ -1,6 +1,7 @@
 //! The way in: from a datagram to payload, acknowledgement, status or farewell.
 
 use super::hellos::Shown;
+use super::liveness::Heard;
 use super::{Connection, PREGRANTS_MAX};
 use crate::arrivals::Arrival;
 use crate::path::Trip;
@@ -122,7 +123,8 @@ impl Connection {
                 self.on_connected(now, rtt, header.path);
             }
         } else {
-            self.liveness.on_hello(header.sent_at_us, header.path);
+            let Header { sent_at_us, path, offset: address, .. } = *header;
+            self.liveness.on_hello(Heard { sent_at_us, path, address });
         }
         Ok(())
     }

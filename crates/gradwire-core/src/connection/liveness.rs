@@ -38,13 +38,22 @@ pub(super) enum Due {
     AbortReply,
 }
 
+/// What an answer repeats of a hello.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Heard {
+    pub(super) sent_at_us: u32,
+    pub(super) path: PathId,
+    /// Which of this rank's addresses it went to, as the peer counts them.
+    pub(super) address: u32,
+}
+
 /// State of the association.
 #[derive(Debug)]
 pub(super) struct Liveness {
     connected: bool,
     pub(super) hellos: Hellos,
-    /// Time stamp of the peer's hello that waits for an answer.
-    hello_reply: Option<(u32, PathId)>,
+    /// The peer's hello that waits for an answer.
+    hello_reply: Option<Heard>,
     beats: Beats,
     /// Time stamp of the latest ping on each path that waits for an answer.
     ping_replies: [Option<u32>; PATHS_MAX as usize],
@@ -159,13 +168,17 @@ impl Liveness {
         &self.position
     }
 
-    /// The time stamp that a hello reply must echo.
-    pub(super) fn take_hello_reply(&mut self) -> (u32, PathId) {
+    /// What a hello reply must repeat.
+    pub(super) fn take_hello_reply(&mut self) -> Heard {
         self.hello_reply.take().unwrap_or_default()
     }
 
-    pub(super) fn on_hello(&mut self, sent_at_us: u32, path: PathId) {
-        self.hello_reply = Some((sent_at_us, path));
+    pub(super) fn on_hello(&mut self, heard: Heard) {
+        // Of its copies to several addresses the first to come is answered: it took the best way.
+        let is_copy = self.hello_reply.is_some_and(|waiting| waiting.sent_at_us == heard.sent_at_us);
+        if !is_copy {
+            self.hello_reply = Some(heard);
+        }
     }
 
     /// What is due now, taken off the list.

@@ -123,8 +123,11 @@ impl Connection {
         let mut out = Writer::new(scratch);
         match due {
             Due::Hello { .. } | Due::HelloReply => {
-                let (echo_us, path) = if reply { self.liveness.take_hello_reply() } else { (0, header.path) };
-                header.path = path;
+                let mut echo_us = 0;
+                if reply {
+                    let heard = self.liveness.take_hello_reply();
+                    (echo_us, header.path, header.offset) = (heard.sent_at_us, heard.path, heard.address);
+                }
                 HelloBody { fingerprint: self.config.fingerprint, echo_us }.encode(&mut out);
             }
             Due::Ping => {

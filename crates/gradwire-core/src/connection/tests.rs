@@ -6,6 +6,7 @@ mod classes;
 mod ends;
 mod flood_port;
 mod flooded;
+mod greeting;
 mod heartbeats;
 mod leaving;
 mod queues;

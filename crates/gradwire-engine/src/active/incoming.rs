@@ -6,6 +6,7 @@ use crate::code_points::CodePoints;
 use crate::security::Refusal;
 use crate::socket::RawAddress;
 use crate::ways;
+use gradwire_core::wire::{Flags, Kind};
 use gradwire_core::{Datagrams, Header, ReceivedMark, Timestamp};
 use std::net::SocketAddr;
 
@@ -58,7 +59,7 @@ impl ActiveGroup {
         mark: ReceivedMark,
     ) -> usize {
         // What comes over a relay is not for the group as it is now, and the first datagrams of a peer show where that is (`hear`).
-        let is_known = !is_relay(peer) && self.peers[peer as usize].is_settled;
+        let is_known = !is_relay(peer) && self.peers[peer as usize].is_settled();
         if !is_known || !datagrams.are_several() {
             return 0;
         }
@@ -79,7 +80,7 @@ impl ActiveGroup {
         if self.takes_note(now, peer, bytes) {
             return;
         }
-        let is_settled = self.peers[peer as usize].is_settled;
+        let is_settled = self.peers[peer as usize].is_settled();
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
         self.dirty = true;
         if let (false, Ok((header, _)), Some(from)) =
@@ -89,16 +90,15 @@ impl ActiveGroup {
         }
     }
 
-    /// Where the peer is has not been settled: who sends on what it has sealed may be heard before it, from another address.
+    /// Where the peer is has not been settled: it is where the hello went whose answer has connected it.
     fn hear(&mut self, now: Timestamp, peer: u32, from: SocketAddr, header: &Header) {
-        let is_connected = self.group.is_connected(peer);
+        let is_answer = header.kind == Kind::Hello && header.flags.contains(Flags::REPLY);
         let address = &mut self.peers[peer as usize];
-        let shown = address.shown_at(from, header, is_connected);
-        if address.is_surer(shown) {
-            address.lock((from, header.path), shown, &self.setup.sources, self.setup.paths);
-            // First pings by the way in use are on their way, and a question at the same instant would not count.
-            self.search_at[peer as usize] = Some(now + ways::PAUSE);
+        if !(is_answer && self.group.is_connected(peer)) {
+            return address.on_heard(from, header.path);
         }
-        address.is_settled = is_connected && address.locked.is_some();
+        address.settle(header.offset, &self.setup.sources, self.setup.paths);
+        // First pings by the way in use are on their way, and a question at the same instant would not count.
+        self.search_at[peer as usize] = address.is_settled().then_some(now + ways::PAUSE);
     }
 }

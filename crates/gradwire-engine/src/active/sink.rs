@@ -1,11 +1,11 @@
 //! From a group to the batch that the kernel is handed.
 
-use super::address::PeerAddress;
+use super::address::{numbered, PeerAddress};
 use crate::code_points::CodePoints;
 use crate::socket::{PathSockets, RawAddress};
 use gradwire_collectives::TransmitSink;
-use gradwire_core::wire::TAG_BYTES;
-use gradwire_core::{Mark, TransmitRun};
+use gradwire_core::wire::{Flags, Kind, TAG_BYTES};
+use gradwire_core::{Header, Mark, TransmitRun};
 
 /// Byte of a header that names the path.
 const HEADER_PATH: usize = 7;
@@ -25,18 +25,20 @@ impl TransmitSink for Sink<'_> {
     fn push(&mut self, peer: u32, mark: Mark, head: &[u8], payload: &[u8]) {
         let octet = self.codes.octet(mark);
         let address = &self.peers[peer as usize];
-        let heard = address.ways.as_ref().map(|ways| ways.end(usize::from(head[HEADER_PATH])));
-        if let (true, Some(end)) = (address.is_settled, heard) {
+        if let Some(ways) = &address.ways {
+            let end = ways.end(usize::from(head[HEADER_PATH]));
             return self.put(peer, (end, octet), head, payload);
         }
         // Until the peer has answered only small control traffic flows: it goes to all its addresses, and where the peer was heard.
-        let other = heard.filter(|end| !address.candidates.contains(end));
-        if let Some(end) = other.filter(|_| self.sockets.has_room()) {
-            self.put(peer, (end, octet), head, payload);
-        }
-        for index in 0..self.peers[peer as usize].candidates.len() {
-            let to = self.peers[peer as usize].candidates[index];
-            if self.sockets.has_room() {
+        let is_hello = Header::decode(head)
+            .is_ok_and(|(header, _)| header.kind == Kind::Hello && !header.flags.contains(Flags::REPLY));
+        for (index, to) in address.places().enumerate() {
+            if !self.sockets.has_room() {
+                return;
+            }
+            if is_hello {
+                self.put(peer, (to, octet), &numbered(head, index), payload);
+            } else {
                 self.put(peer, (to, octet), head, payload);
             }
         }
@@ -50,7 +52,7 @@ impl TransmitSink for Sink<'_> {
     fn push_run(&mut self, peer: u32, run: &TransmitRun, payload: &[u8]) {
         let address = &self.peers[peer as usize];
         let path = usize::from(run.header.path.0);
-        let Some(ways) = address.ways.as_ref().filter(|_| address.is_settled) else {
+        let Some(ways) = &address.ways else {
             for (place, part) in payload.chunks(run.bytes).enumerate() {
                 self.push(peer, run.mark, &run.header_of(place).encode(), part);
             }

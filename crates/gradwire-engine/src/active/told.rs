@@ -81,7 +81,7 @@ impl ActiveGroup {
         paths: &[gradwire_core::PathStats],
     ) -> PeerStats {
         let peer = &self.peers[rank as usize];
-        let address = peer.locked.and_then(RawAddress::to_socket_addr);
+        let address = peer.ways.as_ref().and_then(|ways| ways.end(0).to_socket_addr());
         let (not_authentic, replayed, refused) = peer.channel.as_ref().map_or((0, 0, 0), Channel::counts);
         PeerStats {
             rank: self.known_as(rank),
