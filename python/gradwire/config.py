@@ -77,7 +77,7 @@ class Config:
     interface: str = _setting("", str, "Interfaces or addresses to use: names, addresses or networks (10.0.0.0/8), "
         "separated by commas; `^name,...` leaves out all in the list. Empty or with `^`: every other one that is up, but for loopback, "
         "link-local addresses, and bridges of containers (docker and its networks `br-<12 hex digits>`, virbr, podman), whose addresses "
-        "are the same on every host. Those, and what is on `lo`, may be named.")
+        "are the same on every host. Those, and what is on `lo`, may be named, but for link-local addresses of IPv6, which are never used.")
     mtu: int | None = _setting(None, int, "Largest IP packet to send. Unset: what the interface says, at most 9000, and "
         "between ranks of one host 32768 (9000 with fault injection). The smaller one of two ranks counts.",
         unit="bytes", low=576, high=65535, optional=True)

@@ -104,7 +104,7 @@ class SecretMismatchError(RendezvousError):
 
 
 class UnreachableError(RendezvousError):
-    """No packet came back from a rank. Fields: ranks."""
+    """No packet came back from a rank, or it uses the other version of IP than this one. Fields: ranks."""
 
 
 class GroupError(GradwireError):

@@ -22,7 +22,7 @@ pub enum EngineError {
         address: String,
     },
     /// No interface fits the selection.
-    #[error("no network interface matches '{asked}'; this host has: {found}")]
+    #[error("no network interface matches '{asked}' (link-local addresses of IPv6, fe80::/10, are never used); this host has: {found}")]
     NoUsableInterface {
         /// The selection.
         asked: String,
@@ -127,7 +127,9 @@ impl std::fmt::Display for UnreachablePeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rank {} ({}) at ", self.rank, self.host)?;
         if self.tried.is_empty() {
-            return f.write_str("no address: it published none that can be reached from here");
+            return f.write_str(
+                "no address: it published none that can be reached from here, loopback alone. Bring an interface up on its host, or name one in GRADWIRE_INTERFACE",
+            );
         }
         let tried: Vec<String> = self.tried.iter().map(ToString::to_string).collect();
         f.write_str(&tried.join(", "))?;
@@ -201,6 +203,18 @@ pub enum JoinError {
         first: String,
         /// Host and process of the other.
         second: String,
+    },
+    /// Peers that use the other version of IP: no packet gets there, however long anybody waits.
+    #[error("this rank uses its {ours} addresses and rank(s) {} their {theirs} ones: the two do not reach each other. Name addresses or networks of one family on every rank in GRADWIRE_INTERFACE", .peers.join(", "))]
+    OtherFamily {
+        /// Their ranks.
+        ranks: Vec<u32>,
+        /// Rank and host of each.
+        peers: Vec<String>,
+        /// IPv4 or IPv6.
+        theirs: &'static str,
+        /// The other one.
+        ours: &'static str,
     },
     /// Peers that did not answer in time.
     #[error("no answer within {waited:?} to UDP datagrams of {datagram_bytes} bytes from {}{}", list(.peers), advice(.peers))]

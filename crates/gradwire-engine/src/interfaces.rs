@@ -347,6 +347,9 @@ mod tests {
         let link_local_only: Vec<Interface> =
             host().into_iter().filter(|i| is_link_local(i.address)).collect();
         assert!(select("eth10", &link_local_only).is_err());
+        let only = Interface { address: "fe80::1".parse().unwrap(), ..host()[0].clone() };
+        let error = select(&only.name, std::slice::from_ref(&only)).unwrap_err();
+        assert!(error.to_string().contains("fe80::/10, are never used"), "{error}");
         let error = select("10.9.9.9", &host()).unwrap_err();
         assert_eq!(error, EngineError::AddressUnavailable { address: "10.9.9.9".to_owned() });
     }

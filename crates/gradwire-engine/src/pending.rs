@@ -126,6 +126,10 @@ impl PendingGroup {
     ) -> Result<Option<GroupHandle>, JoinError> {
         let records = open_records(&self.record, configured_secret(&self.shared), records)?;
         let roster = Roster::new(&self.record, &records)?;
+        let others = of_other_family(&self.record, &roster);
+        if !others.is_empty() {
+            return Err(other_family(&self.record, &others));
+        }
         let timeout = timeout.unwrap_or(self.shared.local.config.connect_timeout);
         let key = GroupKey(self.shared.next_id());
         let shared = Arc::clone(&self.shared);
@@ -357,6 +361,21 @@ fn connect(
 
 fn joined(handle: GroupHandle, connected: Result<(), OpError>) -> Result<Option<GroupHandle>, JoinError> {
     connected.map(|()| Some(handle)).map_err(JoinError::Failed)
+}
+
+/// The ranks that use the other version of IP.
+fn of_other_family<'r>(ours: &Record, roster: &'r Roster) -> Vec<&'r Record> {
+    roster.records.iter().filter(|theirs| theirs.ipv6 != ours.ipv6).collect()
+}
+
+fn other_family(own: &Record, others: &[&Record]) -> JoinError {
+    let name = |ipv6: bool| if ipv6 { "IPv6" } else { "IPv4" };
+    JoinError::OtherFamily {
+        ranks: others.iter().map(|record| record.rank).collect(),
+        peers: others.iter().map(|record| format!("{} ({})", record.rank, record.host)).collect(),
+        theirs: name(!own.ipv6),
+        ours: name(own.ipv6),
+    }
 }
 
 /// Gives the group up, and says who did not answer.

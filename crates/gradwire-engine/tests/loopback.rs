@@ -110,6 +110,23 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
+fn a_peer_of_the_other_family_is_not_waited_for_and_both_families_are_named() {
+    let engines = engines(2, &config());
+    let a = engines[0].new_group(0, 2, "g").unwrap();
+    let b = engines[1].new_group(1, 2, "g").unwrap();
+    let mut other: serde_json::Value = serde_json::from_str(&b.record()).unwrap();
+    let ours = other["ipv6"].as_bool().unwrap();
+    (other["ipv6"], other["addresses"]) = ((!ours).into(), serde_json::Value::Array(Vec::new()));
+    let records = [a.record(), other.to_string()];
+    let error = a.join(&records, Some(PATIENCE)).unwrap_err();
+    let JoinError::OtherFamily { ranks, .. } = &error else { panic!("{error}") };
+    assert_eq!(ranks, &[1]);
+    for said in ["IPv4", "IPv6", "GRADWIRE_INTERFACE"] {
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}
+
+#[test]
 fn a_peer_that_cannot_be_reached_ends_the_join_in_time_and_is_named() {
     let engines = engines(2, &config());
     let a = engines[0].new_group(0, 2, "g").unwrap();

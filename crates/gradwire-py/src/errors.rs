@@ -96,6 +96,11 @@ pub(crate) fn join_error(py: Python<'_>, error: &JoinError) -> PyErr {
                 fields.set_item("rank", rank)?;
                 "RendezvousError"
             }
+            JoinError::OtherFamily { ranks, .. } => {
+                fields.set_item("ranks", ranks)?;
+                fields.set_item("waited_s", 0.0)?;
+                "UnreachableError"
+            }
             JoinError::Unreachable { peers, waited, .. } => {
                 let ranks: Vec<u32> = peers.iter().map(|peer| peer.rank).collect();
                 fields.set_item("ranks", ranks)?;
