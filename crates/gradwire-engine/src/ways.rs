@@ -1,6 +1,6 @@
 //! By which way each path to a peer goes: from which local address and interface, to which of the peer's addresses.
 //!
-//! All paths begin at the address from which the peer was heard first, as the kernel routes it: a way that works. Where
+//! All paths begin at the address at which the peer has answered a hello, as the kernel routes it: a way that works. Where
 //! either side has several addresses, the further paths are then to take the others, so that every network card carries
 //! its part, also on a host that does not route by source. But a card may lead nowhere, or not to this peer: a bridge of
 //! virtual machines, a network for storage, a cut cable. So a way is asked first, and taken when its answer is here:
