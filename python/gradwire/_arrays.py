@@ -116,6 +116,11 @@ def _overlaps(array: Array) -> bool:
     """The same for certain: places of strides that interleave may all differ."""
     if any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
         return True
+    span = array.itemsize + sum(
+        abs(stride) * (size - 1) for stride, size in zip(array.strides, array.shape, strict=True)
+    )
+    if array.nbytes > span:
+        return True
     places = np.zeros((), dtype=np.int64)
     for stride, size in zip(array.strides, array.shape, strict=True):
         places = np.add.outer(places, np.arange(size) * stride)

@@ -250,7 +250,7 @@ class Board:
         except RendezvousError as error:
             if not error.fields.get("over"):
                 raise
-            logger.info("rank %d goes on, connected to all others: %s", self.rank, error)
+            logger.warning("rank %d goes on, connected to all others: %s", self.rank, error)
 
     @tells_of_a_failed_store
     def _confirm(self, timeout_s: float) -> None:
@@ -335,12 +335,22 @@ def root_of(store: Any) -> Any:
 
 
 def _address_of(store: Any) -> str:
-    if address := getattr(store, "address", ""):  # of `_meeting.py`
-        return str(address)
-    if host := getattr(store, "host", ""):  # torch's TCPStore
-        return f"[{host}]:{store.port}" if ":" in host else f"{host}:{store.port}"
-    path = getattr(store, "path", "")  # torch's FileStore
+    if address := _text_of(store, "address"):  # of `_meeting.py`
+        return address
+    if host := _text_of(store, "host"):  # torch's TCPStore
+        port = getattr(store, "port", "")
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    path = _text_of(store, "path")  # torch's FileStore
     return os.path.abspath(path) if path else ""
+
+
+def _text_of(store: Any, name: str) -> str:
+    """Empty where it is no text: a Store of the user's may call anything by such a name, and torch decodes a path when it is asked."""
+    try:
+        found = getattr(store, name, "")
+    except (RuntimeError, ValueError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def compare_settings(entries: dict[int, dict[str, Any]], rank: int) -> None:

@@ -83,6 +83,7 @@ class Call:
         self._source = source
         self._target = target
         self._load = False
+        self._only_reads = False
         self._keep: list[Array] = []
 
     def copy(self) -> Call:
@@ -96,6 +97,10 @@ class Call:
     def load(self) -> None:
         """What the target holds now matters: a call in place, or values that stay where a result is missing."""
         self._load = True
+
+    def only_reads(self) -> None:
+        """The array is the target of the others: it may be one that cannot be written."""
+        self._only_reads = True
 
     def add_residual(self, residual: Array) -> None:
         """Memory for what did not count.
@@ -112,13 +117,20 @@ class Call:
         self.options["residual"] = _arrays.address(rest)
         self._keep.append(rest)
 
-    def request(self, timeout_s: float) -> _native.Call:
-        """As the binding takes it."""
+    def _memory(self) -> tuple[Array | None, Array | None]:
+        if self._only_reads:
+            assert self._source is not None, "it is what is read"
+            source = _arrays.readable(self._source)
+            return source, source
         target = None if self._target is None else _arrays.writable(self._target, self.after, load=self._load)
         if self._source is self._target and self._load:
-            source = target
-        else:  # one array for both may be given to an all-to-all, too, which is never in place
-            source = None if self._source is None else _arrays.readable(self._source, beside=target)
+            return target, target
+        # one array for both may be given to an all-to-all, too, which is never in place
+        return None if self._source is None else _arrays.readable(self._source, beside=target), target
+
+    def request(self, timeout_s: float) -> _native.Call:
+        """As the binding takes it."""
+        source, target = self._memory()
         request: _native.Call = {
             "kind": self.kind,
             "input": _arrays.address(source),

@@ -11,10 +11,11 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from multiprocessing import parent_process, util
+from multiprocessing import current_process, parent_process, util
 from typing import Any
 
 from gradwire import _native
@@ -175,16 +176,29 @@ def inherited() -> Runtime | None:
 def _stop_at_exit(owner: Runtime) -> None:
     reference = weakref.ref(owner)
     atexit.register(_stop, reference)
-    if parent_process() is not None:
-        # Most of these end by os._exit, which knows nothing of atexit. Without a goodbye the others lose the last call, too:
-        # it has ended here, but not every packet of it was confirmed.
-        util.Finalize(None, _stop_when_threads_have_ended, (reference,), exitpriority=LAST)
+    if _ends_without_atexit():
+        # Without a goodbye the others lose the last call, too: it has ended here, but not every packet of it was confirmed.
+        util.Finalize(None, _stop_behind_threads, (reference,), exitpriority=LAST)
 
 
-def _stop_when_threads_have_ended(reference: weakref.ref[Runtime]) -> None:
-    # As an interpreter does it before atexit, and such a child only after its finalizers: threads may still be calling.
-    threading._shutdown()  # type: ignore[attr-defined]
-    _stop(reference)
+def _ends_without_atexit() -> bool:
+    """Children of multiprocessing that were forked end by os._exit; since Python 3.13 they do what atexit has before it."""
+    is_child = parent_process() is not None
+    return is_child and sys.version_info < (3, 13) and getattr(current_process(), "_start_method", "") != "spawn"
+
+
+def _stop_behind_threads(reference: weakref.ref[Runtime]) -> None:
+    # Threads may still be calling. Such a child waits for them after this, when it has told what ended it: so one of them stops the engine.
+    def stop() -> None:
+        while others := [each for each in threading.enumerate() if _is_waited_for(each)]:
+            others[0].join()
+        _stop(reference)
+
+    threading.Thread(target=stop, name="gradwire-goodbye").start()
+
+
+def _is_waited_for(thread: threading.Thread) -> bool:
+    return not thread.daemon and thread not in (threading.main_thread(), threading.current_thread())
 
 
 def _stop(reference: weakref.ref[Runtime]) -> None:

@@ -288,7 +288,7 @@ class Communicator:
 
         def prepare() -> Call:
             call = Call("broadcast", array, array, peer=self._peer(root)).copy()
-            call.load()
+            call.only_reads() if self._is_root(root) else call.load()
             return call
 
         return self._start("broadcast", prepare, async_op)
@@ -574,7 +574,7 @@ class Communicator:
 
     def _counts(self, name: str, asked: Sequence[int]) -> list[int]:
         try:
-            counts = [_whole("a number of rows", count) for count in asked]
+            counts = [] if asked is None else [_whole("a number of rows", count) for count in asked]
         except TypeError:
             raise InvalidRequestError(f"{name} = {asked!r} is not allowed: a number of rows for each rank") from None
         if counts and (len(counts) != self.world_size or min(counts) < 0):

@@ -500,8 +500,8 @@ def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def without_user(text: str) -> str:
-    """A text without what stands between `//` and the last `@`: a user and a password, whatever is in them."""
-    return re.sub(r"//.*@", "//***@", text)
+    """A URL, or what was meant as one, without what stands before its last `@`: a user and a password, whatever is in them."""
+    return re.sub(r"(?s)^([A-Za-z]+:)?(/*).*@", r"\1\2***@", text)
 
 
 def _parsed(field: dataclasses.Field[Any], variable: str, text: str) -> Any:

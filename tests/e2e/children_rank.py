@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import sys
@@ -50,6 +51,18 @@ def leaves_a_thread(address: str) -> None:
     threading.Thread(target=late).start()
 
 
+def calls_at_its_end(address: str) -> None:
+    communicator = join(address)
+    atexit.register(call, communicator, CALLS)
+
+
+def fails_beside_a_thread(address: str) -> None:
+    """What ended it is told before its threads have ended: this one waits for rank 0, which hears of the failure first."""
+    communicator = join(address)
+    threading.Thread(target=call, args=(communicator, CALLS)).start()
+    raise KeyError("of the child")
+
+
 def main(method: str, target: Callable[[str], None]) -> None:
     """Prints what this rank's next call ends with, after all that the child called."""
     address = os.environ["GRADWIRE_RENDEZVOUS"]
@@ -66,4 +79,4 @@ def main(method: str, target: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], {"returns": returns, "leaves_a_thread": leaves_a_thread}[sys.argv[2]])
+    main(sys.argv[1], globals()[sys.argv[2]])

@@ -296,6 +296,14 @@ def check_a_result_needs_a_place_for_each_of_its_elements(comm: gradwire.Communi
     assert not memory.any()
 
 
+def check_the_root_of_a_broadcast_only_reads(comm: gradwire.Communicator) -> None:
+    array = np.zeros(ELEMS, "float32")
+    if RANK == 1:
+        array = np.lib.stride_tricks.as_strided(np.full(1, 7.0, "float32"), (ELEMS,), (0,))
+        array.flags.writeable = False
+    same(comm.broadcast(array, 1).result, np.full(ELEMS, 7.0, "float32"))
+
+
 def check_a_result_that_could_not_be_written_is_written_by_the_next_wait(comm: gradwire.Communicator) -> None:
     array = np.repeat(value(RANK), 2)[::2]
     operation = comm.all_reduce(array, async_op=True)

@@ -35,5 +35,9 @@ def test_a_child_that_returns_without_closing_has_left(method: str) -> None:
     assert run(method, "returns") == ["left", "0"]
 
 
+def test_a_child_may_call_as_late_as_its_python_lets_it() -> None:
+    assert run("spawn", "calls_at_its_end") == ["left", "0"]
+
+
 def test_a_thread_of_a_child_that_has_returned_goes_on_calling() -> None:
     assert run("fork", "leaves_a_thread") == ["the thread has ended", "left", "0"]

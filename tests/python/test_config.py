@@ -136,7 +136,19 @@ def test_a_value_that_replaces_that_of_the_environment_is_an_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["foo", "ftp://x/y", "http://", "http:///v1", "http://host:port/", "http://a b/", "https://u:p#w@h:1/"]
+    "url",
+    [
+        "foo",
+        "ftp://x/y",
+        "http://",
+        "http:///v1",
+        "http://host:port/",
+        "http://a b/",
+        "https://u:p#w@h:1/",
+        "u:p#w@h:1/",
+        "http:/u:p#w@h",
+        "http://u:\np#w@h",
+    ],
 )
 def test_a_collector_has_a_url_of_http(url: str) -> None:
     with pytest.raises(ConfigError, match="otlp_endpoint") as caught:

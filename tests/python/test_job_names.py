@@ -38,5 +38,6 @@ def test_a_whole_name_is_not_taken_for_the_beginning_of_another(
 def test_long_names_that_differ_in_their_ends_are_those_of_different_jobs() -> None:
     names = {job_name_of(f"/home/somebody/experiments/of this year/run-{number}/met-here") for number in range(3)}
     assert len(names) == 3
+    assert job_name_of("\udcff" * 2 * JOB_CHARS_MAX), "of bytes that are no text"
     assert {job_name_of(name) for name in names} == names, "who types such a name finds the job"
     assert max(map(len, names)) <= JOB_CHARS_MAX

@@ -212,7 +212,12 @@ def test_the_screen_says_who_is_silent() -> None:
     (line,) = [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("0 node1")]
     assert line.endswith("silent for 6 s")
     assert not [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("0 1 all")], "rates of then"
-    assert [line for line in shown(board, 2.0 + SILENT_S) if line.startswith("0 1 all")], "it has just answered"
+    assert not [line for line in shown(board, 2.0 + SILENT_S + 1.0) if line.startswith("straggler")], (
+        "whom it waited for then"
+    )
+    assert [line for line in shown(board, 2.0 + SILENT_S) if line.startswith(("0 1 all", "straggler"))][1:], (
+        "it has just answered"
+    )
 
 
 def test_an_empty_screen_says_so() -> None:

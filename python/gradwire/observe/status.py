@@ -73,7 +73,7 @@ def job_name_of(text: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_.:-]", "_", text)
     if len(name) <= JOB_CHARS_MAX:
         return name
-    digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=DIGEST_BYTES).hexdigest()
     return f"{name[: JOB_CHARS_MAX - 1 - len(digest)]}-{digest}"
 
 

@@ -161,7 +161,7 @@ def screen(board: Board, now_s: float, failures: Sequence[str] = ()) -> Renderab
     for job, ranks in jobs.items():
         presets = ", ".join(sorted({rank.latest["preset"] for rank in ranks}))
         parts.append(Text(f"job {job}: {len(ranks)} ranks seen, preset {presets}", style="bold"))
-        parts += [_ranks_table(ranks, now_s), _peers_table(ranks, now_s), *_stragglers(ranks)]
+        parts += [_ranks_table(ranks, now_s), _peers_table(ranks, now_s), *_stragglers(ranks, now_s)]
     return Group(*parts, *below)
 
 
@@ -263,10 +263,10 @@ def _add_peer(table: Table, rank: int, peer: Mapping[str, Any], group: list[str]
         table.add_row("", "", str(path["path"]), "", "", *cells, state, style="dim")
 
 
-def _stragglers(ranks: list[Rank]) -> list[RenderableType]:
-    """Each straggler of a group once, with all its ranks that wait for it."""
+def _stragglers(ranks: list[Rank], now_s: float) -> list[RenderableType]:
+    """Each straggler of a group once, with all its ranks that wait for it and are not silent."""
     seen: dict[tuple[str, int, str], tuple[list[int], str]] = {}
-    for rank in ranks:
+    for rank in (rank for rank in ranks if not _is_silent(rank, now_s)):
         in_group = _ranks_in_groups(rank)
         for late in rank.latest["stragglers"]:
             if late["group"] in in_group:  # else it was left while the answer was made
