@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import selectors
 import socket
@@ -76,7 +77,8 @@ def noticing_death(connection: socket.socket) -> socket.socket:
 def _in_small_segments(end: socket.socket, mtu: int | None) -> None:
     """Before it is connected, or listens: the other end then sends none that are larger either."""
     most = SEGMENT_BYTES if mtu is None else min(SEGMENT_BYTES, mtu - TCP_HEADERS_BYTES)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, most)
+    with contextlib.suppress(OSError):  # most ways need it not
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, most)
 
 
 def only_here(host: str, listener: socket.socket) -> str:

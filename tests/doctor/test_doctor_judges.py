@@ -83,7 +83,7 @@ def test_a_rank_whose_own_port_is_taken_is_told_so_and_which_one_it_has(monkeypa
         ({"offset_s": -3.0}, {("clock", "warning")}),
         ({"reordered": 5}, set()),
         ({"rails": (("10.0.1.1", 1000, 1000),)}, set()),
-        ({"rails": (("10.0.1.1", 1000, 999),)}, {("paths", "warning")}),
+        ({"rails": (("10.0.1.1", 1000, 999),)}, {("paths", "problem")}),
     ],
 )
 def test_what_lies_between_two_ranks_is_judged(changes, expected):

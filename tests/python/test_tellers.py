@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gradwire.observe.observer import _Watched
+from gradwire.observe.stragglers import StragglerWatch
 
 LATE = {
     "during": "all_reduce #7",
@@ -42,7 +43,7 @@ def warned(rank: int, told: dict[str, Any] | None, caplog: pytest.LogCaptureFixt
     stats = {"name": "group", "rank": rank, "world_size": 5}
     caplog.clear()
     with caplog.at_level(logging.INFO, "gradwire"):
-        _Watched(weakref.ref(group), stats, 3.0).look(group)
+        _Watched(weakref.ref(group), stats, StragglerWatch(3.0)).look(group)
     (told_of,) = [record for record in caplog.records if record.message.startswith("straggler: rank 2")]
     return told_of.levelno == logging.WARNING
 

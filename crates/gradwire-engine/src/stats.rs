@@ -437,7 +437,7 @@ pub struct PeerStats {
     pub rank: u32,
     /// Its host.
     pub host: String,
-    /// The address that answered first.
+    /// The address to which the hello went that it answered first.
     pub address: String,
     /// Data packets sent, retransmissions included.
     pub packets_sent: u64,

@@ -305,7 +305,7 @@ fn counters_are_kept_for_each_peer_and_for_the_socket() {
     let stats = groups[0].stats().unwrap();
     assert_eq!((stats.rank, stats.world_size, stats.peers.len()), (0, 2, 1));
     assert!(stats.peers[0].bytes_sent >= 400_000, "{stats:?}");
-    // At whichever of this host's addresses answered first.
+    // At whichever of this host's addresses had its hello answered first.
     let address: std::net::SocketAddr = stats.peers[0].address.parse().expect("an address and a port");
     assert_eq!(address.port(), engines[1].local_port(), "{address}");
     assert!(engines[0].stats().unwrap().bytes_sent >= 400_000);

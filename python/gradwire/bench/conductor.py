@@ -105,7 +105,7 @@ def measure(
     cells = plan.cells()
     found = [Series(cell, plan.block) for cell in cells]
     begun, turns = clock(), list(plan.turns())
-    _warm_up(found, crews, ground)
+    _warm_up(found, crews, ground, is_over=lambda: clock() - begun > 60 * plan.minutes)
     for turn, order in enumerate(turns):
         if turn > 0 and clock() - begun > 60 * plan.minutes:
             break
@@ -118,7 +118,7 @@ def measure(
         yield copy.deepcopy(found)
 
 
-def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground) -> None:
+def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground, *, is_over: Callable[[], bool]) -> None:
     """Ends what presets measure first, by exact calls which would tell nothing of them. Of samples that are not counted.
 
     What they learn there, of the largest call that a group has, holds for all others; so it is learned under all conditions, by turns.
@@ -131,7 +131,7 @@ def _warm_up(every: Sequence[Series], crews: Crews, ground: Ground) -> None:
         largest = max(series.cell.bytes for series in group)
         for series in cycle([series for series in group if series.cell.bytes == largest]):
             ground.set(series.cell.condition)
-            if not _sample(crews, series, counted=False):
+            if not _sample(crews, series, counted=False) or is_over():
                 break
 
 

@@ -257,7 +257,7 @@ def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
 
 
 def _judge_rails(facts: PairFacts, config: Config, found: Any, loss_max: float) -> list[Finding]:
-    """Ways that only further paths would take: without these they cost a job nothing, and one that leads nowhere is found out and left."""
+    """Ways of further paths, and of the first one where a hello is answered there first. One that leads nowhere is found out and left."""
     findings = []
     is_used = config.paths > 1
     for source, sent, lost in facts.rails:
@@ -267,7 +267,7 @@ def _judge_rails(facts: PairFacts, config: Config, found: Any, loss_max: float) 
             fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE)" if is_used else ""
             findings.append(found(WARNING if is_used else NOTE, "paths", text, fix))
         elif lost:
-            level = PROBLEM if is_used and lost / sent > loss_max else WARNING
+            level = PROBLEM if lost / sent > loss_max else WARNING
             text = f"from {source} {lost} of {sent} packets are lost ({lost / sent:.2%})"
             fix = "repair that way, or leave its interface out (GRADWIRE_INTERFACE); with several paths (GRADWIRE_PATHS) others take over"
             findings.append(found(level, "paths", text, fix))
