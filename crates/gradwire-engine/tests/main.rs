@@ -16,3 +16,4 @@ mod replay;
 mod security;
 mod servers;
 mod tags;
+mod translated;

@@ -21,7 +21,11 @@ pub(super) struct PeerAddress {
     pub(super) channel: Option<Channel>,
 }
 
-/// A peer behind an address translator is heard from one address, or from one for each of ours. Who sends on what the peer has sealed makes them no more.
+/// A peer behind an address translator is heard from one address, or from one for each of ours. Hellos name places by their numbers, so none is
+/// taken back. A copy of a datagram that has come before does not open: who sends on what a peer has sealed makes a place only with one that is
+/// here before the peer's own. With four such, from four addresses, before any of the peer's own, it keeps a peer that is to be found only where
+/// it is heard from being reached in this attempt to join, as who drops all of its datagrams does. Hellos to a peer whose record leads to it go there
+/// all the same.
 const HEARD_MAX: usize = 4;
 /// Bytes of a header that say which address of the peer's a hello goes to.
 const HEADER_ADDRESS: std::ops::Range<usize> = 16..20;

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What the relay does with a datagram from rank `from`: the datagrams that go on to the other rank instead, in order, and
 /// those that go back to where it came from.
@@ -51,6 +52,17 @@ impl Relay {
 
     /// Joins a group of the two engines through the relay. Their records must be in clear.
     pub(crate) fn join(&self, engines: &[Engine], name: &str) -> Vec<Result<GroupHandle, JoinError>> {
+        self.join_at(engines, name, [0, 1].map(|rank| self.face_of(rank).port()), PATIENCE)
+    }
+
+    /// The same where the ranks' records show these ports.
+    pub(crate) fn join_at(
+        &self,
+        engines: &[Engine],
+        name: &str,
+        ports: [u16; 2],
+        timeout: Duration,
+    ) -> Vec<Result<GroupHandle, JoinError>> {
         let new = |(engine, rank): (&Engine, u32)| engine.new_group(rank, 2, name).expect("valid rank");
         let pending: Vec<PendingGroup> = engines.iter().zip(0..).map(new).collect();
         let records: Vec<String> = pending.iter().map(PendingGroup::record).collect();
@@ -59,15 +71,16 @@ impl Relay {
             .enumerate()
             .map(|(rank, group)| {
                 let mut seen = records.clone();
-                seen[1 - rank] = moved(&records[1 - rank], self.port_of(1 - rank));
-                std::thread::spawn(move || group.join(&seen, Some(PATIENCE)))
+                seen[1 - rank] = moved(&records[1 - rank], ports[1 - rank]);
+                std::thread::spawn(move || group.join(&seen, Some(timeout)))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("join does not panic")).collect()
     }
 
-    fn port_of(&self, rank: usize) -> u16 {
-        self.faces[rank].local_addr().expect("bound").port()
+    /// Where a rank's datagrams come from, and those for it go to.
+    pub(crate) fn face_of(&self, rank: usize) -> SocketAddr {
+        self.faces[rank].local_addr().expect("bound")
     }
 }
 
