@@ -409,7 +409,7 @@ fn what_comes_for_a_rank_that_nobody_has_let_in_is_refused_and_counted() {
 }
 
 /// A socket of nobody's that sends to an engine.
-fn stranger_of(engine: &Engine) -> UdpSocket {
+pub(crate) fn stranger_of(engine: &Engine) -> UdpSocket {
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("loopback exists");
     stranger.connect(("127.0.0.1", engine.local_port())).expect("loopback exists");
     stranger
@@ -439,7 +439,7 @@ fn speak_as_peer(stranger: &UdpSocket, engine: &Engine, id: ConnectionId, kinds:
 }
 
 /// Waits until an engine has looked at all that a stranger has sent.
-fn until_all_are_seen(stranger: &UdpSocket, engine: &Engine) {
+pub(crate) fn until_all_are_seen(stranger: &UdpSocket, engine: &Engine) {
     let (begun, before) = (Instant::now(), unknown(engine));
     stranger.send(&[0]).expect("loopback");
     while unknown(engine) == before {
