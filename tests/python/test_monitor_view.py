@@ -41,7 +41,7 @@ def test_a_job_is_found_by_where_its_ranks_met(
     assert meeting_address("node1:29400") == "node1:29400", "a communicator knows where it met"
     name = _job_name(Config(job=job), meeting)
     answer = {"meeting": meeting, "port": 47400, "pid": 1}
-    other = {"meeting": "10.0.0.2:29500", "port": 47401, "pid": 2}
+    other = {"meeting": "[fd00::2]:29500", "port": 47401, "pid": 2}
     servers = [
         StatusServer(name, 0, {"stats": lambda: answer}),
         StatusServer("other", 0, {"stats": lambda: other}),
@@ -50,6 +50,8 @@ def test_a_job_is_found_by_where_its_ranks_met(
         own = servers[0].path
         for asked in (ADDRESS, "10.0.0.1", name, "47400"):
             assert find_sockets(asked) == [own], asked
+        for asked in ("[fd00::2]:29500", "fd00::2:29500"):
+            assert find_sockets(asked) == [servers[1].path], "as MASTER_ADDR and MASTER_PORT have it, too"
         for asked in (f"{ADDRESS}0", "10.0.0.3", "47402"):
             assert not find_sockets(asked), asked
     finally:

@@ -123,7 +123,12 @@ def _of_jobs_with(paths: list[Path], what: str, known: Collection[str]) -> list[
 def _has(facts: dict[str, Any], what: str) -> bool:
     if what.isdigit():
         return int(what) in (facts.get("port"), facts.get("pid"))
-    return bool(what) and str(facts.get("meeting", "")).startswith(what)
+    return bool(what) and _without_brackets(str(facts.get("meeting", ""))).startswith(_without_brackets(what))
+
+
+def _without_brackets(address: str) -> str:
+    """MASTER_ADDR of IPv6 has none, and addresses with a port have."""
+    return address.replace("[", "").replace("]", "")
 
 
 def _facts_of(path: Path) -> dict[str, Any]:
