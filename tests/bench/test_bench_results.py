@@ -251,7 +251,8 @@ def test_a_file_without_blocks_is_compared_by_its_medians():
         ["--training", "--scenario", "gray"], ["--training", "--size", "2"], ["--training", "--samples", "5"],
         ["--training", "--settle", "2"],
         ["--steps", "5"], ["--target", "3"], ["--seed", "2"], ["--examples", "examples"], ["--network", "loopback", "--mtu", "9000"],
-        ["--tcp", "none", "--tcp", "cubic"],
+        ["--tcp", "none", "--tcp", "cubic"], ["--preset", "exact", "--algorithm", "ring"], ["--preset", "exact", "--rotated"],
+        ["--scenario", "gray", "--rails", "1"],
     ],
 )  # fmt: skip
 def test_what_contradicts_itself_is_refused_before_anything_is_measured(arguments, tmp_path, monkeypatch):

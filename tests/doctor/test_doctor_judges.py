@@ -78,6 +78,8 @@ def test_a_rank_whose_own_port_is_taken_is_told_so_and_which_one_it_has(monkeypa
         ({}, set()),
         ({"lost": 1}, {("loss", "warning")}),
         ({"lost": 6}, {("loss", "problem")}),
+        ({"large": (500, 2)}, {("loss", "warning")}),
+        ({"lost": 1, "large": (500, 3)}, {("loss", "problem")}),
         ({"burst_lost": 0.3}, {("buffers", "warning")}),
         ({"ip_bytes": 1400}, {("mtu", "problem")}),
         ({"offset_s": -3.0}, {("clock", "warning")}),
@@ -237,6 +239,9 @@ def test_loopback_alone_matters_only_to_ranks_elsewhere():
     assert levels(host.judge(facts)) == {("interface", "warning")}
 
 
+LARGE = {pairs.LARGE_TEST: Count(250, 0, 0)}
+
+
 class Mute:
     """In place of a `Prober`: a peer that answers probes and has counted these tests only."""
 
@@ -261,9 +266,15 @@ class Mute:
 @pytest.mark.parametrize(
     ("counts", "lost", "burst_lost", "expected"),
     [
-        ({pairs.LOSS_TEST: Count(990, 3, 0), pairs.BURST_TEST: Count(192, 0, 0)}, 10, 0.0, {("loss", "problem")}),
+        (
+            {pairs.LOSS_TEST: Count(990, 3, 0), **LARGE, pairs.BURST_TEST: Count(192, 0, 0)},
+            10,
+            0.0,
+            {("loss", "problem")},
+        ),
+        ({pairs.LOSS_TEST: Count(1000, 0, 0), pairs.BURST_TEST: Count(192, 0, 0)}, 0, 0.0, {("loss", "problem")}),
         ({pairs.BURST_TEST: Count(192, 0, 0)}, 1000, 0.0, {("loss", "problem")}),
-        ({pairs.LOSS_TEST: Count(1000, 0, 0)}, 0, 1.0, {("buffers", "warning")}),
+        ({pairs.LOSS_TEST: Count(1000, 0, 0), **LARGE}, 0, 1.0, {("buffers", "warning")}),
         ({}, 1000, 1.0, {("loss", "problem")}),
     ],
 )
@@ -451,6 +462,18 @@ def rated(rank, peer, rate_mbit, **changes):
         ([rated(1, 0, 10.0), rated(0, 1, 100.0)], []),
         # Of small packets no more can be told.
         ([rated(0, 1, 600.0), rated(1, 2, 3600.0, ip_bytes=9000), rated(2, 1, 3600.0, ip_bytes=9000)], []),
+        # A slow host of three has most of the ways.
+        (
+            [
+                rated(0, 1, 10.0),
+                rated(0, 2, 9.0),
+                rated(1, 0, 10.0),
+                rated(2, 0, 9.0),
+                rated(1, 2, 99.0),
+                rated(2, 1, 98.0),
+            ],
+            [1, 2],
+        ),
         # One way that seemed faster than all others makes none of them slow.
         ([rated(0, 1, 95.0), rated(0, 2, 94.0), rated(1, 0, 600.0)], []),
     ],

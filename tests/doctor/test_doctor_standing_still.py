@@ -57,6 +57,12 @@ def test_a_peer_that_comes_back_after_it_counted_as_gone_is_no_black_hole(asking
         assert pairs._largest(asking, End("127.0.0.1", peer.port, 1), FULL_BYTES) == FULL_BYTES
 
 
+def test_a_peer_that_comes_back_after_it_counted_as_gone_has_lost_no_mark(asking, monkeypatch):
+    monkeypatch.setattr(probe, "_ROUNDS", 2)
+    with Standing(probe._ROUNDS * (pairs._TAG_TRIES + 1) + 1) as peer:
+        assert pairs._arriving(asking, End("127.0.0.1", peer.port, 1), OCTET) == OCTET
+
+
 def test_what_is_lost_where_plain_probes_are_not_is_told(asking):
     with Narrow(0, 1, token=1, address="127.0.0.1") as peer:
         end = End("127.0.0.1", peer.port, 1)

@@ -132,6 +132,12 @@ def _check_given(chosen: dict[str, Any]) -> None:
         raise ValueError(f"{options}: not of {'a training' if chosen['trains'] else 'collectives, but of --training'}")
     if "none" in chosen["peers"] and len(set(chosen["peers"])) > 1:
         raise ValueError("--tcp none leaves gloo out: it is given alone")
+    if set(chosen["presets"]) == {plan.EXACT} and (chosen["algorithms"] != ("auto",) or chosen["rotated"]):
+        raise ValueError(
+            "--algorithm and --rotated are of presets that tolerate loss: exact has the schedule of exact calls"
+        )
+    if chosen["scenario"] == "gray" and "rails" in chosen["given"] and chosen["rails"] == 1:
+        raise ValueError("--scenario gray: one of several rails fails, of one there is no other")
 
 
 def plan_of(chosen: dict[str, Any]) -> Plan:

@@ -22,6 +22,7 @@ _RTT_PROBES = 20
 _TAG_TRIES = 4
 _FLOWS, _HOPS = 8, 6
 _BATCH, _PAUSE_SECONDS, _SMALL_BYTES = 10, 2e-3, 200  # 5,000 small packets a second: 8 Mbit/s, which fills no buffer
+_LARGE_SHARE, _LARGE_BIT_SECONDS = 4, 1 / 8e6  # one large packet for so many small ones, at the same rate in bits
 _BURST_PACKETS = 48  # of full size at once: 72 KB, a quarter of a gradwire eager window
 _BURST_ROUNDS, _BURST_PAUSE_SECONDS = 4, 0.1
 _BURST_LOST_LEAST = 0.1  # less may be chance
@@ -29,7 +30,7 @@ _TELLING_NS = 20_000  # between packets; cards collect several closer ones befor
 _SLOW = 0.5  # of most ways' rate
 _OFFSET_SECONDS = 0.5  # between wall clocks, from which on logs mislead
 _LONG_RTT_SECONDS = 0.05
-LOSS_TEST, BURST_TEST, RAIL_TESTS = 1, 2, 3  # those of rails are numbered on
+LOSS_TEST, BURST_TEST, LARGE_TEST, RAIL_TESTS = 1, 2, 3, 4  # those of rails are numbered on
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class PairFacts:
         rtt_ms: least and median round trip.
         ip_bytes: largest IP packet that arrives, up to the one that gradwire would send (`ip_bytes_wanted`).
         sent: packets of the loss test; `lost` and `reordered` are of these. All are lost where the peer never says a count.
+        large: packets sent of full size, and those of them that were lost: what damages bits, or counts them, takes these first.
         rate_mbit: at which bursts came, in IP packets, and at most `rate_most`; None: not known. A shaper that lets as much go at once is
             not seen.
         burst_lost: share of packets lost of short bursts at full speed; 1 where the peer never says a count.
@@ -69,6 +71,7 @@ class PairFacts:
     sent: int = 0
     lost: int = 0
     reordered: int = 0
+    large: tuple[int, int] = (0, 0)
     rate_mbit: float | None = None
     burst_lost: float = 0.0
     marks: tuple[tuple[int, int | None], ...] = ()
@@ -114,6 +117,7 @@ def measure(
     to = to._replace(rtt_s=min((answer.rtt_s for answer in answers), default=to.rtt_s))
     largest = _largest(prober, to, ip_bytes)
     loss = prober.count(to, LOSS_TEST, packets, size_bytes=_SMALL_BYTES, batch=_BATCH, pause_s=_PAUSE_SECONDS)
+    large = _large_loss(prober, to, largest, packets // _LARGE_SHARE)
     used = _source_to(to)
     others = [source for source in sources if source != used]
     rails = tuple((rail[1], *_rail_loss(prober, (to, peer), rail, packets)) for rail in enumerate(others))
@@ -138,6 +142,7 @@ def measure(
         sent=packets,
         lost=packets - arrived,
         reordered=0 if loss is None else loss.reordered,
+        large=large,
         rate_mbit=_rate_mbit(largest, burst),
         burst_lost=1.0 if burst is None else 1 - burst.arrived / burst_sent,
         marks=tuple((octet, _arriving(prober, to, octet)) for octet in octets_of(config)),
@@ -149,21 +154,21 @@ def measure(
 
 
 def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
-    """Which of this rank's ways to others are much slower than most ways.
+    """Which of this rank's ways to others are much slower than the fastest quarter: of six ways of three hosts a slow one has four.
 
     Args:
         pairs: of all ranks, each on a host of its own, as described.
         rank: this one.
     """
     rates = [pair["rate_mbit"] for pair in pairs if pair["rate_mbit"] is not None]
-    usual = statistics.median_high(rates) if rates else 0.0
+    usual = sorted(rates, reverse=True)[(len(rates) + 1) // 4] if rates else 0.0
     findings = []
     for pair in pairs:
         rate = pair["rate_mbit"]
         if pair["rank"] != rank or rate is None or rate >= rate_most(pair["ip_bytes"]):
             continue
         if rate < _SLOW * usual:
-            text = f"packets come at {rate:.0f} Mbit/s, on most ways at {usual:.0f} or more: the slowest link is what all wait for"
+            text = f"packets come at {rate:.0f} Mbit/s, on the fastest ways at {usual:.0f} or more: the slowest link is what all wait for"
             fix = "look for a port that has fallen back to a lower speed (ethtool, the switch's counters), or a shaper on that way"
             findings.append(Finding(WARNING, "rate", text, fix, rank, pair["peer"]))
     return findings
@@ -171,7 +176,8 @@ def judge_rates(pairs: Sequence[Mapping[str, Any]], rank: int) -> list[Finding]:
 
 def planned_s(packets: int, addresses: int, further_ports: int) -> float:
     """How long the counted tests of one pair take at least, and the tries of ports that nobody answers."""
-    counted_s = packets / _BATCH * _PAUSE_SECONDS * (1 + addresses) + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
+    large_s = packets / _LARGE_SHARE * _PAUSE_SECONDS
+    counted_s = packets / _BATCH * _PAUSE_SECONDS * (1 + addresses) + large_s + _BURST_ROUNDS * _BURST_PAUSE_SECONDS
     return counted_s + further_ports * _TRIES * WAIT_SECONDS
 
 
@@ -240,10 +246,11 @@ def _judge_size(facts: PairFacts, found: Any) -> list[Finding]:
 
 def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
     findings = []
-    share = facts.lost / facts.sent if facts.sent else 0.0
-    if facts.lost:
+    counted = [("packets", facts.sent, facts.lost), ("packets of full size", *facts.large)]
+    share, what, sent, lost = max(((lost / sent, what, sent, lost) for what, sent, lost in counted if sent), key=_first)
+    if lost:
         level = PROBLEM if share > loss_max else WARNING
-        text = f"{facts.lost} of {facts.sent} packets lost ({share:.2%}) at a rate that fills no buffer"
+        text = f"{lost} of {sent} {what} lost ({share:.2%}) at a rate that fills no buffer"
         findings.append(
             found(
                 level, "loss", text, "look for errors of cables, optics and ports (ethtool -S, the switch's counters)"
@@ -254,6 +261,10 @@ def _judge_loss(facts: PairFacts, found: Any, loss_max: float) -> list[Finding]:
         fix = "give the switches' ports more buffer, or set GRADWIRE_INCAST to fewer senders at once"
         findings.append(found(WARNING, "buffers", text, fix))
     return findings
+
+
+def _first(found: tuple[float, str, int, int]) -> float:
+    return found[0]
 
 
 def _judge_rails(facts: PairFacts, config: Config, found: Any, loss_max: float) -> list[Finding]:
@@ -373,7 +384,18 @@ def _largest(prober: Prober, to: End, wanted: int) -> int:
 
 def _arriving(prober: Prober, to: End, octet: int) -> int | None:
     answer = prober.ask_for_certain(to, _TAG_TRIES, octet=octet)
+    if answer is None and prober.is_gone(to):  # it stood still: that says nothing of the way
+        answer = prober.ask_for_certain(to, _TAG_TRIES, octet=octet)
     return None if answer is None else answer.octet
+
+
+def _large_loss(prober: Prober, to: End, ip_bytes: int, packets: int) -> tuple[int, int]:
+    """Packets of full size that were sent, one by one, and those of them that were lost; all where the peer never says a count."""
+    pause_s = min(
+        8 * ip_bytes * _LARGE_BIT_SECONDS, _PAUSE_SECONDS
+    )  # jumbo frames come over links for which more is little
+    found = prober.count(to, LARGE_TEST, packets, size_bytes=ip_bytes, batch=1, pause_s=pause_s)
+    return packets, packets if found is None else packets - found.arrived
 
 
 def _rail_loss(prober: Prober, way: tuple[End, Peer], rail: tuple[int, str], packets: int) -> tuple[int, int]:
