@@ -80,6 +80,20 @@ class Borrowed(nn.Module):
         return self.head(self.first(embedded))
 
 
+class LaidOut(nn.Module):
+    """A convolution of channels-last weights, a transposed weight, and one with gaps between its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(128, WIDTH).t())
+        self.gaps = nn.Parameter(torch.randn(WIDTH, 6)[:, ::2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = self.convolution(x.view(-1, 2, 4, WIDTH // 8)).flatten(1)
+        return images @ self.turned.t() @ self.gaps
+
+
 def partly_ignored() -> nn.Module:
     """A model of which a script averages some gradients by itself."""
     model = Tied()
@@ -132,6 +146,23 @@ def check_parameters_are_those_of_steps_after_backward() -> None:
         assert all(rate == rates[0] for rate in rates)
         assert state.total.buckets >= 2 * STEPS
         assert [record.buckets > 0 for record in state.steps] == [True] * STEPS
+
+
+def check_parameters_that_are_not_row_major_are_stepped_with_their_own_gradients() -> None:
+    for options in ({}, {"gradient_as_bucket_view": False}):
+        late, early = parallel(LaidOut, **options), parallel(LaidOut)
+        optimizer = OPTIMIZERS[1](list(late.parameters()))
+        gradwire.torch.tolerate_loss(late, preset="reliable")
+        steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[1])
+        for step in range(STEPS):
+            backward(late, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            backward(early, step)
+        steps.finish()
+        for (name, expected), found in zip(late.named_parameters(), early.parameters(), strict=True):
+            assert torch.equal(expected, found), f"{name}: {options}"
+            assert expected.stride() == found.stride()
 
 
 def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_for() -> None:
