@@ -189,7 +189,9 @@ class EarlySteps:
             self._layers.append(layer)
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
-        self._handles.append(module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed)))
+        # Before all others: some compute from the parameters what the forward pass uses (pruning, weight and spectral norm).
+        step = module.register_forward_pre_hook(lambda _module, _inputs: self._step(needed), prepend=True)
+        self._handles.append(step)
 
     def _unhook(self) -> None:
         for handle in self._handles:

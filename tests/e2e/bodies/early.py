@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import prune
 from torch.optim.lr_scheduler import LinearLR
 
 WIDTH, STEPS = 64, 5
@@ -94,6 +95,14 @@ class LaidOut(nn.Module):
         return images @ self.turned.t() @ self.gaps
 
 
+def computed() -> nn.Module:
+    """Layers whose weights are computed from their parameters by hooks before each forward pass."""
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    prune.random_unstructured(layers[0], "weight", amount=0.5)
+    nn.utils.spectral_norm(layers[2])
+    return layers
+
+
 def partly_ignored() -> nn.Module:
     """A model of which a script averages some gradients by itself."""
     model = Tied()
@@ -150,19 +159,28 @@ def check_parameters_are_those_of_steps_after_backward() -> None:
 
 def check_parameters_that_are_not_row_major_are_stepped_with_their_own_gradients() -> None:
     for options in ({}, {"gradient_as_bucket_view": False}):
-        late, early = parallel(LaidOut, **options), parallel(LaidOut)
-        optimizer = OPTIMIZERS[1](list(late.parameters()))
-        gradwire.torch.tolerate_loss(late, preset="reliable")
-        steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[1])
-        for step in range(STEPS):
-            backward(late, step)
-            optimizer.step()
-            optimizer.zero_grad()
-            backward(early, step)
-        steps.finish()
-        for (name, expected), found in zip(late.named_parameters(), early.parameters(), strict=True):
-            assert torch.equal(expected, found), f"{name}: {options}"
-            assert expected.stride() == found.stride()
+        assert_early_steps_are_those_after_backward(LaidOut, **options)
+
+
+def check_weights_that_hooks_compute_are_computed_from_the_parameters_of_the_step() -> None:
+    assert_early_steps_are_those_after_backward(computed)
+
+
+def assert_early_steps_are_those_after_backward(model: Callable[[], nn.Module], **options: Any) -> None:
+    """The parameters, and their memory layout; `options` of DDP, for the model that steps after `backward`."""
+    late, early = parallel(model, **options), parallel(model)
+    optimizer = OPTIMIZERS[1](list(late.parameters()))
+    gradwire.torch.tolerate_loss(late, preset="reliable")
+    steps = gradwire.torch.tolerate_loss(early, preset="reliable").step_in_forward(OPTIMIZERS[1])
+    for step in range(STEPS):
+        backward(late, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(early, step)
+    steps.finish()
+    for (name, expected), found in zip(late.named_parameters(), early.parameters(), strict=True):
+        assert torch.equal(expected, found), f"{name}: {options}"
+        assert expected.stride() == found.stride()
 
 
 def check_the_front_layers_compute_before_the_back_layers_gradients_are_waited_for() -> None:
