@@ -139,7 +139,8 @@ def tolerate_loss(
             by layer, the front layers first, and importance as the configuration says. Code points are written only with
             `dscp_classes`.
         drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
-            where results may be lost; costs a read of the parameters and 16 bytes on the wire.
+            where results may be lost; costs a read of the parameters and 16 bytes on the wire. Needs every rank: not with
+            `on_peer_loss="continue"`.
         compression: `bf16_compress_wrapper` or `fp16_compress_wrapper` of torch's `default_hooks`: gradients are sent as halves,
             and those halves tolerate loss. Hooks that reduce by themselves (PowerSGD) take a `tolerant_group` instead.
         tensorboard: a `SummaryWriter`, or whatever has its `add_scalar`: gets what each step delivered (`gradwire/lost_share` and
@@ -150,7 +151,7 @@ def tolerate_loss(
 
     Raises:
         UnsupportedError: not such a model, another backend, a parameter of another dtype, an argument that is for DDP alone, or sparse
-            gradients with `on_peer_loss="continue"`.
+            gradients or `drift_every` with `on_peer_loss="continue"`.
         ConfigError: a value is out of range, or `algorithm` is `ring` where results may be lost.
         InvalidRequestError: the DDP model has a communication hook already, of an earlier call or of torch. It stays in force.
     """
@@ -184,7 +185,9 @@ def tolerate_loss(
             f"tolerate_loss needs a DistributedDataParallel or fully_shard model, got {type(model).__name__}"
         )
     config = link_of(model.process_group).owner.config
-    _check(model, goes_on=config.on_peer_loss == "continue")
+    _check(model)
+    if config.on_peer_loss == "continue":
+        _check_going_on(model, drift_every)
     numbers = timed_policy(  # raises here rather than in the first backward
         config,
         preset,
@@ -220,8 +223,8 @@ def _register(model: DistributedDataParallel, state: "LossTolerance", hook: Hook
         ) from error
 
 
-def _check(model: DistributedDataParallel, *, goes_on: bool) -> None:
-    """Whether the hook can average the gradients of this model; `goes_on`: without ranks that are lost, too."""
+def _check(model: DistributedDataParallel) -> None:
+    """Whether the hook can average the gradients of this model."""
     if getattr(model, "_delay_all_reduce_params", None):
         raise UnsupportedError(
             "delay_all_reduce_named_params: torch sums those gradients itself, without this hook, and does not wait until they are there"
@@ -231,7 +234,16 @@ def _check(model: DistributedDataParallel, *, goes_on: bool) -> None:
             raise UnsupportedError(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
-    if goes_on and has_sparse_gradients(model.module):
+
+
+def _check_going_on(model: DistributedDataParallel, drift_every: int) -> None:
+    """Whether training could go on without ranks that are lost."""
+    if drift_every:
+        raise UnsupportedError(
+            "drift_every with on_peer_loss = 'continue': what is compared is gathered from every rank, so that training could not go on "
+            "without one that is lost"
+        )
+    if has_sparse_gradients(model.module):
         raise UnsupportedError(
             "Embedding(sparse=True) with on_peer_loss = 'continue': sparse gradients are gathered, which needs every rank, so that "
             "training could not go on without one that is lost"

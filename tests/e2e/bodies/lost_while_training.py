@@ -47,6 +47,11 @@ def check_sparse_gradients_which_cannot_go_on_are_refused() -> None:
         gradwire.torch.tolerate_loss(ddp)
 
 
+def check_comparisons_of_replicas_which_cannot_go_on_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"drift_every.*on_peer_loss"):
+        gradwire.torch.tolerate_loss(DistributedDataParallel(nn.Linear(2, 2)), drift_every=10)
+
+
 def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
     model = network()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.05)
