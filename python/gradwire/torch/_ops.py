@@ -41,6 +41,7 @@ class Collectives:
         return self._call("all_reduce", tensors, opts, [partial(self._all_reduce, t, opts) for t in tensors])
 
     allreduce_coalesced = allreduce
+    allreduce_sparse = allreduce  # to which torch >= 2.14 sends sparse tensors of a GPU
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> GradwireWork | None:
         """`outputs[i][r]` becomes rank r's `inputs[i]`."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.torch import _compat
 from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -342,6 +343,11 @@ def check_sparse_gradients_are_summed() -> None:
     expected[0] = WORLD_SIZE
     for rank in range(WORLD_SIZE):
         expected[rank + 1] = rank + 1.0
+    assert torch.equal(sparse.to_dense(), expected)
+    group: Any = dist.group.WORLD
+    adapter = group if _compat.backend_class() is None else group._get_backend(torch.device("cpu"))
+    sparse = tensor.to_sparse(1)
+    adapter.allreduce_sparse([sparse], dist.AllreduceOptions()).wait()  # which torch calls for sparse tensors of a GPU
     assert torch.equal(sparse.to_dense(), expected)
     work = dist.all_reduce(torch.eye(4).to_sparse(), dist.ReduceOp.MAX, async_op=True)
     with pytest.raises(RuntimeError, match="only SUM"):
