@@ -171,6 +171,24 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
             raise UnsupportedError(
                 f"parameter {name} is {parameter.dtype}: gradients that tolerate loss are float32, bfloat16 or float16"
             )
+    if is_only_replicated(model):
+        raise UnsupportedError(
+            "no parameter is sharded over more than one rank (torch's replicate(), or a shard dimension of size 1): gradients are summed "
+            "by an all-reduce of torch's alone, which tolerates no loss. Wrap the model in DistributedDataParallel, or shard it"
+        )
+
+
+def is_only_replicated(model: torch.nn.Module) -> bool:
+    """Whether several ranks have all of the model each, so that nothing of it is reduced by a reduce-scatter."""
+    from torch.distributed.tensor import DTensor
+
+    meshes = [(p.device_mesh, p.placements) for p in model.parameters() if isinstance(p, DTensor)]
+    is_sharded_over = any(
+        size > 1 and not placement.is_replicate()
+        for mesh, placements in meshes
+        for size, placement in zip(mesh.shape, placements, strict=True)
+    )
+    return not is_sharded_over and any(mesh.size() > 1 for mesh, _ in meshes)
 
 
 def _tagging(

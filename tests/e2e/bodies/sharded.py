@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import gradwire.torch
@@ -157,6 +158,17 @@ if not LOSSY:
         gradwire.torch.tolerate_loss(other)
         with pytest.raises(RuntimeError, match="not 'gradwire'"):
             other(torch.ones(4, 64)).sum().backward()
+
+    def check_models_that_are_replicated_alone_are_refused() -> None:
+        mesh = dist.init_device_mesh("cpu", (WORLD_SIZE, 1), mesh_dim_names=("replicate", "shard"))
+        models = [sharded(mesh)]
+        if importlib.util.find_spec("torch.distributed._composable.replicate_with_fsdp") is not None:
+            from torch.distributed._composable.replicate_with_fsdp import replicate
+
+            models.append(replicate(Net(), mesh=line(dist.group.WORLD)))
+        for model in models:
+            with pytest.raises(UnsupportedError, match="no parameter is sharded"):
+                gradwire.torch.tolerate_loss(model)
 
     def check_each_module_sends_in_the_class_of_its_front_most_layer() -> None:
         # test of: mlt/layer-priority
