@@ -61,8 +61,11 @@ class Boundary:
         owner: the process's engine.
         native: the connected group.
         watch: over those who wait.
-        place: of this process in the group; its timeout is that of a call.
+        place: of this process in the group.
         is_new: it has just joined itself.
+
+    Attributes:
+        timeout: of a call; the place's to begin with.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Boundary:
         self._native = native
         self._watch = watch
         self._rank, self._world_size = place.rank, place.world_size
-        self._timeout_s = place.timeout.total_seconds()
+        self.timeout = place.timeout
         self._is_new = is_new
 
     @property
@@ -272,7 +275,7 @@ class Boundary:
 
     def _make(self, call: Call) -> Sequence[int]:
         """The members that took part."""
-        op = self._native.submit(call.request(self._timeout_s))
+        op = self._native.submit(call.request(self.timeout.total_seconds()))
         return Operation(op, call.kind, call.result, call.after).report().members
 
 

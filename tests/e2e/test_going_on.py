@@ -147,6 +147,7 @@ def test_ddp_trains_on_with_the_mean_over_who_is_left(tmp_path: Path) -> None:
     outcome = launch("lost_while_training", WORLD_SIZE, tmp_path, env=variables, expected_dead=[2])
     outcome.require("check_sparse_gradients_which_cannot_go_on_are_refused")
     outcome.require("check_comparisons_of_replicas_which_cannot_go_on_are_refused")
+    outcome.require("check_who_waits_for_others_between_two_steps_waits_as_long_as_the_group_says")
     outcome.require("check_the_survivors_train_on_with_the_mean_of_their_gradients")
     outcome.require_clean_exit()
     assert outcome.exit_codes[2] == -signal.SIGKILL

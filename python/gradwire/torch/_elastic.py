@@ -82,6 +82,8 @@ class ElasticState:
         """
         link = link_of(self._group)
         boundary, is_first = link.boundary, self._synced is not link
+        if boundary is not None:
+            boundary.timeout = link.timeout  # the group's `set_timeout` changes it
         if is_first and boundary is not None and (boundary.is_open or link.is_reconfigured):
             self._describe()
         if is_first and boundary is not None and link.is_reconfigured:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import timedelta
 
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import UnsupportedError
+from gradwire.errors import GroupError, UnsupportedError
+from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -50,6 +52,16 @@ def check_sparse_gradients_which_cannot_go_on_are_refused() -> None:
 def check_comparisons_of_replicas_which_cannot_go_on_are_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"drift_every.*on_peer_loss"):
         gradwire.torch.tolerate_loss(DistributedDataParallel(nn.Linear(2, 2)), drift_every=10)
+
+
+def check_who_waits_for_others_between_two_steps_waits_as_long_as_the_group_says() -> None:
+    group = dist.new_group(timeout=timedelta(minutes=10))
+    adapter = group if _compat.backend_class() is None else group._get_backend(torch.device("cpu"))
+    adapter.set_timeout(timedelta(seconds=1))
+    if RANK:
+        with pytest.raises(GroupError, match="timed out"):
+            gradwire.torch.ElasticState(group).sync()
+    dist.barrier()
 
 
 def check_the_survivors_train_on_with_the_mean_of_their_gradients() -> None:
