@@ -113,12 +113,16 @@ class ElasticState:
 
     def _pack(self) -> tuple[dict[str, Any], list[Any]]:
         header, tensors = self._describe()
+        header["monitored_barriers"] = link_of(self._group).monitored_barriers
         return header, [_bytes_of(tensor) for tensor in tensors]
 
     def _unpack(self, header: dict[str, Any], arrays: list[Any]) -> None:
         parts, values = (
             {name: rebuilt(told, arrays) for name, told in _named(header, kind).items()} for kind in ("parts", "values")
         )
+        barriers = header.get("monitored_barriers")
+        if type(barriers) is not int or barriers < 0:
+            raise InvalidRequestError(f"another rank counts {barriers!r} calls of monitored_barrier")
         if set(parts) != set(self._parts) or set(values) != set(self._values):
             theirs, ours = sorted([*parts, *values]), sorted([*self._parts, *self._values])
             raise InvalidRequestError(f"the others have the parts {theirs}, this rank {ours}")
@@ -127,6 +131,7 @@ class ElasticState:
         for name, value in values.items():
             mine = self._values[name]
             self._values[name] = value.to(mine.device) if isinstance(mine, torch.Tensor) else value
+        link_of(self._group).monitored_barriers = barriers
 
 
 def _named(header: Any, kind: str) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class GroupLink:
         # By torch's `reconfigure`: other members may be here than in the group before.
         self.is_reconfigured = False
         self.calls = 0
+        # Of which the ranks match each by its number, as it is made of messages: who joins is told it (`ElasticState`).
+        self.monitored_barriers = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
         self._native = native

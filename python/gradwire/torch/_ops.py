@@ -32,7 +32,6 @@ class Collectives:
 
     def __init__(self) -> None:
         self._coalesced: list[GradwireWork] | None = None
-        self._monitored_barriers = 0
 
     # Every rank to every rank.
 
@@ -139,11 +138,11 @@ class Collectives:
         barrier = _monitored.MonitoredBarrier(
             self.link.rank,
             self.link.world_size,
-            self._monitored_barriers,
+            self.link.monitored_barriers,
             self.link.timeout if timeout is None else timeout,
             wait_all=wait_all_ranks,
         )
-        self._monitored_barriers += 1
+        self.link.monitored_barriers += 1
         trace = _profile.begin("monitored_barrier", [], self.link)
         try:
             barrier.run(partial(self._signal, "send"), partial(self._signal, "receive"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import gradwire.torch
 import torch
 import torch.distributed as dist
+from gradwire.torch import _compat
 from rank import FOLDER, RANK, WORLD_SIZE
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +45,8 @@ def check_a_rank_that_joins_again_trains_on_with_the_same_bits() -> None:
             gradwire.torch.tolerate_loss(ddp, preset="reliable")
             if LIFE:
                 assert state.step > LOST_AT, "it begins where the others are"
+        if state.step == 0:
+            monitored_barrier()
         if state.step == LOST_AT and RANK == VICTIM:
             Path(FOLDER / "lost").write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,7 +59,13 @@ def check_a_rank_that_joins_again_trains_on_with_the_same_bits() -> None:
         state.step += 1
         time.sleep(PAUSE_S)
     assert gradwire.torch.members() == tuple(range(WORLD_SIZE))
+    monitored_barrier()
     assert_the_same_everywhere(model, optimizer)
+
+
+def monitored_barrier() -> None:
+    if _compat.backend_class() is not None:  # before torch 2.14 it allows it to gloo alone
+        dist.monitored_barrier()
 
 
 def assert_the_same_everywhere(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
