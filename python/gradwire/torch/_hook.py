@@ -229,6 +229,11 @@ def _check(model: DistributedDataParallel) -> None:
         raise UnsupportedError(
             "delay_all_reduce_named_params: torch sums those gradients itself, without this hook, and does not wait until they are there"
         )
+    if getattr(model, "_use_python_reducer", False):
+        raise UnsupportedError(
+            "torch._dynamo.config.optimize_ddp = 'python_reducer': DDP then has no buckets, and calls its hook with single gradients. "
+            "Leave it at its default before the model is wrapped"
+        )
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _memory.TOLERANT_DTYPES:
             raise UnsupportedError(

@@ -257,6 +257,12 @@ def check_tolerate_loss_refuses_what_it_cannot_do() -> None:
         gradwire.torch.tolerate_loss(
             DistributedDataParallel(net, delay_all_reduce_named_params=[late], param_to_hook_all_reduce=others[0][1])
         )
+    from torch._dynamo import config as dynamo
+
+    with dynamo.patch(optimize_ddp="python_reducer"):
+        without_buckets = DistributedDataParallel(Net())
+    with pytest.raises(UnsupportedError, match="python_reducer"):
+        gradwire.torch.tolerate_loss(without_buckets)
     fine = DistributedDataParallel(Net())
     with pytest.raises(ConfigError, match="loss_bound"):
         gradwire.torch.tolerate_loss(fine, loss_bound=1.5)
