@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ NO_TIMEOUT = timedelta(0)
 NESTING_HOOKS = tuple(
     f"torch.distributed.algorithms.ddp_comm_hooks.{name}" for name in ("powerSGD_hook", "quantization_hooks")
 )
+# This one has another hook start the first: with one of torch's own and a wrapper of it there are up to five frames between.
+NESTING_WRAPPER = "hook_with_zero_interleaved_fn"
+FRAMES_BETWEEN = 6
 
 
 class GradwireWork(dist.Work):
@@ -103,7 +107,7 @@ class GradwireWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the list of result tensors. For a hook that nests collectives it has ended: see `NESTING_HOOKS`."""
-        return self.future_of(self._result, ended=_calling_module() in NESTING_HOOKS)
+        return self.future_of(self._result, ended=_is_nesting(sys._getframe().f_back))
 
     def future_of(self, value: Any, *, ended: bool = False) -> torch.futures.Future[Any]:
         """A future of `value`, which holds the result tensors in the caller's form. The first call decides.
@@ -241,12 +245,15 @@ class GradwireWork(dist.Work):
         return cls(name, ops, result, completer, parts=works, last=last, failure=failure)
 
 
-def _calling_module() -> str | None:
-    """Whose Python calls the caller of this function, through C++ or not; None: nobody's, as on autograd's thread of a GPU."""
-    try:
-        return sys._getframe(2).f_globals.get("__name__")
-    except ValueError:
-        return None
+def _is_nesting(frame: FrameType | None) -> bool:
+    """Whether a hook that nests collectives runs in a frame, or has called it; None: no Python does, as on autograd's thread of a GPU."""
+    if frame is not None and frame.f_globals.get("__name__") in NESTING_HOOKS:
+        return True
+    for _ in range(FRAMES_BETWEEN):
+        if frame is None or frame.f_code.co_name == NESTING_WRAPPER:
+            return frame is not None
+        frame = frame.f_back
+    return False
 
 
 def _unwrap(future: torch.futures.Future[Any]) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import gradwire.torch
 import pytest
 import torch
@@ -9,7 +12,8 @@ import torch.distributed as dist
 from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 GLOO = dist.new_group(backend="gloo")
@@ -84,6 +88,28 @@ def check_power_sgd_with_several_buckets_on_the_group_of_the_model() -> None:
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     identical_everywhere(gradients(model, 4))
+
+
+def check_an_optimizer_that_steps_in_the_callbacks_of_several_buckets() -> None:
+    torch.manual_seed(3)
+    layers = [nn.Linear(200, 300), nn.Linear(300, 300), nn.Linear(300, 300), nn.Linear(300, 200)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.4)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
+    hook = ddp_zero_hook.hook_with_zero_step_interleaved(default_hooks.allreduce_hook, model, optimizer)
+    model.register_comm_hook(None, hook)
+    threads, broadcast = set(), dist.broadcast
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        threads.add(threading.current_thread())
+        return broadcast(*args, **kwargs)
+
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast", note)
+        gradients(model, 5)
+    assert threads == {threading.current_thread()}, "ranks would call in different orders"
+    assert not any(torch.equal(then, now) for then, now in zip(before, model.parameters(), strict=True))
+    identical_everywhere(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
 
 
 def check_a_callback_may_wait_for_a_collective_that_it_started() -> None:
