@@ -249,7 +249,7 @@ def test_monitor_streams_rates_of_every_rank(job: Job) -> None:
         assert peer["rank"] == 1 - rank
         assert peer["rtt_ms"] > 0
     assert job.command("monitor", "no-such-job", "--json").returncode == 3
-    for how in (("--json",), ("--seconds", "1")):  # the screen is written when it ends
+    for how in (("--json",), ("--seconds", "5")):  # the screen is written when it ends, with what has been answered
         with Path("/dev/full").open("w") as full, job.started("monitor", "seen", *how, stdout=full) as monitor:
             _, errors = monitor.communicate(timeout=LONGEST_S)
         assert (monitor.returncode, "the output cannot be written: No space left" in errors) == (2, True), errors

@@ -15,7 +15,11 @@ COMMANDS = [["--help"], ["--version"], ["doctor"], PLAN, ["lab", "--help"]]
 
 
 def run(arguments: list[str], stdout: int, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], stdout=stdout, stderr=stderr, text=True, check=False, timeout=120)
+    # As users have it: what Python could not write it tries to write again at its end.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.run(
+        [*COMMAND, *arguments], stdout=stdout, stderr=stderr, text=True, env=env, check=False, timeout=120
+    )
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -75,6 +76,8 @@ def _system_errors_told() -> Iterator[None]:
     """
     try:
         yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         if error.errno != errno.EPIPE:
             is_output = error.errno in _FULL and error.filename is None
@@ -82,6 +85,22 @@ def _system_errors_told() -> Iterator[None]:
             with suppress(OSError):
                 click.echo(f"gradwire: {text}", err=True)
         sys.exit(EXIT_UNWRITTEN)
+    finally:
+        _drop_what_cannot_be_written()
+
+
+def _drop_what_cannot_be_written() -> None:
+    """Python would try to write it once more at its end, complain, and make the status 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        except ValueError:  # it is closed
+            pass
 
 
 def _check_extension() -> None:
