@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from gradwire.cli.types import FiniteFloat, other_hosts, words_of_a_shell
+from gradwire.cli.types import FiniteFloat, of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import Sources
 from gradwire.observe.view import Board, screen
@@ -37,19 +37,7 @@ host could not be reached and nobody answered.
 
 @click.command(name="monitor", epilog=_EPILOG, context_settings={"show_default": True})
 @click.argument("job", required=False)
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    callback=other_hosts,
-    help="Also the ranks of this host, over ssh. May be repeated.",
-)
-@click.option(
-    "--ssh",
-    default="ssh -o BatchMode=yes",
-    callback=words_of_a_shell,
-    help="How to reach a host: the command that its name is added to.",
-)
+@of_other_hosts
 @click.option("--every", default=1.0, type=FiniteFloat(0.1, 3600), help="Seconds between two looks.")
 @click.option("--seconds", type=FiniteFloat(0), help="End after so long.")
 @click.option("--json", "as_json", is_flag=True, help="Stream JSON lines instead of the screen.")

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli.types import other_hosts, words_of_a_shell
+from gradwire.cli.types import of_other_hosts
 from gradwire.errors import GradwireError
 from gradwire.observe.client import ask, find_sockets, job_of, process_of, read_answer
 from gradwire.observe.timeline import align_answers, chrome_trace, last_calls
@@ -50,19 +50,7 @@ collective (with --raw: 0, and nothing), or a host that cannot be asked.
     help="File to write; the standard output if not given.",
 )
 @click.option("--calls", default=32, type=click.IntRange(1), help="So many of the latest collectives of each group.")
-@click.option(
-    "--host",
-    "hosts",
-    multiple=True,
-    callback=other_hosts,
-    help="Also the ranks of this host, over ssh. May be repeated.",
-)
-@click.option(
-    "--ssh",
-    default="ssh -o BatchMode=yes",
-    callback=words_of_a_shell,
-    help="How to reach a host: the command that its name is added to.",
-)
+@of_other_hosts
 @click.option("--raw", is_flag=True, help="The ranks' own answers, one line of JSON each, unaligned.")
 def command(*, job: str | None, output: Path | None, calls: int, hosts: tuple[str, ...], ssh: str, raw: bool) -> None:
     """Write one step of all ranks as a timeline for Perfetto.

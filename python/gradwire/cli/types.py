@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -37,3 +38,21 @@ class FiniteFloat(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+def of_other_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of what looks at ranks of other hosts: `hosts`, and `ssh`, the command that reaches them."""
+    reach = click.option(
+        "--ssh",
+        default="ssh -o BatchMode=yes",
+        callback=words_of_a_shell,
+        help="How to reach a host: the command that its name is added to.",
+    )
+    hosts = click.option(
+        "--host",
+        "hosts",
+        multiple=True,
+        callback=other_hosts,
+        help="Also the ranks of this host, over ssh. May be repeated.",
+    )
+    return hosts(reach(command))
