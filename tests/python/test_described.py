@@ -100,7 +100,7 @@ def test_the_first_sync_finds_what_cannot_be_sent_on_every_rank(monkeypatch: Any
         crossed.append(1)
         return SimpleNamespace(newcomer=None)
 
-    link = SimpleNamespace(boundary=SimpleNamespace(is_open=is_open, cross=cross), is_reconfigured=False)
+    link = SimpleNamespace(boundary=SimpleNamespace(is_open=is_open, cross=cross), is_reconfigured=False, timeout=1.0)
     monkeypatch.setattr(_elastic, "link_of", lambda _: link)
     state = _elastic.ElasticState(model=torch.nn.Linear(2, 2), seen={1, 2})
     if is_open:
