@@ -61,13 +61,13 @@ pub enum OpError {
     #[error("ranks {} and {} disagree at collective {}: rank {} called {}, rank {} called {}{}", .0.rank_a, .0.rank_b, .0.a.sequence, .0.rank_a, .0.a, .0.rank_b, .0.b, about_settings(.0))]
     Mismatch(Box<Mismatch>),
     /// A rank fell silent.
-    #[error("rank {rank} ({host}) is lost: silent for {silent:?} during {during}{relayed}: {detail}", relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
+    #[error("rank {rank} ({host}) is lost{}{relayed}: {detail}", when_lost(*.silent, .during), relayed = .reported_by.map_or(String::new(), |r| format!(" (reported by rank {r})")))]
     PeerLost {
         /// The lost rank.
         rank: u32,
         /// Its host.
         host: String,
-        /// How long nothing was heard.
+        /// How long nothing was heard; zero where only others found out.
         silent: Duration,
         /// Collective in progress here.
         during: String,
@@ -185,6 +185,13 @@ fn about_settings(mismatch: &Mismatch) -> &'static str {
 
 /// Comes before the fingerprint in [`Position::collective`].
 pub(crate) const WITH_SETTINGS: &str = " with settings ";
+
+fn when_lost(silent: Duration, during: &str) -> String {
+    match silent {
+        Duration::ZERO => format!(" during {during}"),
+        _ => format!(": silent for {silent:?} during {during}"),
+    }
+}
 
 fn when_needed(during: &str, waited: Duration) -> String {
     match waited {

@@ -200,12 +200,17 @@ impl DeliveryReport {
         both.filter(|peer| peer.rank == from).for_each(|peer| peer.way = way);
     }
 
+    /// Puts in order what was filled, and joins neighbours.
+    pub(crate) fn join_filled(&mut self) {
+        join(&mut self.filled);
+    }
+
     /// Divides the time, puts ranges in order and joins neighbours.
     pub(crate) fn tidy(&mut self) {
         self.compute_wait = self.compute_wait.min(self.elapsed);
         self.network_wait = self.elapsed - self.compute_wait;
         join(&mut self.uncounted);
-        join(&mut self.filled);
+        self.join_filled();
         self.peers.sort_by_key(|peer| peer.rank);
         self.sources.sort_by_key(|peer| peer.rank);
     }

@@ -271,7 +271,7 @@ impl ActiveGroup {
     /// Whether its large calls are divided, or most of them will be soon: a thread that sends would have little to do.
     pub(crate) fn is_divided(&self) -> bool {
         let LargeCalls { whole, others } = self.large_calls;
-        let is_settled = whole + others >= LARGE_CALLS_MIN;
+        let is_settled = whole.saturating_add(others) >= LARGE_CALLS_MIN;
         let divides = self.group.agreed_threads().is_some_and(|threads| threads > 1);
         self.lanes.are_there() && !(is_settled && (whole > others || !divides))
     }

@@ -61,7 +61,7 @@ impl<'a> Inlet<'a> {
         let mut at = 0;
         loop {
             let end = bytes.len().min(at + stride);
-            let admitted = self.admit(now, &mut bytes[at..end]);
+            let admitted = self.admit(now, (&mut bytes[at..end], from));
             let next = admitted.map(|(route, own)| Opened { route, tail: end - at - own.len(), start: at });
             let continues = matches!((opened, next), (Some(before), Some(next)) if next.continues(&before));
             if !continues {
@@ -96,14 +96,18 @@ impl<'a> Inlet<'a> {
 
     /// Finds whom a datagram is for, and opens it. Before that nothing depends on what it says: no address, no answer, no
     /// fault that is injected.
-    fn admit<'d>(&mut self, now: Timestamp, datagram: &'d mut [u8]) -> Option<(Route, &'d mut [u8])> {
+    fn admit<'d>(
+        &mut self,
+        now: Timestamp,
+        (datagram, from): (&'d mut [u8], &RawAddress),
+    ) -> Option<(Route, &'d mut [u8])> {
         let size = datagram.len();
         let Some((route, group)) = self.find(datagram) else {
             self.unknown += 1;
             self.refused.add(size);
             return None;
         };
-        match group.open(now, route.peer, datagram) {
+        match group.open(now, route.peer, (datagram, from)) {
             Ok(bytes) => return Some((route, bytes)),
             Err(Refusal::NotAuthentic) => self.not_authentic += 1,
             Err(Refusal::Replayed) => self.replayed += 1,
@@ -139,7 +143,7 @@ impl<'a> Inlet<'a> {
         is_damaged: bool,
     ) -> bool {
         let Datagram { bytes, from, octet } = datagram;
-        let Some((route, bytes)) = self.admit(now, bytes) else { return false };
+        let Some((route, bytes)) = self.admit(now, (bytes, from)) else { return false };
         let is_lost = is_damaged || self.is_lost(chaos, route, bytes);
         if !is_lost {
             chaos.hold(now, &Datagram { bytes, from, octet });

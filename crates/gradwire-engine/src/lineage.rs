@@ -122,7 +122,8 @@ impl Lineage {
         let remote = ConnectionId::new(*theirs.connections.get(self.rank as usize)?)?;
         // No data goes over it.
         let channel = self.agreed.channel(&ours, &theirs, (self.grid.paths, 0));
-        Some(DoorSetup { candidates: ours.candidates(&theirs), channel, remote })
+        let within_host = self.security().stays_within_host();
+        Some(DoorSetup { candidates: ours.candidates(&theirs, within_host), channel, remote })
     }
 
     /// What a rank that joins needs to know.
@@ -182,7 +183,7 @@ impl Lineage {
             channels.push(self.agreed.channel(&ours, &theirs, (grid.paths, connection.overtaken_max())));
             let host = format!("rank {} of the first epoch, on {}", members[index], theirs.host);
             peers.push(PeerConfig { rank: index as u32, host, connection });
-            candidates.push(ours.candidates(&theirs));
+            candidates.push(ours.candidates(&theirs, self.security().stays_within_host()));
         }
         let EngineConfig { incast, servers, .. } = self.shared.local.config;
         let servers = servers.map_or(Servers::EVERY_RANK, Servers::Colocated);

@@ -243,6 +243,11 @@ impl PendingGroup {
         let mut channels = Vec::new();
         let mode = self.shared.local.config.security;
         let agreed = agree(mode, configured_secret(&self.shared), roster)?;
+        let security = SecurityStats {
+            cipher: agreed.cipher_name(),
+            secret_configured: self.shared.local.config.secret.is_some(),
+            all_local: roster.is_local(),
+        };
         let fingerprint = roster.fingerprint();
         let grid = Grid { datagram_bytes: roster.datagram_bytes, paths: roster.paths, fingerprint };
         let lineage = self.lineage(roster, &agreed, grid)?;
@@ -255,7 +260,7 @@ impl PendingGroup {
                 None => theirs.host.clone(),
             };
             peers.push(PeerConfig { rank: theirs.rank, host, connection });
-            candidates.push(self.record.candidates(theirs));
+            candidates.push(self.record.candidates(theirs, security.stays_within_host()));
         }
         let lanes = self.connect_lanes(&Lane::new(&self.shared, key), roster);
         let (rank, world_size) = (self.record.rank, self.record.workers());
@@ -270,11 +275,7 @@ impl PendingGroup {
             config: GroupConfig { rank, world_size, peers, incast, exchange: ExchangePlan::DEFAULT, servers },
             candidates,
             channels,
-            security: SecurityStats {
-                cipher: agreed.cipher_name(),
-                secret_configured: self.shared.local.config.secret.is_some(),
-                all_local: roster.is_local(),
-            },
+            security,
             datagram_bytes: roster.datagram_bytes,
             source_ports: self.record.source_ports.clone(),
             paths: roster.paths,

@@ -3,6 +3,8 @@
 //! Everything that can be compared is compared here, before the first packet: a difference becomes an error that names
 //! the rank and both values, on every rank, because every rank reads every record.
 
+mod reach;
+
 use crate::config::DATAGRAM_BYTES_MIN;
 use crate::cores::Cores;
 use crate::digest::Fnv;
@@ -14,7 +16,7 @@ use gradwire_core::wire::VERSION;
 use gradwire_core::PATHS_MAX;
 use gradwire_membership::Member;
 use serde::{Deserialize, Serialize};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 
 /// Version of the record's own form.
 pub(crate) const FORMAT: u32 = 1;
@@ -192,23 +194,6 @@ impl Record {
 
     fn who(&self) -> String {
         format!("process {} on {}", self.pid, self.host)
-    }
-
-    /// Addresses at which `peer` may be reached from here, best first.
-    pub(crate) fn candidates(&self, peer: &Self) -> Vec<SocketAddr> {
-        if self.ipv6 != peer.ipv6 {
-            return Vec::new();
-        }
-        let loopback: IpAddr =
-            if peer.ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-        let local = self.is_local_to(peer) && self.loopback && peer.loopback;
-        let first = local.then_some(loopback);
-        // What is an address of this host too, such as a bridge of containers that every host has, does not leave it.
-        let leaves = |address: &IpAddr| self.is_local_to(peer) || !self.addresses.contains(address);
-        let outward = || peer.addresses.iter().copied().filter(|address| !address.is_loopback());
-        let any_leaves = outward().any(|address| leaves(&address));
-        let others = outward().filter(|address| leaves(address) || !any_leaves);
-        first.into_iter().chain(others).map(|address| SocketAddr::new(address, peer.port)).collect()
     }
 }
 
@@ -420,7 +405,7 @@ pub(crate) mod tests {
             place: Place { host: "a".into(), boot_id: "b".into(), network_namespace: 1 },
             port: 47_400 + pid_offset,
             source_ports: vec![47_400 + pid_offset],
-            bind: Ipv4Addr::UNSPECIFIED.into(),
+            bind: std::net::Ipv4Addr::UNSPECIFIED.into(),
             addresses: vec!["10.0.0.1".parse().unwrap()],
             sources: Vec::new(),
             loopback: true,
@@ -498,21 +483,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_address_that_this_host_has_too_leads_to_no_other_host() {
-        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let mut all = records(2);
-        (all[0].addresses, all[1].addresses) =
-            (ips(&["10.0.0.1", "172.18.0.1"]), ips(&["172.18.0.1", "10.0.0.2"]));
-        all[1].boot_id = "another host".to_owned();
-        let reach = |all: &[Record]| -> Vec<IpAddr> {
-            all[0].candidates(&all[1]).iter().map(SocketAddr::ip).collect()
-        };
-        assert_eq!(reach(&all), ips(&["10.0.0.2"]));
-        all[1].addresses.pop();
-        assert_eq!(reach(&all), ips(&["172.18.0.1"]), "the error should name something");
-    }
-
-    #[test]
     fn a_rank_uses_no_more_threads_than_each_has_cores_unless_all_insist() {
         let mut all = records(4);
         let most = |all: &[Record]| Roster::new(&all[0], &published(all)).unwrap().threads_max();
@@ -561,23 +531,6 @@ pub(crate) mod tests {
             let error = Roster::new(&all[0], &[small.to_json()]).unwrap_err().to_string();
             assert!(error.contains("rank 1 has datagrams of"), "{error}");
         }
-    }
-
-    #[test]
-    fn loopback_is_offered_only_inside_one_network_namespace() {
-        let mut all = records(2);
-        let text = |records: &[Record]| -> Vec<String> {
-            records[0].candidates(&records[1]).iter().map(ToString::to_string).collect()
-        };
-        assert_eq!(text(&all), ["127.0.0.1:47401", "10.0.0.1:47401"]);
-        all[1].network_namespace = 2;
-        assert_eq!(text(&all), ["10.0.0.1:47401"]);
-        all[1].network_namespace = 1;
-        all[1].boot_id = "c".into();
-        all[1].addresses.push("127.0.0.1".parse().unwrap());
-        assert_eq!(text(&all), ["10.0.0.1:47401"]);
-        all[1].ipv6 = true;
-        assert!(text(&all).is_empty());
     }
 
     #[test]

@@ -371,6 +371,13 @@ pub struct SecurityStats {
     pub all_local: bool,
 }
 
+impl SecurityStats {
+    /// Whether they travel in clear because they never leave this host: then whatever comes from elsewhere is a stranger's.
+    pub(crate) fn stays_within_host(&self) -> bool {
+        self.cipher.is_none() && self.all_local
+    }
+}
+
 /// The network as all ranks know it; see [`gradwire_collectives::AgreedNetwork`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct AgreedStats {

@@ -165,7 +165,7 @@ impl AdaptiveTimeout {
         }
         let Some((rounds, percentile)) = warm_up.filter(|_| bytes == self.largest) else { return };
         self.times.extend(stages.iter().filter(|end| end.total > 0).map(StageEnd::duration));
-        self.ended += 1;
+        self.ended = self.ended.saturating_add(1);
         if self.ended >= rounds {
             self.limit = self::percentile(&mut self.times, percentile);
         }

@@ -63,6 +63,7 @@ impl Op {
     /// Takes from what is owed what stands in for it here: the mean of the others, or whatever was filled in where there is no
     /// result.
     fn settle(&mut self) {
+        self.report.join_filled();
         for (range, weight) in std::mem::take(&mut self.owed) {
             match self.policy.divide_by {
                 // Its mean is another rank's, who pays for it.
@@ -77,12 +78,13 @@ impl Op {
     /// Divided by all ranks, zero stands in for a value wherever there is a result.
     fn settle_filled(&mut self, range: &Range<usize>, weight: u16) {
         let elem_bytes = self.memory.elem_bytes();
-        for filled in &self.report.filled {
-            let filled = filled.start as usize * elem_bytes..filled.end as usize * elem_bytes;
-            let within = range.start.max(filled.start)..range.end.min(filled.end);
-            if !within.is_empty() {
-                self.memory.settle_residual(&within, weight);
-            }
+        let bytes_of = |elem: u64| elem as usize * elem_bytes;
+        let first = self.report.filled.partition_point(|filled| bytes_of(filled.end) <= range.start);
+        for filled in
+            self.report.filled[first..].iter().take_while(|filled| bytes_of(filled.start) < range.end)
+        {
+            let within = range.start.max(bytes_of(filled.start))..range.end.min(bytes_of(filled.end));
+            self.memory.settle_residual(&within, weight);
         }
         self.memory.drop_infinite(range);
     }

@@ -358,6 +358,9 @@ impl Connection {
     fn lose_overtaken(&mut self, now: Timestamp) {
         let mut outcome = core::mem::take(&mut self.outcome);
         self.paths.at_mut(0).lose_overtaken(now, &mut outcome);
+        if outcome.brings_news() {
+            self.note_progress(now);
+        }
         self.outcome = outcome;
         self.apply_outcome(now, 0);
     }
@@ -367,8 +370,11 @@ impl Connection {
         let Some(path) = self.paths.get_mut(ack.path) else { return false };
         let mut outcome = core::mem::take(&mut self.outcome);
         let plausible = path.on_ack(now, ack, trip, &mut outcome);
-        if let Some(newest) = outcome.acked.last() {
+        // claim: auto/repaired-in-round-trips
+        if outcome.brings_news() {
             self.note_progress(now);
+        }
+        if let Some(newest) = outcome.acked.last() {
             self.on_reached(newest.sent_at);
         }
         self.outcome = outcome;
@@ -398,9 +404,7 @@ impl Connection {
                 self.paths.lose_silent(now, index, (asked.at, patience), &mut outcome);
             }
             let changed = is_asked || !outcome.lost.is_empty();
-            if !outcome.lost.is_empty() {
-                // claim: auto/repaired-in-round-trips
-                // The answer brought news: had the pause grown, what goes out again and is lost too would wait for all of it.
+            if outcome.brings_news() {
                 self.note_progress(now);
             }
             self.outcome = outcome;

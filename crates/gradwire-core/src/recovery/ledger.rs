@@ -56,6 +56,15 @@ pub struct AckOutcome {
 }
 
 impl AckOutcome {
+    /// Whether it is known of any packet what has become of it: had the pause before the next question grown, what goes out again and is
+    /// lost too would wait for all of it.
+    #[must_use]
+    pub fn brings_news(&self) -> bool {
+        !self.acked.is_empty() || !self.lost.is_empty()
+    }
+}
+
+impl AckOutcome {
     pub(crate) fn clear(&mut self) {
         self.acked.clear();
         self.lost.clear();

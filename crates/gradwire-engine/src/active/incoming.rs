@@ -11,8 +11,8 @@ use gradwire_core::{Datagrams, Header, ReceivedMark, Timestamp};
 use std::net::SocketAddr;
 
 impl ActiveGroup {
-    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear. For a place that was kept for a later
-    /// life of a rank, and that nobody has come to, there is no key yet.
+    /// Opens a datagram that says it is from `peer`; as it is where the group's travel in clear, unless those never leave this host and it
+    /// comes from elsewhere. For a place that was kept for a later life of a rank, and that nobody has come to, there is no key yet.
     ///
     /// # Errors
     /// [`Refusal`]: it is to be dropped.
@@ -20,10 +20,12 @@ impl ActiveGroup {
         &mut self,
         now: Timestamp,
         peer: u32,
-        datagram: &'d mut [u8],
+        (datagram, from): (&'d mut [u8], &RawAddress),
     ) -> Result<&'d mut [u8], Refusal> {
+        let is_strange = self.setup.security.stays_within_host() && !from.is_loopback();
         match &mut self.address_of(peer).ok_or(Refusal::NotAuthentic)?.channel {
             Some(channel) => channel.open(now, datagram),
+            None if is_strange => Err(Refusal::NotAuthentic),
             None => Ok(datagram),
         }
     }

@@ -84,6 +84,11 @@ impl RawAddress {
         i32::from(u16::from_ne_bytes([self.bytes[0], self.bytes[1]])) == libc::AF_INET
     }
 
+    /// Whether it is one of this host that no other host can send from: the kernel drops what comes with one over a network.
+    pub(crate) fn is_loopback(&self) -> bool {
+        self.to_socket_addr().is_some_and(|address| address.ip().is_loopback())
+    }
+
     /// Length that the kernel is told.
     pub(crate) fn len(&self) -> u32 {
         u32::from(self.len)
@@ -101,5 +106,15 @@ mod tests {
             assert_eq!(RawAddress::new(address).to_socket_addr(), Some(address), "{text}");
         }
         assert_eq!(RawAddress::EMPTY.to_socket_addr(), None);
+    }
+
+    #[test]
+    fn only_a_loopback_address_is_one() {
+        let is_loopback = |text: &str| RawAddress::new(text.parse().unwrap()).is_loopback();
+        assert!(["127.0.0.1:1", "127.9.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"]
+            .into_iter()
+            .all(is_loopback));
+        assert!(!["10.127.0.1:1", "[fe80::1%3]:1", "[fd00::127]:1"].into_iter().any(is_loopback));
+        assert!(!RawAddress::EMPTY.is_loopback());
     }
 }

@@ -54,17 +54,7 @@ impl Succession {
 
     /// The same for a call that needs this rank, which is no member.
     pub(crate) fn unfinished_without(&self, rank: u32) -> OpError {
-        let said = match &self.verdict {
-            Some(OpError::PeerLost { rank, silent, during, detail, .. }) => {
-                Some((*rank, *silent, during, detail))
-            }
-            _ => None,
-        };
-        let said = said.filter(|(lost, ..)| *lost == rank);
-        let (silent, during, detail) = said.map_or_else(
-            || (Duration::ZERO, "a call that it is needed for".to_owned(), "others found out"),
-            |(_, silent, during, detail)| (silent, during.clone(), &**detail),
-        );
+        let (silent, during, detail) = known_of(self.verdict.as_ref(), rank);
         let detail = format!(
             "{detail}; in epoch {} the others go on, but this call cannot be finished among them",
             self.epoch
@@ -83,6 +73,19 @@ impl Succession {
             Some(OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) => Some(*rank),
             _ => None,
         }
+    }
+}
+
+/// For how long this rank has heard nothing of `rank`, in which call, and what else it knows, as its latest verdict says.
+fn known_of(verdict: Option<&OpError>, rank: u32) -> (Duration, String, String) {
+    match verdict {
+        Some(OpError::PeerLost { rank: lost, silent, during, detail, .. }) if *lost == rank => {
+            (*silent, during.clone(), detail.to_string())
+        }
+        Some(OpError::PeerLeft { rank: left, during, detail, .. }) if *left == rank => {
+            (Duration::ZERO, during.clone(), format!("it left the group: {detail}"))
+        }
+        _ => (Duration::ZERO, "a call that it is needed for".to_owned(), "others found out".to_owned()),
     }
 }
 
@@ -141,6 +144,27 @@ mod tests {
         assert_eq!(missing(&all, 3, &[0, 2, 4], 5), Some(1));
         assert_eq!(missing(&[], 3, &[0, 2, 4], 5), Some(1), "on the one that has come back too");
         assert_eq!(missing(&all, 5, &[0, 1, 2, 3, 4], 5), None);
+    }
+
+    #[test]
+    fn a_rank_that_left_was_not_silent() {
+        let left = OpError::PeerLeft {
+            rank: 2,
+            host: "worker-2".to_owned(),
+            during: "broadcast 7".to_owned(),
+            waited: Duration::from_secs(1),
+            detail: "nothing of it had arrived".into(),
+        };
+        let (silent, during, detail) = known_of(Some(&left), 2);
+        assert_eq!(detail, "it left the group: nothing of it had arrived");
+        let host = "worker-2".to_owned();
+        let error =
+            OpError::PeerLost { rank: 2, host, silent, during, detail: detail.into(), reported_by: None };
+        let said =
+            "rank 2 (worker-2) is lost during broadcast 7: it left the group: nothing of it had arrived";
+        assert_eq!(error.to_string(), said);
+        assert_eq!(known_of(Some(&left), 1).2, "others found out");
+        assert_eq!(known_of(None, 2).2, "others found out");
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! What a lost last packet costs where the path is much shorter than what a receiver may hold back.
 
 use super::*;
+use std::cell::Cell;
+use std::thread_local;
 
 const ROUND_TRIP: Duration = Duration::from_micros(20);
+/// How many are lost of those that one test asks.
+const QUESTIONS: u32 = 5;
 
 /// The time that six packets take, and how often was asked.
 fn six_packets(lose: Lose) -> (Duration, u64) {
@@ -69,5 +73,35 @@ fn a_new_transfer_is_asked_about_soon_however_often_the_peer_had_nothing_to_say_
     let again = |pair: &Pair| pair.ends[0].connection.stats().packets_retransmitted > 0;
     pair.run_until(Duration::from_secs(1), again);
     let took = pair.now.since(started);
+    assert!(took <= DELAY * 2 * 7, "it took {took:?}");
+}
+
+thread_local! {
+    /// Questions that the network has lost.
+    static LOST_QUESTIONS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Seed 1795983176036 of the swarm, made small: the answer names a packet of a transfer that has ended since, which shows the one before it
+/// to be lost. That was no progress, so that a repair that was lost too waited for all of the pause that lost questions had made.
+// test of: auto/repaired-in-round-trips
+#[test]
+fn a_loss_that_an_answer_shows_without_acknowledging_anything_begins_the_pause_anew() {
+    LOST_QUESTIONS.set(0);
+    let mut pair = Pair::connected(|header, _| match header.kind {
+        Kind::Data => header.transfer == TransferId(1),
+        Kind::Ack => !header.flags.contains(Flags::REPLY),
+        Kind::Probe => LOST_QUESTIONS.replace(LOST_QUESTIONS.get() + 1) < QUESTIONS,
+        _ => false,
+    });
+    for transfer in [1, 2] {
+        pair.receive(1, transfer, 100, Contract::EXACT);
+        pair.send(0, transfer, pattern(100), Reliability::Exact);
+    }
+    let repairs = |count| move |pair: &Pair| pair.ends[0].connection.stats().packets_retransmitted >= count;
+    pair.run_until(Duration::from_secs(1), repairs(1));
+    assert!(LOST_QUESTIONS.get() > QUESTIONS && pair.missing(0, 2).is_some());
+    let repaired_at = pair.now;
+    pair.run_until(Duration::from_secs(1), repairs(2));
+    let took = pair.now.since(repaired_at);
     assert!(took <= DELAY * 2 * 7, "it took {took:?}");
 }
