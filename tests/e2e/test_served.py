@@ -62,6 +62,17 @@ def test_exact_calls_of_torch_go_over_the_servers_where_the_operator_says_so(tmp
         assert served["elems_received"] == served["elems_expected"] > 0
 
 
+def test_a_server_that_no_call_came_to_says_so_and_how_one_would(tmp_path: Path) -> None:
+    check = "check_other_collectives_and_groups_go_on_without_the_servers"
+    with servers(tmp_path, 2) as running:
+        outcome = launch("served", WORKERS, tmp_path, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
+        words = [process.communicate(timeout=60)[1] for process in running]
+    outcome.require(check)
+    outcome.require_clean_exit()
+    assert [process.returncode for process in running] == [0, 0], words
+    assert all("GRADWIRE_ALGORITHM=parameter_server" in said for said in words), words
+
+
 @pytest.mark.parametrize("configured", [True, False], ids=["configured", "generated"])
 def test_traffic_with_servers_is_sealed(tmp_path: Path, configured: bool) -> None:
     secret = {"GRADWIRE_SECRET": "the secret of this job"} if configured else {}

@@ -18,6 +18,7 @@ from gradwire.errors import ConfigError, GradwireError, MissingExtraError, Rende
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_WORKERS, EXIT_INTERRUPTED, EXIT_TERMINATED = 1, 2, 3, 130, 143
 
 _STDOUT = "-"
+_UNUSED = 'Only all-reduces of the default group by algorithm="parameter_server" do: set GRADWIRE_ALGORITHM=parameter_server on the workers'
 _EPILOG = """
 \b
 On the workers, which train as ever (torchrun, Slurm, ...):
@@ -153,6 +154,8 @@ def _address_of_environment() -> str:
 
 def _summary(served: dict[str, Any]) -> str:
     expected, received = served["elems_expected"], served["elems_received"]
+    if not served["calls"]:
+        return f"is done: every worker has left, and none of their calls came here. {_UNUSED}"
     share = 100.0 * received / expected if expected else 100.0
     return (
         f"is done: every worker has left; {served['calls']} calls, {served['bytes_received'] / 1e6:.1f} MB in with {share:.2f} % of "
