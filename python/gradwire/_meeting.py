@@ -4,7 +4,8 @@
 longer: the port is free again before the first collective. With `on_peer_loss="continue"` it lives as long as rank 0's process, so
 that lost ranks can join again (`_entrance.py`), and ranks look at it while their groups run.
 
-Where a job secret is configured only who shows that it knows it is a rank, reads or writes (`_meeting_proof.py`); else whoever
+Where a job secret is configured only who shows that it knows it is a rank, reads or writes (`_meeting_proof.py`), and no rank with one
+writes to a board that does not show it; else whoever
 reaches the port can, as with torch's own Store (docs/security.md). A client cannot make the server run anything or hold more than the
 limits below and those of `_meeting_limits.py`: requests are JSON, and whatever is no request ends its connection.
 
@@ -15,6 +16,7 @@ limits below and those of `_meeting_limits.py`: requests are JSON, and whatever 
              {"proof": of the rank}                                        -> as above, or {"error": text, "secret": true}
     then     {"op": "set", "key": k, "value": v} and so on, one at a time  -> the same; {"ended": reason} when it is over,
              without a reason when the group was formed
+             {"op": "distrusts"}: a rank with a job secret leaves a board that has none
              {"op": "check", "keys": [k, l, ...]}                          -> whether all are there
 """
 
@@ -74,6 +76,9 @@ ACCEPT_PAUSE_S = 1.0
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
+# The last request of a rank that has a job secret, to a board that shows none.
+DISTRUSTS = "distrusts"
+ANOTHER_SECRET, OTHERS_SECRET = "has another job secret than rank 0, or none", "has a job secret, and rank 0 has none"
 
 
 class MeetingServer:
@@ -95,6 +100,7 @@ class MeetingServer:
         self, host: str, port: int, world_size: int, secret: bytes | None = None, *, mtu: int | None = None
     ) -> None:
         self._secret = secret
+        self._differs = OTHERS_SECRET if secret is None else ANOTHER_SECRET
         self._world_size = world_size
         self._ranks: dict[int, str] = {}
         self._left: set[int] = set()
@@ -123,7 +129,7 @@ class MeetingServer:
         self._loop.call_soon_threadsafe(self._texts.forget, prefix)
 
     def strangers(self, ranks: Sequence[int]) -> dict[int, str]:
-        """Where somebody came from who said it was one of `ranks` and did not know the job secret; the latest of each."""
+        """Where somebody came from who said it was one of `ranks` and had another job secret than this board; the latest of each."""
         return {rank: self._unproven[rank] for rank in ranks if rank in self._unproven}
 
     def why_missing(self, ranks: Sequence[int]) -> list[str]:
@@ -131,7 +137,7 @@ class MeetingServer:
         reasons = []
         if strangers := self.strangers(ranks):
             came = ", ".join(f"rank {rank} from {peer}" for rank, peer in strangers.items())
-            reasons.append(f"who said it was {came} has another job secret than rank 0, or none")
+            reasons.append(f"who said it was {came} {self._differs}")
         if here := {rank: peer for rank, peer in dict(self._ranks).items() if rank in ranks}:
             came = ", ".join(f"rank {rank} from {peer}" for rank, peer in here.items())
             reasons.append(
@@ -223,7 +229,7 @@ class MeetingServer:
         peer = str(writer.get_extra_info("peername"))
         task = asyncio.current_task()
         assert task is not None, "a server's handler runs as a task"
-        visitor = Visitor(task.cancel, self._loop.time())
+        visitor = Visitor(task.cancel, self._loop.time(), peer)
         try:
             self._places.enter(visitor)
             await asyncio.wait_for(self._greet(reader, writer, visitor), HELLO_TIMEOUT_S)
@@ -251,21 +257,20 @@ class MeetingServer:
             raise NoRequestError(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
         rank = hello.get("rank", "")
         if rank is not None and (type(rank) is not int or not 0 <= rank < RANKS_MAX):
-            raise NoRequestError(f"there is no rank {str(rank)[:TOLD_CHARS]}")
-        peer = str(writer.get_extra_info("peername"))
+            raise NoRequestError(f"there is no rank {str(rank)[:TOLD_CHARS]!r}")
         visitor.has_said = True
         if self._secret is not None:
             challenge = _meeting_proof.Challenge(self._secret, rank, _text(hello, "nonce"))
             await self._write(writer, challenge.question())
             visitor.is_known = await self._proves(reader, challenge)
             if not visitor.is_known:
-                self._note_unproven(rank, peer)
+                self._note_unproven(rank, visitor.peer)
         if rank is None:
             return
         # Where this process stood still, one that came again meets itself here, whose first connection has ended.
         if rank in self._ranks and not await self._wait(lambda: rank not in self._ranks, AGAIN_S):
             raise NoRequestError(f"rank {rank} is here already, from {self._ranks[rank]}: each rank is started once")
-        self._ranks[rank] = peer
+        self._ranks[rank] = visitor.peer
         visitor.rank = rank
 
     async def _proves(self, reader: asyncio.StreamReader, challenge: _meeting_proof.Challenge) -> bool:
@@ -279,7 +284,7 @@ class MeetingServer:
         if rank is not None and rank < self._world_size:
             self._unproven[rank] = peer
         who = "who only looks" if rank is None else f"who says it is rank {rank}"
-        raise _NoSecretError(f"{who} has another job secret than rank 0, or none")
+        raise _NoSecretError(f"{who} {self._differs}")
 
     async def _forget(self, rank: int | None) -> None:
         async with self._changed:
@@ -294,6 +299,8 @@ class MeetingServer:
         visitor.heard_s = self._loop.time()
         with self._room.of(count):
             request = await asyncio.wait_for(_read(reader, count), FRAME_TIMEOUT_S)
+            if request.get("op") == DISTRUSTS and self._secret is None:
+                self._note_unproven(visitor.rank, visitor.peer)
             return await self._answer(request)
 
     async def _write(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
@@ -311,7 +318,7 @@ class MeetingServer:
         if op == "wait":
             seconds = request.get("timeout_s")
             if not isinstance(seconds, (int, float)) or not 0 <= seconds <= ANSWER_TIMEOUT_S:
-                raise NoRequestError(f"a wait of {str(seconds)[:TOLD_CHARS]} s")
+                raise NoRequestError(f"a wait of {str(seconds)[:TOLD_CHARS]!r} s")
             if self._ended is None:
                 await self._texts.wait(key, float(seconds))
         if self._ended is not None:
@@ -344,8 +351,7 @@ class MeetingStore:
 
     Raises:
         MissingRankError: rank 0 did not answer in time.
-        SecretMismatchError: rank 0 has another job secret, or has one and this rank has none. Who only looks, and has one, trusts no
-            board without.
+        SecretMismatchError: rank 0 has another job secret, or only one of the two has any.
         RendezvousError: what answers there is no rendezvous of gradwire's, or it refuses this rank.
         AddressError: the host has no address.
         EngineError: no file descriptor is left.
@@ -427,11 +433,17 @@ class MeetingStore:
             if proof is None:
                 raise self._other_secret("has another job secret than this rank")
             answer = self._exchange(proof, hello_s)
-        elif secret is not None and rank is None:
-            # It looks at the board of a group that was formed with this secret. A rank goes on: what the sealed records say names
-            # who has another secret, on all ranks.
+        elif secret is not None:
+            if rank is not None:
+                self._leave_word()
+            # Whatever it says: anybody can say it.
             raise self._other_secret("has no job secret, and this rank has one")
         self._value(answer)
+
+    def _leave_word(self) -> None:
+        """This rank leaves, as it has a secret and the board shows none; an honest one tells whoever waits for the rank."""
+        with contextlib.suppress(OSError):
+            self._socket.sendall(_frame({"op": DISTRUSTS}))
 
     def _other_secret(self, problem: str) -> SecretMismatchError:
         text = f"the rendezvous at {self.address} {problem}: set the same GRADWIRE_SECRET or secret_file, and security, on all ranks"

@@ -65,6 +65,7 @@ class Visitor:
     Attributes:
         leave: ends it at once.
         heard_s: when it last asked for something.
+        peer: where it came from.
         has_said: it has said who it is.
         rank: who it is; None: it only looks, or has not said.
         is_known: it has shown that it knows the job secret.
@@ -72,6 +73,7 @@ class Visitor:
 
     leave: Callable[[], Any]
     heard_s: float
+    peer: str = ""
     has_said: bool = False
     rank: int | None = None
     is_known: bool = False

@@ -238,11 +238,25 @@ def test_a_secret_that_differs_is_named() -> None:
     assert "who said it was rank 1 from ('127.0.0.1', " in told
 
 
-def test_rank_0_alone_without_the_secret_is_named_on_all_ranks() -> None:
+@pytest.mark.parametrize("security", ["on", "auto"])
+def test_rank_0_alone_without_the_secret_is_named_on_all_ranks(security: str) -> None:
+    port = free_port()
+    of_rank = [
+        {"GRADWIRE_SECURITY": security, **({"GRADWIRE_SECRET": "a secret of this job"} if r else {})} for r in range(2)
+    ]
+    first, other = form_together([3.0, 60.0], 2, port, *of_rank)
+    assert "has no job secret, and this rank has one" in printed(other), "at once"
+    told = printed(first)
+    assert "MissingRankError" in told
+    assert "rank 1 from ('127.0.0.1', " in told
+    assert "has a job secret, and rank 0 has none" in told
+
+
+def test_a_secret_is_of_no_account_where_security_is_off() -> None:
     port = free_port()
     secrets = [{}, {"GRADWIRE_SECRET": "a secret of this job"}]
-    processes = [form(r, 2, port, GRADWIRE_SECURITY="on", **secret) for r, secret in enumerate(secrets)]
-    assert all("SecretMismatchError" in printed(process) for process in processes)
+    processes = [form(r, 2, port, GRADWIRE_SECURITY="off", **secret) for r, secret in enumerate(secrets)]
+    assert [printed(process).splitlines()[-1] for process in processes] == ["formed", "formed"]
 
 
 def test_ranks_with_one_secret_meet() -> None:

@@ -139,11 +139,79 @@ def test_a_rank_with_another_secret_or_none_is_told_at_once(boards: bytes, ours:
             assert caught.value.rank == 0
 
 
-def test_who_looks_for_a_group_with_a_secret_trusts_no_board_without() -> None:
-    with board(None) as (_, port):
-        with pytest.raises(SecretMismatchError, match="has no job secret"):
-            rank(port, None, SECRET)
-        rank(port, 1, SECRET).close()  # the sealed records tell it, and all others
+@pytest.mark.parametrize("number", [1, None], ids=["a-rank", "who-looks"])
+def test_who_has_a_secret_trusts_no_board_without(number: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    with board(None) as (server, port):
+        with (
+            caplog.at_level(logging.WARNING, logger="gradwire"),
+            pytest.raises(SecretMismatchError, match="has no job secret"),
+        ):
+            rank(port, number, SECRET)
+        with contextlib.closing(rank(port, 1, None)) as again:  # it has left, and whoever misses it is told
+            again.check(["key"])
+        assert set(server.strangers([0, 1])) == ({1} if number == 1 else set())
+        told = "; ".join([*server.why_missing([1]), *caplog.messages])
+        assert told.count("has a job secret, and rank 0 has none") == (2 if number == 1 else 0), told
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"value": None}, {"ended": "it\x1b[2J"}, {"error": "x", "secret": True}, {"missing": [1], "ended": "x"}],
+    ids=["welcome", "ended", "refused", "missing"],
+)
+def test_what_a_board_without_the_secret_says_is_not_believed_nor_is_anything_stored_there(
+    answer: dict[str, object],
+) -> None:
+    heard = b""
+
+    def answer_whoever_comes() -> None:
+        nonlocal heard
+        with listener.accept()[0] as connection:
+            connection.recv(1 << 10)
+            connection.sendall(_meeting._frame(answer))
+            while piece := connection.recv(1 << 10):
+                heard += piece
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        answering = pool.submit(answer_whoever_comes)
+        with pytest.raises(SecretMismatchError, match="has no job secret, and this rank has one: set"):
+            rank(listener.getsockname()[1], 1, SECRET)
+        answering.result(PATIENCE_S)
+    assert heard == _meeting._frame({"op": "distrusts"})
+
+
+@pytest.mark.parametrize("number", [1, None], ids=["a-rank", "who-looks"])
+def test_with_a_secret_nobody_is_told_of_as_if_there_were_none(number: int | None) -> None:
+    with board(SECRET) as (server, port), contextlib.closing(rank(port, number, SECRET)) as store:
+        with pytest.raises(RendezvousError, match="key is no text"):
+            store._ask({"op": "distrusts"})
+        assert not server.strangers([1])
+
+
+CONTROLS = "\nERROR:gradwire:rank 3 lost\x1b[2J"
+
+
+@pytest.mark.parametrize("hello", [{"rank": CONTROLS}, {"gradwire": CONTROLS}], ids=["rank", "version"])
+def test_a_hello_writes_no_line_of_its_own_into_the_log(
+    hello: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="gradwire"), board(None) as (_, port), Stranger(port) as stranger:
+        assert "error" in (stranger.say(**{"gradwire": 1, "rank": 1, "nonce": "", **hello}) or {})
+    assert "rank 3 lost" in caplog.text
+    assert all(message.isprintable() for message in caplog.messages), caplog.messages
+
+
+@pytest.mark.parametrize(
+    "request_", [{"op": "wait", "key": "k", "timeout_s": CONTROLS}, {"op": CONTROLS, "key": "k"}], ids=["wait", "op"]
+)
+def test_a_request_writes_no_line_of_its_own_into_the_log(
+    request_: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="gradwire"), board(None) as (_, port), Stranger(port) as stranger:
+        stranger.say(gradwire=1, rank=None)
+        assert "error" in (stranger.say(**request_) or {})
+    assert "rank 3 lost" in caplog.text
+    assert all(message.isprintable() for message in caplog.messages), caplog.messages
 
 
 def test_the_keys_are_apart_and_nothing_shows_the_secret() -> None:
