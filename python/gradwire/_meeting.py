@@ -26,7 +26,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import struct
 import threading
 import time
@@ -34,7 +33,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _forked, _meeting_proof, _meeting_sockets
+from gradwire import _meeting_proof, _meeting_sockets
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire._meeting_texts import Texts
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
@@ -165,8 +164,6 @@ class MeetingServer:
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            # Sockets are closed a turn of the loop after their connections; until then their clients would wait.
-            self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
     async def _end(self, error: BaseException | None, timeout_s: float) -> None:
@@ -208,7 +205,7 @@ class MeetingServer:
 
     def _accept(self) -> None:
         try:
-            connection = _forked.stays_here(_meeting_sockets.noticing_death(self._listener.accept()[0]))
+            client = _meeting_sockets.Client(*self._listener.accept())
         except (BlockingIOError, ConnectionError):
             return  # it has gone again
         except OSError as error:
@@ -217,42 +214,36 @@ class MeetingServer:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(ACCEPT_PAUSE_S, self._open)
             return
-        visit = self._loop.create_task(self._receive(connection))
+        visit = self._loop.create_task(self._serve(client))
         self._visits.add(visit)
         visit.add_done_callback(self._visits.discard)
 
-    async def _receive(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection)
-        await self._serve(reader, writer)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = str(writer.get_extra_info("peername"))
+    async def _serve(self, client: _meeting_sockets.Client) -> None:
         task = asyncio.current_task()
         assert task is not None, "a server's handler runs as a task"
-        visitor = Visitor(task.cancel, self._loop.time(), peer)
+        visitor = Visitor(task.cancel, self._loop.time(), client.peer)
         try:
             self._places.enter(visitor)
-            await asyncio.wait_for(self._greet(reader, writer, visitor), HELLO_TIMEOUT_S)
-            await self._write(writer, {"value": None})
+            await asyncio.wait_for(self._greet(client, visitor), HELLO_TIMEOUT_S)
+            await self._write(client, {"value": None})
             while True:
-                await self._write(writer, await self._answer_next(reader, visitor))
+                await self._write(client, await self._answer_next(client, visitor))
         except NoRequestError as refused:
-            self._complaints.add(peer, refused)
+            self._complaints.add(client.peer, refused)
             with contextlib.suppress(OSError, asyncio.TimeoutError, TimeoutError, NoRequestError):
-                await self._write(writer, {"error": str(refused), "secret": isinstance(refused, _NoSecretError)})
+                await self._write(client, {"error": str(refused), "secret": isinstance(refused, _NoSecretError)})
+                client.pass_over()
         except asyncio.CancelledError:
-            # The meeting is over, or the place was needed; streams of Python 3.11 would print a cancelled task as an error.
-            writer.transport.abort()
+            pass  # the meeting is over, or the place was needed
         except (OSError, EOFError, asyncio.TimeoutError, TimeoutError):
-            logger.debug("rendezvous: %s has gone, or was too slow", peer)
-            writer.transport.abort()
+            logger.debug("rendezvous: %s has gone, or was too slow", client.peer)
         finally:
             self._places.left(visitor)
-            writer.close()
+            client.close()
             await self._forget(visitor.rank)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, visitor: Visitor) -> None:
-        hello = await _read(reader, await _length(reader, HELLO_BYTES_MAX))
+    async def _greet(self, client: _meeting_sockets.Client, visitor: Visitor) -> None:
+        hello = await _read(client, await _length(client, HELLO_BYTES_MAX))
         if hello.get("gradwire") != VERSION:
             raise NoRequestError(f"it speaks version {hello.get('gradwire')!r} of the rendezvous, this is {VERSION}")
         rank = hello.get("rank", "")
@@ -261,8 +252,8 @@ class MeetingServer:
         visitor.has_said = True
         if self._secret is not None:
             challenge = _meeting_proof.Challenge(self._secret, rank, _text(hello, "nonce"))
-            await self._write(writer, challenge.question())
-            visitor.is_known = await self._proves(reader, challenge)
+            await self._write(client, challenge.question())
+            visitor.is_known = await self._proves(client, challenge)
             if not visitor.is_known:
                 self._note_unproven(rank, visitor.peer)
         if rank is None:
@@ -273,11 +264,11 @@ class MeetingServer:
         self._ranks[rank] = visitor.peer
         visitor.rank = rank
 
-    async def _proves(self, reader: asyncio.StreamReader, challenge: _meeting_proof.Challenge) -> bool:
+    async def _proves(self, client: _meeting_sockets.Client, challenge: _meeting_proof.Challenge) -> bool:
         answer: dict[str, Any] = {}
         # Who has another secret, or none, sees so by the board's proof and leaves.
         with contextlib.suppress(OSError, EOFError, NoRequestError):
-            answer = await _read(reader, await _length(reader, HELLO_BYTES_MAX))
+            answer = await _read(client, await _length(client, HELLO_BYTES_MAX))
         return challenge.is_met_by(answer)
 
     def _note_unproven(self, rank: int | None, peer: str) -> None:
@@ -294,20 +285,19 @@ class MeetingServer:
                     self._left.add(rank)
             self._changed.notify_all()
 
-    async def _answer_next(self, reader: asyncio.StreamReader, visitor: Visitor) -> dict[str, Any]:
-        count = await _length(reader, FRAME_BYTES_MAX)
+    async def _answer_next(self, client: _meeting_sockets.Client, visitor: Visitor) -> dict[str, Any]:
+        count = await _length(client, FRAME_BYTES_MAX)
         visitor.heard_s = self._loop.time()
         with self._room.of(count):
-            request = await asyncio.wait_for(_read(reader, count), FRAME_TIMEOUT_S)
+            request = await asyncio.wait_for(_read(client, count), FRAME_TIMEOUT_S)
             if request.get("op") == DISTRUSTS and self._secret is None:
                 self._note_unproven(visitor.rank, visitor.peer)
             return await self._answer(request)
 
-    async def _write(self, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    async def _write(self, client: _meeting_sockets.Client, message: dict[str, Any]) -> None:
         frame = _frame(message)
         with self._room.of(len(frame)):
-            writer.write(frame)
-            await asyncio.wait_for(writer.drain(), FRAME_TIMEOUT_S)
+            await asyncio.wait_for(client.write(frame), FRAME_TIMEOUT_S)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         op = request.get("op")
@@ -538,19 +528,19 @@ def _frame(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(content)) + content
 
 
-async def _length(reader: asyncio.StreamReader, bytes_max: int) -> int:
+async def _length(client: _meeting_sockets.Client, bytes_max: int) -> int:
     """Of the next frame. Its first byte may come at any time, the others are soon there."""
-    first = await reader.readexactly(1)
-    rest = await asyncio.wait_for(reader.readexactly(LENGTH.size - 1), FRAME_TIMEOUT_S)
+    first = await client.read(1)
+    rest = await asyncio.wait_for(client.read(LENGTH.size - 1), FRAME_TIMEOUT_S)
     (count,) = LENGTH.unpack(first + rest)
     if count > bytes_max:
         raise NoRequestError("it is no message of gradwire's")
     return int(count)
 
 
-async def _read(reader: asyncio.StreamReader, count: int) -> dict[str, Any]:
+async def _read(client: _meeting_sockets.Client, count: int) -> dict[str, Any]:
     try:
-        message = json.loads(await reader.readexactly(count))
+        message = json.loads(await client.read(count))
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):

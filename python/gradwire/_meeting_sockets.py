@@ -20,6 +20,7 @@ GONE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3,
 # TCP takes what the interface allows: on a way that drops such packets and says nothing, a record would never come. These pass wherever
 # IPv6 does, with the headers of TCP; a smaller GRADWIRE_MTU makes them smaller.
 SEGMENT_BYTES = 1200
+PIECE_BYTES_MAX, PIECES_PASSED_OVER = 1 << 16, 16  # a frame of the largest size
 TCP_HEADERS_BYTES = 60  # of IPv6 and TCP
 
 
@@ -66,12 +67,60 @@ def listen(host: str, port: int, mtu: int | None) -> socket.socket:
     return listener
 
 
-def noticing_death(connection: socket.socket) -> socket.socket:
-    """A connection that ends within half a minute when the other host is gone, so that its rank can come from elsewhere."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in GONE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, option, value)
-    return connection
+class Client:
+    """A connection that rank 0 has accepted, used on its loop.
+
+    Unlike by asyncio's streams no more is read than is asked for: what a client sends ahead stays with the kernel, which lets it wait.
+    The connection ends within half a minute when the other host is gone, so that its rank can come from elsewhere.
+
+    Args:
+        connection: closed where an error is raised.
+        address: where it came from.
+
+    Raises:
+        OSError: it has gone again.
+    """
+
+    def __init__(self, connection: socket.socket, address: Any) -> None:
+        self._socket, self.peer = _forked.stays_here(connection), str(address)
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option, value in GONE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        except OSError:
+            connection.close()
+            raise
+
+    async def read(self, count: int) -> bytes:
+        """So many bytes.
+
+        Raises:
+            OSError, EOFError: it has gone.
+        """
+        content = bytearray()
+        while len(content) < count:
+            piece = await asyncio.get_running_loop().sock_recv(self._socket, min(count - len(content), PIECE_BYTES_MAX))
+            if not piece:
+                raise EOFError("it closed the connection")
+            content += piece
+        return bytes(content)
+
+    async def write(self, content: bytes) -> None:
+        """Hands it all to the kernel. Raises OSError where the client has gone."""
+        await asyncio.get_running_loop().sock_sendall(self._socket, content)
+
+    def pass_over(self) -> None:
+        """What has come by now is of no account: a connection that is closed over it is reset, and its last answer may be lost with it."""
+        with contextlib.suppress(OSError):
+            for _ in range(PIECES_PASSED_OVER):
+                if not self._socket.recv(PIECE_BYTES_MAX):
+                    return
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._socket.close()
 
 
 def _in_small_segments(end: socket.socket, mtu: int | None) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from gradwire import _joining, _meeting, _meeting_limits, _meeting_proof
@@ -289,6 +290,32 @@ def test_the_board_holds_so_many_bytes_and_no_more() -> None:
             other.compare_set("key", "", "it is there already")
             assert other.get("key") == "longer value"
             assert server._room.held < 1000
+
+
+def unread(ours: int, theirs: int) -> int:
+    """Bytes that have come to port `ours` of this host from port `theirs` of it, and lie in the kernel."""
+    ends = f"0100007F:{ours:04X}", f"0100007F:{theirs:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    (queues,) = (row[4] for row in rows if (row[1], row[2]) == ends)
+    return int(queues.partition(":")[2], 16)
+
+
+def test_what_is_sent_ahead_is_not_held_by_the_board() -> None:
+    wait = _meeting._frame({"op": "wait", "key": "never", "timeout_s": 30})
+    ahead, end = 200 * wait, time.monotonic() + PATIENCE_S
+    with board(None) as (_, port), Stranger(port) as stranger, contextlib.closing(rank(port, 1, None)) as store:
+        stranger.say(gradwire=1, rank=None)
+        stranger.socket.sendall(wait + ahead)
+        while unread(port, stranger.socket.getsockname()[1]) != len(ahead):
+            assert time.monotonic() < end, "more was read than the request that is answered"
+            store.check(["key"])  # turns of its loop
+
+
+def test_who_is_refused_reads_why_whatever_it_has_sent_behind() -> None:
+    with board(None) as (_, port), Stranger(port) as stranger:
+        stranger.socket.sendall(_meeting._frame({"gradwire": 2}) + bytes(_meeting.HELLO_BYTES_MAX))
+        assert "version 2" in str((stranger.heard() or {})["error"])
+        assert stranger.socket.recv(1) == b"", "it is closed in good order"
 
 
 def test_bytes_that_are_no_ascii_are_not_stored() -> None:
