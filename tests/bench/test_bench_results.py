@@ -12,7 +12,7 @@ import gradwire.torch
 import pytest
 import torch
 from click.testing import CliRunner
-from gradwire.bench import plan, report, results, run, training
+from gradwire.bench import machine, plan, report, results, run, training
 from gradwire.bench.collectives import COLLECTIVES, Task
 from gradwire.bench.display import Display, as_written, make_console
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
@@ -548,3 +548,23 @@ def test_the_report_is_one_file_that_needs_nothing_beside_it(tmp_path: Path):
     assert "white-space:pre-wrap" in pre, "a long command is read whole on paper, too"
     assert page.count("<td class=bad>3</td>") == 1
     assert all((tmp_path / f"bench-{number}.png").stat().st_size > 5_000 for number in range(1, 6))
+
+
+def test_results_and_the_command_that_repeats_them_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "GRADWIRE_SECRET": "the secret of this job",
+        "GRADWIRE_OTLP_ENDPOINT": "http://user:pass@word@collector:4318/",
+        "TORCH_SOMETHING": "redis://:password@store/0",
+        "OMP_NUM_THREADS": "2",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    command = machine.command()
+    environment = {name: value for name, value in command["environment"].items() if name in given}
+    assert environment == {
+        "GRADWIRE_SECRET": "...",
+        "GRADWIRE_OTLP_ENDPOINT": "http://***@collector:4318/",
+        "TORCH_SOMETHING": "redis://***@store/0",
+        "OMP_NUM_THREADS": "2",
+    }
+    assert not re.search("secret of|user|word", report.repeat_text({**command, "command": ""}))

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import gradwire
+from gradwire.config import ENV_PREFIX, settings, without_user
 
 _HERE = Path(__file__).resolve().parent
+_URLS = {ENV_PREFIX + field.name.upper() for field in settings() if "url" in field.metadata}
 _BUFFERS = ("core/rmem_max", "core/wmem_max", "ipv4/tcp_rmem", "ipv4/tcp_wmem")
 
 
@@ -51,11 +53,18 @@ def command() -> dict[str, Any]:
     """How this was started: the command line, and the variables that change what gradwire, gloo or torch do."""
     line = shlex.join(["gradwire", *sys.argv[1:]]) if "gradwire" in Path(sys.argv[0]).name else shlex.join(sys.argv)
     chosen = ("GRADWIRE_", "GLOO_", "TORCH_", "OMP_")
-    settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith(chosen)}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(chosen)}
     return {
         "command": line,
-        "environment": {name: "..." if "SECRET" in name else value for name, value in settings.items()},
+        "environment": {name: _shown(name, value) for name, value in variables.items()},
     }
+
+
+def _shown(name: str, value: str) -> str:
+    """Of a variable: results are published, and neither secrets nor what stands before the host of a URL is."""
+    if "SECRET" in name:
+        return "..."
+    return without_user(value) if name in _URLS or "://" in value else value
 
 
 def _commit() -> str:
