@@ -14,7 +14,7 @@ import click
 from gradwire import _files
 from gradwire._extras import require
 from gradwire.cli.types import FiniteFloat
-from gradwire.config import PRESETS, Config
+from gradwire.config import Config
 from gradwire.errors import ConfigError
 from gradwire.switch import SwitchError, SwitchPlan, arista, linux, make_plan, nvidia, sonic
 from gradwire.switch.layers import read_layers
@@ -66,7 +66,6 @@ def _ports(_ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]
 )
 @click.option("--classes", type=click.IntRange(1, QUEUES_MAX - 1), help="Classes of layers.",
               show_default="GRADWIRE_CLASSES, or as GRADWIRE_DSCP_CLASSES, or one for each queue but control's")  # fmt: skip
-@click.option("--preset", default="mlt", type=click.Choice(PRESETS), help="Of the job: decides its code points.")
 @click.option("--layers", "layers_text", metavar="SIZES", help="Sizes of the model's layers, front to back: a list with commas, a JSON "
               "file, or a torch checkpoint.", show_default="all alike")  # fmt: skip
 @click.option("--thresholds", "method", default="arithmetic", type=click.Choice(["arithmetic", "optimal"]),
@@ -97,7 +96,6 @@ def command(
     ports: list[str],
     queues: int,
     classes: int | None,
-    preset: str,
     layers_text: str | None,
     first_kb: float | None,
     queue_word: str,
@@ -112,7 +110,7 @@ def command(
     threshold above which unimportant gradients are dropped (MLT 5.2, DLCP 4.2).
     """
     try:
-        config = Config.from_env(Config(preset=preset, classes=classes or _usual_classes(queues)))
+        config = Config.from_env(Config(classes=classes or _usual_classes(queues)))
         config = replace(config, classes=classes) if classes else config
         layers = read_layers(layers_text) if layers_text else []
         wish = Wish(first_bytes=first_kb and round(first_kb * 1000), **wishes)  # type: ignore[arg-type]
