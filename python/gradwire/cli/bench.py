@@ -57,7 +57,7 @@ Exit status: 0 done, 1 a result was wrong or something required was missed, 2 it
 @click.command(name="bench", epilog=_EPILOG, context_settings={"show_default": True})
 @click.option("--network", default="lab", type=click.Choice(plan.NETWORKS), help="What joins the ranks.")
 @click.option("--collective", "collectives", multiple=True, type=click.Choice(list(COLLECTIVES)), default=("all_reduce",))
-@click.option("--ranks", multiple=True, type=click.IntRange(2, 8), default=(4,), help="Repeatable.")
+@click.option("--ranks", multiple=True, type=click.IntRange(2, 8), default=(4,), show_default="4; incast: 8", help="Repeatable.")
 @click.option("--size", "sizes", multiple=True, type=_SIZE, default=(1.0,), help="MB of 1024 * 1024 bytes; repeatable.")
 @click.option("--loss", "losses", multiple=True, type=_SHARE, default=(0.0,), show_default="0; training: 0 to 0.01",
               help="Share of the packets that ports lose; repeatable.")

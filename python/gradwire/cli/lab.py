@@ -243,6 +243,8 @@ def _described(told: dict[str, Any], name: str, *, as_json: bool) -> str:
 def exec(name: str, host: str, program: tuple[str, ...]) -> None:  # noqa: A001  (the subcommand's name)
     """Run a program on a host, or on all at once, as if it were started here.
 
+    In a lab that a user without root has built it sees itself as root: what refuses that needs to be told so (mpirun --allow-run-as-root).
+
     GRADWIRE_LAB_HOST is the host's number in its environment. GLOO_SOCKET_IFNAME, by which torch's gloo finds the other hosts, names the
     devices of all rails (eth0,eth1) unless it is set here.
     """
