@@ -14,6 +14,9 @@ use std::time::Duration;
 
 pub(crate) use peers::Peers;
 
+/// Of a way that loses all data while small packets pass.
+const LARGE_ARE_LOST: &str = "; none of the large packets that this rank sends there arrive, small ones do: the MTU on the way has become smaller (`gradwire doctor` finds it, GRADWIRE_MTU sets it), or something drops them";
+
 /// One peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
@@ -65,8 +68,13 @@ impl Peer {
         self.seen_in = self.seen_in.max(Some(sequence));
     }
 
-    /// Where it last said it was, for people; or where it was seen, if that was later.
+    /// Where it last said it was, for people; or where it was seen, if that was later. And what is wrong with the way to it, where that is known.
     pub(crate) fn whereabouts(&self) -> String {
+        let hole = if self.connection().loses_all_data() { LARGE_ARE_LOST } else { "" };
+        format!("{}{hole}", self.place())
+    }
+
+    fn place(&self) -> String {
         let said = self.position.map(|position| position.sequence);
         if let Some(seen) = self.seen_in.filter(|_| self.seen_in > said) {
             return format!("it last took part in collective {seen}");

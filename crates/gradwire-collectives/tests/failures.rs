@@ -1,7 +1,9 @@
 //! How groups fail: every rank, within its time, with the same typed cause.
 
-use crate::common::{all_reduce, lossy, request, Net, Tensor, NORMAL, PEER_TIMEOUT};
+use crate::common::{all_reduce, lossy, request, Fate, Net, Tensor, NORMAL, PEER_TIMEOUT};
 use gradwire_collectives::{Algorithm, Collective, Dtype, OpError, Policy, ReduceOp, Request, View};
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 fn data(elems: usize) -> Tensor {
@@ -268,6 +270,34 @@ fn a_call_that_a_peer_never_joins_times_out_with_the_laggard_named() {
         detail.contains(" bytes from it arrived in the reduce stage in all_reduce/transpose #0"),
         "{detail}"
     );
+}
+
+#[test]
+fn a_way_that_begins_to_lose_large_packets_is_named_when_time_is_up() {
+    let carries_all = Rc::new(Cell::new(true));
+    let is_whole = Rc::clone(&carries_all);
+    let mut net = Net::new(2, move |packet| {
+        let is_lost = packet.from == 0 && packet.bytes.len() > 1_000 && !is_whole.get();
+        if is_lost {
+            Fate::Drop
+        } else {
+            NORMAL
+        }
+    });
+    let mut tensors: Vec<Tensor> = (0..4).map(|_| data(1_000_000)).collect();
+    let mut call = |net: &mut Net, rank: u32, place: usize| {
+        let request = all_reduce(&mut tensors[place], Algorithm::Transpose);
+        net.submit(rank, Request { timeout: Duration::from_secs(3), ..request })
+    };
+    let first = [0, 1].map(|rank| call(&mut net, rank, rank as usize));
+    net.run_all(1);
+    assert!((0..2).all(|rank| net.outcome(rank, first[rank as usize]).is_ok()));
+    carries_all.set(false);
+    (0..2).for_each(|rank| _ = call(&mut net, rank, 2 + rank as usize));
+    net.run_all(2);
+    let said = |rank: u32| net.error(rank).to_string();
+    assert!(said(0).contains("none of the large packets that this rank sends there arrive"), "{}", said(0));
+    assert!(!said(1).contains("large packets"), "its own arrive: {}", said(1));
 }
 
 #[test]

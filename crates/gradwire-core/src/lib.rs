@@ -21,6 +21,7 @@ mod connection;
 mod contract;
 mod copies;
 mod datagrams;
+mod drought;
 mod error;
 mod event;
 #[doc(hidden)]

@@ -1,6 +1,7 @@
 //! One way for packets between two ranks: its estimates, its flight, its rate.
 
 use crate::arrivals::Arrivals;
+use crate::drought::Drought;
 use crate::recovery::{
     AckOutcome, AckSample, Controller, Ledger, Pacer, RateController, RttEstimator, SentPacket,
     SustainedRate, WayBack,
@@ -47,6 +48,8 @@ pub(crate) struct Path {
     /// What it has carried for a while.
     pub(crate) sustained: SustainedRate,
     pub(crate) arrivals: Arrivals,
+    /// None with several paths: those that lose all carry none of the data, only copies.
+    drought: Option<Drought>,
     pacer: Pacer,
     chunk_bytes: u64,
     /// There was nothing to send though the window was open: delivery rates are lower bounds.
@@ -92,6 +95,7 @@ impl Path {
             controller: Controller::new(config.controller, &config.controller_settings()),
             sustained: SustainedRate::default(),
             arrivals: Arrivals::new(id, config),
+            drought: (config.paths == 1).then(Drought::default),
             pacer: if config.paths == 1 { pacer.in_whole_bursts(chunk_bytes) } else { pacer },
             chunk_bytes,
             app_limited: true,
@@ -110,7 +114,8 @@ impl Path {
 
     fn is_window_full(&self) -> bool {
         let in_flight = self.ledger.in_flight();
-        in_flight > 0 && in_flight + self.chunk_bytes > self.controller.cwnd()
+        let tried = self.drought.as_ref().map_or(u64::MAX, |drought| drought.window(self.chunk_bytes));
+        in_flight > 0 && in_flight + self.chunk_bytes > self.controller.cwnd().min(tried)
     }
 
     /// Whether a data packet may leave now; called only when there is one.
@@ -120,7 +125,7 @@ impl Path {
         if full {
             self.pacer.on_held_back();
         }
-        let open = !full && self.pacer.allows(now, rate, burst);
+        let open = !full && now >= self.rests_until() && self.pacer.allows(now, rate, burst);
         self.app_limited &= open;
         open
     }
@@ -138,7 +143,21 @@ impl Path {
     /// When the pacer lets the next packet go; `None` when the window is full: an acknowledgement must come first.
     pub(crate) fn sends_at(&self) -> Option<Timestamp> {
         let (rate, burst) = (self.controller.pacing_rate(), self.controller.burst());
-        (!self.is_window_full()).then(|| self.pacer.next_send(rate, burst))
+        (!self.is_window_full()).then(|| self.pacer.next_send(rate, burst).max(self.rests_until()))
+    }
+
+    /// Data has arrived, as the end of a transfer says: that comes before an acknowledgement, and is said once.
+    pub(crate) fn end_drought(&mut self) {
+        self.drought.iter_mut().for_each(Drought::end);
+    }
+
+    /// Whether nothing of many packets has arrived, though what they belong to was asked about and answered.
+    pub(crate) fn is_in_drought(&self) -> bool {
+        self.drought.as_ref().is_some_and(Drought::lasts)
+    }
+
+    fn rests_until(&self) -> Timestamp {
+        self.drought.as_ref().map_or(Timestamp::ZERO, Drought::until)
     }
 
     /// There is nothing to send.
@@ -328,6 +347,13 @@ impl Path {
             app_limited: outcome.app_limited,
             round_ended: outcome.round_ended,
         };
+        let is_flooded = self.controller.is_flooded();
+        match &mut self.drought {
+            // What strangers crowd out is no broken way, and whoever yields to them is shut out.
+            Some(drought) if is_flooded || !outcome.acked.is_empty() => drought.end(),
+            Some(drought) => drought.on_lost(now, outcome.lost.len(), self.rtt.smoothed()),
+            None => {}
+        }
         self.sustained.on_ack(now, sample.acked_bytes, sample.in_flight);
         self.controller.on_ack(&sample);
     }

@@ -445,6 +445,9 @@ impl Connection {
         let came = status.received_chunks > 0 && status.received_chunks != ALL_CHUNKS;
         if came && effect != StatusEffect::Implausible {
             self.on_reached(posted_at);
+            if status.state == TransferState::Closed {
+                self.paths.at_mut(0).end_drought();
+            }
         }
         match effect {
             StatusEffect::Nothing => {}

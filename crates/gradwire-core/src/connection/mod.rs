@@ -312,6 +312,12 @@ impl Connection {
         stats
     }
 
+    /// Whether nothing of much data has arrived at the peer, which answers small packets: of a connection with one path.
+    #[must_use]
+    pub fn loses_all_data(&self) -> bool {
+        self.paths.at(0).is_in_drought()
+    }
+
     /// Counters and estimates of each path, in the order of their ids.
     #[must_use]
     pub fn path_stats(&self) -> Vec<PathStats> {
