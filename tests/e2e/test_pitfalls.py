@@ -1,4 +1,4 @@
-"""Known ways to break a backend written in Python; see bodies/pitfalls.py, nested.py, in_flight.py, killed.py."""
+"""Known ways to break a backend written in Python; see bodies/pitfalls.py, nested.py, in_flight.py, killed.py, killed_in_a_barrier.py."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def test_a_process_that_ends_with_an_operation_in_flight_ends_cleanly(tmp_path: 
 def test_survivors_name_a_killed_rank_within_ten_seconds(tmp_path: Path) -> None:
     outcome = launch("killed", 3, tmp_path, expected_dead=[1], env={"GRADWIRE_PEER_TIMEOUT_S": "5"})
     for check in checks_of("killed"):
+        outcome.require(check)
+    outcome.require_clean_exit()
+
+
+def test_a_monitored_barrier_names_the_rank_that_was_killed_and_no_living_one(tmp_path: Path) -> None:
+    outcome = launch("killed_in_a_barrier", 3, tmp_path, expected_dead=[2], env={"GRADWIRE_PEER_TIMEOUT_S": "5"})
+    for check in checks_of("killed_in_a_barrier"):
         outcome.require(check)
     outcome.require_clean_exit()
 

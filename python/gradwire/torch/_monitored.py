@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import torch
 
-from gradwire.errors import DeadlineError, GradwireError
+from gradwire.errors import AbortedError, DeadlineError, GradwireError, PeerLeftError, PeerLostError
 from gradwire.torch._work import GradwireWork
 
 # Tags of these messages: the last of the tag space, one for each of the latest barriers, so that a rank that comes too late
@@ -22,6 +22,9 @@ TAG_COUNT = 0x1_0000
 
 # (peer, tag, timeout) -> work, of a message of one byte
 Exchange = Callable[[int, int, timedelta], GradwireWork]
+# Of a wait that took too long: this rank's own, or another one's that came first and told of it.
+TOO_LATE = (DeadlineError, AbortedError)
+GONE = (PeerLostError, PeerLeftError)
 
 
 class MonitoredBarrier:
@@ -38,7 +41,8 @@ class MonitoredBarrier:
         self._rank, self._world_size = rank, world_size
         self._tag = TAG_FIRST + number % TAG_COUNT
         self._timeout = timeout
-        self._end_s = time.monotonic() + timeout.total_seconds()
+        self._start_s = time.monotonic()
+        self._end_s = self._start_s + timeout.total_seconds()
         self._wait_all = wait_all
 
     def run(self, send: Exchange, receive: Exchange) -> None:
@@ -46,6 +50,7 @@ class MonitoredBarrier:
 
         Raises:
             DeadlineError: some did not come in time. Fields: during, waited_s.
+            GradwireError: the group failed for another reason, such as a rank that was lost.
         """
         if self._rank == 0:
             self._gather(receive)
@@ -56,38 +61,50 @@ class MonitoredBarrier:
             send(0, self._tag, self._left())
             receive(0, self._tag, self._left()).wait()
         except GradwireError as error:
-            raise self._error(
+            text = (
                 f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv "
                 f"from rank 0: {error}"
-            ) from error
+            )
+            raise self._told(text, error) from error
 
     def _gather(self, receive: Exchange) -> None:
         if self._timeout <= timedelta(0):
-            raise self._error(f"Rank 0 timed out in monitoredBarrier after {self._timeout_ms()} ms")
+            raise self._too_late(f"Rank 0 timed out in monitoredBarrier after {self._waited_ms()} ms")
         works = {other: receive(other, self._tag, self._left()) for other in range(1, self._world_size)}
-        missing = []
+        missing, cause = [], None
         for other, work in works.items():
             try:
                 work.wait()
-            except GradwireError as error:
+            except TOO_LATE as error:
                 missing.append(other)
+                cause = cause or error
                 if not self._wait_all:
-                    raise self._error(self._failure(missing)) from error
-        if missing:
-            raise self._error(self._failure(missing))
+                    break
+            except GONE as error:
+                # It ended the waits for all the others, about which nothing is known then.
+                raise self._told(self._failure([error.rank], error), error) from error
+        if cause is not None:
+            raise self._told(self._failure(missing, cause), cause) from cause
 
-    def _failure(self, missing: list[int]) -> str:
+    def _failure(self, missing: list[int], cause: GradwireError) -> str:
         ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        return f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {self._timeout_ms()} ms"
+        return f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {self._waited_ms()} ms: {cause}"
 
-    def _error(self, message: str) -> DeadlineError:
-        return DeadlineError(message, during="monitored_barrier", waited_s=self._timeout.total_seconds())
+    def _told(self, text: str, cause: GradwireError) -> GradwireError:
+        """`cause` in these words: of its own class, unless it says no more than that a wait was too long."""
+        return self._too_late(text) if isinstance(cause, TOO_LATE) else type(cause)(text, **cause.fields)
+
+    def _too_late(self, text: str) -> DeadlineError:
+        return DeadlineError(text, during="monitored_barrier", waited_s=self._waited_s())
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _waited_ms(self) -> int:
+        return round(self._waited_s() * 1000)
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.001, self._end_s - time.monotonic()))
-
-    def _timeout_ms(self) -> int:
-        return int(self._timeout.total_seconds() * 1000)
 
 
 def signal() -> torch.Tensor:

@@ -132,6 +132,7 @@ class Collectives:
 
         Raises:
             DeadlineError: ranks did not come within the timeout.
+            GradwireError: the group failed for another reason; of a rank that was lost or has left, its error names that one.
         """
         self.link.owner.check_process()
         timeout = _timeout(opts)
