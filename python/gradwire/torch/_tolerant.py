@@ -253,6 +253,7 @@ def tolerant_group(
     deadline: timedelta | None = None,
     step_delay_max: timedelta | None = None,
     gather_loss_bound: float | None = None,
+    gather_fill: str | None = None,
     divide_by: str | None = None,
     algorithm: str | None = None,
 ) -> Any:
@@ -272,6 +273,7 @@ def tolerant_group(
         step_delay_max: that waiting for retransmissions may cost a stage.
         gather_loss_bound: share of the results that may be missing on their way back, in the presets `mlt`, `dlcp` and `ultima`: above 0
             replicas may differ, and a warning says so.
+        gather_fill: `zero` or `local`, of a result that did not arrive. The hooks reduce in place, where no previous result is.
         divide_by: what a mean divides by where contributions are missing.
         algorithm: the schedule.
 
@@ -279,7 +281,7 @@ def tolerant_group(
         The group, or torch's `GroupMember.NON_GROUP_MEMBER` on other ranks.
 
     Raises:
-        ConfigError: a value is out of range, or `ring` where results may be lost.
+        ConfigError: a value is out of range, or `ring` where results may be lost; or `gather_fill` (`GRADWIRE_GATHER_FILL`) is `previous`.
         GradwireError: the ranks could not form the group.
     """
     config = configuration()
@@ -290,8 +292,12 @@ def tolerant_group(
         deadline=deadline,
         step_delay_max=step_delay_max,
         gather_loss_bound=gather_loss_bound,
+        gather_fill=gather_fill,
         divide_by=divide_by,
     )
+    if numbers["gather_fill"] == "previous":
+        text = "gather_fill = previous is not kept in a tolerant_group, whose reductions are in place: zero or local"
+        raise ConfigError(text, field="gather_fill", value="previous")
     warn_of_lost_results(numbers)
     tolerance = {
         "policy": numbers,

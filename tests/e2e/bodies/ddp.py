@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import threading
 from typing import Any
@@ -11,8 +12,9 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire._runtime import configuration
 from gradwire.errors import ConfigError, UnsupportedError
-from gradwire.torch import _compat
+from gradwire.torch import _compat, _tolerant
 from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -273,6 +275,19 @@ def check_tolerate_loss_refuses_what_it_cannot_do() -> None:
             with pytest.raises(ConfigError, match="algorithm = ring is not allowed where results may be lost"):
                 call(preset=preset, algorithm="ring")
     gradwire.torch.tolerate_loss(fine)
+
+
+def check_a_group_for_reductions_in_place_is_refused_where_previous_results_are_to_fill_in() -> None:
+    keeping = dataclasses.replace(configuration(), gather_fill="previous")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tolerant, "configuration", lambda: keeping)
+        with pytest.raises(ConfigError, match="gather_fill = previous is not kept in a tolerant_group"):
+            gradwire.torch.tolerant_group()
+        group = gradwire.torch.tolerant_group(gather_fill="zero")
+    tensor = torch.ones(1000)
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, torch.full((1000,), float(WORLD_SIZE)))
+    dist.destroy_process_group(group)
 
 
 def check_explicit_all_reduce_is_the_mean_of_what_counted() -> None:
