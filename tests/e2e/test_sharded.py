@@ -15,6 +15,7 @@ EXACT = (
     "check_models_that_are_replicated_alone_are_refused",
     "check_each_module_sends_in_the_class_of_its_front_most_layer",
     "check_a_function_of_the_users_own_decides_the_class_of_each_module_and_what_of_it_is_important",
+    "check_a_function_of_the_users_own_that_raises_on_one_rank_fails_the_step_on_all",
     "check_what_is_for_ddp_alone_is_refused",
     "check_residuals_are_saved_for_each_rank",
 )

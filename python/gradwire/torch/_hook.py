@@ -135,9 +135,9 @@ def tolerate_loss(
         steps_kept: how many records `steps` holds, 1 or more.
         priority: a function that is called with each bucket and returns its traffic class, 0 (the most urgent) to
             `classes` - 1, or the class and a mask of any length that says which parts of the bucket a switch should keep
-            longest. Need not agree between ranks. For FSDP2 it is called with each module's gradients (a `ShardedBucket`). None: class
-            by layer, the front layers first, and importance as the configuration says. Code points are written only with
-            `dscp_classes`.
+            longest. Need not agree between ranks. For FSDP2 it is called with each module's gradients (a `ShardedBucket`). What it
+            raises fails the step on every rank, on the others as a MismatchError. None: class by layer, the front layers first, and
+            importance as the configuration says. Code points are written only with `dscp_classes`.
         drift_every: compare the parameters of all ranks every so many steps, and warn where they differ; 0: never. Of use
             where results may be lost; costs a read of the parameters and 16 bytes on the wire. Needs every rank: not with
             `on_peer_loss="continue"`.
@@ -418,10 +418,10 @@ class LossTolerance(Delivered):
         residual = None
         if self.residuals is not None:
             residual = self.residuals.feed_back(bucket, may_be_unused=self._may_be_unused)
-        traffic_class, important = split(self.priority(bucket))
-        # The order of buckets is finer than that of classes; a function of the user's decides both.
-        priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
-        tags: dict[str, Any] = {"traffic_class": traffic_class, "important": important, "priority": priority}
+        try:
+            tags = self._tags_of(bucket)
+        except Exception as error:  # noqa: BLE001  of the user's function: see the head of _group.py
+            return link_of(self.group).failed("all_reduce", error).future_of(gradient)
         tags["delay_share"] = delay_share
         output = None if self._latest is None else self._latest.of(bucket)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
@@ -430,6 +430,13 @@ class LossTolerance(Delivered):
             return self._early.take(bucket, work, self._meter.add)
         work.observer = self._meter.add
         return work.future_of(gradient if output is None else output)
+
+    def _tags_of(self, bucket: dist.GradBucket) -> dict[str, Any]:
+        """What the network is told of a bucket, with what is owed in it: a mask is over what is sent."""
+        traffic_class, important = split(self.priority(bucket))
+        # The order of buckets is finer than that of classes; a function of the user's decides both.
+        priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
+        return {"traffic_class": traffic_class, "important": important, "priority": priority}
 
     def _begin_step(self) -> None:
         self.drift.before_step()

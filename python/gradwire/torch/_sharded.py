@@ -26,7 +26,7 @@ from gradwire.torch import _memory
 from gradwire.torch._sharded_residuals import ShardedResiduals
 from gradwire.torch._steps import Delivered, StepRecord
 from gradwire.torch._tags import LayerPriority, Priority, ShardedBucket, Tagged, split
-from gradwire.torch._tolerant import all_reduce, reduce_scatter, schedule_of, timed_policy
+from gradwire.torch._tolerant import all_reduce, link_of, reduce_scatter, schedule_of, timed_policy
 
 logger = logging.getLogger("gradwire")
 
@@ -124,6 +124,7 @@ class ReduceScatter:
         Raises:
             UnsupportedError: the group has another backend, or the gradients are of a dtype that tolerates no loss.
             GradwireError: the reduction failed.
+            Exception: what a `priority` function raised.
         """
         del async_op  # FSDP waits for it in any case
         residual = None
@@ -132,7 +133,11 @@ class ReduceScatter:
             if residual is None:  # what would be lost has no place to wait at
                 dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
                 return
-        traffic_class, important = split(self._tags_of(input_tensor))
+        try:
+            traffic_class, important = split(self._tags_of(input_tensor))
+        except Exception as error:  # noqa: BLE001  of the user's function: the other ranks learn of it, see `GroupLink.failed`
+            link_of(group).failed("reduce_scatter", error).wait()
+            return  # the wait has raised it
         given: dict[str, Any] = {"group": group, "residual": residual}
         given |= {"traffic_class": traffic_class, "important": important}
         if self._scatters:

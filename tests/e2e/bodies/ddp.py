@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import threading
+from datetime import timedelta
 from typing import Any
 
 import gradwire.torch
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire._runtime import configuration
-from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.errors import ConfigError, MismatchError, UnsupportedError
 from gradwire.torch import _compat, _tolerant
 from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
@@ -185,6 +186,19 @@ def check_a_function_of_the_users_own_decides_the_class_of_each_bucket_and_what_
     assert of_class[2] > 0, of_class
     assert of_class[3] > 0, of_class
     assert 0 < more_important - important < of_class[2] + of_class[3], (important, more_important, of_class)
+
+
+def check_a_function_of_the_users_own_that_raises_on_one_rank_fails_the_step_on_all() -> None:
+    def priority(bucket: dist.GradBucket) -> int:
+        if RANK == 0:
+            raise ValueError(f"no class for bucket {bucket.index()}")
+        return 0
+
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    with pytest.raises(RuntimeError, match="no class for bucket" if RANK == 0 else "barrier"):
+        train(group, lambda model: gradwire.torch.tolerate_loss(model, priority=priority))
+    error = gradwire.torch.last_error()
+    assert isinstance(error, (ValueError, MismatchError) if RANK == 0 else MismatchError), error
 
 
 def check_step_records_count_every_gradient_byte() -> None:

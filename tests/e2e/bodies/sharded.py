@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from datetime import timedelta
 
 import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import ConfigError, UnsupportedError
+from gradwire.errors import ConfigError, MismatchError, UnsupportedError
 from gradwire.torch import _compat
 from rank import RANK, WORLD_SIZE
 from torch import nn
@@ -209,6 +210,20 @@ if not LOSSY:
             assert sent[1] > sent[3] > 0 == sent[2], sent
             # Of the last class everything that has gradients is important, and nothing else.
             assert 0 < important_sent() - important <= sent[3], (algorithm, sent)
+
+    def check_a_function_of_the_users_own_that_raises_on_one_rank_fails_the_step_on_all() -> None:
+        def priority(bucket: gradwire.torch.ShardedBucket) -> int:
+            if RANK == 0:
+                raise ValueError(f"no class for {bucket.name!r}")
+            return 0
+
+        for algorithm in ("auto", "ring"):  # by a reduce-scatter, and by an all-reduce
+            model = sharded(line(dist.new_group(timeout=timedelta(seconds=20))))
+            gradwire.torch.tolerate_loss(model, algorithm=algorithm, priority=priority)
+            with pytest.raises(
+                ValueError if RANK == 0 else MismatchError, match="no class for" if RANK == 0 else "barrier"
+            ):
+                model(torch.ones(4, 64)).sum().backward()
 
     def check_what_is_for_ddp_alone_is_refused() -> None:
         model = sharded(line(dist.group.WORLD))
