@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gradwire._outbox import LaterOp
-from gradwire.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
+from gradwire.errors import AbortedError, DeadlineError, GradwireError, MismatchError, PeerLostError
 from gradwire.torch._ending import Ending
 
 COPY = RuntimeError("an illegal memory access was encountered")
@@ -38,4 +38,36 @@ def test_a_call_in_parts_fails_with_what_the_other_errors_follow_from(
     whole = Ending(ended, completer, parts=[Ending([op], completer) for op in ended])
     assert whole.wait_until(None)
     assert whole.settle() is cause
-    assert completer.last_error is cause
+    assert repr(completer.last_error) == repr(cause)
+
+
+class Unlike(Exception):
+    """Cannot be made of what it says."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} is not {second}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (PeerLostError("rank 1 was lost", rank=1), PeerLostError("rank 1 was lost", rank=1)),
+        (ValueError("no class"), ValueError("no class")),
+        (Unlike(1, 2), GradwireError("Unlike: 1 is not 2")),
+    ],
+)
+def test_the_last_error_says_what_happened_and_holds_nothing_of_where(failure: Exception, told: Exception) -> None:
+    def fail() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as cause:
+            raise failure from cause
+
+    completer: Any = SimpleNamespace(last_error=None)
+    with pytest.raises(type(failure)):
+        fail()
+    ended = Ending([], completer, failure=failure)
+    assert ended.settle() is failure
+    last = completer.last_error
+    assert (type(last), str(last), getattr(last, "fields", {})) == (type(told), str(told), getattr(told, "fields", {}))
+    assert (last.__traceback__, last.__cause__, last.__context__) == (None, None, None)

@@ -123,7 +123,10 @@ def members(group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
 
 
 def last_error() -> Exception | None:
-    """The latest error of any collective in this process, with its type: `backward` passes errors on as RuntimeError."""
+    """The latest error of any collective in this process, with its type: `backward` passes errors on as RuntimeError.
+
+    Without traceback and cause, so that what a failed step held does not stay in memory.
+    """
     owner = _runtime.current()
     return None if owner is None else owner.completer.last_error
 

@@ -6,6 +6,7 @@ has endings as its parts, of which each sends its own results on their way.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
-from gradwire.errors import AbortedError, EngineError, GroupError
+from gradwire.errors import AbortedError, EngineError, GradwireError, GroupError
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging
 
@@ -87,7 +88,7 @@ class Ending:
                 if self._failure is not None and self.explain is not None:
                     self._failure = self.explain(self._failure)
                 if self._failure is not None:
-                    self._completer.last_error = self._failure
+                    self._completer.last_error = _alone(self._failure)
                 for op in self._ops:
                     if (choice := op.choice()) is not None:
                         logger.info("%s", choice)
@@ -114,6 +115,15 @@ class Ending:
         except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
             self._failure = error
         self._staging, self._last = None, None
+
+
+def _alone(error: Exception) -> Exception:
+    """A copy for who asks later: `error` itself holds each frame that it went through, and so the model and the batch of a failed step."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001  of a class that is not made of what its instances hold
+        copied = None
+    return copied if type(copied) is type(error) else GradwireError(f"{type(error).__name__}: {error}")
 
 
 def _cause(errors: Sequence[Exception]) -> Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -182,8 +184,29 @@ def check_a_work_that_failed_says_so() -> None:
             work.get_future().wait()
         with pytest.raises(DeadlineError):
             work.report()
-        assert gradwire.torch.last_error() is caught.value
+        last = gradwire.torch.last_error()
+        assert isinstance(last, DeadlineError)
+        assert (str(last), last.fields) == (str(caught.value), caught.value.fields)
     dist.barrier(GLOO)
+
+
+def check_what_a_failed_step_held_is_free_once_its_error_has_been_caught() -> None:
+    group = impatient_group(timedelta(seconds=1))
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def step() -> None:
+        activations = own()
+        held.append(weakref.ref(activations))
+        dist.all_reduce(activations.clone(), group=group)
+
+    if RANK:
+        with pytest.raises(DeadlineError):
+            step()
+    dist.barrier(GLOO)
+    gc.collect()
+    if RANK:
+        assert held[0]() is None
+        assert isinstance(gradwire.torch.last_error(), DeadlineError)
 
 
 def check_a_wait_that_is_over_leaves_every_kind_of_call_running() -> None:
