@@ -67,7 +67,11 @@ class _Request:
         self.result: Any = None
         self.error: Exception | None = None
         self._method, self._arguments = method, arguments
-        threading.Thread(target=self._run, name="gradwire-store", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="gradwire-store", daemon=True).start()
+        except RuntimeError:
+            # Python 3.12 starts none while the interpreter ends. Who leaves then only writes, for which torch's Store awaits no answer.
+            self._run()
 
     def _run(self) -> None:
         try:

@@ -207,7 +207,10 @@ class Completer:
 
 
 def _step_apart(countdown: _Countdown) -> None:
-    threading.Thread(target=countdown.step, name="gradwire-failed", daemon=True).start()
+    try:
+        threading.Thread(target=countdown.step, name="gradwire-failed", daemon=True).start()
+    except RuntimeError:  # Python 3.12 starts none while the interpreter ends, which is when the runtime stops
+        countdown.step()
 
 
 class _Countdown:

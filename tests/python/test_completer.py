@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from gradwire._completer import LATE_S, Completer
+from gradwire._outbox import LaterOp
 
 # Short, where something is to be held up; longer than any test, where nothing is.
 SHORT_S, LONG_S, LIMIT_S = 0.05, 1000.0, 60.0
@@ -40,6 +41,11 @@ def completer_of(engine: Any, patience_s: float) -> Completer:
 
 def operations(count: int) -> list[Any]:
     return [SimpleNamespace(id=number, notify=lambda: None) for number in range(count)]
+
+
+def refuse_to_start(_thread: threading.Thread) -> None:
+    """As `Thread.start` of Python 3.12 in a function of `atexit`."""
+    raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -152,6 +158,20 @@ def test_what_is_watched_just_as_the_engine_stops_is_called_back_all_the_same() 
     assert called.wait(LIMIT_S)
     completer.join(LIMIT_S)
     assert not any(thread.is_alive() for thread in completer._threads)
+
+
+def test_where_no_thread_starts_any_more_the_caller_calls_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the interpreter ends, of a call that never came to the engine, and of one that the engine was stopped in."""
+    completer, (in_flight,) = completer_of(engine, LONG_S), operations(1)
+    dropped, called = LaterOp(), []
+    completer.watch([dropped], lambda: called.append("dropped"))
+    completer.watch([in_flight], lambda: called.append("in flight"))
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    dropped.resolve(None)
+    assert called == ["dropped"]
+    engine.batches.put(None)
+    completer.join(LIMIT_S)
+    assert called == ["dropped", "in flight"]
 
 
 def test_who_looks_too_late_was_stopped_too_and_looks_again(engine: Engine) -> None:

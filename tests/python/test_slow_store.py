@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from gradwire import _entrance
 from gradwire._boundary import Boundary
+from gradwire._bounded import BoundedStore
 from gradwire._entrance import Door, Watch
 from gradwire._heritage import Reopening
 from gradwire._meeting import ANSWER_MIN_S, MeetingServer, MeetingStore
@@ -233,3 +235,16 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_to_the_next_questio
     assert door.answered(life, TIMEOUT_S, TIMEOUT_S) == "members"
     watch.close()
     patient.close()
+
+
+def test_a_rank_that_leaves_while_the_interpreter_ends_says_so_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts no thread in a function of `atexit`."""
+
+    def refuse_to_start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    store = Store()
+    bounded = BoundedStore(store, TIMEOUT_S)
+    monkeypatch.setattr(threading.Thread, "start", refuse_to_start)
+    Watch(lambda: bounded, ROUND, MEMBERS[0], WORLD_SIZE).leave()
+    assert store.check([f"gradwire/{ROUND}/left/{MEMBERS[0]}"])
