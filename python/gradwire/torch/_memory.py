@@ -149,6 +149,22 @@ def _overlaps(tensor: Tensor) -> bool:
     return places.unique().numel() < tensor.numel()
 
 
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one device have an element in common. Of those with gaps, whose elements may interleave, the first decides."""
+    if not one.numel() or not other.numel():
+        return False
+    if one.data_ptr() == other.data_ptr():
+        return True
+    first, second = sorted((one, other), key=Tensor.data_ptr)
+    are_dense = _reach(one) == one.numel() and _reach(other) == other.numel()
+    return are_dense and second.data_ptr() < first.data_ptr() + first.numel() * first.element_size()
+
+
+def _reach(tensor: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
 def stacked(rows: Sequence[Tensor], staging: Staging) -> Tensor:
     """A copy of equally large tensors, one after the other: `[len(rows), elems]`."""
     same_size(rows)

@@ -210,6 +210,7 @@ def reduce_scatter(
         (into, rest), (rows,) = piece.written, piece.read
         assert into is not None
         _check_tolerant(tensor, residual, None, op, what="reduce-scatter")
+        _check_apart("residual", residual, "output", output)
         _check_rows(rows, into, link.world_size)
         options = reduction(into, op)
         numbers = timed_policy(
@@ -423,6 +424,9 @@ def _check_tolerant(
     for argument, other in (("residual", residual), ("output", output)):
         if other is not None:
             _check_alike(argument, other, tensor)
+    _check_apart("residual", residual, "tensor", tensor)
+    _check_apart("output", output, "tensor", tensor)
+    _check_apart("residual", residual, "output", output)
 
 
 def _check_alike(name: str, other: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -431,5 +435,9 @@ def _check_alike(name: str, other: torch.Tensor, tensor: torch.Tensor) -> None:
             f"{name} is {other.dtype} {tuple(other.shape)} on {other.device}, the tensor {tensor.dtype} "
             f"{tuple(tensor.shape)} on {tensor.device}"
         )
-    if other.data_ptr() == tensor.data_ptr() and tensor.numel():
-        raise InvalidRequestError(f"{name} is the tensor itself: it needs memory of its own")
+
+
+def _check_apart(name: str, one: torch.Tensor | None, other_name: str, other: torch.Tensor | None) -> None:
+    """The engine checks it of what it is given: for tensors that are copied, buffers of their own."""
+    if one is not None and other is not None and _memory.share_memory(one, other):
+        raise InvalidRequestError(f"{name} and {other_name} share memory: each needs its own")

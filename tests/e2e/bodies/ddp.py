@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gradwire._runtime import configuration
-from gradwire.errors import ConfigError, MismatchError, UnsupportedError
+from gradwire.errors import ConfigError, InvalidRequestError, MismatchError, UnsupportedError
 from gradwire.torch import _compat, _tolerant
 from gradwire.torch._tolerant import link_of
 from rank import RANK, WORLD_SIZE
@@ -358,6 +358,23 @@ def check_what_a_tolerant_call_cannot_be_is_told_by_its_type() -> None:
     for priority in (0, 255):
         gradwire.torch.all_reduce(tensor, priority=priority)
     assert torch.equal(tensor, torch.ones(10))
+
+
+def check_what_a_tolerant_call_writes_needs_memory_of_its_own_where_it_is_copied_too() -> None:
+    gaps, base = torch.zeros(20, 2)[:, 0], torch.zeros(30)
+    early, late = base[:20].view(4, 5).t(), base[10:].view(4, 5).t()
+    for output, residual in ((gaps, gaps), (early, late), (early, base[:20].view(5, 4))):
+        with pytest.raises(InvalidRequestError, match="residual and output share memory"):
+            gradwire.torch.all_reduce(torch.ones(output.shape), output=output, residual=residual)
+    with pytest.raises(InvalidRequestError, match="residual and output share memory"):
+        gradwire.torch.reduce_scatter(gaps[: 20 // WORLD_SIZE], torch.ones(20), residual=gaps)
+    with pytest.raises(InvalidRequestError, match="residual and tensor share memory"):
+        gradwire.torch.all_reduce(early, residual=late)
+    assert not gaps.any()
+    assert not base.any()
+    both = torch.zeros(20, 2)  # every second element each: nothing is shared
+    gradwire.torch.all_reduce(torch.ones(20), output=both[:, 0], residual=both[:, 1], preset="reliable")
+    assert torch.equal(both, torch.tensor([1.0, 0.0]).expand(20, 2))
 
 
 def check_tensors_without_dense_host_or_gpu_memory_are_refused() -> None:
