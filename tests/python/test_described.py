@@ -119,3 +119,13 @@ def test_a_part_that_nobody_named_is_refused_as_no_rank_that_joins_would_get_it(
     with pytest.raises(AttributeError, match="no part 'epoch': name it in ElasticState"):
         state.epoch = 3
     assert (state.step, hasattr(state, "epoch")) == (1, False)
+
+
+def test_a_value_of_another_kind_than_here_is_taken_as_the_others_have_it(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_elastic, "link_of", lambda _: SimpleNamespace(monitored_barriers=0))
+    theirs = _elastic.ElasticState(step=3, best=torch.tensor(0.5), loss=torch.ones(2))
+    ours = _elastic.ElasticState(step=torch.tensor(0), best=None, loss=torch.zeros(2))
+    ours._unpack(*theirs._pack())
+    assert (ours.step, type(ours.step)) == (3, int)
+    assert torch.equal(ours.best, torch.tensor(0.5))
+    assert torch.equal(ours.loss, torch.ones(2))

@@ -130,7 +130,8 @@ class ElasticState:
             _module_of(self._parts[name]).load_state_dict(state)
         for name, value in values.items():
             mine = self._values[name]
-            self._values[name] = value.to(mine.device) if isinstance(mine, torch.Tensor) else value
+            are_tensors = isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor)
+            self._values[name] = value.to(mine.device) if are_tensors else value
         link_of(self._group).monitored_barriers = barriers
 
 
