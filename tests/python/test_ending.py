@@ -1,4 +1,4 @@
-"""What a call in parts ends with: the cause, whichever part it hit and whatever the others then saw."""
+"""What a call ends with: of one in parts the cause, whichever part it hit and whatever the others then saw; and who hears of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from gradwire._outbox import LaterOp
 from gradwire.errors import AbortedError, DeadlineError, GradwireError, MismatchError, PeerLostError
 from gradwire.torch._ending import Ending
+from gradwire.torch._work import GradwireWork
 
 COPY = RuntimeError("an illegal memory access was encountered")
 FOLLOWS = MismatchError("rank 0 called barrier, rank 1 all_reduce")
@@ -71,3 +72,19 @@ def test_the_last_error_says_what_happened_and_holds_nothing_of_where(failure: E
     last = completer.last_error
     assert (type(last), str(last), getattr(last, "fields", {})) == (type(told), str(told), getattr(told, "fields", {}))
     assert (last.__traceback__, last.__cause__, last.__context__) == (None, None, None)
+
+
+def test_a_future_whose_wait_was_interrupted_is_made_anew_and_completed() -> None:
+    class Interrupted(LaterOp):
+        def wait(self, timeout_s: float | None = None) -> bool:
+            if not self.is_done():
+                self.resolve(None, MismatchError("first"))
+                raise KeyboardInterrupt
+            return super().wait(timeout_s)
+
+    completer: Any = SimpleNamespace(last_error=None, sync_futures=True, watch=lambda _ops, callback: callback())
+    work = GradwireWork("all_reduce", [Interrupted()], [], completer)
+    with pytest.raises(KeyboardInterrupt):
+        work.get_future()
+    assert work.get_future().done()
+    assert work.get_future() is work.get_future()

@@ -120,7 +120,16 @@ class GradwireWork(dist.Work):
             if self._future is not None:
                 return self._future
             base: torch.futures.Future[Any] = torch.futures.Future(devices=_memory.devices_of(self._result))
-            self._future = base.then(_unwrap)
+            self._future = future = base.then(_unwrap)
+        try:
+            self._complete_at_end(base, value, ended=ended)
+        except BaseException:  # an interrupt of the wait, or a forked child: nobody would complete this one
+            if not base.done():
+                self._future = None
+            raise
+        return future
+
+    def _complete_at_end(self, base: torch.futures.Future[Any], value: Any, *, ended: bool) -> None:
         # On the completer's thread nobody else could complete it, should the callback that asks wait for it.
         if ended or self._completer.sync_futures or self._completer.is_current_thread():
             for op in self._ops:
@@ -131,7 +140,6 @@ class GradwireWork(dist.Work):
             for part in self._parts:
                 part.on_end(part.ending.settle)
             self.on_end(lambda: self.complete(base, value))
-        return self._future
 
     def on_end(self, callback: Callable[[], object]) -> None:
         """Calls back when the operations have ended: on the completer's thread, or now where there are none."""
