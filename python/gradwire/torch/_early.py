@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,21 +39,40 @@ class _Layer:
 
     def __post_init__(self) -> None:
         self._hyperparameters = Hyperparameters(self.optimizer)
+        self._on_update: Callable[[], None] | None = None
+        # Before the hooks of others, which may raise.
+        self.hook = self.optimizer.register_step_post_hook(lambda *_: self._tell_of_update())
+        self.optimizer._optimizer_step_post_hooks.move_to_end(self.hook.id, last=False)  # type: ignore[attr-defined]
 
     def gradients_are_on_their_way(self) -> None:
         """Here a script that steps after `backward` would do so, which is also what schedulers make sure of before they change anything."""
         self._hyperparameters = Hyperparameters(self.optimizer)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def step(self) -> None:
-        """With the hyperparameters and in the modes of a script that steps after `backward`, whatever those of the forward pass are."""
+    def step(self, on_update: Callable[[], None]) -> None:
+        """With the hyperparameters and in the modes of a script that steps after `backward`, whatever those of the forward pass are.
+
+        Args:
+            on_update: called as soon as the parameters have their new values: whatever fails from then on, they have been stepped.
+        """
         with ExitStack() as modes:
             modes.enter_context(torch.inference_mode(False))  # which also turns gradients on, as they are there
             for device in {p.device.type for p in self.parameters}:
                 modes.enter_context(torch.autocast(device, enabled=False))
             modes.enter_context(self._hyperparameters.applied())
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self._on_update = on_update
+            try:
+                self.optimizer.step()
+                self._tell_of_update()  # where a class calls no hooks
+            finally:
+                is_updated, self._on_update = self._on_update is None, None
+                if is_updated:
+                    self.optimizer.zero_grad(set_to_none=True)
+
+    def _tell_of_update(self) -> None:
+        if self._on_update is not None:  # else somebody else steps
+            on_update, self._on_update = self._on_update, None
+            on_update()
 
 
 class _Arrival:
@@ -118,7 +138,8 @@ class EarlySteps:
 
         Raises:
             GradwireError: a collective failed. The layers that it was for have not been stepped; this, the next forward pass and
-                `state_dict` raise it again, until `forget`. A step that an optimizer failed in is tried again by the next of these.
+                `state_dict` raise it again, until `forget`. A step that an optimizer failed in is tried again by the next of these, unless
+                it had written the parameters, as where a hook behind the step failed.
         """
         self._step(self._layers)
 
@@ -187,6 +208,7 @@ class EarlySteps:
         if own:
             layer = _Layer(own, self._optimizer_of(own))
             self._layers.append(layer)
+            self._handles.append(layer.hook)
             self._owners.update((id(p), layer) for p in own)
         needed = list(dict.fromkeys(self._owners[id(p)] for p in parameters))
         # Before all others: some compute from the parameters what the forward pass uses (pruning, weight and spectral norm).
@@ -207,9 +229,11 @@ class EarlySteps:
                 continue
             for parameter, (gradient, _) in owed.items():
                 parameter.grad = gradient
-            layer.step()
-            for parameter in owed:
-                del self._owed[id(parameter)]
+            layer.step(partial(self._settle, list(owed)))
+
+    def _settle(self, parameters: Sequence[nn.Parameter]) -> None:
+        for parameter in parameters:
+            del self._owed[id(parameter)]
 
     def _check_that_nothing_is_owed(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         if self._owed:

@@ -297,6 +297,35 @@ def check_a_step_that_fails_is_taken_by_the_next_forward_pass() -> None:
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def check_a_step_that_was_interrupted_behind_its_update_is_not_taken_again() -> None:
+    for interrupt in ("hook", "zero_grad"):
+        (late, optimizer), (early, steps) = one_step_behind()
+        stepped = steps.optimizers[2]
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        if interrupt == "hook":
+            handle = stepped.register_step_post_hook(fail)
+            with pytest.raises(KeyboardInterrupt):
+                early(batch(1))
+            handle.remove()
+        else:
+            clear, stepped.zero_grad = stepped.zero_grad, fail  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                early(batch(1))
+            stepped.zero_grad = clear  # type: ignore[method-assign]
+            clear(set_to_none=True)
+        expected, found = late.state_dict(), early.state_dict()
+        assert all(torch.equal(expected[name], found[name]) for name in expected), interrupt
+        optimizer.zero_grad()
+        backward(late, 2)
+        optimizer.step()
+        backward(early, 2)
+        expected, found = late.state_dict(), early.state_dict()
+        assert all(torch.equal(expected[name], found[name]) for name in expected), interrupt
+
+
 def check_a_layer_whose_bucket_failed_is_not_taken_for_stepped() -> None:
     (late, optimizer), (early, steps) = one_step_behind()
     failing = steps._owed[id(early.module.blocks[1][0].weight)][1]
