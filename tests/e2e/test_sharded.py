@@ -12,6 +12,7 @@ EXACT = (
     "check_shards_are_replicated_in_two_dimensions",
     "check_gradients_can_be_divided_by_a_factor_of_ones_own",
     "check_what_cannot_tolerate_loss_is_refused",
+    "check_a_module_on_several_meshes_is_refused_before_any_other_is_changed",
     "check_models_that_are_replicated_alone_are_refused",
     "check_each_module_sends_in_the_class_of_its_front_most_layer",
     "check_a_function_of_the_users_own_decides_the_class_of_each_module_and_what_of_it_is_important",

@@ -162,7 +162,8 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
 
     Raises:
         ConfigError: a value is out of range.
-        UnsupportedError: a parameter of a dtype that tolerates no loss, or nothing is sharded.
+        UnsupportedError: a parameter of a dtype that tolerates no loss, or nothing is sharded; another backend reduces the gradients, or
+            those of one module are reduced over several meshes.
     """
     config = configuration()
     asked = {name: value for name, value in arguments.items() if name != "algorithm"}
@@ -181,6 +182,24 @@ def check(model: FSDPModule, arguments: dict[str, Any]) -> None:
             "no parameter is sharded over more than one rank (torch's replicate(), or a shard dimension of size 1): gradients are summed "
             "by an all-reduce of torch's alone, which tolerates no loss. Wrap the model in DistributedDataParallel, or shard it"
         )
+    for name, module in _sharded(model):
+        _check_meshes(name, module)
+
+
+def _check_meshes(name: str, module: FSDPModule) -> None:
+    state: Any = module._get_fsdp_state()
+    # Since torch 2.15 parameters of one module may be on meshes of their own.
+    reduced = getattr(state, "_fsdp_param_groups", None)
+    reduced = [state._fsdp_param_group] if reduced is None else reduced
+    if len(reduced) > 1:
+        raise UnsupportedError(
+            f"the parameters of module {name!r} are on several meshes (shard_placement_fn): torch takes no reduce-scatter for it. "
+            "Shard those of each mesh as a module of their own"
+        )
+    for mesh in (each.mesh_info for each in reduced if each is not None):
+        group = getattr(mesh, "shard_process_group", None)
+        if group is not None and mesh.shard_mesh_size > 1:
+            link_of(group)
 
 
 def is_only_replicated(model: torch.nn.Module) -> bool:

@@ -16,6 +16,7 @@ from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 GLOO = dist.new_group(backend="gloo")
 LOSSY = "GRADWIRE_CHAOS" in os.environ
@@ -155,10 +156,25 @@ if not LOSSY:
         gradwire.torch.tolerate_loss(sharded(line(dist.group.WORLD)), preset="mlt", algorithm="ring")
         with pytest.raises(UnsupportedError, match="float64"):
             gradwire.torch.tolerate_loss(fully_shard(Net().double(), mesh=line(dist.group.WORLD)))
-        other = sharded(line(GLOO))
-        gradwire.torch.tolerate_loss(other)
-        with pytest.raises(RuntimeError, match="not 'gradwire'"):
-            other(torch.ones(4, 64)).sum().backward()
+        with pytest.raises(UnsupportedError, match="not 'gradwire'"):
+            gradwire.torch.tolerate_loss(sharded(line(GLOO)))
+
+    def check_a_module_on_several_meshes_is_refused_before_any_other_is_changed() -> None:
+        from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+
+        if not hasattr(common, "ShardPlacementResult"):
+            return  # before torch 2.15 a module has one mesh
+        meshes = [line(dist.group.WORLD), line(dist.new_group())]
+        infos, net = [common.FSDPMeshInfo(mesh, 0) for mesh in meshes], Net()
+        kept = fully_shard(net.blocks[0], mesh=meshes[0])._get_fsdp_state()._fsdp_param_groups[0]
+        before = kept._reduce_scatter_comm
+
+        def placed(parameter: nn.Parameter) -> object:
+            return common.ShardPlacementResult(placement=Shard(0), mesh_info=infos[parameter.dim() % 2])
+
+        with pytest.raises(UnsupportedError, match="several meshes"):
+            gradwire.torch.tolerate_loss(fully_shard(net, mesh=meshes[0], shard_placement_fn=placed))
+        assert kept._reduce_scatter_comm is before
 
     def check_models_that_are_replicated_alone_are_refused() -> None:
         mesh = dist.init_device_mesh("cpu", (WORLD_SIZE, 1), mesh_dim_names=("replicate", "shard"))
