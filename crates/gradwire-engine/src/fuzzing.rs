@@ -107,6 +107,7 @@ const PATIENT: Settings = Settings {
     attempt: Duration::from_millis(20),
     patience: Duration::from_millis(200),
     unheard: 3,
+    silent: Duration::from_millis(4),
 };
 
 /// Notes that [`take_notes`] can read; the beginning of a corpus.

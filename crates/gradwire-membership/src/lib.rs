@@ -18,6 +18,7 @@ mod codec;
 mod epoch;
 mod machine;
 mod message;
+mod turn;
 
 pub use codec::{MEMBERS_MAX, MESSAGE_BYTES_MAX};
 pub use epoch::{Ballot, Epoch, Member};

@@ -11,6 +11,7 @@ use crate::attempt::Attempt;
 use crate::codec::COUNT_MAX;
 use crate::epoch::{Ballot, Epoch, Member};
 use crate::message::{Message, Promise, Transmit};
+use crate::turn::{before, Turn, AHEAD_MAX};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -28,6 +29,17 @@ pub struct Settings {
     pub patience: Duration,
     /// A member that asks the same so many times, answered each time, hears no answers: the others go on without it.
     pub unheard: u32,
+    /// A member that is asked again and again and says nothing for so long is not let go first. Several answers may be lost on their way; it
+    /// should be much less than an attempt.
+    pub silent: Duration,
+}
+
+impl Settings {
+    /// Within so long a member that suspects somebody knows the next epoch or has halted: its turn comes, and then its patience ends.
+    #[must_use]
+    pub fn ends_within(&self) -> Duration {
+        self.attempt * (AHEAD_MAX + 1) + self.patience
+    }
 }
 
 /// What changed.
@@ -81,8 +93,13 @@ pub struct Membership {
     /// Largest that was seen.
     counter: u64,
     attempts: u32,
-    next_at: Option<Timestamp>,
+    /// When to ask to join again.
+    join_at: Option<Timestamp>,
+    /// An own attempt that is to come.
+    turn: Option<Turn>,
     halts_at: Option<Timestamp>,
+    /// When each member of the epoch last said something.
+    heard: BTreeMap<Member, Timestamp>,
     /// The latest promise, and how often it was asked for.
     asked: Option<(Ballot, u32)>,
     transmits: VecDeque<Transmit>,
@@ -112,7 +129,7 @@ impl Membership {
         phase: Phase,
         (epoch, progress): (Epoch, Option<u64>),
         settings: Settings,
-        next_at: Option<Timestamp>,
+        join_at: Option<Timestamp>,
     ) -> Self {
         Self {
             me,
@@ -126,8 +143,10 @@ impl Membership {
             attempt: None,
             counter: 0,
             attempts: 0,
-            next_at,
+            join_at,
+            turn: None,
             halts_at: None,
+            heard: BTreeMap::new(),
             asked: None,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -178,6 +197,10 @@ impl Membership {
         if self.phase == Phase::Member && rank != self.me.rank && self.epoch.of_rank(rank).is_some() {
             self.suspects.insert(rank);
             self.schedule(now);
+            if let Some(turn) = &mut self.turn {
+                // It may come sooner.
+                turn.look_at = now;
+            }
         }
     }
 
@@ -185,6 +208,9 @@ impl Membership {
     pub fn handle_message(&mut self, now: Timestamp, from: Member, message: Message) {
         if self.phase == Phase::Over || from == self.me {
             return;
+        }
+        if self.epoch.has(from) {
+            self.heard.insert(from, now);
         }
         match message {
             Message::Decided(epoch) => return self.on_decided(now, epoch),
@@ -229,12 +255,11 @@ impl Membership {
                 self.say_attempt(now);
             }
         }
-        if self.next_at.is_some_and(|at| now >= at) {
-            self.next_at = None;
-            match self.phase {
-                Phase::Joining => self.ask_to_join(now),
-                _ => self.begin_attempt(now),
-            }
+        if self.join_at.is_some_and(|at| now >= at) {
+            self.ask_to_join(now);
+        }
+        if let Some(turn) = self.turn.filter(|turn| now >= turn.look_at) {
+            self.take_turn(now, turn);
         }
     }
 
@@ -255,7 +280,8 @@ impl Membership {
             return None;
         }
         let attempt = self.attempt.as_ref().map(|attempt| attempt.until.min(attempt.repeat_at));
-        [attempt, self.next_at, self.halts_at].into_iter().flatten().min()
+        let turn = self.turn.as_ref().map(|turn| turn.look_at);
+        [attempt, turn, self.join_at, self.halts_at].into_iter().flatten().min()
     }
 
     // The member's vote.
@@ -313,7 +339,7 @@ impl Membership {
     // claim: faults/deaf-proposer-is-left
     fn give_up_on(&mut self, now: Timestamp, proposer: Member) {
         self.suspects.insert(proposer.rank);
-        self.next_at = Some(now + self.turn());
+        self.turn = Some(Turn::new(now, Duration::ZERO));
     }
 
     /// Somebody else attempts: an own attempt would only be in its way, until it has had its time.
@@ -321,7 +347,7 @@ impl Membership {
         if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < ballot) {
             self.attempt = None;
         }
-        self.next_at = Some(now + self.settings.attempt * 2 + self.turn());
+        self.turn = Some(Turn::new(now, self.settings.attempt * 2));
     }
 
     // The proposer.
@@ -367,7 +393,7 @@ impl Membership {
         let Ok(next) = attempt.choose(&self.epoch, &self.suspects, self.joining.values().copied()) else {
             // Who has the parameters may yet be heard.
             self.attempt = None;
-            self.next_at = Some(now + self.settings.attempt + self.turn());
+            self.turn = Some(Turn::new(now, self.settings.attempt));
             return;
         };
         attempt.next = Some(next.clone());
@@ -398,7 +424,7 @@ impl Membership {
         self.note(ballot);
         if self.attempt.as_ref().is_some_and(|attempt| attempt.ballot < ballot) {
             self.attempt = None;
-            self.next_at = Some(now + self.settings.attempt + self.turn());
+            self.turn = Some(Turn::new(now, self.settings.attempt));
         }
     }
 
@@ -410,7 +436,7 @@ impl Membership {
         }
         self.attempt = None;
         // Longer each time: it may be this rank that hears nobody, and the others wait for it.
-        self.next_at = Some(now + self.settings.attempt * 3 * self.attempts.min(BACKOFF_MAX) + self.turn());
+        self.turn = Some(Turn::new(now, self.settings.attempt * 3 * self.attempts.min(BACKOFF_MAX)));
     }
 
     fn say_attempt(&mut self, now: Timestamp) {
@@ -440,16 +466,24 @@ impl Membership {
 
     /// An attempt of this rank's, at its turn: the first of those who are left begins at once.
     fn schedule(&mut self, now: Timestamp) {
-        if self.attempt.is_none() && self.next_at.is_none() {
-            self.next_at = Some(now + self.turn());
+        if self.attempt.is_none() && self.turn.is_none() {
+            self.turn = Some(Turn::new(now, Duration::ZERO));
         }
     }
 
-    /// How long this rank lets those before it go first. Different for each, so that attempts do not meet for ever.
-    fn turn(&self) -> Duration {
-        let before = |member: &&Member| **member < self.me && !self.suspects.contains(&member.rank);
-        let place = self.epoch.members.iter().filter(before).count() as u32;
-        self.settings.attempt * place
+    /// Attempts, or asks those who go first whether they are there.
+    fn take_turn(&mut self, now: Timestamp, mut turn: Turn) {
+        let before = before(self.me, &self.epoch, &self.suspects);
+        let at = turn.comes_at(now, &before, &self.heard, &self.settings);
+        if now >= at {
+            self.turn = None;
+            return self.begin_attempt(now);
+        }
+        turn.look_at = at.min(now + self.settings.repeat);
+        self.turn = Some(turn);
+        for member in before {
+            self.transmit(member, Message::Ask { epoch: self.epoch.number });
+        }
     }
 
     // Epochs begin.
@@ -468,7 +502,8 @@ impl Membership {
         self.suspects.clear();
         self.joining.retain(|rank, joiner| epoch.of_rank(*rank).is_none_or(|member| member < *joiner));
         (self.acceptor, self.attempt, self.attempts) = (Acceptor::default(), None, 0);
-        (self.next_at, self.halts_at, self.asked) = (None, None, None);
+        (self.join_at, self.turn, self.halts_at, self.asked) = (None, None, None, None);
+        self.heard.clear();
         self.epoch = epoch.clone();
         let fetch = (!keeps).then_some(epoch.source);
         self.events.push_back(Event::Entered { epoch, fetch });
@@ -507,7 +542,7 @@ impl Membership {
             self.transmit(member, Message::Join);
         }
         // Members take a rank in only between two of their steps, and wait there for no longer than they have to.
-        self.next_at = Some(now + self.settings.repeat);
+        self.join_at = Some(now + self.settings.repeat);
     }
 
     fn halt(&mut self) {

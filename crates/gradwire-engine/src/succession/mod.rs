@@ -18,6 +18,8 @@ mod deadlines;
 mod naming;
 mod note;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use calls::{Before, Calls, Held, Next};
 pub(crate) use note::{Note, Ready, COUNT_MAX};
@@ -89,6 +91,8 @@ pub(crate) struct Succession {
     said: BTreeMap<Member, Ready>,
     peer_timeout: Duration,
     repeat: Duration,
+    /// A member that waits for the next epoch as long has had its turn, and its patience is over.
+    stuck_after: Duration,
     /// Memory of a collective that was broken off, until its group is gone.
     broken_off: Option<Box<Sync>>,
     /// This rank's group has ended where others may still go on.
@@ -132,7 +136,7 @@ impl Succession {
         // Who promises at once is not waited for; only a second loss in the middle of it costs an attempt.
         let attempt = peer_timeout / 2;
         let patience = attempt * ATTEMPTS_MAX;
-        let settings = Settings { repeat, attempt, patience, unheard: UNHEARD };
+        let settings = Settings { repeat, attempt, patience, unheard: UNHEARD, silent: repeat * SILENT };
         Self {
             lineage,
             phase,
@@ -156,6 +160,7 @@ impl Succession {
             said: BTreeMap::new(),
             peer_timeout,
             repeat,
+            stuck_after: settings.ends_within(),
             broken_off: None,
             is_left_behind: false,
         }
@@ -509,7 +514,11 @@ impl Succession {
     }
 
     fn stuck_after(&self) -> Duration {
-        self.peer_timeout * if self.is_new { JOIN_TIMEOUTS } else { ATTEMPTS_MAX }
+        if self.is_new {
+            self.peer_timeout * JOIN_TIMEOUTS
+        } else {
+            self.stuck_after
+        }
     }
 }
 
@@ -533,52 +542,11 @@ const JOIN_TIMEOUTS: u32 = 3;
 const REPEATS: u32 = 100;
 /// A fifth of the peer timeout. Where half of the questions or their answers are lost, so many in a row are once in a million times.
 const UNHEARD: u32 = 20;
+/// A tenth of the peer timeout. Where a third of the questions and as many answers are lost, so many in a
+/// row are once in a thousand times, and two ranks attempt together then.
+const SILENT: u32 = 10;
 /// Less would be a burst while a host is busy.
 const REPEAT_MIN: Duration = Duration::from_millis(20);
 /// Attempts of half the peer timeout until a rank without a majority gives up: the first may be in the way of others' attempts, and
 /// every further one waits longer.
 const ATTEMPTS_MAX: u32 = 6;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Engine, EngineConfig, OnPeerLoss};
-
-    #[test]
-    fn who_has_heard_everybody_by_the_deadline_gives_nobody_up() {
-        let on_peer_loss = OnPeerLoss::Continue;
-        let config = EngineConfig { network_threads: Some(1), on_peer_loss, ..EngineConfig::default() };
-        let engines = [(); 2].map(|()| Engine::start(config.clone()).expect("it starts"));
-        let mut pending =
-            engines.iter().zip(0..).map(|(engine, rank)| engine.new_group(rank, 2, "two").expect("valid"));
-        let (first, other) = (pending.next().expect("a rank"), pending.next().expect("a rank"));
-        let mut succession = Succession::new(first.into_lineage(&[other.record()]).expect("they agree"));
-        let (begun, epoch) = (Timestamp::ZERO, Epoch::first(succession.lives.clone()));
-        succession.entered(begun, &epoch, 0..1);
-        let deadline = begun + succession.peer_timeout;
-        assert!(succession.connects_too_long(deadline));
-        succession.on_unreachable(deadline, &[]);
-        assert!(matches!(succession.phase, Phase::Connecting { .. }));
-        succession.on_unreachable(deadline, &[1]);
-        assert!(matches!(succession.phase, Phase::Waiting { .. }));
-    }
-
-    #[test]
-    fn once_an_epoch_is_decided_only_the_loss_of_one_of_its_members_concerns_it() {
-        let life = |rank, incarnation| Member { rank, incarnation };
-        let before = [life(0, 0), life(2, 0), life(3, 0), life(5, 1)];
-        // Rank 2 is lost, and rank 3 has come back.
-        let epoch = Epoch { number: 4, ..Epoch::first(vec![life(0, 0), life(3, 1), life(5, 1)]) };
-        let lost = |rank| OpError::PeerLost {
-            rank,
-            host: String::new(),
-            silent: Duration::ZERO,
-            during: String::new(),
-            detail: "".into(),
-            reported_by: None,
-        };
-        let of = |error: OpError| loses_member(&epoch, &before, &error);
-        assert_eq!([0, 1, 2, 3, 4].map(|rank| of(lost(rank))), [true, false, false, true, false]);
-        assert!(!of(OpError::ShutDown("a call".to_owned())));
-    }
-}

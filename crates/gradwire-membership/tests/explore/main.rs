@@ -3,6 +3,7 @@
 mod canaries;
 mod checker;
 mod every_step;
+mod one_suspect;
 mod rng;
 mod swarm;
 mod world;

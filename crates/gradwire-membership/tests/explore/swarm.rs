@@ -2,11 +2,21 @@
 
 use crate::checker::Violation;
 use crate::rng::Rng;
-use crate::world::{check_liveness, Fault, Sabotage, Weather, World};
+use crate::world::{check_liveness, Detector, Fault, Sabotage, Weather, World, SETTINGS};
+use gradwire_membership::Settings;
 use std::time::Duration;
 
 /// A run of a seed; what was wrong, and how many epochs there were.
 pub(crate) fn run(seed: u64, sabotage: Sabotage) -> (Option<Violation>, u64) {
+    run_with(seed, sabotage, (SETTINGS, Detector::All))
+}
+
+/// The same with other times, and another detector of the lost.
+pub(crate) fn run_with(
+    seed: u64,
+    sabotage: Sabotage,
+    ranks: (Settings, Detector),
+) -> (Option<Violation>, u64) {
     let mut rng = Rng(seed ^ 0x0073_7761_726D);
     let world_size = 2 + rng.below(6) as u32;
     let weather = Weather {
@@ -14,7 +24,7 @@ pub(crate) fn run(seed: u64, sabotage: Sabotage) -> (Option<Violation>, u64) {
         duplicate: [0, 10, 40][rng.below(3) as usize],
         delay_max_us: [500, 3_000, 20_000][rng.below(3) as usize],
     };
-    let mut world = World::new(world_size, weather, sabotage, rng.next());
+    let mut world = World::with(ranks, world_size, weather, sabotage, rng.next());
     world.run_for(Duration::from_millis(20 + rng.below(60)));
     for _ in 0..rng.below(9) {
         let fault = draw(&mut rng, &world, world_size);

@@ -18,7 +18,26 @@ pub(crate) const SETTINGS: Settings = Settings {
     attempt: Duration::from_millis(40),
     patience: Duration::from_millis(1_500),
     unheard: 1,
+    silent: Duration::from_millis(30),
 };
+/// In the proportions of the engine's, which are parts of its peer timeout.
+pub(crate) const ENGINE_SETTINGS: Settings = Settings {
+    repeat: TICK,
+    attempt: Duration::from_millis(500),
+    patience: Duration::from_millis(3_000),
+    unheard: 20,
+    silent: Duration::from_millis(100),
+};
+
+/// Whom ranks take for lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Detector {
+    /// Everybody who is silent.
+    All,
+    /// The one who was found first in an epoch, by anybody, who tells the others: with him the group of that epoch has failed, and its
+    /// connections find nobody any more.
+    First,
+}
 
 /// What is broken on purpose, so that the checker has something to find.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,6 +61,8 @@ pub(crate) enum Sabotage {
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Crash(u32),
+    /// A host with all of its ranks.
+    CrashAll(Vec<u32>),
     Restart(u32),
     /// Nothing passes from the first ones to the second ones.
     Block(Vec<u32>, Vec<u32>),
@@ -64,6 +85,11 @@ enum Packet {
         steps: u64,
         state: u64,
     },
+    /// The sender's group has lost a rank.
+    Lost {
+        epoch: u64,
+        rank: u32,
+    },
 }
 
 /// One rank.
@@ -77,6 +103,8 @@ struct Rank {
     fetch: Option<Member>,
     contributions: BTreeMap<u64, BTreeSet<(Member, u64)>>,
     heard: BTreeMap<u32, Timestamp>,
+    /// Under [`Detector::First`]: in the present epoch somebody is lost.
+    has_failed: bool,
     is_over: bool,
 }
 
@@ -99,6 +127,8 @@ pub(crate) struct World {
     weather: Weather,
     rng: Rng,
     sabotage: Sabotage,
+    settings: Settings,
+    detector: Detector,
     /// Messages of the protocol that were taken in so far, by anybody.
     pub(crate) handled: u64,
     /// This happens when so many messages of the protocol have been sent to somebody and before the last one is taken in.
@@ -108,19 +138,30 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(world_size: u32, weather: Weather, sabotage: Sabotage, seed: u64) -> Self {
+        Self::with((SETTINGS, Detector::All), world_size, weather, sabotage, seed)
+    }
+
+    pub(crate) fn with(
+        (settings, detector): (Settings, Detector),
+        world_size: u32,
+        weather: Weather,
+        sabotage: Sabotage,
+        seed: u64,
+    ) -> Self {
         let members: Vec<Member> = (0..world_size).map(|rank| Member { rank, incarnation: 1 }).collect();
         let first = Epoch::first(members.clone());
         let start = Timestamp::from_nanos(0);
         let rank = |member: &Member| {
             Some(Rank {
                 member: *member,
-                machine: Membership::founder(*member, first.clone(), SETTINGS),
+                machine: Membership::founder(*member, first.clone(), settings),
                 steps: 0,
                 state: 7,
                 epoch: first.clone(),
                 fetch: None,
                 contributions: BTreeMap::new(),
                 heard: members.iter().map(|member| (member.rank, start)).collect(),
+                has_failed: false,
                 is_over: false,
             })
         };
@@ -135,6 +176,8 @@ impl World {
             weather,
             rng: Rng(seed),
             sabotage,
+            settings,
+            detector,
             handled: 0,
             fault_at: None,
             latest: first,
@@ -152,6 +195,7 @@ impl World {
     pub(crate) fn apply(&mut self, fault: &Fault) {
         match fault {
             Fault::Crash(rank) => self.ranks[*rank as usize] = None,
+            Fault::CrashAll(ranks) => ranks.iter().for_each(|rank| self.ranks[*rank as usize] = None),
             Fault::Restart(rank) => self.restart(*rank),
             Fault::Block(from, to) => {
                 let ways = from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
@@ -217,20 +261,22 @@ impl World {
         if is_amnesiac {
             let member = Member { rank, incarnation: self.incarnations[place] };
             if contacts.has(member) {
-                let machine = Membership::founder(member, contacts.clone(), SETTINGS);
+                let machine = Membership::founder(member, contacts.clone(), self.settings);
                 return self.start(member, machine, contacts);
             }
         }
         self.incarnations[place] += 1;
         let member = Member { rank, incarnation: self.incarnations[place] };
-        let machine = Membership::joiner(member, contacts.clone(), SETTINGS, self.now);
+        let machine = Membership::joiner(member, contacts.clone(), self.settings, self.now);
         self.start(member, machine, contacts);
     }
 
     fn start(&mut self, member: Member, machine: Membership, epoch: Epoch) {
         let heard = (0..self.ranks.len() as u32).map(|rank| (rank, self.now)).collect();
         let (steps, state, fetch, contributions) = (0, 0, None, BTreeMap::new());
-        let rank = Rank { member, machine, steps, state, epoch, fetch, contributions, heard, is_over: false };
+        let (has_failed, is_over) = (false, false);
+        let rank =
+            Rank { member, machine, steps, state, epoch, fetch, contributions, heard, has_failed, is_over };
         self.ranks[member.rank as usize] = Some(rank);
     }
 
@@ -271,6 +317,11 @@ impl World {
                     }
                 }
             }
+            Packet::Lost { epoch, rank: lost } => {
+                if epoch == rank.epoch.number && !std::mem::replace(&mut rank.has_failed, true) {
+                    rank.machine.suspect(now, lost);
+                }
+            }
             Packet::Fetch { epoch } => {
                 let has_it =
                     epoch == rank.epoch.number && rank.machine.progress() == Some(rank.epoch.frontier);
@@ -301,14 +352,21 @@ impl World {
         }
         let is_member = rank.epoch.has(me);
         let others: Vec<Member> = rank.epoch.members.iter().copied().filter(|member| *member != me).collect();
-        for member in others.iter().filter(|_| is_member) {
-            if now.since(rank.heard.get(&member.rank).copied().unwrap_or(now)) > SILENCE {
-                rank.machine.suspect(now, member.rank);
-            }
+        let heard = |rank: &Rank, of: &Member| rank.heard.get(&of.rank).copied().unwrap_or(now);
+        let is_silent = |member: &&Member| is_member && now.since(heard(rank, member)) > SILENCE;
+        let silent: Vec<u32> = others.iter().filter(is_silent).map(|member| member.rank).collect();
+        let lost = match self.detector {
+            Detector::All => silent,
+            Detector::First if rank.has_failed => Vec::new(),
+            Detector::First => silent.into_iter().take(1).collect(),
+        };
+        for lost in &lost {
+            rank.machine.suspect(now, *lost);
         }
+        rank.has_failed |= !lost.is_empty();
         let (epoch, step, runs, fetch) =
             (rank.epoch.number, rank.steps, rank.may_run(self.sabotage), rank.fetch);
-        for member in others.into_iter().filter(|_| is_member) {
+        for member in others.iter().copied().filter(|_| is_member) {
             // A rank that waits for parameters says that it lives, and contributes nothing.
             for step in [step, step.wrapping_sub(1)] {
                 let step = if runs { step } else { u64::MAX };
@@ -317,6 +375,9 @@ impl World {
         }
         if let Some(source) = fetch {
             self.send(me, source, Packet::Fetch { epoch });
+        }
+        if let Some(rank) = lost.first().copied().filter(|_| self.detector == Detector::First) {
+            others.iter().for_each(|to| self.send(me, *to, Packet::Lost { epoch, rank }));
         }
         self.drain(place);
         self.advance(place);
@@ -419,6 +480,7 @@ impl Rank {
             self.heard.insert(member.rank, now);
         }
         self.contributions.clear();
+        self.has_failed = false;
         self.fetch = fetch;
         if sabotage == Sabotage::NothingIsFetched && self.fetch.take().is_some() {
             self.steps = epoch.frontier;
