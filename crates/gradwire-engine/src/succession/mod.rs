@@ -79,6 +79,8 @@ pub(crate) struct Succession {
     me: Member,
     membership: Membership,
     history: Vec<(u64, Arc<[u32]>)>,
+    /// Members of the latest epoch that was decided, whose group may not be formed yet.
+    decided: Vec<Member>,
     lost: Vec<LostStats>,
     joined: Vec<JoinedStats>,
     /// The latest life of each rank that was admitted, whether it has come or not.
@@ -114,6 +116,7 @@ impl Succession {
         let (members, lives) = (ranks_of(&epoch), epoch.members.clone());
         let begin = |me, settings| Membership::founder(me, epoch, settings);
         let mut new = Self::with(lineage, Phase::Running, begin);
+        new.decided.clone_from(&lives);
         (new.members, new.lives, new.is_new) = (Arc::clone(&members), lives, false);
         new.history.push((0, members));
         new
@@ -151,6 +154,7 @@ impl Succession {
             me,
             membership: membership(me, settings),
             history: Vec::new(),
+            decided: Vec::new(),
             lost: Vec::new(),
             joined: Vec::new(),
             admitted: BTreeMap::new(),
@@ -196,7 +200,8 @@ impl Succession {
 
     /// For people.
     pub(crate) fn stats(&self) -> EpochStats {
-        let (lost, joined) = (self.lost.clone(), self.joined.clone());
+        let lost = self.lost.iter().filter(|lost| lost.epoch <= self.epoch).cloned().collect();
+        let joined = self.joined.iter().filter(|joined| joined.epoch <= self.epoch).cloned().collect();
         let is_member = !self.is_left_behind && !matches!(self.phase, Phase::Over(OpError::NotMember { .. }));
         EpochStats { number: self.epoch, members: self.members.to_vec(), lost, joined, is_member }
     }
@@ -278,12 +283,15 @@ impl Succession {
         }
     }
 
-    /// Whether the present group's failure says something new. What is said while the next epoch is decided comes from ranks that have stopped. Once
+    /// Whether the present group's failure says something new. What is said while the next epoch is decided comes from ranks that have stopped, but
+    /// for the loss itself, where a member that knows of it has asked for a promise before. Once
     /// it is decided the present group is the one before, and only the loss of a rank that is to go on counts.
     pub(crate) fn concerns(&self, error: &OpError) -> bool {
         match &self.phase {
             Phase::Forming(forming) => loses_member(&forming.epoch, &self.lives, error),
-            _ => !self.has_stopped(),
+            Phase::Waiting { .. } => !self.is_new && lost_rank(error).is_some() && self.just_lost().is_none(),
+            Phase::Over(_) => false,
+            _ => true,
         }
     }
 
@@ -293,9 +301,7 @@ impl Succession {
             return true;
         }
         let error = self.named_error(error.clone());
-        let (OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) = error else {
-            return false;
-        };
+        let Some(rank) = lost_rank(&error) else { return false };
         self.verdict = Some(error);
         self.wait(now);
         self.membership.suspect(now, rank);
@@ -376,16 +382,6 @@ impl Succession {
     /// The group of the epoch is there.
     pub(crate) fn entered(&mut self, now: Timestamp, epoch: &Epoch, unsure: Range<u64>) {
         let members = ranks_of(epoch);
-        for Member { rank, .. } in self.lives.iter().copied().filter(|member| !epoch.has(*member)) {
-            let host = self.lineage.host(rank);
-            self.lost.push(LostStats { rank, host, epoch: epoch.number });
-        }
-        let is_new =
-            |member: &&Member| if self.is_new { **member == self.me } else { !self.lives.contains(member) };
-        for Member { rank, incarnation } in epoch.members.iter().filter(is_new).copied() {
-            let host = self.lineage.host(rank);
-            self.joined.push(JoinedStats { rank, incarnation, host, epoch: epoch.number });
-        }
         // Who is back is not to blame for what comes.
         if self.verdict_rank().is_some_and(|rank| members.contains(&rank)) {
             self.verdict = None;
@@ -420,6 +416,7 @@ impl Succession {
                 None => return self.wait(now),
             }
         }
+        self.note_changes(&epoch);
         let Ok(ids) = ReservedIds::draw(&self.lineage.shared, place, count as u32) else {
             // Without connection ids it falls silent, and the others go on.
             return self.wait(now);
@@ -435,6 +432,22 @@ impl Succession {
             }
         }
         self.change(Phase::Forming(Forming { epoch, ids, own: below..next, since: now, say_at: now }));
+    }
+
+    /// Who is lost and who has joined, by what was decided: an epoch may end before its group is formed, here or elsewhere.
+    fn note_changes(&mut self, epoch: &Epoch) {
+        let before = std::mem::replace(&mut self.decided, epoch.members.clone());
+        for Member { rank, .. } in before.iter().copied().filter(|member| !epoch.has(*member)) {
+            let host = self.lineage.host(rank);
+            self.lost.push(LostStats { rank, host, epoch: epoch.number });
+        }
+        // Who joins knows of nobody else.
+        let is_first = before.is_empty();
+        let is_new = |member: &&Member| if is_first { **member == self.me } else { !before.contains(member) };
+        for Member { rank, incarnation } in epoch.members.iter().filter(is_new).copied() {
+            let host = self.lineage.host(rank);
+            self.joined.push(JoinedStats { rank, incarnation, host, epoch: epoch.number });
+        }
     }
 
     fn check_phase(&mut self, now: Timestamp) -> Option<Step> {
@@ -524,8 +537,16 @@ impl Succession {
 
 /// Whether a group of these ranks has lost one that is a member of `epoch`.
 fn loses_member(epoch: &Epoch, lives: &[Member], error: &OpError) -> bool {
-    let (OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) = error else { return false };
-    lives.get(*rank as usize).is_some_and(|life| epoch.has(*life))
+    let life = lost_rank(error).and_then(|rank| lives.get(rank as usize));
+    life.is_some_and(|life| epoch.has(*life))
+}
+
+/// The rank whose loss it is.
+fn lost_rank(error: &OpError) -> Option<u32> {
+    match error {
+        OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. } => Some(*rank),
+        _ => None,
+    }
 }
 
 fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {

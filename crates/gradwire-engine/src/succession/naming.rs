@@ -1,6 +1,6 @@
 //! Whom reports and errors name. The group of an epoch numbers its members from 0; callers know ranks by the numbers of the first epoch.
 
-use super::{Phase, Succession};
+use super::{lost_rank, Phase, Succession};
 use crate::{LostStats, Outcome};
 use gradwire_collectives::{DeliveryReport, Mismatch, OpError, PeerDelivery};
 use std::time::Duration;
@@ -27,9 +27,9 @@ impl Succession {
     /// The error of a call that cannot be finished without the lost ranks. Once the epoch is there it names the same rank on all who are
     /// left, whether they were told why the one before ended or only that it did.
     pub(crate) fn unfinished(&self) -> OpError {
-        // Until the next epoch is there only the verdict knows who has just been lost: a member still, unless the verdict is of a loss before.
+        // Until the next epoch is there only the verdict knows who has just been lost.
         let is_between = matches!(self.phase, Phase::Waiting { .. } | Phase::Forming(_) | Phase::Over(_));
-        let latest = self.verdict_rank().filter(|rank| is_between && self.members.contains(rank));
+        let latest = self.just_lost().filter(|_| is_between);
         let gone = || missing(&self.lost, self.epoch, &self.members, self.lineage.world_size());
         if let Some(rank) = latest.or_else(gone).or(self.verdict_rank()) {
             return self.unfinished_without(rank);
@@ -69,10 +69,12 @@ impl Succession {
 
     /// The rank that the latest verdict is about.
     pub(super) fn verdict_rank(&self) -> Option<u32> {
-        match &self.verdict {
-            Some(OpError::PeerLost { rank, .. } | OpError::PeerLeft { rank, .. }) => Some(*rank),
-            _ => None,
-        }
+        self.verdict.as_ref().and_then(lost_rank)
+    }
+
+    /// The rank that the present group has lost: a member still, unless the verdict is of a loss before.
+    pub(super) fn just_lost(&self) -> Option<u32> {
+        self.verdict_rank().filter(|rank| self.members.contains(rank))
     }
 }
 

@@ -61,15 +61,24 @@ fn lost(rank: u32) -> OpError {
     }
 }
 
-/// Runs those who live until nobody waits for the next epoch any more, with messages that take no time.
-fn run(now: &mut Timestamp, living: &mut [Succession]) -> Vec<OpError> {
+/// Runs those who live until all are where `until` says, with messages that take no time, and of which `passes` says who gets what.
+fn run(
+    now: &mut Timestamp,
+    living: &mut [Succession],
+    until: impl Fn(&Succession) -> bool,
+    passes: impl Fn(Member, &Note) -> bool,
+) -> Vec<OpError> {
     let mut ended = Vec::new();
-    while living.iter().any(|rank| matches!(rank.phase, Phase::Waiting { .. })) {
+    while !living.iter().all(|rank| until(rank) || matches!(rank.phase, Phase::Over(_))) {
         let mut notes = Vec::new();
         for rank in living.iter_mut() {
-            if let Some(Step::End(error)) = rank.advance(*now) {
-                rank.change(Phase::Over(error.clone()));
-                ended.push(error);
+            match rank.advance(*now) {
+                Some(Step::End(error)) => {
+                    rank.change(Phase::Over(error.clone()));
+                    ended.push(error);
+                }
+                Some(Step::Reform(forming, unsure)) => rank.entered(*now, &forming.epoch, unsure),
+                None => {}
             }
             notes.extend(rank.notes.drain(..).map(|(to, note)| (rank.me, to, note)));
         }
@@ -77,6 +86,7 @@ fn run(now: &mut Timestamp, living: &mut [Succession]) -> Vec<OpError> {
         for (from, to, note) in notes {
             let to = living.iter_mut().find(|rank| rank.me == to && !matches!(rank.phase, Phase::Over(_)));
             let note = Note::decode(&note).expect("a member wrote it");
+            let to = to.filter(|to| passes(to.me, &note));
             to.into_iter().for_each(|rank| rank.on_note(*now, from, note.clone()));
         }
         if is_silence {
@@ -87,6 +97,11 @@ fn run(now: &mut Timestamp, living: &mut [Succession]) -> Vec<OpError> {
     ended
 }
 
+/// Whether its next epoch is decided.
+fn is_decided(rank: &Succession) -> bool {
+    !matches!(rank.phase, Phase::Waiting { .. })
+}
+
 #[test]
 fn a_majority_goes_on_when_the_lowest_ranks_die_together_and_one_of_them_is_found() {
     let (_engine, mut ranks) = group_of(25);
@@ -94,10 +109,9 @@ fn a_majority_goes_on_when_the_lowest_ranks_die_together_and_one_of_them_is_foun
     for rank in &mut living {
         assert!(rank.on_failed(now, &lost(0)));
     }
-    assert_eq!(run(&mut now, &mut living), []);
+    assert_eq!(run(&mut now, &mut living, is_decided, |_, _| true), []);
     for rank in &living {
-        let Phase::Forming(forming) = &rank.phase else { panic!("rank {} forms no group", rank.me.rank) };
-        assert_eq!(*ranks_of(&forming.epoch), (12..25).collect::<Vec<u32>>());
+        assert_eq!(*ranks_of(rank.membership.epoch()), (12..25).collect::<Vec<u32>>());
     }
 }
 
@@ -108,9 +122,50 @@ fn half_of_the_ranks_stop_after_their_patience() {
     for rank in &mut living {
         assert!(rank.on_failed(now, &lost(0)));
     }
-    let ended = run(&mut now, &mut living);
+    let ended = run(&mut now, &mut living, is_decided, |_, _| true);
     assert_eq!(ended.len(), 12);
     for error in ended {
         assert!(matches!(error, OpError::NotMember { outcome: NO_MAJORITY, .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_promises_before_it_hears_of_the_loss_names_the_lost_rank_all_the_same() {
+    let (_engine, mut ranks) = group_of(3);
+    let (mut now, mut living) = (Timestamp::ZERO + Duration::from_secs(60), ranks.split_off(1));
+    assert!(living[0].on_failed(now, &lost(0)));
+    let has_stopped = |rank: &Succession| rank.has_stopped();
+    assert_eq!(run(&mut now, &mut living, has_stopped, |_, _| true), []);
+    let error = lost(0);
+    assert!(living[1].concerns(&error), "it does not know yet who is lost");
+    assert!(living[1].on_failed(now, &error));
+    assert!(matches!(living[1].unfinished(), OpError::PeerLost { rank: 0, .. }));
+    assert!(!living[1].concerns(&lost(1)), "who has stopped loses others");
+}
+
+#[test]
+fn all_name_the_same_lost_rank_whether_they_have_formed_the_epoch_between_or_not() {
+    let (_engine, mut living) = group_of(5);
+    let mut now = Timestamp::ZERO + Duration::from_secs(60);
+    living.remove(3);
+    living.iter_mut().for_each(|rank| assert!(rank.on_failed(now, &lost(3))));
+    // Rank 1 does not hear that the others are ready.
+    let is_deaf = |to: Member, note: &Note| to.rank == 1 && matches!(note, Note::Ready(_));
+    let connects = |rank: &Succession| matches!(rank.phase, Phase::Connecting { .. });
+    let is_there =
+        |rank: &Succession| connects(rank) || matches!(rank.phase, Phase::Forming(_)) && rank.me.rank == 1;
+    assert_eq!(run(&mut now, &mut living, is_there, |to, note| !is_deaf(to, note)), []);
+    assert_eq!(living.iter().map(connects).collect::<Vec<bool>>(), [true, false, true, true]);
+    // Then rank 4 is lost, the last one of epoch 1.
+    living.truncate(3);
+    for place in [0, 2] {
+        assert!(living[place].on_failed(now, &lost(3)));
+    }
+    let is_over = |rank: &Succession| connects(rank) && rank.epoch == 2;
+    assert_eq!(run(&mut now, &mut living, is_over, |_, _| true), []);
+    for rank in &living {
+        assert!(matches!(rank.unfinished(), OpError::PeerLost { rank: 4, .. }), "{:?}", rank.unfinished());
+        let lost = rank.stats().lost;
+        assert_eq!(lost.iter().map(|lost| (lost.rank, lost.epoch)).collect::<Vec<_>>(), [(3, 1), (4, 2)]);
     }
 }
