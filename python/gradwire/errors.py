@@ -119,7 +119,10 @@ class MismatchError(GroupError):
 
 
 class PeerLostError(GroupError):
-    """A rank fell silent. Fields: rank, host, silent_s, during, detail (stage, what had arrived, its place), reported_by."""
+    """A rank fell silent. Fields: rank, host, silent_s, during, detail (stage, what had arrived, its place), reported_by.
+
+    With `on_peer_loss="continue"` rank is None where the group is formed again and nobody is known to be lost, yet or at all.
+    """
 
 
 class PeerLeftError(GroupError):

@@ -150,6 +150,13 @@ pub enum OpError {
         /// The loss that began it.
         cause: String,
     },
+    /// The members form their group again, as far as is known with all of them: for a rank that did not come after all, or for one that is lost but not
+    /// named yet. What was in flight cannot be finished; the group goes on.
+    #[error("nobody is known to be lost, but the group is formed again behind epoch {epoch}: a call that is in flight meanwhile cannot be finished, and can be made again")]
+    Regrouped {
+        /// The last epoch that this rank was in when the call ended.
+        epoch: u64,
+    },
     /// The group was shut down on this rank.
     #[error("the group was shut down while {0} was in flight")]
     ShutDown(String),

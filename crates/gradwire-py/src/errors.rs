@@ -134,6 +134,16 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 fields.set_item("reported_by", reported_by)?;
                 "PeerLostError"
             }
+            OpError::Regrouped { epoch } => {
+                // To its caller the same: the group goes on, and the call can be made again.
+                fields.set_item("rank", py.None())?;
+                fields.set_item("host", "")?;
+                fields.set_item("silent_s", 0.0)?;
+                fields.set_item("during", format!("a change of the members behind epoch {epoch}"))?;
+                fields.set_item("detail", error.to_string())?;
+                fields.set_item("reported_by", py.None())?;
+                "PeerLostError"
+            }
             OpError::PeerLeft { rank, host, during, waited, detail } => {
                 fields.set_item("rank", rank)?;
                 fields.set_item("host", host)?;

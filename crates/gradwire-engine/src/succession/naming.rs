@@ -38,7 +38,7 @@ impl Succession {
         let come = self.joined.iter().filter(|joined| !is_between && joined.epoch == self.epoch);
         match come.map(|joined| joined.rank).min() {
             Some(rank) => self.unfinished_since(rank),
-            None => self.unfinished_without(self.lineage.rank),
+            None => OpError::Regrouped { epoch: self.epoch },
         }
     }
 

@@ -137,7 +137,9 @@ fn a_rank_that_promises_before_it_hears_of_the_loss_names_the_lost_rank_all_the_
     let has_stopped = |rank: &Succession| rank.has_stopped();
     assert_eq!(run(&mut now, &mut living, has_stopped, |_, _| true), []);
     let error = lost(0);
-    assert!(living[1].concerns(&error), "it does not know yet who is lost");
+    let nobody = OpError::Regrouped { epoch: 0 };
+    assert_eq!(living[1].unfinished(), nobody, "it does not know yet who is lost, and it is not this rank");
+    assert!(living[1].concerns(&error));
     assert!(living[1].on_failed(now, &error));
     assert!(matches!(living[1].unfinished(), OpError::PeerLost { rank: 0, .. }));
     assert!(!living[1].concerns(&lost(1)), "who has stopped loses others");
