@@ -154,7 +154,8 @@ impl View {
     }
 
     /// Whether they share at least one byte. Of columns what lies between them counts: whose call is divided has been asked before.
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
         let (a, b) = (self.pointer as usize, other.pointer as usize);
         !self.is_empty() && !other.is_empty() && a < b + other.span() && b < a + self.span()
     }

@@ -33,15 +33,15 @@ pub(crate) struct Before {
 }
 
 impl Before {
-    /// Of a call that can be made again.
+    /// Of a call that can be made again, here or by its caller: what it sums up in the caller's own values is kept.
     pub(crate) fn of(request: &Request) -> Self {
-        match request.collective {
-            Collective::AllReduce { .. } => Self {
-                output: request.output.as_slice().to_vec(),
-                residual: request.residual.as_slice().to_vec(),
-            },
-            _ => Self::default(),
-        }
+        let is_in_place = match request.collective {
+            Collective::AllReduce { .. } => true,
+            Collective::Reduce { .. } | Collective::ReduceScatter => request.input.overlaps(&request.output),
+            _ => return Self::default(),
+        };
+        let output = if is_in_place { request.output.as_slice().to_vec() } else { Vec::new() };
+        Self { output, residual: request.residual.as_slice().to_vec() }
     }
 
     fn restore(&self, request: &mut Request) {
@@ -450,6 +450,18 @@ mod tests {
         assert!(matches!(calls.next_to_start(|_| true, false), Some(Next::Refuse(0))));
         assert!(calls.refuse(0).is_some() && calls.refuse(0).is_none());
         assert_eq!((memory, calls.below()), ([7; 8], 1));
+    }
+
+    #[test]
+    fn a_sum_in_place_that_needs_every_rank_leaves_what_the_caller_gave() {
+        let (mut calls, mut rows) = (Calls::default(), [7; 16]);
+        let input = request(&mut rows, ReduceOp::Sum).input;
+        let own_row = request(&mut rows[8..], ReduceOp::Sum);
+        add_request(&mut calls, Request { collective: Collective::ReduceScatter, input, ..own_row });
+        assert_eq!(started(&mut calls), [0]);
+        rows[8..].fill(1);
+        assert!(calls.refuse(0).is_some());
+        assert_eq!(rows, [7; 16]);
     }
 
     #[test]
