@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gradwire.errors import PeerLostError
 from gradwire.report import DeliveryReport, PeerDelivery, Straggler
 from gradwire.torch import _streams
-from gradwire.torch._pieces import ALIGNMENT, Piece, cut, share_of
+from gradwire.torch._pieces import ALIGNMENT, Piece, cut, explained, half_done, share_of
 from launch import Outcome, checks_of, launch
 from lazy_streams import LazyStreams
 
@@ -114,6 +115,17 @@ def test_what_cannot_be_a_mask_is_left_to_be_refused() -> None:
     pieces, _ = cut(Piece([torch.zeros(MB)]), 1)
     assert len(pieces) > 1
     assert pieces[1].mask([]) == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_loss_says_of_a_call_in_pieces_alone_that_some_of_it_may_be_done(count: int) -> None:
+    lost = PeerLostError("rank 1 (host) is lost", rank=1)
+    told = explained(lost, Piece([torch.zeros(4)]), 8, count)
+    assert isinstance(told, PeerLostError)
+    assert told.rank == 1
+    assert (told is lost) == (count == 1)
+    assert ("3 pieces of at most 8 MiB (gpu_chunk_mb), of which some may have ended" in str(told)) == (count == 3)
+    assert half_done(None, "two calls") is None
 
 
 def test_pieces_share_what_a_call_may_be_delayed() -> None:

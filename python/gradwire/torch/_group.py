@@ -145,7 +145,7 @@ class GroupLink:
         work = works[0]
         if len(works) > 1:
             work = GradwireWork.following(kind, works, list(result) or [whole.tensor], self.owner.completer, last)
-        work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb)
+        work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb, count=len(works))
         return self._numbered(work, timeout)
 
     def _numbered(self, work: GradwireWork, timeout: timedelta | None) -> GradwireWork:
@@ -170,7 +170,11 @@ class GroupLink:
 
     def join_works(self, works: list[GradwireWork]) -> GradwireWork:
         """One Work for several."""
-        return works[0] if len(works) == 1 else GradwireWork.joined(works, self.owner.completer)
+        if len(works) == 1:
+            return works[0]
+        work = GradwireWork.joined(works, self.owner.completer)
+        work.ending.explain = partial(_pieces.half_done, what=f"these are {len(works)} calls as one")
+        return work
 
     def stats(self) -> dict[str, Any]:
         """Counters of the connection to each peer."""

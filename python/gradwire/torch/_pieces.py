@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.errors import MismatchError
+from gradwire.errors import MismatchError, PeerLostError
 from gradwire.torch._memory import check_that_elements_are_apart
 from gradwire.torch._streams import streams_of
 from gradwire.torch._tags import mask_of
@@ -128,8 +128,10 @@ def share_of(policy: dict[str, Any], count: int) -> dict[str, Any]:
     return policy if delay is None else {**policy, "deadline_max_s": delay / count}
 
 
-def explained(error: Exception | None, call: Piece, chunk_mb: int) -> Exception | None:
-    """Says of a disagreement between a whole and a piece where it comes from."""
+def explained(error: Exception | None, call: Piece, chunk_mb: int, count: int) -> Exception | None:
+    """Says of a disagreement between a whole and a piece where it comes from, and of a loss what is left of a call in `count` pieces."""
+    if count > 1:
+        error = half_done(error, f"the tensor was sent in {count} pieces of at most {chunk_mb} MiB (gpu_chunk_mb)")
     if not isinstance(error, MismatchError):
         return error
     sizes = {error.fields.get(side, {}).get("elems") for side in ("a", "b")}
@@ -140,6 +142,22 @@ def explained(error: Exception | None, call: Piece, chunk_mb: int) -> Exception 
         "all ranks of a call need the one or the other, or gpu_chunk_mb = 0"
     )
     return MismatchError(text, **error.fields)
+
+
+def half_done(error: Exception | None, what: str) -> Exception | None:
+    """Says of a loss, after which a group may go on, that parts of the call may have ended before: it is not as if it had never been made.
+
+    Args:
+        error: of one of the parts.
+        what: of which parts the call is made.
+    """
+    if not isinstance(error, PeerLostError):
+        return error
+    text = (
+        f"{error}; {what}, of which some may have ended and left their results: make the call again only with the values that "
+        "the tensors had before"
+    )
+    return PeerLostError(text, **error.fields)
 
 
 def _may_be_cut(call: Piece) -> bool:
