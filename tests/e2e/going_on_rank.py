@@ -29,7 +29,7 @@ SIGNAL = signal.Signals[os.environ["GRADWIRE_TEST_SIGNAL"]]
 PHASE = os.environ["GRADWIRE_TEST_PHASE"]
 STEPS, LOST_AT = 8, 3
 # Divisible by all numbers of ranks, so that every mean of multiples is exact.
-UNIT = 12
+UNIT = 60
 SIZES = (1_000, 400_000, 30_000)
 # A woken rank is told at once; if not, the test says so.
 WAIT_S = 30.0

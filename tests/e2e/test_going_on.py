@@ -31,6 +31,7 @@ class Case:
     signal: str
     phase: str
     security: str = "auto"
+    world_size: int = WORLD_SIZE
 
 
 CASES = {
@@ -41,6 +42,7 @@ CASES = {
     "kill-in-a-sum": Case((2,), "SIGKILL", "sum"),
     "stop": Case((1,), "SIGSTOP", "idle"),
     "two-at-once": Case((0, 2), "SIGKILL", "idle"),
+    "host-of-rank-0": Case((0, 1), "SIGKILL", "idle", world_size=5),
 }
 
 
@@ -74,12 +76,12 @@ def start_case(case: Case, folder: Path) -> list[subprocess.Popen[str]]:
         "OMP_NUM_THREADS": "1",
     }
     port = free_port()
-    return [start([str(SCRIPT)], rank, WORLD_SIZE, port, **more) for rank in range(WORLD_SIZE)]
+    return [start([str(SCRIPT)], rank, case.world_size, port, **more) for rank in range(case.world_size)]
 
 
 def finish(case: Case, ranks: list[subprocess.Popen[str]], folder: Path, end: float) -> Seen:
-    survivors = [rank for rank in range(WORLD_SIZE) if rank not in case.victims]
-    outputs = [""] * WORLD_SIZE
+    survivors = [rank for rank in range(case.world_size) if rank not in case.victims]
+    outputs = [""] * case.world_size
     if case.signal == "SIGSTOP":
         wake_when_the_others_are_done(ranks[case.victims[0]], folder / f"events-{survivors[0]}", end)
     for rank in [*survivors, *case.victims]:
@@ -88,7 +90,7 @@ def finish(case: Case, ranks: list[subprocess.Popen[str]], folder: Path, end: fl
         except subprocess.TimeoutExpired:
             ranks[rank].kill()
             outputs[rank] = f"rank {rank} had to be ended: " + ranks[rank].communicate()[0]
-    files = [folder / f"events-{rank}" for rank in range(WORLD_SIZE)]
+    files = [folder / f"events-{rank}" for rank in range(case.world_size)]
     events = [[json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [] for file in files]
     return Seen(events, outputs)
 
@@ -140,6 +142,16 @@ def test_half_of_the_ranks_is_no_majority_and_stops(seen: dict[str, Seen]) -> No
         assert ended["ended"].startswith("NotMemberError: no majority"), (ended, found.outputs)
         assert ended["again"] == ended["ended"]
         assert max(epoch for epoch, _ in found.announced(rank).values()) == 0
+
+
+def test_a_majority_goes_on_without_the_lowest_ranks_that_are_killed_together(seen: dict[str, Seen]) -> None:
+    found, survivors = seen["host-of-rank-0"], [2, 3, 4]
+    for rank in survivors:
+        assert found.ended(rank)["ended"] == "done", found.outputs
+        assert found.of(rank, "members")[-1]["members"] == survivors
+    announced = [found.announced(rank) for rank in survivors]
+    assert announced[0] == announced[1] == announced[2]
+    assert (1, tuple(survivors)) in announced[0].values(), "both were left out together"
 
 
 def test_ddp_trains_on_with_the_mean_over_who_is_left(tmp_path: Path) -> None:

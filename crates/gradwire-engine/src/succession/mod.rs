@@ -182,11 +182,6 @@ impl Succession {
         matches!(self.phase, Phase::Running)
     }
 
-    /// Whether calls wait for the next epoch to be decided, or for nothing any more.
-    pub(crate) fn has_stopped(&self) -> bool {
-        matches!(self.phase, Phase::Waiting { .. } | Phase::Over(_))
-    }
-
     /// Whether every rank of the first epoch takes part.
     pub(crate) fn is_whole(&self) -> bool {
         self.members.len() == self.lineage.world_size() as usize

@@ -134,7 +134,7 @@ fn a_rank_that_promises_before_it_hears_of_the_loss_names_the_lost_rank_all_the_
     let (_engine, mut ranks) = group_of(3);
     let (mut now, mut living) = (Timestamp::ZERO + Duration::from_secs(60), ranks.split_off(1));
     assert!(living[0].on_failed(now, &lost(0)));
-    let has_stopped = |rank: &Succession| rank.has_stopped();
+    let has_stopped = |rank: &Succession| !is_decided(rank);
     assert_eq!(run(&mut now, &mut living, has_stopped, |_, _| true), []);
     let error = lost(0);
     let nobody = OpError::Regrouped { epoch: 0 };
