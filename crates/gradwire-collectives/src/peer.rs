@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(crate) use peers::Peers;
 
 /// Of a way that loses all data while small packets pass.
-const LARGE_ARE_LOST: &str = "; none of the large packets that this rank sends there arrive, small ones do: the MTU on the way has become smaller (`gradwire doctor` finds it, GRADWIRE_MTU sets it), or something drops them";
+const LARGE_ARE_LOST: &str = "; of the last large packets that this rank sent there none arrived, though small ones did: the MTU on the way has become smaller (`gradwire doctor` finds it, GRADWIRE_MTU sets it), or something drops them";
 
 /// One peer.
 #[derive(Debug)]

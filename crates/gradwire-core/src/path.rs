@@ -114,8 +114,12 @@ impl Path {
 
     fn is_window_full(&self) -> bool {
         let in_flight = self.ledger.in_flight();
+        in_flight > 0 && in_flight + self.chunk_bytes > self.window()
+    }
+
+    fn window(&self) -> u64 {
         let tried = self.drought.as_ref().map_or(u64::MAX, |drought| drought.window(self.chunk_bytes));
-        in_flight > 0 && in_flight + self.chunk_bytes > self.controller.cwnd().min(tried)
+        self.controller.cwnd().min(tried)
     }
 
     /// Whether a data packet may leave now; called only when there is one.
@@ -146,9 +150,9 @@ impl Path {
         (!self.is_window_full()).then(|| self.pacer.next_send(rate, burst).max(self.rests_until()))
     }
 
-    /// Data has arrived, as the end of a transfer says: that comes before an acknowledgement, and is said once.
-    pub(crate) fn end_drought(&mut self) {
-        self.drought.iter_mut().for_each(Drought::end);
+    /// A packet of so many bytes has arrived, as the end of its transfer says: that comes before an acknowledgement, and is said once.
+    pub(crate) fn on_said_to_arrive(&mut self, bytes: u32) {
+        self.drought.iter_mut().for_each(|drought| drought.on_arrived(bytes));
     }
 
     /// Whether nothing of many packets has arrived, though what they belong to was asked about and answered.
@@ -180,7 +184,7 @@ impl Path {
 
     /// Bytes after which an acknowledgement is asked for.
     fn asks_after(&self) -> u64 {
-        let quarter = self.controller.cwnd() / ACKS_PER_WINDOW;
+        let quarter = self.window() / ACKS_PER_WINDOW;
         if self.controller.is_flooded() {
             quarter.min(self.acked_bytes)
         } else {
@@ -350,8 +354,11 @@ impl Path {
         let is_flooded = self.controller.is_flooded();
         match &mut self.drought {
             // What strangers crowd out is no broken way, and whoever yields to them is shut out.
-            Some(drought) if is_flooded || !outcome.acked.is_empty() => drought.end(),
-            Some(drought) => drought.on_lost(now, outcome.lost.len(), self.rtt.smoothed()),
+            Some(drought) if is_flooded => *drought = Drought::default(),
+            Some(drought) => {
+                drought.on_lost(now, &outcome.lost, self.rtt.min());
+                outcome.acked.iter().for_each(|packet| drought.on_arrived(packet.bytes));
+            }
             None => {}
         }
         self.sustained.on_ack(now, sample.acked_bytes, sample.in_flight);

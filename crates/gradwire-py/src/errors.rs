@@ -126,23 +126,12 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
                 "MismatchError"
             }
             OpError::PeerLost { rank, host, silent, during, detail, reported_by } => {
-                fields.set_item("rank", rank)?;
-                fields.set_item("host", host)?;
-                fields.set_item("silent_s", silent.as_secs_f64())?;
-                fields.set_item("during", during)?;
-                fields.set_item("detail", detail.as_ref())?;
-                fields.set_item("reported_by", reported_by)?;
-                "PeerLostError"
+                peer_lost(fields, (Some(*rank), host, silent.as_secs_f64()), (during, detail), *reported_by)?
             }
             OpError::Regrouped { epoch } => {
                 // To its caller the same: the group goes on, and the call can be made again.
-                fields.set_item("rank", py.None())?;
-                fields.set_item("host", "")?;
-                fields.set_item("silent_s", 0.0)?;
-                fields.set_item("during", format!("a change of the members behind epoch {epoch}"))?;
-                fields.set_item("detail", error.to_string())?;
-                fields.set_item("reported_by", py.None())?;
-                "PeerLostError"
+                let during = format!("a change of the members behind epoch {epoch}");
+                peer_lost(fields, (None, "", 0.0), (&during, &error.to_string()), None)?
             }
             OpError::PeerLeft { rank, host, during, waited, detail } => {
                 fields.set_item("rank", rank)?;
@@ -189,6 +178,22 @@ pub(crate) fn op_error(py: Python<'_>, error: &OpError) -> PyErr {
         })
         .map(|class| (class, error.to_string()))
     })
+}
+
+/// The fields of a `PeerLostError`, and its name; without a rank where nobody can be named.
+fn peer_lost(
+    fields: &Bound<'_, PyDict>,
+    (rank, host, silent_s): (Option<u32>, &str, f64),
+    (during, detail): (&str, &str),
+    reported_by: Option<u32>,
+) -> PyResult<&'static str> {
+    fields.set_item("rank", rank)?;
+    fields.set_item("host", host)?;
+    fields.set_item("silent_s", silent_s)?;
+    fields.set_item("during", during)?;
+    fields.set_item("detail", detail)?;
+    fields.set_item("reported_by", reported_by)?;
+    Ok("PeerLostError")
 }
 
 /// `ConfigError` for a field of the dictionary that Python passed.

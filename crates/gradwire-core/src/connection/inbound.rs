@@ -446,7 +446,8 @@ impl Connection {
         if came && effect != StatusEffect::Implausible {
             self.on_reached(posted_at);
             if status.state == TransferState::Closed {
-                self.paths.at_mut(0).end_drought();
+                let arrived = self.sends[index].least_of(status.received_chunks);
+                self.paths.at_mut(0).on_said_to_arrive(arrived);
             }
         }
         match effect {

@@ -203,6 +203,12 @@ impl SendHalf {
         }
     }
 
+    /// Bytes that at least one of so many of its chunks has.
+    pub(crate) fn least_of(&self, chunks: u32) -> u32 {
+        let last = self.grid.chunks().saturating_sub(1);
+        self.grid.len(if chunks == 1 { last } else { 0 })
+    }
+
     /// From which chunk on the receiver is asked.
     pub(crate) fn unknown_from(&self) -> u32 {
         let words = self.grid.chunks().div_ceil(64);

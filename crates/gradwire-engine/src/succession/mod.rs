@@ -305,6 +305,9 @@ impl Succession {
 
     /// A member says something.
     pub(crate) fn on_note(&mut self, now: Timestamp, from: Member, note: Note) {
+        if matches!(self.phase, Phase::Over(_)) {
+            return; // nobody would take the answers
+        }
         match note {
             Note::Membership(Message::Join) if !self.takes_in(from) => {}
             Note::Membership(message) => self.membership.handle_message(now, from, message),
