@@ -47,6 +47,8 @@ def test_a_rank_that_is_stopped_in_a_collective_takes_nothing(tmp_path: Path) ->
         told = warnings(job, rank)
         assert told[0] == ("1", "receiver", str(rank)), job.transcript()
         assert len(told) == 1, job.transcript()
+    assert warnings(job, 1) == [], "it stood still itself: " + job.transcript()
+    assert "WARNING this process stood still for" in job.output(1), job.transcript()
 
 
 def test_without_the_setting_nobody_is_named_and_every_collective_is_counted(tmp_path: Path) -> None:

@@ -44,6 +44,19 @@ def test_a_collective_that_does_not_end_is_told_once_after_the_time_and_again_fo
     assert watch.current is None, "it has ended"
 
 
+def test_who_stood_still_itself_accuses_nobody_of_that_time() -> None:
+    watch = StragglerWatch(3.0)
+    assert watch.update(1.0, stuck(0.5, cause="receiver")) is None
+    assert watch.update(16.0, stuck(15.5, cause="receiver"), still_s=14.0) is None
+    assert watch.update(17.0, stuck(16.5, cause="receiver")) is None
+    told = watch.update(18.0, stuck(17.5, cause="receiver"))
+    assert told is not None, "it is waited for all the same"
+    assert "has waited 3.5 s for rank 2" in told.text
+    assert watch.update(19.0, NOTHING) is None
+    told = watch.update(24.0, stuck(3.1, rank=1, sequence=8))
+    assert told is not None, "what this process missed was another collective's"
+
+
 def test_many_short_waits_for_one_rank_are_told_once_and_again_when_it_was_well_meanwhile() -> None:
     watch = StragglerWatch(3.0)
     news = [watch.update(t, often(1, "network", 0.4 * t, int(2 * t))) for t in range(10)]

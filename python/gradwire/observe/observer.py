@@ -27,6 +27,8 @@ logger = logging.getLogger("gradwire")
 
 # Of the watch: a second, or a third of a shorter setting.
 TICK_MAX_S = 1.0
+# A look that comes later than this share of the setting: the process stood still. Less makes nobody a straggler who is not nearly one.
+STILL_SHARE = 0.5
 # Questions without an answer until a group is forgotten.
 UNANSWERED_MAX = 2
 PORT_MAX = 65535
@@ -170,15 +172,25 @@ class Observer:
 
     def _watch(self) -> None:
         tick_s = min(TICK_MAX_S, self._config.straggler_warning_s / 3)
+        looked_s = time.monotonic()
         while not self._stopping.wait(tick_s):
-            self._look_at_all()
+            now_s = time.monotonic()
+            self._look_at_all(self._stood_still(now_s - looked_s - tick_s))
+            looked_s = now_s
 
-    def _look_at_all(
-        self,
-    ) -> None:  # its own function: a group that its user has dropped must not live on in a local variable
+    def _stood_still(self, late_s: float) -> float:
+        """Seconds for which this process cannot say whom it waited for, as a look that comes so late shows."""
+        if late_s < STILL_SHARE * self._config.straggler_warning_s:
+            return 0.0
+        logger.warning("this process stood still for %.1f s (it was stopped or suspended, its host was busy, or something held Python's "
+                       "lock): whom it waited for meanwhile is no straggler", late_s)  # fmt: skip
+        return late_s
+
+    def _look_at_all(self, still_s: float = 0.0) -> None:
+        # Its own function: a group that its user has dropped must not live on in a local variable.
         watches = []
         for watched, group in self._live():
-            if (watch := self._asked(watched, partial(watched.look, group))) is not None:
+            if (watch := self._asked(watched, partial(watched.look, group, still_s))) is not None:
                 watches.append(watch)
         if watches:
             self._tell_of_floods(any(watch["is_flooded"] for watch in watches))
@@ -251,8 +263,12 @@ class _Watched:
         self.failed_at = 0.0
         self.watch = watch
 
-    def look(self, group: _native.Group) -> dict[str, Any]:
+    def look(self, group: _native.Group, still_s: float = 0.0) -> dict[str, Any]:
         """Says what is new about it, and returns what was seen.
+
+        Args:
+            group: the one that is watched.
+            still_s: how long this process stood still since the look before.
 
         Raises:
             GradwireError: it was left meanwhile.
@@ -261,7 +277,7 @@ class _Watched:
         watch = group.watch()
         self._tell_of_losses(watch["epoch"])
         self._tell_of_threads(watch["unreached_threads"])
-        news = self.watch.update(time.monotonic(), watch)
+        news = self.watch.update(time.monotonic(), watch, still_s)
         if news is not None:
             self._tell(news, watch["epoch"])
         elif before is not None and self.watch.current is None:

@@ -61,18 +61,21 @@ class StragglerWatch:
         self._warning_s = warning_s
         self._samples: deque[tuple[float, dict[tuple[int, str], tuple[float, int]]]] = deque()
         self._stuck = -1
+        # The collective that is waited for, and how long of that this process stood still.
+        self._waiting, self._still_s = -1, 0.0
         # When each rank was last seen as one, by cause.
         self._seen: dict[tuple[int, str], float] = {}
 
-    def update(self, now_s: float, watch: Mapping[str, Any]) -> Straggler | None:
+    def update(self, now_s: float, watch: Mapping[str, Any], still_s: float = 0.0) -> Straggler | None:
         """The straggler, where it is another one than before; None: no news.
 
         Args:
             now_s: of a monotonic clock.
             watch: what the group's `watch()` returned: `waiting`, and `stragglers` by rank.
+            still_s: how long this process stood still since the update before: it cannot know what the others did.
         """
         self._remember(now_s, watch["stragglers"])
-        found = self._stuck_in(watch["waiting"]) or self._often(now_s)
+        found = self._stuck_in(watch["waiting"], still_s) or self._often(now_s)
         if found is None:
             if self.current is not None and self._is_over(now_s, watch["waiting"], self.current):
                 self.current = None
@@ -98,16 +101,19 @@ class StragglerWatch:
         while len(self._samples) > 2 and self._samples[1][0] < now_s - WINDOWS[-1] * self._warning_s:
             self._samples.popleft()
 
-    def _stuck_in(self, waiting: Mapping[str, Any] | None) -> Straggler | None:
-        if waiting is None or waiting["straggler"] is None or waiting["waited_s"] < self._warning_s:
+    def _stuck_in(self, waiting: Mapping[str, Any] | None, still_s: float) -> Straggler | None:
+        if waiting is None:
+            return None
+        if waiting["sequence"] != self._waiting:
+            self._waiting, self._still_s = waiting["sequence"], 0.0
+        self._still_s += still_s
+        waited_s = waiting["waited_s"] - self._still_s
+        if waiting["straggler"] is None or waited_s < self._warning_s:
             return None
         self._stuck = waiting["sequence"]
         rank, cause = int(waiting["straggler"]), str(waiting["cause"])
-        return Straggler(
-            rank,
-            cause,
-            f"{waiting['during']} has waited {waiting['waited_s']:.1f} s for {_why(waiting, self._heard_s)}",
-        )
+        why = _why(waiting, min(waiting["silent_s"], waited_s), self._heard_s)
+        return Straggler(rank, cause, f"{waiting['during']} has waited {waited_s:.1f} s for {why}")
 
     def _often(self, now_s: float) -> Straggler | None:
         for window in WINDOWS:
@@ -156,9 +162,8 @@ _OFTEN = {
 }
 
 
-def _why(waiting: Mapping[str, Any], heard_s: float) -> str:
-    rank, silent = waiting["straggler"], waiting["silent_s"]
-    is_heard = silent <= heard_s
+def _why(waiting: Mapping[str, Any], silent: float, heard_s: float) -> str:
+    rank, is_heard = waiting["straggler"], silent <= heard_s
     arrived = f"{waiting['bytes_received']} of {waiting['bytes_expected']} bytes from it arrived"
     return {
         "compute": f"rank {rank}: it has not called it yet, its network thread answers (slow computation or input)",
