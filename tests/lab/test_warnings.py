@@ -66,6 +66,6 @@ def test_a_flood_of_strangers_is_told_by_who_gets_it(tmp_path):
         """The sandbox ends it."""
         network.spawn(1, [sys.executable, "-c", STRANGER, network.address(0), str(PORT)], env=dict(os.environ))
 
-    flooded, other = warned_of(tmp_path, "strangers flood", 1, flood)
-    assert any(f"which listens on UDP port {PORT}" in text for text in flooded)
+    flooded, other = warned_of(tmp_path, "a flood of this process", 1, flood)
+    assert any(f"which listens on UDP port {PORT}: most of it is for no group" in text for text in flooded)
     assert other == []

@@ -17,6 +17,7 @@ from gradwire import _native
 from gradwire.config import Config
 from gradwire.errors import ConfigError, GradwireError, StatusFolderError
 from gradwire.observe.export import OpenTelemetryExport, PrometheusEndpoint, check_extras
+from gradwire.observe.floods import FloodWatch
 from gradwire.observe.status import StatusServer, job_name_of
 from gradwire.observe.stragglers import Straggler, StragglerWatch
 
@@ -54,7 +55,7 @@ class Observer:
         self.meeting = ""
         self.endpoint: PrometheusEndpoint | None = None
         self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
-        self._is_flooded = False
+        self._floods = FloodWatch()
         self.rank: int | None = None
 
     def job_at(self, address: str) -> dict[str, str]:
@@ -196,14 +197,17 @@ class Observer:
             self._tell_of_floods(any(watch["is_flooded"] for watch in watches))
 
     def _tell_of_floods(self, is_flooded: bool) -> None:
-        """One line for the process, whose groups share its ports, when a flood begins or is over."""
-        if is_flooded == self._is_flooded:
+        """One line for the process, whose groups share its ports, when a flood has lasted, or that one is over."""
+        try:
+            news = self._floods.update(time.monotonic(), is_flooded, self._engine.stats)
+        except GradwireError:  # the engine is about to stop
             return
-        self._is_flooded = is_flooded
+        if news is None:
+            return
         ports = ", ".join(map(str, self._engine.thread_ports))
-        if is_flooded:
-            logger.warning("strangers flood this process, which listens on UDP port %s: peers are told, and go on at the "
-                           "rate that they had", ports)  # fmt: skip
+        if news:
+            logger.warning("a flood of this process, which listens on UDP port %s: most of it %s. Peers are told, and go on at the "
+                           "rate that they had", ports, news)  # fmt: skip
         else:
             logger.info("the flood of this process, which listens on UDP port %s, is over", ports)
 
