@@ -242,8 +242,8 @@ class Config:
     job: str | None = _setting(None, str, "Name of the job, by which `gradwire monitor` finds its ranks. Unset: the launcher's "
         "(TORCHELASTIC_RUN_ID, SLURM_JOB_ID), or the address where the ranks meet.", optional=True)
     straggler_warning_s: float = _setting(3.0, float, "How long a rank is waited for before one warning names it and the cause: in one "
-        "collective, or in many short waits that are a fifth of twice this time. 0: never, and nothing is said of a flood of strangers "
-        "or of network threads that others do not answer either.", unit="s", low=0.0, high=3600.0)
+        "collective, or in many short waits that are a fifth of twice this time. 0: never, and nothing is said of a flood, "
+        "of network threads that others do not answer or of a kernel that refuses to send either.", unit="s", low=0.0, high=3600.0)
     status_socket: bool = _setting(True, bool, "Whether `gradwire monitor` and `gradwire trace` can look into this process: a Unix socket "
         "that only its own user can open and that only answers (docs/observability.md).")
     metrics_port: int | None = _setting(None, int, "TCP port of a Prometheus endpoint; rank with LOCAL_RANK r on its host has "

@@ -30,13 +30,18 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
 
 def warned_of(tmp_path, words, ranks, fault, **settings):
     """What each of two ranks was warned of with these words, until so many had been. `fault(network)` comes before they start."""
+    return said_by(tmp_path, [str(PROGRAM), str(ranks), words], fault, **settings)
+
+
+def said_by(tmp_path, program, fault, **settings):
+    """What each of two ranks that run the program has printed."""
 
     def main():
         with Network(Layout(hosts=2, switch="nft")) as network:
             fault(network)
             place = {"GRADWIRE_RENDEZVOUS": f"{network.address(0)}:29500", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
             common = {**os.environ, "GRADWIRE_STRAGGLER_WARNING_S": "0.3", **place, **settings}
-            command, pipe = [sys.executable, str(PROGRAM), str(ranks), words], subprocess.PIPE
+            command, pipe = [sys.executable, *program], subprocess.PIPE
             children = [
                 network.spawn(rank, command, env={**common, "RANK": str(rank)}, stdout=pipe, stderr=pipe, text=True)
                 for rank in range(2)
@@ -69,3 +74,11 @@ def test_a_flood_of_strangers_is_told_by_who_gets_it(tmp_path):
     flooded, other = warned_of(tmp_path, "a flood of this process", 1, flood)
     assert any(f"which listens on UDP port {PORT}: most of it is for no group" in text for text in flooded)
     assert other == []
+
+
+def test_a_device_that_takes_no_full_datagrams_any_more_is_told_by_its_host_with_the_kernels_error(tmp_path):
+    other, shrunk = said_by(tmp_path, [str(PROGRAM.with_name("rank_refused.py")), "1"], lambda _: None)
+    assert other == []
+    (text,) = shrunk
+    assert text.startswith("the kernel of this host refuses what rank 1 sends, which is lost: ")
+    assert "Message too long (EMSGSIZE): has the MTU of an interface become smaller?" in text

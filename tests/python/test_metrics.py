@@ -27,7 +27,7 @@ FACTS = {
     "peer": {"rank", "host", "address", "paths"},
     "path": {"path", "source_port", "local_address", "peer_address"},
     "call": {"collective", "preset", *STAGES},
-    "engine": set(),
+    "engine": {"send_refused_errno"},
     "stage": set(),
 }  # fmt: skip
 

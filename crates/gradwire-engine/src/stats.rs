@@ -34,7 +34,7 @@ pub struct Features {
     pub chaos: Option<String>,
 }
 
-/// Counters of the socket and the network thread; they only grow.
+/// Counters of the socket and the network thread, which only grow, and the latest error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EngineStats {
     /// Datagrams handed to the kernel.
@@ -59,6 +59,8 @@ pub struct EngineStats {
     pub ecn_marked: u64,
     /// Datagrams that the kernel refused to send (no route, a firewall, too large): lost like on the way.
     pub send_refused: u64,
+    /// The error number (errno) of the latest of them; 0: there was none, or its socket takes nothing.
+    pub send_refused_errno: i32,
     /// Times that the kernel's send buffer was full.
     pub send_blocked: u64,
     /// Datagrams that the kernel dropped because our receive buffer was full.

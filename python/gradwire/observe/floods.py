@@ -7,7 +7,7 @@ engine's counters: that much comes that is nobody's makes nobody a stranger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 # More than three times as long as one goes on counting as a flood that has ended (LEVEL_MAX in the engine's flood.rs).
@@ -28,16 +28,13 @@ class FloodWatch:
         self._before: tuple[float, dict[str, int]] | None = None
         self._is_told = False
 
-    def update(self, now_s: float, is_flooded: bool, stats: Callable[[], Mapping[str, Any]]) -> str | None:
+    def update(self, now_s: float, is_flooded: bool, stats: Mapping[str, Any]) -> str | None:
         """What most of a flood is that lasts; empty: the one that was told is over; None: no news.
 
         Args:
             now_s: of a monotonic clock.
             is_flooded: what the groups' `watch()` returned.
-            stats: asks the engine for its counters; only called in a flood.
-
-        Raises:
-            GradwireError: from `stats`.
+            stats: the engine's.
         """
         if not is_flooded:
             was_told, self._is_told, self._before = self._is_told, False, None
@@ -45,12 +42,12 @@ class FloodWatch:
         if self._is_told:
             return None
         if self._before is None:
-            self._before = now_s, self._counted(stats())
+            self._before = now_s, self._counted(stats)
             return None
         since_s, before = self._before
         if now_s - since_s < LASTS_S:
             return None
-        self._is_told, counted = True, self._counted(stats())
+        self._is_told, counted = True, self._counted(stats)
         return _MADE_OF[max(_MADE_OF, key=lambda name: counted[name] - before[name])]
 
     @staticmethod

@@ -18,6 +18,7 @@ from gradwire.config import Config
 from gradwire.errors import ConfigError, GradwireError, StatusFolderError
 from gradwire.observe.export import OpenTelemetryExport, PrometheusEndpoint, check_extras
 from gradwire.observe.floods import FloodWatch
+from gradwire.observe.refusals import RefusalWatch
 from gradwire.observe.status import StatusServer, job_name_of
 from gradwire.observe.stragglers import Straggler, StragglerWatch
 
@@ -56,6 +57,7 @@ class Observer:
         self.endpoint: PrometheusEndpoint | None = None
         self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
         self._floods = FloodWatch()
+        self._refusals = RefusalWatch()
         self.rank: int | None = None
 
     def job_at(self, address: str) -> dict[str, str]:
@@ -194,14 +196,25 @@ class Observer:
             if (watch := self._asked(watched, partial(watched.look, group, still_s))) is not None:
                 watches.append(watch)
         if watches:
-            self._tell_of_floods(any(watch["is_flooded"] for watch in watches))
+            self._tell_of_ports(watches)
 
-    def _tell_of_floods(self, is_flooded: bool) -> None:
-        """One line for the process, whose groups share its ports, when a flood has lasted, or that one is over."""
+    def _tell_of_ports(self, watches: list[dict[str, Any]]) -> None:
+        """What is new about the ports of the process, which its groups share."""
         try:
-            news = self._floods.update(time.monotonic(), is_flooded, self._engine.stats)
-        except GradwireError:  # the engine is about to stop
+            now_s, stats = time.monotonic(), self._engine.stats()
+        except GradwireError:  # it is about to stop
             return
+        self._tell_of_floods(self._floods.update(now_s, any(watch["is_flooded"] for watch in watches), stats))
+        waited_s = max((watch["waiting"]["waited_s"] for watch in watches if watch["waiting"] is not None), default=0.0)
+        self._tell_of_refusals(self._refusals.update(now_s, stats, waited_s))
+
+    def _tell_of_refusals(self, news: str | None) -> None:
+        if news:
+            logger.warning("the kernel of this host refuses what rank %s sends, which is lost: %s", self.rank, news)
+        elif news is not None:
+            logger.info("the kernel of this host takes what rank %s sends again", self.rank)
+
+    def _tell_of_floods(self, news: str | None) -> None:
         if news is None:
             return
         ports = ", ".join(map(str, self._engine.thread_ports))

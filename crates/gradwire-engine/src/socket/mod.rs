@@ -79,6 +79,8 @@ pub(crate) struct SendCounts {
     pub(crate) bytes: u64,
     /// Datagrams that it refused, or that were for a stuck socket: lost like on the way.
     pub(crate) refused: u64,
+    /// The error number of the latest of them; 0: there was none, or it was for a stuck socket.
+    pub(crate) refused_errno: i32,
     /// Times that its buffer was full.
     pub(crate) blocked: u64,
     /// Batches that a thread for it has sent.
@@ -88,11 +90,20 @@ pub(crate) struct SendCounts {
 }
 
 impl SendCounts {
+    /// Counts datagrams that the kernel refused with an error number, or (0) that were for a stuck socket.
+    pub(crate) fn refuse(&mut self, datagrams: usize, errno: i32) {
+        self.refused += datagrams as u64;
+        self.refused_errno = errno;
+    }
+
     pub(crate) fn add_to(&self, stats: &mut EngineStats) {
         stats.send_calls += self.calls;
         stats.datagrams_sent += self.datagrams;
         stats.bytes_sent += self.bytes;
         stats.send_refused += self.refused;
+        if self.refused > 0 {
+            stats.send_refused_errno = self.refused_errno;
+        }
         stats.send_blocked += self.blocked;
         stats.batches_apart += self.batches_apart;
         stats.seals_refused += self.seals_refused;
@@ -102,7 +113,9 @@ impl SendCounts {
         self.calls += other.calls;
         self.datagrams += other.datagrams;
         self.bytes += other.bytes;
-        self.refused += other.refused;
+        if other.refused > 0 {
+            self.refuse(other.refused as usize, other.refused_errno);
+        }
         self.blocked += other.blocked;
         self.batches_apart += other.batches_apart;
         self.seals_refused += other.seals_refused;

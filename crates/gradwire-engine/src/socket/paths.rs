@@ -199,7 +199,7 @@ impl PathSockets {
             path.flow.look(Instant::now(), path.socket.fd());
         }
         if path.flow.is_stuck() {
-            self.counts.refused += datagrams as u64;
+            self.counts.refuse(datagrams, 0);
             return None;
         }
         Some(&mut path.batch)
@@ -259,7 +259,7 @@ impl PathSockets {
         }
         for path in self.paths.iter_mut().filter(|path| path.flow.is_overdue(now)) {
             path.flow = Flow::Stuck(now);
-            self.counts.refused += path.batch.slots().len() as u64;
+            self.counts.refuse(path.batch.slots().len(), 0);
             path.batch.clear();
         }
     }

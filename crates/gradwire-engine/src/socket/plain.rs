@@ -50,7 +50,7 @@ impl Outlet for PlainSocket {
                     return SendOutcome::Blocked;
                 }
                 // Whatever it is, the datagram did not leave: a lost packet.
-                Err(_) => counts.refused += 1,
+                Err(error) => counts.refuse(1, error.raw_os_error().unwrap_or(0)),
             }
         }
         batch.clear();

@@ -230,7 +230,7 @@ impl Worker {
             let (fd, now) = (outlet.fd(), Instant::now());
             flow.on_full(now, job.batch.slots().len() < waiting);
             if self.gives_up(job.path, now) {
-                job.counts.refused += job.batch.slots().len() as u64;
+                job.counts.refuse(job.batch.slots().len(), 0);
                 return job.batch.clear();
             }
             wait_writable(fd, BLOCKED_WAIT);

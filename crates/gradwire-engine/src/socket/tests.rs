@@ -320,6 +320,8 @@ fn a_datagram_leaves_from_its_source_and_one_whose_address_is_gone_costs_nothing
     let [second, third]: [IpAddr; 2] = ["127.0.0.2", "127.0.0.3"].map(|text| text.parse().unwrap());
     assert_eq!(from, [second, second, second, third, third, third]);
     assert_eq!(stats.refused, 3);
+    // Which one depends on the routes of the machine.
+    assert!(super::is_network_fact(stats.refused_errno), "{stats:?}");
     if gso {
         assert!(stats.calls <= 3, "offload was given up: {stats:?}");
     }

@@ -20,6 +20,7 @@ impl EngineStats {
             datagrams_unknown,
             ecn_marked,
             send_refused,
+            send_refused_errno,
             send_blocked,
             receive_overflows,
             sleeps,
@@ -41,6 +42,9 @@ impl EngineStats {
         self.datagrams_unknown += datagrams_unknown;
         self.ecn_marked += ecn_marked;
         self.send_refused += send_refused;
+        if *send_refused_errno != 0 {
+            self.send_refused_errno = *send_refused_errno;
+        }
         self.send_blocked += send_blocked;
         self.receive_overflows += receive_overflows;
         self.sleeps += sleeps;
@@ -271,8 +275,10 @@ mod tests {
 
     #[test]
     fn counters_of_engines_add_up() {
-        let mut all = EngineStats { sleeps: 1, bytes_sent: 2, ..EngineStats::default() };
+        let mut all =
+            EngineStats { sleeps: 1, bytes_sent: 2, send_refused_errno: 90, ..EngineStats::default() };
         all.add(&EngineStats { sleeps: 3, seals_refused: 4, ..EngineStats::default() });
-        assert_eq!(all, EngineStats { sleeps: 4, bytes_sent: 2, seals_refused: 4, ..EngineStats::default() });
+        let both = EngineStats { sleeps: 4, bytes_sent: 2, seals_refused: 4, ..EngineStats::default() };
+        assert_eq!(all, EngineStats { send_refused_errno: 90, ..both }, "the latest that any of them knows");
     }
 }

@@ -132,7 +132,7 @@ impl Outlet for LinuxOutlet {
                     // One alone does not fit the device either: segmentation offload was not what the kernel refused.
                     self.gso |= had_gso && errno == libc::EMSGSIZE;
                     let count = self.arrays.counts[message];
-                    counts.refused += count as u64;
+                    counts.refuse(count, errno);
                     datagram += count;
                     message += 1;
                 }
