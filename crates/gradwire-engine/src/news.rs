@@ -24,10 +24,10 @@ pub(crate) fn crashed(port: u16, cause: &str) {
     error!(target: TARGET, "engine on UDP port {port}: {cause}; every call on it fails");
 }
 
-/// Strangers flood the port, or no longer.
+/// What is nobody's floods the port, or no longer.
 pub(crate) fn flooded(port: u16, is_flooded: bool) {
     if is_flooded {
-        warn!(target: TARGET, "strangers flood UDP port {port}: peers are told, and go on at the rate that they had");
+        warn!(target: TARGET, "what is nobody's floods UDP port {port}: peers are told, and go on at the rate that they had");
     } else {
         info!(target: TARGET, "the flood of UDP port {port} is over");
     }

@@ -131,7 +131,7 @@ fn a_flood_is_a_line_when_it_begins_and_one_when_it_is_over() {
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("loopback exists");
     stranger.connect(("127.0.0.1", port)).expect("loopback exists");
     let (begun, over) =
-        (format!("strangers flood UDP port {port}"), format!("the flood of UDP port {port} is over"));
+        (format!("what is nobody's floods UDP port {port}"), format!("the flood of UDP port {port} is over"));
     let start = Instant::now();
     while lines(&begun).is_empty() && start.elapsed() < PATIENCE {
         // A full buffer of the kernel is the flood's own loss.
