@@ -24,6 +24,7 @@ from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
 from gradwire.errors import DeadlineError, EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
+from gradwire.torch._deliveries import Deliveries
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
 from gradwire.torch._staging import Staging
@@ -85,6 +86,7 @@ class GroupLink:
         self.monitored_barriers = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
+        self._deliveries = Deliveries(owner.completer)
         self._native = native
         self._left = False
         self._has_ended = False
@@ -175,6 +177,12 @@ class GroupLink:
         work = GradwireWork.joined(works, self.owner.completer)
         work.ending.explain = partial(_pieces.half_done, what=f"these are {len(works)} calls as one")
         return work
+
+    def hand_out(self, work: GradwireWork, *, is_waited_for: bool) -> None:
+        """The Work goes to its caller, who may drop it unless it is waited for at once."""
+        work.bring_earlier = self._deliveries.bring
+        if not is_waited_for:
+            work.deliver_unasked(self._deliveries)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the connection to each peer."""

@@ -270,6 +270,7 @@ class Collectives:
         del device
         works, self._coalesced = self._coalesced or [], None
         work = GradwireWork.joined(works, self.link.owner.completer)
+        self.link.hand_out(work, is_waited_for=True)  # each of them has been handed out by itself
         remember(work)
         return work
 
@@ -380,9 +381,11 @@ class Collectives:
         if trace is not None:
             trace.end_with(work)
         remember(work)
+        is_waited_for = self._coalesced is None and getattr(opts, "asyncOp", True) is False
+        self.link.hand_out(work, is_waited_for=is_waited_for)
         if self._coalesced is not None:
             self._coalesced.append(work)
-        elif getattr(opts, "asyncOp", True) is False:
+        elif is_waited_for:
             # torch takes None for "done": no future, no second call from C++ (torch >= 2.9).
             work.wait()
             return None
