@@ -150,6 +150,26 @@ class GroupLink:
         work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb, count=len(works))
         return self._numbered(work, timeout)
 
+    def start_as_one(
+        self,
+        kind: str,
+        each: str,
+        timeout: timedelta | None,
+        prepares: Sequence[Callable[[], Call]],
+        result: list[torch.Tensor],
+    ) -> GradwireWork:
+        """The same of several calls that are one to the caller.
+
+        Args:
+            kind: its name.
+            each: name of the collective in the binding.
+            timeout: of each.
+            prepares: each makes one of the calls.
+            result: tensors that hold the result.
+        """
+        works = [self._start(each, timeout, prepare) for prepare in prepares]
+        return self._numbered(GradwireWork.following(kind, works, result, self.owner.completer), timeout)
+
     def _numbered(self, work: GradwireWork, timeout: timedelta | None) -> GradwireWork:
         """As what its caller may ask it for: the place among the calls of the group, and how long it may take."""
         self.calls += work.was_submitted
