@@ -177,14 +177,15 @@ class Observer:
         tick_s = min(TICK_MAX_S, self._config.straggler_warning_s / 3)
         looked_s = time.monotonic()
         while not self._stopping.wait(tick_s):
-            now_s = time.monotonic()
-            self._look_at_all(self._stood_still(now_s - looked_s - tick_s))
-            looked_s = now_s
+            self._look_at_all(self._stood_still(time.monotonic() - looked_s - tick_s))
+            looked_s = time.monotonic()  # a look may wait for a network thread: that is no standstill
 
     def _stood_still(self, late_s: float) -> float:
         """Seconds for which this process cannot say whom it waited for, as a look that comes so late shows."""
         if late_s < STILL_SHARE * self._config.straggler_warning_s:
             return 0.0
+        if late_s < self._config.straggler_warning_s:
+            return late_s  # no straggler would have been told of in that time
         logger.warning("this process stood still for %.1f s (it was stopped or suspended, its host was busy, or something held Python's "
                        "lock): whom it waited for meanwhile is no straggler", late_s)  # fmt: skip
         return late_s

@@ -51,12 +51,13 @@ class RefusalWatch:
         self._before = now_s, sent, refused
         took, lost = sent - before[1], refused - before[2]
         number = stats["send_refused_errno"]
-        is_refused = bool(number) and waited_s >= EVERY_S and lost >= max(REFUSED_MIN, SHARE * (took + lost))
-        if is_refused == self._is_told:
+        is_refused = lost >= max(REFUSED_MIN, SHARE * (took + lost))
+        if self._is_told:
+            self._is_told = is_refused or took == 0  # where nothing leaves, nothing is known
+            return None if self._is_told else ""
+        if not (is_refused and number and waited_s >= EVERY_S):
             return None
-        self._is_told = is_refused
-        if not is_refused:
-            return ""
+        self._is_told = True
         name = errno.errorcode.get(number, str(number))
         why = f": {_WHY[number]}" if number in _WHY else ""
         return f"{lost} datagrams in {now_s - before[0]:.1f} s, {took} were taken: {os.strerror(number)} ({name}){why}"

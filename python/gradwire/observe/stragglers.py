@@ -106,7 +106,8 @@ class StragglerWatch:
             return None
         if waiting["sequence"] != self._waiting:
             self._waiting, self._still_s = waiting["sequence"], 0.0
-        self._still_s += still_s
+        # Of a standstill no more than what this call has waited through.
+        self._still_s += min(still_s, max(0.0, waiting["waited_s"] - self._still_s))
         waited_s = waiting["waited_s"] - self._still_s
         if waiting["straggler"] is None or waited_s < self._warning_s:
             return None

@@ -65,16 +65,6 @@ class Ending:
         """Why nothing was started; when settled, the error that the call ended with."""
         return self._failure
 
-    @property
-    def delivers(self) -> bool:
-        """Whether `settle` writes tensors of the caller's. False when it has."""
-        staging = self._staging
-        return (
-            self._last is not None
-            or (staging is not None and staging.delivers)
-            or any(part.delivers for part in self._parts)
-        )
-
     def has_come(self) -> bool:
         """Whether the operations have ended."""
         return all(op.is_done() for op in self._ops)

@@ -24,7 +24,6 @@ from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
 from gradwire.errors import DeadlineError, EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
-from gradwire.torch._deliveries import Deliveries
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
 from gradwire.torch._staging import Staging
@@ -86,7 +85,6 @@ class GroupLink:
         self.monitored_barriers = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
-        self._deliveries = Deliveries(owner.completer)
         self._native = native
         self._left = False
         self._has_ended = False
@@ -150,26 +148,6 @@ class GroupLink:
         work.ending.explain = partial(_pieces.explained, call=whole, chunk_mb=chunk_mb, count=len(works))
         return self._numbered(work, timeout)
 
-    def start_as_one(
-        self,
-        kind: str,
-        each: str,
-        timeout: timedelta | None,
-        prepares: Sequence[Callable[[], Call]],
-        result: list[torch.Tensor],
-    ) -> GradwireWork:
-        """The same of several calls that are one to the caller.
-
-        Args:
-            kind: its name.
-            each: name of the collective in the binding.
-            timeout: of each.
-            prepares: each makes one of the calls.
-            result: tensors that hold the result.
-        """
-        works = [self._start(each, timeout, prepare) for prepare in prepares]
-        return self._numbered(GradwireWork.following(kind, works, result, self.owner.completer), timeout)
-
     def _numbered(self, work: GradwireWork, timeout: timedelta | None) -> GradwireWork:
         """As what its caller may ask it for: the place among the calls of the group, and how long it may take."""
         self.calls += work.was_submitted
@@ -197,12 +175,6 @@ class GroupLink:
         work = GradwireWork.joined(works, self.owner.completer)
         work.ending.explain = partial(_pieces.half_done, what=f"these are {len(works)} calls as one")
         return work
-
-    def hand_out(self, work: GradwireWork, *, is_waited_for: bool) -> None:
-        """The Work goes to its caller, who may drop it unless it is waited for at once."""
-        work.bring_earlier = self._deliveries.bring
-        if not is_waited_for:
-            work.deliver_unasked(self._deliveries)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the connection to each peer."""

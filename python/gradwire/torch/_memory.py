@@ -202,13 +202,8 @@ def parted(tensors: Sequence[Tensor], staging: Staging) -> Tensor:
     return buffer
 
 
-def same_size(tensors: Sequence[Tensor], like: Tensor | None = None, *, begin: int = 0) -> None:
+def same_size(tensors: Sequence[Tensor], like: Tensor | None = None) -> None:
     """Checks that the tensors of a list agree in dtype and number of elements, also with `like`, the one that is beside the list.
-
-    Args:
-        tensors: the list, or a part of it.
-        like: what they have to be like; None: the first.
-        begin: index of the first in the list.
 
     Raises:
         InvalidRequestError: they do not, or there are none.
@@ -217,7 +212,7 @@ def same_size(tensors: Sequence[Tensor], like: Tensor | None = None, *, begin: i
         raise InvalidRequestError("a list of tensors is empty")
     first, what = (tensors[0], "tensor 0") if like is None else (like, "the tensor beside it")
     check(first)
-    for index, tensor in enumerate(tensors, begin):
+    for index, tensor in enumerate(tensors):
         check(tensor)
         if tensor.dtype != first.dtype or tensor.numel() != first.numel():
             raise InvalidRequestError(

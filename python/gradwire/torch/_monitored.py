@@ -76,23 +76,26 @@ class MonitoredBarrier:
             try:
                 work.wait()
             except TOO_LATE as error:
+                if not _says_late(error):
+                    raise
                 missing.append(other)
                 cause = cause or error
                 if not self._wait_all:
                     break
             except GONE as error:
                 # It ended the waits for all the others, about which nothing is known then.
-                raise self._told(self._failure([error.rank], error), error) from error
+                gone = [] if error.rank is None else [error.rank]
+                raise self._told(self._failure(gone, error), error) from error
         if cause is not None:
             raise self._told(self._failure(missing, cause), cause) from cause
 
     def _failure(self, missing: list[int], cause: GradwireError) -> str:
-        ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        ranks = f"Rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "A rank"
         return f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {self._waited_ms()} ms: {cause}"
 
     def _told(self, text: str, cause: GradwireError) -> GradwireError:
         """`cause` in these words: of its own class, unless it says no more than that a wait was too long."""
-        return self._too_late(text) if isinstance(cause, TOO_LATE) else type(cause)(text, **cause.fields)
+        return self._too_late(text) if _says_late(cause) else type(cause)(text, **cause.fields)
 
     def _too_late(self, text: str) -> DeadlineError:
         return DeadlineError(text, during="monitored_barrier", waited_s=self._waited_s())
@@ -105,6 +108,11 @@ class MonitoredBarrier:
 
     def _left(self) -> timedelta:
         return timedelta(seconds=max(0.001, self._end_s - time.monotonic()))
+
+
+def _says_late(error: GradwireError) -> bool:
+    """Whether all that happened is that a wait took too long, here or on another rank, which aborted the group for it."""
+    return isinstance(error, DeadlineError) or "timed out" in str(error.fields.get("cause", ""))
 
 
 def signal() -> torch.Tensor:

@@ -270,7 +270,6 @@ class Collectives:
         del device
         works, self._coalesced = self._coalesced or [], None
         work = GradwireWork.joined(works, self.link.owner.completer)
-        self.link.hand_out(work, is_waited_for=True)  # each of them has been handed out by itself
         remember(work)
         return work
 
@@ -348,30 +347,8 @@ class Collectives:
             target = _memory.writable(into, staging, load=False)
             return Call("reduce_scatter", [into], _memory.stacked(piece.read, staging), target, staging, options)
 
-        if _differ(rows):
-            return self._uneven_reduce_scatter(output, rows, opts)
         whole = Piece([output], rows, self.link.world_size)
         return self.link.start_in_pieces("reduce_scatter", _timeout(opts), whole, prepare)
-
-    def _uneven_reduce_scatter(self, output: Tensor, rows: list[Tensor], opts: Any) -> GradwireWork:
-        """A reduce to each rank; to the caller one call. All ranks have lists of the same sizes, so all do."""
-
-        def prepare(root: int) -> Call:
-            staging, row = Staging(), rows[root]
-            options = {**reduction(row, getattr(opts, "reduceOp", None)), "peer": root}
-            source = _memory.readable(row, staging)
-            if root != self.link.rank:
-                return Call("reduce", [], source, None, staging, options)
-            target = _memory.writable(output, staging, load=False)
-            return Call("reduce", [output], source, target, staging, options)
-
-        try:
-            self._one_each(rows)
-            _memory.same_size([rows[self.link.rank]], output, begin=self.link.rank)
-        except Exception as error:  # noqa: BLE001  see the head of _group.py
-            return self.link.failed("reduce_scatter", error)
-        prepares = [partial(prepare, root) for root in range(self.link.world_size)]
-        return self.link.start_as_one("reduce_scatter", "reduce", _timeout(opts), prepares, [output])
 
     def _reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any) -> GradwireWork:
         def prepare(piece: Piece) -> Call:
@@ -403,11 +380,9 @@ class Collectives:
         if trace is not None:
             trace.end_with(work)
         remember(work)
-        is_waited_for = self._coalesced is None and getattr(opts, "asyncOp", True) is False
-        self.link.hand_out(work, is_waited_for=is_waited_for)
         if self._coalesced is not None:
             self._coalesced.append(work)
-        elif is_waited_for:
+        elif getattr(opts, "asyncOp", True) is False:
             # torch takes None for "done": no future, no second call from C++ (torch >= 2.9).
             work.wait()
             return None
@@ -451,11 +426,6 @@ def _copy(tensor: Tensor) -> dict[str, Any]:
     if not isinstance(tensor, Tensor):
         raise UnsupportedError(f"expected a tensor, got {type(tensor).__name__}")
     return {"dtype": _memory.DTYPE_CODES.get(tensor.dtype, _memory.BYTES)}
-
-
-def _differ(rows: Sequence[Tensor]) -> bool:
-    """Whether the tensors of a list have different sizes."""
-    return len({row.numel() for row in rows if isinstance(row, Tensor)}) > 1
 
 
 def _nbytes(tensor: Tensor) -> int:

@@ -7,7 +7,6 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -24,7 +23,6 @@ from gradwire._outbox import Op
 from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
-from gradwire.torch._deliveries import Deliveries
 from gradwire.torch._ending import Ending
 from gradwire.torch._staging import Staging, after
 
@@ -84,8 +82,6 @@ class GradwireWork(dist.Work):
         # Of the call, among those of its group from 1 on; of several, none.
         self.sequence_number = 0
         self.timeout_of_call = NO_TIMEOUT
-        # Called when the end is waited for: results of earlier calls of the group go on their way before this one's.
-        self.bring_earlier: Callable[[], None] | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Blocks until the result is there; on a GPU, until it is on its way: what the caller starts from then on comes after it.
@@ -102,8 +98,6 @@ class GradwireWork(dist.Work):
             raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
         if self._trace is not None and not self._completer.is_current_thread():
             self._trace.wait()
-        if self.bring_earlier is not None:
-            self.bring_earlier()
         error = self.ending.settle()
         if error is not None:
             raise error
@@ -153,16 +147,6 @@ class GradwireWork(dist.Work):
             self._completer.watch(self._ops, callback)
         else:
             callback()
-
-    def deliver_unasked(self, deliveries: Deliveries) -> None:
-        """The results come to the caller's tensors when the operations have ended, also if nobody ever asks for them.
-
-        Not a receive's: torch does not say which is waited for at once, so each would pay for it, and nothing but its Work tells when
-        it has ended. It may also be in flight for as long as the program runs, and would hold up those behind it.
-        """
-        if self.ending.delivers and self.name != "receive":
-            with contextlib.suppress(RuntimeError):  # no thread can be started any more: who waits gets them, as always
-                deliveries.expect(self._ops, self.ending)
 
     def wait_also_for(self, trace: torch.futures.Future[Any]) -> None:
         """`wait` returns after this future too, which the end of the operations completes."""

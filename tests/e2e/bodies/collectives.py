@@ -175,30 +175,6 @@ def check_reduce_scatter_sums_the_own_row() -> None:
         same([output], [expected])
 
 
-def check_reduce_scatter_of_rows_of_different_sizes_equals_gloo() -> None:
-    sizes = [[3 * rank for rank in range(WORLD_SIZE)], [5 + rank % 2 for rank in range(WORLD_SIZE)]]
-    for elems in sizes:
-
-        def call(group: Any, async_op: bool, elems: list[int] = elems) -> Any:
-            rows, output = [numbers(2 * count)[::2] for count in elems], torch.zeros(elems[RANK])
-            return dist.reduce_scatter(output, rows, group=group, async_op=async_op), [output]
-
-        against_gloo(call)
-    output, calls = torch.zeros(RANK + 1), dist.group.WORLD._get_sequence_number_for_group()
-    work = dist.reduce_scatter(
-        output, [numbers(rank + 1) for rank in range(WORLD_SIZE)], dist.ReduceOp.MAX, async_op=True
-    )
-    work.wait()
-    same([output], [torch.stack([numbers(RANK + 1, rank=rank) for rank in range(WORLD_SIZE)]).amax(0)])
-    assert dist.group.WORLD._get_sequence_number_for_group() == calls + 1
-    row = numbers(4)
-    rows = [row if rank == RANK else numbers(4 + (rank - RANK) % WORLD_SIZE) for rank in range(WORLD_SIZE)]
-    with pytest.raises(
-        InvalidRequestError, match=rf"tensor {RANK} of the list .* 4 elements, the tensor beside it .* with 3"
-    ):
-        dist.reduce_scatter(torch.zeros(3), rows)
-
-
 def check_reduce_gather_and_scatter_equal_gloo_at_every_root() -> None:
     for root in range(WORLD_SIZE):
 
