@@ -57,6 +57,13 @@ def test_who_stood_still_itself_accuses_nobody_of_that_time() -> None:
     assert told is not None, "what this process missed was another collective's"
 
 
+def test_a_collective_that_began_late_in_a_standstill_is_not_charged_with_all_of_it() -> None:
+    watch = StragglerWatch(3.0)
+    assert watch.update(60.0, stuck(0.2), still_s=59.0) is None
+    assert watch.update(62.0, stuck(2.2)) is None
+    assert watch.update(63.3, stuck(3.3)) is not None
+
+
 def test_many_short_waits_for_one_rank_are_told_once_and_again_when_it_was_well_meanwhile() -> None:
     watch = StragglerWatch(3.0)
     news = [watch.update(t, often(1, "network", 0.4 * t, int(2 * t))) for t in range(10)]
