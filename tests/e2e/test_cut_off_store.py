@@ -6,6 +6,7 @@ So does one whose Store has ended when it was connected to all others.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def test_a_step_waits_for_a_store_that_is_cut_off_no_longer_than_is_allowed(
         process.send_signal(signal.SIGCONT)
 
     process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # on a busy host it may answer for a while
     healer = threading.Timer(CUT_OFF_S, heal)
     healer.start()
     with caplog.at_level(logging.WARNING, logger="gradwire"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import socket
 import threading
@@ -31,6 +32,8 @@ logger = logging.getLogger("gradwire")
 TICK_MAX_S = 1.0
 # A look that comes later than this share of the setting: the process stood still. Less makes nobody a straggler who is not nearly one.
 STILL_SHARE = 0.5
+# In so many times the setting a warning of it comes once; the others are told at level info.
+STILL_EVERY = 20.0
 # Questions without an answer until a group is forgotten.
 UNANSWERED_MAX = 2
 PORT_MAX = 65535
@@ -57,6 +60,7 @@ class Observer:
         self.endpoint: PrometheusEndpoint | None = None
         self._parts: list[StatusServer | PrometheusEndpoint | OpenTelemetryExport] = []
         self._floods = FloodWatch()
+        self._told_of_standing_s = -math.inf
         self._refusals = RefusalWatch()
         self.rank: int | None = None
 
@@ -184,10 +188,11 @@ class Observer:
         """Seconds for which this process cannot say whom it waited for, as a look that comes so late shows."""
         if late_s < STILL_SHARE * self._config.straggler_warning_s:
             return 0.0
-        if late_s < self._config.straggler_warning_s:
-            return late_s  # no straggler would have been told of in that time
-        logger.warning("this process stood still for %.1f s (it was stopped or suspended, its host was busy, or something held Python's "
-                       "lock): whom it waited for meanwhile is no straggler", late_s)  # fmt: skip
+        now_s = time.monotonic()
+        is_news = now_s - self._told_of_standing_s >= STILL_EVERY * self._config.straggler_warning_s
+        self._told_of_standing_s = now_s if is_news else self._told_of_standing_s
+        logger.log(logging.WARNING if is_news else logging.INFO, "this process stood still for %.1f s (it was stopped or suspended, its "
+                   "host was busy, or something held Python's lock): whom it waited for meanwhile is no straggler", late_s)  # fmt: skip
         return late_s
 
     def _look_at_all(self, still_s: float = 0.0) -> None:
