@@ -6,6 +6,7 @@ import json
 import signal
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import Outcome, checks_of, launch
@@ -62,14 +63,20 @@ def test_exact_calls_of_torch_go_over_the_servers_where_the_operator_says_so(tmp
         assert served["elems_received"] == served["elems_expected"] > 0
 
 
-def test_a_server_that_no_call_came_to_says_so_and_how_one_would(tmp_path: Path) -> None:
-    check = "check_other_collectives_and_groups_go_on_without_the_servers"
-    with servers(tmp_path, 2) as running:
-        outcome = launch("served", WORKERS, tmp_path, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
-        words = [process.communicate(timeout=60)[1] for process in running]
+def words_of(running: list[Any], check: str, folder: Path) -> list[str]:
+    """What two servers said at their end, which must be a good one, to workers that made the calls of one check."""
+    outcome = launch("served", WORKERS, folder, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
+    words = [process.communicate(timeout=60)[1] for process in running]
     outcome.require(check)
     outcome.require_clean_exit()
     assert [process.returncode for process in running] == [0, 0], words
+    return words
+
+
+def test_a_server_that_no_call_came_to_says_so_and_how_one_would(tmp_path: Path) -> None:
+    check = "check_other_collectives_and_groups_go_on_without_the_servers"
+    with servers(tmp_path, 2) as running:
+        words = words_of(running, check, tmp_path)
     assert all("GRADWIRE_ALGORITHM=parameter_server" in said for said in words), words
 
 
@@ -168,8 +175,4 @@ def test_a_server_that_was_started_again_while_it_waited_is_called_by_the_worker
         early.wait()
     check = "check_reductions_of_every_size_are_exact_and_said_to_be_over_servers"
     with servers(tmp_path, 2) as running:
-        outcome = launch("served", WORKERS, tmp_path, env={**settings(2), "GRADWIRE_TEST_ONLY": check})
-        words = [process.communicate(timeout=60)[1] for process in running]
-    outcome.require(check)
-    outcome.require_clean_exit()
-    assert [process.returncode for process in running] == [0, 0], words
+        words_of(running, check, tmp_path)
