@@ -37,7 +37,9 @@ from pathlib import Path
 
 import click
 from gradwire.bench.display import as_written
-from gradwire.lab.crew import Crew, LoopbackCrew, WorkerFailed
+from gradwire.lab.crew import THREADS, Crew, LoopbackCrew, WorkerFailed
+from gradwire.lab.namespaces import Start
+from gradwire.lab.nursery import Nursery
 from loss_figures import draw, report, show
 from loss_plan import LOSSES, METHODS, PACKET_BYTES, RANKS, STEPS, STEPS_QUICK, Condition, Run, Size, plan
 from loss_store import OtherSettings, Store
@@ -45,19 +47,20 @@ from loss_verdicts import Row, Verdict, verdicts
 from rich.console import Console
 
 REACHED, MISSED, NOT_RUN = 0, 1, 2
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every worker, once
 # Nobody is given up because a busy machine let it wait: what is lost must not depend on the load.
 SILENCE_SECONDS = 900.0
 PATIENCE = {"GRADWIRE_PEER_TIMEOUT_S": "300", "GRADWIRE_CONNECT_TIMEOUT_S": "600"}
 
 
-def ranks_that_lose(condition: Condition, logs: Path) -> LoopbackCrew:
+def ranks_that_lose(condition: Condition, logs: Path, start: Start) -> LoopbackCrew:
     """Processes that lose packets as a condition says: fault injection is a setting of a process."""
     settings = {"GRADWIRE_MTU": str(PACKET_BYTES), **PATIENCE}
     chaos = condition.chaos()
     if chaos is not None:
         settings["GRADWIRE_CHAOS"] = chaos
     command = [sys.executable, str(Path(__file__).with_name("loss_tolerance_worker.py"))]
-    return LoopbackCrew(command, RANKS, settings, logs, SILENCE_SECONDS)
+    return LoopbackCrew(command, RANKS, settings, logs, SILENCE_SECONDS, start=start)
 
 
 def train(crew: Crew, run: Run, steps: int) -> Row:
@@ -78,10 +81,11 @@ def train(crew: Crew, run: Run, steps: int) -> Row:
 
 def measure(runs: Iterable[Run], steps: dict[str, int], logs: Path) -> Iterator[Row]:
     """Every run, with new processes where the condition changes."""
-    for condition, of_it in groupby(runs, key=lambda run: run.cell.condition):
-        with ranks_that_lose(condition, logs) as crew:
-            for run in of_it:
-                yield train(crew, run, steps[run.cell.task])
+    with Nursery(IMPORTS, THREADS) as nursery:
+        for condition, of_it in groupby(runs, key=lambda run: run.cell.condition):
+            with ranks_that_lose(condition, logs, nursery.start) as crew:
+                for run in of_it:
+                    yield train(crew, run, steps[run.cell.task])
 
 
 def measure_what_is_left(store: Store, runs: list[Run], logs: Path, console: Console) -> None:

@@ -12,16 +12,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 import warm
 from gradwire.lab import NamespacesUnavailable, ToolMissing, sandbox
+from gradwire.lab.namespaces import Program
 
 HERE = Path(__file__).parent
 
@@ -75,7 +74,7 @@ def launch(
     timeout_s: float = 180.0,
     backend: str = "gradwire",
     expected_dead: Sequence[int] = (),
-    spawn: Callable[..., subprocess.Popen[Any]] | None = None,
+    spawn: Callable[..., Program] | None = None,
 ) -> Outcome:
     """Runs a body on `world_size` ranks.
 
@@ -87,18 +86,22 @@ def launch(
         timeout_s: after which whoever still runs is killed.
         backend: for init_process_group; empty: the body does it.
         expected_dead: ranks that do not end well by design.
-        spawn: `spawn(rank, command, **options)` starts a rank somewhere else than here.
+        spawn: `spawn(rank, command, start, **options)` starts a rank somewhere else than here, by `start`.
     """
     started = time.monotonic()
     ranks = []
-    for rank in range(world_size):
-        own = env_of_rank[rank] if rank < len(env_of_rank) else {}
-        variables = {**_clean_environment(), **_rank_variables(rank, world_size, folder, backend), **(env or {}), **own}
-        output = (folder / f"output-{rank}").open("w+")
-        command = [sys.executable, "-X", "faulthandler", "-u", str(HERE / "rank.py"), body]
-        options = {"env": variables, "stdout": output, "stderr": subprocess.STDOUT}
-        ranks.append((spawn(rank, command, **options) if spawn else _start(command, variables, output), output))
-    codes = [_wait(process, started + timeout_s) for process, _ in ranks]
+    with warm.starter(elsewhere=spawn is not None) as start_warm:
+        for rank in range(world_size):
+            own = env_of_rank[rank] if rank < len(env_of_rank) else {}
+            variables = (
+                _clean_environment() | _rank_variables(rank, world_size, folder, backend) | {**(env or {}), **own}
+            )
+            output = (folder / f"output-{rank}").open("w+")
+            script = [str(HERE / "rank.py"), body]
+            options = {"env": variables, "stdout": output, "stderr": subprocess.STDOUT}
+            start = start_warm if warm.suits(variables) else warm.start_cold
+            ranks.append((spawn(rank, script, start=start, **options) if spawn else start(script, **options), output))
+        codes = [_wait(process, started + timeout_s) for process, _ in ranks]
     outputs = []
     for _, output in ranks:
         output.seek(0)
@@ -139,12 +142,6 @@ def checks_of(body: str) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
 
 
-def _start(command: list[str], env: dict[str, str], output: IO[str]) -> subprocess.Popen[Any] | warm.Process:
-    if warm.suits(env):
-        return warm.Process(command, env, output.fileno())
-    return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
-
-
 def _clean_environment() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("GRADWIRE_", "TORCH_", "MASTER_"))
@@ -164,7 +161,7 @@ def _rank_variables(rank: int, world_size: int, folder: Path, backend: str) -> d
     }
 
 
-def _wait(process: subprocess.Popen[Any] | warm.Process, end: float) -> int | None:
+def _wait(process: Program, end: float) -> int | None:
     try:
         return process.wait(max(0.1, end - time.monotonic()))
     except subprocess.TimeoutExpired:

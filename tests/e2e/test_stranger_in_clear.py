@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import warm
 from gradwire.lab.network import Layout, Network
 from launch import Outcome, checks_of, in_lab, launch
 
@@ -22,8 +23,9 @@ def test_another_host_can_end_nothing_of_a_job_on_one_host(tmp_path: Path) -> No
                     "GRADWIRE_PORT": "48000",
                 }
 
-                def spawn(_: int, command: list[str], **options: Any) -> Any:
-                    return network.spawn(0, command, pass_fds=[stranger.fileno()], **options)
+                def spawn(_: int, script: list[str], **options: Any) -> Any:
+                    options["start"] = warm.start_cold  # who is forked gets no more than streams
+                    return network.spawn(0, script, pass_fds=[stranger.fileno()], **options)
 
                 return launch("stranger_in_clear", 2, tmp_path, env=env, spawn=spawn)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Plan, Variant, timed_calls
 from gradwire.bench.results import Series
-from gradwire.lab.crew import Crew
+from gradwire.lab.crew import THREADS, Crew
+from gradwire.lab.nursery import Nursery
 
 START_AHEAD_S = 0.02  # ranks get the order well before it is time
 _OVERDUE_S = 10.0  # so much longer than a call may take: a rank whose call took too long says so itself, which tells more than silence
@@ -22,25 +25,34 @@ Told = Callable[[int, int, Series], None]  # blocks done, blocks in all, the ser
 
 
 class Crews:
-    """The workers, in one crew for each set of variants that may share processes. A context manager; closing does not wait.
+    """The workers, in one crew for each set of variants that may share processes. A context manager.
 
     Args:
         variants: that will be ordered.
         ground: where each rank lives.
-        command: what each worker runs (`gradwire.lab.crew`).
+        worker: module with arguments that each worker runs (`gradwire.lab.crew`).
+        imports: what all of them import, once (`gradwire.lab.nursery`).
         logs: folder.
         patience_s: how long a call may take, and, but for a little, a worker owe an answer.
     """
 
     def __init__(
-        self, variants: Sequence[Variant], ground: Ground, command: Sequence[str], logs: Path, patience_s: float
+        self,
+        variants: Sequence[Variant],
+        ground: Ground,
+        worker: Sequence[str],
+        logs: Path,
+        patience_s: float,
+        *,
+        imports: Sequence[str] = ("torch", "torch.distributed"),
     ) -> None:
         """Starts them.
 
         Raises:
             WorkerFailed: a worker ended or fell silent.
         """
-        self._ground, self._command, self._logs, self._patience_s = ground, command, logs, patience_s
+        self._ground, self._worker, self._logs, self._patience_s = ground, worker, logs, patience_s
+        self._nursery = Nursery(imports, THREADS)
         self._of: dict[str, Crew] = {}
         self._calls = 0
         try:
@@ -53,9 +65,10 @@ class Crews:
             raise
 
     def close(self) -> None:
-        """Ends the workers' input, which has them leave."""
+        """Ends the workers."""
         for crew in self._of.values():
             crew.close()
+        self._nursery.close()
 
     def __enter__(self) -> Crews:
         return self
@@ -85,7 +98,9 @@ class Crews:
         folder.mkdir(parents=True, exist_ok=True)
         settings = {"GRADWIRE_PRESET": kind} if kind else {}
         environments = [{**settings, **ground.environment(rank, number)} for rank in range(ground.hosts)]
-        return Crew(ground.spawn, self._command, environments, folder, self._patience_s + _OVERDUE_S)
+        spawn = partial(ground.spawn, start=self._nursery.start)
+        command = [sys.executable, "-m", *self._worker]
+        return Crew(spawn, command, environments, folder, self._patience_s + _OVERDUE_S)
 
 
 def measure(

@@ -27,7 +27,7 @@ from gradwire.bench.plan import (
 )
 from gradwire.lab import Link, iproute, netem
 from gradwire.lab.crew import rendezvous_environment
-from gradwire.lab.namespaces import Namespaces
+from gradwire.lab.namespaces import Namespaces, Program, Start
 from gradwire.lab.network import Layout, Network
 from gradwire.lab.probe import probe_loss, probe_round_trip_ms
 from gradwire.lab.switches import Port, choose
@@ -50,7 +50,7 @@ class Ground:
         self.link = Link(plan.rate_mbit, plan.buffer_bytes)
         self.network: Network | None = None
         self._namespaces: Namespaces | None = None
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Program] = []
         self._now: Condition | None = None
         iproute.require()
         if plan.kind == "loopback":
@@ -83,13 +83,13 @@ class Ground:
             found["GRADWIRE_PATHS"] = str(self.plan.rails)
         return found
 
-    def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Starts a program on a host; `options` are those of Popen."""
+    def spawn(self, host: int, command: Sequence[str], *, start: Start = subprocess.Popen, **options: Any) -> Any:
+        """Starts a program on a host by `start(command, **options)`, which returns it."""
         if self.network is not None:
-            return self.network.spawn(host, command, **options)
+            return self.network.spawn(host, command, start=start, **options)
         if self._namespaces is not None:
-            return self._namespaces.spawn(host, command, **options)
-        child = subprocess.Popen(command, **options)
+            return self._namespaces.spawn(host, command, start=start, **options)
+        child = start(command, **options)
         self._children.append(child)
         return child
 

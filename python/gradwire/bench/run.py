@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from gradwire.bench.ground import Ground, time_limit_s
 from gradwire.bench.machine import buffers, command, machine
 from gradwire.bench.plan import Condition, Plan
 from gradwire.bench.training import TrainingPlan
+from gradwire.demo.conductor import IMPORTS
 from gradwire.lab import LabError, sandbox
 from gradwire.lab.crew import WorkerFailed
 
@@ -102,7 +102,6 @@ def _inside(work: Callable[[], int], outcome: Outcome) -> int:
 
 
 def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
-    worker = [sys.executable, "-m", "gradwire.bench.worker"]
     patience_s = time_limit_s(max(plan.sizes), plan.network)
     console = display.make_console()
     shown = display.Display(console, plan.minutes)
@@ -111,7 +110,7 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
         counted = _look_around(shown, ground, plan.conditions, facts["machine"])
         for words in plan.left_out():
             shown.say(words)
-        with Crews(plan.variants, ground, worker, outcome.out, patience_s) as crews:
+        with Crews(plan.variants, ground, ["gradwire.bench.worker"], outcome.out, patience_s) as crews:
 
             def told(done: int, total: int, series: results.Series) -> None:
                 shown.advance(done, total, f"{series.cell}: {series.samples_ms[-1]:.4g} ms")
@@ -140,14 +139,14 @@ def _collectives(plan: Plan, facts: Measured, outcome: Outcome) -> int:
 
 
 def _training(plan: TrainingPlan, facts: Measured, outcome: Outcome) -> int:
-    worker = [sys.executable, "-m", "gradwire.demo.worker", str(plan.example), "gloo"]
+    worker = ["gradwire.demo.worker", str(plan.example), "gloo"]
     conditions = tuple(Condition(loss, plan.rtt_ms) for loss in plan.losses)
     console = display.make_console()
     shown = display.Display(console, plan.minutes)
     plan = tcp.fitted(plan, shown.say)
     with shown, Ground(plan.ranks, plan.network) as ground:
         counted = _look_around(shown, ground, conditions, facts["machine"])
-        with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S) as crews:
+        with Crews(plan.variants, ground, worker, outcome.out, training.PATIENCE_S, imports=IMPORTS) as crews:
             found, end = kept.whole_turns(training.train(plan, crews, ground, shown.advance))
     rows = [run.row() for run in found]
     done = rows[0]["steps"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from gradwire._policy import GATHER_PRESETS
 from gradwire.demo.plan import Plan
 from gradwire.demo.results import RunResults
 from gradwire.lab import DEVICE, Cluster
-from gradwire.lab.crew import Crew, WorkerFailed, rendezvous_environment
+from gradwire.lab.crew import THREADS, Crew, WorkerFailed, rendezvous_environment
+from gradwire.lab.nursery import Nursery
 from gradwire.lab.probe import LossProbe, probe_loss
+
+IMPORTS = ("torch", "torch.distributed", "torch.nn.parallel")  # of every worker, once
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class Conductor:
         self.results = [RunResults(run) for run in plan.runs]
         self._cluster = Cluster(plan.workers, plan.link)
         self._crew: Crew | None = None
+        self._nursery: Nursery | None = None
 
     def __enter__(self) -> Conductor:
         return self
@@ -44,6 +49,8 @@ class Conductor:
     def __exit__(self, *_: object) -> None:
         if self._crew is not None:
             self._crew.close()
+        if self._nursery is not None:
+            self._nursery.close()
         self._cluster.close()
 
     def play(self) -> list[RunResults]:
@@ -85,7 +92,9 @@ class Conductor:
         world_size = self.plan.workers
         command = [sys.executable, "-m", "gradwire.demo.worker", str(self.plan.example), ",".join(self.plan.backends)]
         environments = [rendezvous_environment(r, world_size, Cluster.address(0), DEVICE) for r in range(world_size)]
-        self._crew = Crew(self._cluster.spawn, command, environments, self._logs)
+        self._nursery = Nursery(IMPORTS, THREADS)
+        spawn = partial(self._cluster.spawn, start=self._nursery.start)
+        self._crew = Crew(spawn, command, environments, self._logs)
         self._crew.collect("ready")
 
     def _settings(self, backend: str) -> dict[str, Any]:

@@ -17,12 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from gradwire.lab.namespaces import Program, Start
+
 LEAVE_SECONDS = 20  # a worker that was told to leave closes its process group first
 END_SECONDS = 10  # one that has closed a pipe has as a rule ended, and only its status is still to come
 # Nobody looks into workers unless asked to: they have a screen or numbers, and are ended too soon to remove their status sockets.
 _UNSEEN = {"GRADWIRE_STATUS_SOCKET": "0"}
+THREADS = {"OMP_NUM_THREADS": "1"}  # the hosts share one machine's cores
 Answer = dict[str, Any]
-Spawn = Callable[..., "subprocess.Popen[bytes]"]  # (rank, command, **options of Popen)
+Spawn = Callable[..., Any]  # (rank, command, **options of Popen)
 
 
 class WorkerFailed(RuntimeError):
@@ -148,6 +151,7 @@ class LoopbackCrew(Crew):
         world_size: how many ranks.
         settings: environment of all ranks, on top of what they need to meet.
         logs, silence_seconds: as `Crew`.
+        start: starts each of them, as `subprocess.Popen` does; `Nursery.start` forks them.
     """
 
     def __init__(
@@ -157,8 +161,11 @@ class LoopbackCrew(Crew):
         settings: dict[str, str],
         logs: Path,
         silence_seconds: float = 90.0,
+        *,
+        start: Start = subprocess.Popen,
     ) -> None:
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Program] = []
+        self._start = start
         meeting = {"MASTER_PORT": str(_free_port()), "GRADWIRE_PORT": "0", **settings}
         ranks = range(world_size)
         environments = [{**rendezvous_environment(r, world_size, "127.0.0.1", "lo", r), **meeting} for r in ranks]
@@ -185,8 +192,8 @@ class LoopbackCrew(Crew):
                 child.kill()
                 child.wait()
 
-    def _spawn(self, _rank: int, command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        child = subprocess.Popen(command, **options)
+    def _spawn(self, _rank: int, command: Sequence[str], **options: Any) -> Program:
+        child = self._start(command, **options)
         self._children.append(child)
         return child
 
@@ -209,7 +216,7 @@ def rendezvous_environment(
         "WORLD_SIZE": str(world_size),
         "LOCAL_RANK": str(local_rank),
         "GLOO_SOCKET_IFNAME": device,
-        "OMP_NUM_THREADS": "1",  # the hosts share one machine's cores
+        **THREADS,
     }
 
 

@@ -9,15 +9,37 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gradwire.lab import _syscalls
 
 _OWN = "/proc/thread-self/ns/net"
 _ENDING_S = 3.0  # what all programs together have to end by themselves
+
+
+class Program(Protocol):
+    """A running program, as `subprocess.Popen` and `nursery.Forked` are."""
+
+    def poll(self) -> int | None:
+        """The exit status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; subprocess.TimeoutExpired while it still runs after `timeout` seconds."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """Nothing where it has ended; so too those below."""
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+
+    def kill(self) -> None:
+        """Ends it at once."""
+
+
+Start = Callable[..., Program]  # (command, **options of Popen): `subprocess.Popen` or `Nursery.start`
 
 
 class Namespaces:
@@ -27,7 +49,7 @@ class Namespaces:
         """Holds the current namespace, to come back to."""
         self._here = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
         self._hosts: list[int] = []
-        self._children: list[subprocess.Popen[Any]] = []
+        self._children: list[Program] = []
 
     def add(self) -> int:
         """Makes the next host's; returns the host's number."""
@@ -51,10 +73,10 @@ class Namespaces:
         finally:
             _syscalls.set_namespace(self._here, _syscalls.CLONE_NEWNET)
 
-    def spawn(self, host: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Starts a program on a host; `options` are those of `subprocess.Popen`. `end_programs` ends it."""
+    def spawn(self, host: int, command: Sequence[str], *, start: Start = subprocess.Popen, **options: Any) -> Any:
+        """Starts a program on a host by `start(command, **options)`, which returns it. `end_programs` ends it."""
         with self.on_host(host):  # a child inherits the network namespace of the thread that starts it
-            child = subprocess.Popen(command, **options)
+            child = start(command, **options)
         self._children = [*(other for other in self._children if other.poll() is None), child]
         return child
 
