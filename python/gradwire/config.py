@@ -11,8 +11,9 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -402,7 +403,7 @@ class Config:
         """Where the value of a field comes from: `default`, `argument` or `environment GRADWIRE_...`."""
         if name in self._origins:
             return self._origins[name][0]
-        default = next(f.default for f in settings() if f.name == name)
+        default = _by_name()[name].default
         return "default" if getattr(self, name) == default else "argument"
 
     def explain(self) -> str:
@@ -415,14 +416,25 @@ class Config:
         """The rate controller that connections use: the field, or what the preset's paper describes."""
         return PRESET_CONTROLLERS.get(self.preset, "bottleneck") if self.controller == "auto" else self.controller
 
+    @cached_property
+    def policies(self) -> dict[Any, Any]:
+        """What calls asked for of these settings, with the numbers that they got."""
+        return {}
+
     def pinned(self, name: str) -> bool:
         """Whether the operator set this field, so that arguments of single calls must not override it."""
         return self.origin(name).startswith("environment")
 
 
-def settings() -> list[dataclasses.Field[Any]]:
+def settings() -> Collection[dataclasses.Field[Any]]:
     """The public fields, in order."""
-    return [f for f in dataclasses.fields(Config) if not f.name.startswith("_")]
+    return _by_name().values()
+
+
+@cache
+def _by_name() -> dict[str, dataclasses.Field[Any]]:
+    """Each call that tolerates loss looks a dozen of them up."""
+    return {f.name: f for f in dataclasses.fields(Config) if not f.name.startswith("_")}
 
 
 def check(name: str, value: Any) -> Any:
@@ -431,10 +443,10 @@ def check(name: str, value: Any) -> Any:
     Raises:
         ConfigError: it would not.
     """
-    for field in settings():
-        if field.name == name:
-            return _checked(field, value)
-    raise ConfigError(f"there is no setting {name!r}", field=name)
+    field = _by_name().get(name)
+    if field is None:
+        raise ConfigError(f"there is no setting {name!r}", field=name)
+    return _checked(field, value)
 
 
 def service_links(environ: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from gradwire.torch._compat import require_torch
 from gradwire.torch._delay import DelayShares
 from gradwire.torch._reduction import name_of, reduction
 from gradwire.torch._residuals import Residuals
+from gradwire.torch._tolerant import timed_policy
 from gradwire.torch._work import _unwrap
 
 
@@ -290,3 +292,28 @@ def test_a_preset_that_a_setting_contradicts_is_refused() -> None:
 def test_an_option_out_of_its_range_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         Config(**{name: value})
+
+
+def test_what_a_call_asked_before_gives_the_same_numbers_of_which_each_has_its_own():
+    config = Config(loss_bound=0.02)
+    first = timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=None)
+    first["loss_bound"] = 0.5
+    assert timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=None)["loss_bound"] == 0.02
+    assert timed_policy(Config(), None, deadline=None, step_delay_max=None, loss_bound=0.04)["loss_bound"] == 0.04
+    assert timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=0.03)["loss_bound"] == 0.03
+    assert dataclasses.replace(config, loss_bound=0.07).policies == {}
+
+
+def test_a_value_that_was_refused_is_refused_again_also_where_an_equal_one_was_allowed():
+    config = Config()
+    timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=0.0)
+    for wrong in (False, [0.1], 2.0, 2.0):
+        with pytest.raises(ConfigError, match="loss_bound"):
+            timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=wrong)
+
+
+def test_a_bound_that_changes_with_each_step_is_not_kept_for_ever():
+    config = Config()
+    for step in range(1000):
+        timed_policy(config, None, deadline=None, step_delay_max=None, loss_bound=step / 2000)
+    assert len(config.policies) <= 256

@@ -28,6 +28,7 @@ logger = logging.getLogger("gradwire")
 
 # The order of calls in flight is a byte (crates/gradwire-py/src/call.rs).
 PRIORITY_MAX = 255
+_POLICIES_MAX = 256
 
 
 def all_reduce(
@@ -337,14 +338,24 @@ def warn_of_lost_results(numbers: _native.PolicyNumbers) -> None:
 def timed_policy(
     config: Config, preset: str | None, *, deadline: timedelta | None, step_delay_max: timedelta | None, **more: Any
 ) -> _native.PolicyNumbers:
-    """`policy_numbers` of durations as callers have them; settings count milliseconds."""
-    return policy_numbers(
-        config,
-        preset,
-        deadline_ms=_milliseconds("deadline", deadline),
-        step_delay_max_ms=_milliseconds("step_delay_max", step_delay_max),
-        **more,
-    )
+    """`policy_numbers` of durations as callers have them; settings count milliseconds. What was asked before is not worked out again."""
+    asked = (preset, deadline, step_delay_max, *more.items(), *map(type, more.values()))
+    try:
+        known = config.policies.get(asked)
+    except TypeError:  # a value that has no hash is none that is allowed
+        known = None
+    if known is None:
+        known = policy_numbers(
+            config,
+            preset,
+            deadline_ms=_milliseconds("deadline", deadline),
+            step_delay_max_ms=_milliseconds("step_delay_max", step_delay_max),
+            **more,
+        )
+        if len(config.policies) >= _POLICIES_MAX:  # of a caller that changes a bound with each step
+            config.policies.clear()
+        config.policies[asked] = known
+    return {**known}
 
 
 def _milliseconds(name: str, time: timedelta | None) -> float | None:
