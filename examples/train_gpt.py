@@ -207,10 +207,15 @@ def save(trainer: Trainer, folder: Path) -> None:
 
 
 def resume(trainer: Trainer, folder: Path) -> None:
-    """Loads the newest complete checkpoint, if there is one; raises FileNotFoundError where this rank's part is missing."""
+    """Loads the newest complete checkpoint, if there is one; raises FileNotFoundError where this rank's part is missing.
+
+    Rank 0, which wrote it, says which one that is: ranks of hosts whose folders differ would train on from different steps.
+    """
     marker = folder / "latest"
-    if marker.exists():
-        part = folder / marker.read_text() / f"rank-{trainer.rank}.pt"
+    latest = [marker.read_text() if trainer.rank == 0 and marker.exists() else None]
+    dist.broadcast_object_list(latest, group=trainer.group, group_src=0)
+    if latest[0] is not None:
+        part = folder / latest[0] / f"rank-{trainer.rank}.pt"
         trainer.load_state_dict(torch.load(part, weights_only=True))
 
 

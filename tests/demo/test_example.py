@@ -1,11 +1,15 @@
 """The training example's parts that do not need a network: data, checkpoints, the stop watch."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from gradwire.lab.crew import THREADS
+from gradwire.lab.nursery import Nursery
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -51,6 +55,40 @@ def test_a_batch_depends_on_its_key_and_on_nothing_else(corpus):
 def test_targets_are_the_inputs_moved_by_one_byte(corpus):
     inputs, targets = batch_at(corpus.train, SIZE, 2, 0)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
+
+
+RESUMES = """
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch.distributed as dist
+sys.path.insert(0, sys.argv[1])
+import train_gpt
+store, rank = dist.FileStore(sys.argv[2] + "/store", 2), int(sys.argv[3])
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+found = []
+train_gpt.resume(SimpleNamespace(rank=rank, group=None, load_state_dict=found.append), Path(sys.argv[2], f"host{rank}"))
+print(found)
+dist.destroy_process_group()
+"""
+
+
+def test_hosts_with_folders_of_their_own_go_on_from_the_step_that_rank_0_names(tmp_path):
+    (tmp_path / "resumes.py").write_text(RESUMES)
+    for rank in range(2):
+        for step in (4, 8):
+            part = tmp_path / f"host{rank}" / f"step-{step:06d}" / f"rank-{rank}.pt"
+            part.parent.mkdir(parents=True)
+            torch.save({"step": step}, part)
+    (tmp_path / "host0" / "latest").write_text("step-000004")  # the one of step 8 was not complete
+    environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with Nursery(["torch", "torch.distributed"], THREADS) as nursery:
+        command = [sys.executable, str(tmp_path / "resumes.py"), str(Path(train_gpt.__file__).parent), str(tmp_path)]
+        ranks = [nursery.start([*command, str(rank)], env=environ, stdout=subprocess.PIPE) for rank in range(2)]
+        assert [rank.stdout.read() for rank in ranks] == [b"[{'step': 4}]\n"] * 2
+        assert [rank.wait(60) for rank in ranks] == [0, 0]
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(corpus, tmp_path):

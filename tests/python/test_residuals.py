@@ -37,7 +37,7 @@ def test_what_is_owed_follows_the_scale_of_the_loss() -> None:
 
 
 def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:
-    residuals = Residuals([])
+    residuals = Residuals([("loaded", torch.zeros(2))])
     residuals.load_state_dict({"loaded": torch.tensor([float("inf"), 1.0])})
     residuals.rescale(0.0)
     assert residuals.state_dict()["loaded"].tolist() == [0.0, 0.0]
@@ -58,3 +58,15 @@ def test_what_a_parameter_of_another_size_was_owed_is_not_used(
     residuals.feed_back(bucket, may_be_unused=False)
     assert bucket.buffer().tolist() == [0.0] * 4
     assert residuals.state_dict()["same"].tolist() == [1.0] * 2
+
+
+def test_what_is_owed_to_a_parameter_that_the_model_has_not_is_told_and_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    residuals = Residuals([("_orig_mod.weight", torch.zeros(2))])
+    with caplog.at_level(logging.WARNING):
+        residuals.load_state_dict({"weight": torch.ones(2), "_orig_mod.weight": torch.ones(2)})
+    assert [record.getMessage() for record in caplog.records] == [
+        "residuals of parameters that the model has not are not used: weight"
+    ]
+    assert list(residuals.state_dict()) == ["_orig_mod.weight"]

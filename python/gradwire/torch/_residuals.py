@@ -65,7 +65,13 @@ class Residuals:
         return {**self._loaded, **current}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Replaces every residual. Parameters that are not in `state` get zero, and so do those, with a warning, that have another size."""
+        """Replaces every residual. Parameters that are not in `state` get zero, and so do those that have another size.
+
+        Those are told, as are names that the model has not: `torch.compile` and wrappers put a prefix before them.
+        """
+        unknown = [name for name in state if name not in self._elems]
+        if unknown:
+            logger.warning("residuals of parameters that the model has not are not used: %s", ", ".join(unknown))
         self._buffers.clear()
         self._slices.clear()
         self._held.clear()
@@ -78,8 +84,8 @@ class Residuals:
 
     def _fits(self, name: str, part: torch.Tensor) -> bool:
         elems = self._elems.get(name)
-        fits = elems is None or part.shape == (elems,)
-        if not fits:
+        fits = part.shape == (elems,)
+        if not fits and elems is not None:
             logger.warning(
                 "the residual of %s is %s, its gradient has %d elements: not used", name, tuple(part.shape), elems
             )
