@@ -198,6 +198,53 @@ def test_a_port_takes_the_largest_numbers_that_are_not_refused(tmp_path, kind):
     assert in_sandbox(tmp_path, main) == 100_000
 
 
+def fill(network, packets, payload=1200):
+    """Sends packets from host 0 to host 1; returns the receiver when the switch has them all: what host 2 gets came after them."""
+    probe, last = Probe(network), Probe(network, receiver=2)
+    for _ in range(packets):
+        probe.outbox.sendto(bytes(payload), probe.to)
+    assert last.arrived(1) == b"\1"
+    probe.inbox.settimeout(20)
+    return probe
+
+
+@pytest.mark.parametrize("change", [{}, {"loss": 1.0}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_waits_in_a_port_stays_when_it_is_set(tmp_path, kind, change):
+    """Losses are of those that come afterwards. Each packet would take 100 s; where a bucket's first ones leave at once, and the
+    kernel looks again only when the next one would have left, a second."""
+
+    def main():
+        with Network(Layout(hosts=3, switch=kind, host_rate_mbit=100)) as network:
+            network.set([1], [], rate_mbit=0.0001 if kind == "soft" else 0.01)
+            probe = fill(network, 20)
+            network.set([1], [], rate_mbit=100, **change)
+            return len([probe.inbox.recv(2000) for _ in range(20)])
+
+    assert in_sandbox(tmp_path, main) == 20
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
+def test_what_waits_in_the_small_program_is_lost_and_counted_when_a_port_is_cut(tmp_path):
+    """Of twenty packets, of which each takes a second; the next one comes after the cut is healed, and behind any of them."""
+
+    def main():
+        with Network(Layout(hosts=3, switch="soft", host_rate_mbit=100)) as network:
+            network.set([1], [], rate_mbit=0.01)
+            probe = fill(network, 20)
+            network.set([1], [], is_cut=True)
+            network.set([1], [], is_cut=False, rate_mbit=100)
+            probe.outbox.sendto(b"next", probe.to)
+            arrived = 0
+            while probe.inbox.recv(2000) != b"next":
+                arrived += 1
+            return [arrived, *((row["passed"], row["lost"]) for row in network.statistics() if row["host"] == 1)]
+
+    arrived, (passed, lost) = in_sandbox(tmp_path, main)
+    assert arrived < 20
+    assert (passed, lost) == (arrived + 1, 20 - arrived)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cut_is_silent_in_both_directions_until_it_is_healed(tmp_path, kind):
     def main():

@@ -4,13 +4,14 @@
 //   soft_switch DEVICE...            commands on standard input, one answer line for each on standard output:
 //     shape PORT RATE DELAY LOSS AGAIN BUFFER  ->  ok  rate in bit/s, delay in ns, buffer in bytes; chances in 2^-32:
 //                                                      to lose a packet, and to lose one after a lost one
-//     cut PORT 0|1                       ->  ok        1: nothing comes through it in either direction
+//     cut PORT 0|1                       ->  ok        1: nothing comes through it in either direction, what waits is lost
 //     count                              ->  count SEEN LOST OVERFLOWED, of all ports since the last shape
 //     port PORT                          ->  port SEEN LOST OVERFLOWED, of this port since the start
 //
 // An egress port is arithmetic instead of a queue of timers: a frame begins to leave when the one before it has left,
 // takes its bytes over the rate, and is delivered the delay later. So the rate is exact even when this process is woken
 // late. A frame that would have to wait longer than the buffer holds is dropped. Losses are drawn before the buffer.
+// As with tc, what waits when a port is shaped anew stays and leaves at the new rate, and nothing overtakes another frame.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -31,7 +32,7 @@
 enum { PORTS_MAX = 16, FRAME_MAX = 1536, BATCH = 32, SLOTS = 1 << 14, SOCKET_BYTES = 16 << 20 };
 
 struct frame {
-	uint64_t due;
+	uint64_t left, due; // when its last bit has left the port, and when it is delivered
 	uint32_t bytes;
 	uint8_t data[FRAME_MAX];
 };
@@ -110,7 +111,8 @@ static void forward(const uint8_t *data, uint32_t bytes, uint64_t at)
 	}
 	port->free_at = begins + (uint64_t)bytes * 8000000000 / port->rate;
 	struct frame *frame = &port->slots[port->next++ % SLOTS];
-	frame->due = port->free_at + port->delay;
+	frame->left = port->free_at;
+	frame->due = frame->left + port->delay;
 	frame->bytes = bytes;
 	memcpy(frame->data, data, bytes);
 }
@@ -149,8 +151,36 @@ static void deliver(struct port *port, uint64_t at)
 		}
 		int sent = sendmmsg(port->socket, messages, count, 0);
 		port->first += sent > 0 ? sent : 1;
-		overflowed += sent > 0 ? 0 : 1;
+		if (sent <= 0)
+			overflowed++, port->overflowed++;
 	}
+}
+
+// When what would have left at `left` does so at another rate: as many bits are still to go before.
+static uint64_t at_other_rate(uint64_t left, uint64_t at, uint64_t before, uint64_t after)
+{
+	return left <= at ? left : at + (uint64_t)((unsigned __int128)(left - at) * before / after);
+}
+
+// What has left is on the wire and arrives as it would have; what has not is under the new rate and delay.
+static void shape(struct port *port, uint64_t rate, uint64_t delay, uint64_t at)
+{
+	for (uint64_t slot = port->first; slot < port->next; slot++) {
+		struct frame *frame = &port->slots[slot % SLOTS];
+		if (frame->left <= at)
+			continue;
+		frame->left = at_other_rate(frame->left, at, port->rate, rate);
+		frame->due = frame->left + delay;
+	}
+	port->free_at = at_other_rate(port->free_at, at, port->rate, rate);
+	port->rate = rate, port->delay = delay;
+}
+
+static void cut(struct port *port)
+{
+	uint64_t gone = port->next - port->first;
+	lost += gone, port->lost += gone;
+	port->first = port->next, port->free_at = 0;
 }
 
 static void obey(const char *line)
@@ -160,12 +190,14 @@ static void obey(const char *line)
 	if (sscanf(line, "shape %lu %lu %lu %lu %lu %lu", &index, &rate, &delay, &loss, &again, &buffer) == 6 &&
 	    index < (unsigned long)port_count && rate > 0) {
 		struct port *port = &ports[index];
-		port->rate = rate, port->delay = delay, port->loss = loss, port->again = again, port->buffer = buffer;
-		port->first = port->next, port->free_at = 0; // what was under way on the old link is gone with it
+		shape(port, rate, delay, now());
+		port->loss = loss, port->again = again, port->buffer = buffer;
 		seen = lost = overflowed = 0;
 		printf("ok\n");
 	} else if (sscanf(line, "cut %lu %d", &index, &is_cut) == 2 && index < (unsigned long)port_count) {
 		ports[index].is_cut = is_cut;
+		if (is_cut)
+			cut(&ports[index]);
 		printf("ok\n");
 	} else if (sscanf(line, "port %lu", &index) == 1 && index < (unsigned long)port_count) {
 		printf("port %lu %lu %lu\n", ports[index].seen, ports[index].lost, ports[index].overflowed);

@@ -28,7 +28,7 @@ _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' proces
 
 @dataclass(frozen=True)
 class PortCounters:
-    """Frames that came to all ports since they were last shaped, those lost by chance, and those that found a full buffer."""
+    """Frames that came to all ports since they were last shaped, those lost by chance or a cut, and those that found a full buffer."""
 
     seen: int
     lost: int
@@ -58,7 +58,7 @@ class SoftSwitch:
         self._expect("ready")
 
     def shape(self, port: int, link: Link, loss: float, loss_after_loss: float | None = None) -> None:
-        """Sets what happens to the packets that leave through a port; forgets those that are under way on it.
+        """Sets what happens to the packets that leave through a port; those that wait there stay, and leave at the new rate.
 
         Args:
             port: its number.
@@ -77,7 +77,7 @@ class SoftSwitch:
         self._ask(f"shape {port} {rate} {delay} {chances[0]} {chances[1]} {link.buffer_bytes}", "ok")
 
     def cut(self, port: int, is_cut: bool) -> None:
-        """Lets nothing through a port in either direction, or everything again."""
+        """Lets nothing through a port in either direction, of what waits there neither, or everything again."""
         self._ask(f"cut {port} {int(is_cut)}", "ok")
 
     def port_counters(self, port: int) -> PortCounters:

@@ -43,7 +43,7 @@ class Port:
         burst: mean number of packets lost one after the other.
         buffer_bytes: what it holds before it drops.
         bucket_bytes: what leaves at once after the port was idle, and four full frames at least. Shapers of clouds let much more go.
-        is_cut: nothing passes in either direction, and nobody is told.
+        is_cut: nothing that comes passes in either direction, and nobody is told; what waits is lost, but a bridge's port lets it leave.
     """
 
     rate_mbit: float = 100.0
