@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -134,12 +135,40 @@ def test_a_switch_that_is_a_kernel_gets_the_queues_of_a_script(lab):
         (False, True),
         (False, True),
     ]
-    assert [row["passed"] for row in rows(lab).values()] == [0, 0, 0, 0], "its counters are read as before"
+    assert [(row["passed"], row["rate_mbit"]) for row in rows(lab).values()] == [(0, 100)] * 3 + [(0, None)]
     assert lab("set", "--host", "1", "--rail", "1", "--loss", "0.5").returncode == 0
+    assert [row["rate_mbit"] for row in rows(lab).values()] == [100] * 4
     told = lab("tc", "--rail", "1", input="tc qdisc show dev vec1\n").stdout
     assert ("qdisc prio" in told, "loss 50%" in told) == (False, True), told
     refused = lab("tc", input="true\ntc qdisc del dev vec7 root\n")
     assert (refused.returncode, "the switch refused `tc qdisc del dev vec7 root`" in refused.stderr) == (3, True)
+
+
+@pytest.mark.skipif(shutil.which(PROGRAM) is None, reason=f"{PROGRAM} is not installed")
+def test_figures_go_on_whatever_queue_a_script_gives_a_port(lab):
+    """Also those that the lab's own queue cannot replace: of another kind with the same handle, or none at all."""
+
+    def sent(total):
+        """What is counted when the switch has had all."""
+        assert lab("exec", "0", "--", sys.executable, "-c", SEND).returncode == 0
+        end = time.monotonic() + 30
+        while True:
+            row = rows(lab)[1, 0]
+            if row["passed"] + row["lost"] >= total or time.monotonic() > end:
+                return row["passed"], row["lost"], row["loss"]
+
+    assert lab("up", "--hosts", "2", "--switch", "uml", "--loss", "1").returncode == 0
+    assert sent(50) == (0, 50, 1)
+    root, total = "tc qdisc add dev vec1 root handle 1:", 50
+    other_child = f"{root} tbf rate 10mbit burst 6056 limit 256000\ntc qdisc add dev vec1 parent 1:1 handle 2: prio\n"
+    for lines in ("", f"{root} prio bands 3\n", other_child):
+        done = lab("tc", input=f"tc qdisc del dev vec1 root 2>/dev/null || true\n{lines}")
+        assert (done.returncode, done.stderr) == (0, "")
+        total += 50
+        assert sent(total) == (total - 50, 50, None)
+        assert [line.split()[3:7] for line in lab("stats").stdout.splitlines()[2:]] == [["-"] * 4]
+    assert lab("set", "--host", "1", "--loss", "1").returncode == 0
+    assert sent(total + 50) == (total - 50, 100, 1)
 
 
 def test_a_host_is_stopped_resumed_and_killed(running):

@@ -406,7 +406,7 @@ def resume(name: str, hosts: tuple[int, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with every setting and counter.")
 @click.pass_obj
 def stats(name: str, as_json: bool) -> None:
-    """Print what each port does and has counted."""
+    """Print what each port does and has counted; what it does where `tc` has changed its queue is not known."""
     rows = _ask(name, do="stats")
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -414,10 +414,15 @@ def stats(name: str, as_json: bool) -> None:
     click.echo("host rail address      Mbit/s  delay ms    loss  burst      passed      lost   sent MB    got MB")
     for row in rows:
         click.echo(
-            f"{row['host']:>4} {row['rail']:>4} {row['address']:<12} {row['rate_mbit']:>6g} {row['delay_ms']:>9g}"
-            f" {row['loss']:>7.3%} {row['burst']:>6g} {row['passed']:>11} {row['lost']:>9} {row['tx_bytes'] / 1e6:>9.1f}"
-            f" {row['rx_bytes'] / 1e6:>9.1f}{'  cut' if row['is_cut'] else ''}"
+            f"{row['host']:>4} {row['rail']:>4} {row['address']:<12} {_shown(row['rate_mbit'], 6, 'g')} {_shown(row['delay_ms'], 9, 'g')}"
+            f" {_shown(row['loss'], 7, '.3%')} {_shown(row['burst'], 6, 'g')} {row['passed']:>11} {row['lost']:>9}"
+            f" {row['tx_bytes'] / 1e6:>9.1f} {row['rx_bytes'] / 1e6:>9.1f}{'  cut' if row['is_cut'] else ''}"
         )
+
+
+def _shown(value: float | None, width: int, kind: str) -> str:
+    """A dash where the lab does not know."""
+    return ("-" if value is None else f"{value:{kind}}").rjust(width)
 
 
 @command.command()

@@ -152,12 +152,17 @@ class Network:
         return switch.run(commands)
 
     def statistics(self) -> list[dict[str, Any]]:
-        """For each port its settings, what the switch counted towards the host, and what the host's device counted."""
+        """For each port its settings, what the switch counted towards the host, and what the host's device counted.
+
+        Settings are None where `run_on_switch` has changed the port's queue since: what it does then nobody here knows.
+        """
         rows = []
         for (host, rail), settings in self._ports.items():
-            count = self._switches[rail].count(host)
+            count, named = self._switches[rail].count(host), asdict(settings)
+            if host in self._switches[rail].changed:
+                named = dict.fromkeys(named)
             rows.append(
-                {"host": host, "rail": rail, "address": self.address(host, rail), **asdict(settings),
+                {"host": host, "rail": rail, "address": self.address(host, rail), **named,
                  "passed": count.passed, "lost": count.lost, **self._device_counters(host, rail)}
             )  # fmt: skip
         return rows

@@ -13,15 +13,17 @@ Port p is the link of host p; settings concern what leaves through it, towards t
 
 from __future__ import annotations
 
-import re
+import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
 from gradwire.lab import iproute, netem
 from gradwire.lab.cluster import Link
-from gradwire.lab.errors import LabError, WrongRequest
+from gradwire.lab.errors import WrongRequest
 from gradwire.lab.loss_filter import LossFilter
 from gradwire.lab.soft_switch import SoftSwitch, check_room
 from gradwire.lab.uml_switch import PROGRAM, UmlSwitch
@@ -88,7 +90,13 @@ class PortCount:
 
 
 class Switch(ABC):
-    """One rail's switch."""
+    """One rail's switch.
+
+    Attributes:
+        changed: ports whose queue others have changed since `set`: what they do nobody here knows.
+    """
+
+    changed: AbstractSet[int] = frozenset()
 
     @abstractmethod
     def set(self, settings: Mapping[int, Port]) -> None:
@@ -182,12 +190,23 @@ class PortLosses:
         self._filter.close()
 
 
+@dataclass(frozen=True)
+class _Queue:
+    """What the switch's kernel says about a port: its queueing disciplines without counters, and the counters of the first."""
+
+    disciplines: tuple[str, ...]
+    passed: int
+    lost: int
+
+
 class UmlRail(Switch):
     """A user-mode-linux kernel as a router."""
 
     def __init__(self, ports: list[str], mtu_bytes: int) -> None:
         """Boots it."""
         self._switch = UmlSwitch(ports, mtu_bytes)
+        self._before = dict.fromkeys(range(len(ports)), PortCount(0, 0))  # in queues that are no more
+        self.changed: set[int] = set()
         self._bucket_min = 4 * (mtu_bytes + 14)
         self._switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward")
 
@@ -208,6 +227,8 @@ class UmlRail(Switch):
 
     def _set(self, port: int, settings: Port) -> None:
         loss = 1.0 if settings.is_cut else settings.loss
+        if port in self.changed:  # tc replaces no discipline by one of another kind that has the same handle
+            self.run([f"tc qdisc del dev vec{port} root 2>/dev/null || true"])
         self._switch.shape(
             port,
             settings.rate_mbit,
@@ -224,14 +245,12 @@ class UmlRail(Switch):
                 f"tc qdisc add dev {device} ingress",
                 f"tc filter add dev {device} parent ffff: matchall action drop",
             )
+        self.changed.discard(port)
 
     def count(self, port: int) -> PortCount:
         """See `Switch`."""
-        said = self._switch.run(f"tc -s qdisc show dev vec{port}")
-        found = re.search(r"qdisc tbf .*\n\s*Sent \d+ bytes (\d+) pkt \(dropped (\d+)", said)
-        if found is None:
-            raise LabError(f"the switch says nothing about port {port}: {said}")
-        return PortCount(int(found[1]), int(found[2]))
+        now, before = self._queues()[port], self._before[port]
+        return PortCount(before.passed + now.passed, before.lost + now.lost)
 
     def run(self, commands: Sequence[str]) -> str:
         """Runs shell commands, one line each, where the ports are vec0, vec1 and so on; returns what they print.
@@ -239,11 +258,45 @@ class UmlRail(Switch):
         Raises:
             LabError: a command fails; those before it have run.
         """
-        return "\n".join(filter(None, map(self._switch.run, commands)))
+        said, queues = [], self._queues()
+        for command in commands:
+            try:
+                said.append(self._switch.run(command))
+            finally:
+                queues = self._settled(queues)
+        return "\n".join(filter(None, said))
+
+    def _settled(self, before: Mapping[int, _Queue]) -> dict[int, _Queue]:
+        """What the queues are now; keeps the counts of those that are no more, as a new one begins at zero."""
+        queues = self._queues()
+        for port, now in queues.items():
+            was, kept = before[port], self._before[port]
+            if now.passed < was.passed or now.lost < was.lost:
+                self._before[port] = PortCount(kept.passed + was.passed, kept.lost + was.lost)
+            if now.disciplines != was.disciplines:
+                self.changed.add(port)
+        return queues
+
+    def _queues(self) -> dict[int, _Queue]:
+        """Of each port."""
+        said = self._switch.run("tc -s -j qdisc show")
+        found: dict[int, list[dict[str, Any]]] = {port: [] for port in self._before}
+        for discipline in json.loads(said):
+            if discipline["dev"].startswith("vec"):
+                found[int(discipline["dev"].removeprefix("vec"))].append(discipline)
+        return {port: _queue_of(mine) for port, mine in found.items()}
 
     def close(self) -> None:
         """See `Switch`."""
         self._switch.close()
+
+
+def _queue_of(disciplines: list[dict[str, Any]]) -> _Queue:
+    """Every device has one that is its root, which counts what its children pass and lose."""
+    (root,) = (each for each in disciplines if each.get("root"))
+    names = ("kind", "handle", "parent", "options")
+    texts = (json.dumps([each.get(name) for name in names]) for each in disciplines)
+    return _Queue(tuple(texts), root["packets"], root["drops"])
 
 
 class SoftRail(Switch):
