@@ -5,6 +5,7 @@ import json
 import re
 import struct
 from dataclasses import asdict
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from gradwire.bench import machine, plan, report, results, run, training
-from gradwire.bench.collectives import COLLECTIVES, Task
+from gradwire.bench.collectives import COLLECTIVES, RANKS_MAX, Task
 from gradwire.bench.display import Display, as_written, make_console
 from gradwire.bench.plan import Condition, NetworkPlan, Plan
 from gradwire.bench.worker import Worker, _Prepared
@@ -76,6 +77,21 @@ def test_a_tolerant_result_must_be_the_mean_of_as_many_ranks_as_were_announced()
     assert task.wrong_means(output * (1 + 1e-5), counts, 0) == 95
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_no_ranks_that_are_in_a_sum_several_times_make_up_for_those_that_are_missing(ranks):
+    """Of all choices of up to two more than there are ranks."""
+    tasks = [Task("all_reduce", 61, rank, ranks) for rank in range(ranks)]
+    values = torch.stack([task.fresh(3)[0] for task in tasks])
+    for chosen in range(1, ranks + 3):
+        for inside in combinations_with_replacement(range(ranks), chosen):
+            found = values[list(inside)].sum(0)
+            assert tasks[0].wrong_bits(found, 3) == (0 if inside == tuple(range(ranks)) else 61), inside
+            for count in range(1, ranks + 1):
+                is_right = len(set(inside)) == chosen == count
+                wrong = tasks[0].wrong_means(found / count, torch.full((61,), count), 3)
+                assert wrong == (0 if is_right else 61), (inside, count)
+
+
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_tolerant_part_must_be_the_mean_of_as_many_ranks_as_were_announced(rank):
     parts = [Task("reduce_scatter", 300, other, RANKS).fresh(0)[0].chunk(RANKS)[rank] for other in range(RANKS)]
@@ -121,7 +137,8 @@ def test_every_call_has_data_of_its_own():
     task = Task("all_reduce", 100, 7, 8)
     inputs = torch.stack([task.fresh(call)[0] for call in range(61)])
     assert all(len(column.unique()) == 61 for column in inputs.unbind(1))
-    assert float(Task("reduce_scatter", 80, 7, 8).expected(60).max()) < 1 << 24
+    last = RANKS_MAX - 1
+    assert float(Task("reduce_scatter", 61 * RANKS_MAX, last, RANKS_MAX).expected(60).max()) < 1 << 24
 
 
 def test_presets_are_for_the_two_reductions_that_may_lose():

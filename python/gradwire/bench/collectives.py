@@ -3,9 +3,16 @@
 Bytes and bandwidths are those of the NCCL tests (doc/PERFORMANCE.md): algorithm bandwidth is bytes over time; bus bandwidth is
 that times a factor which makes it comparable with the links' own, whatever the number of ranks.
 
-In call k rank s holds for rank d at place e of a part: `((e + k) % 61 + 1) * 2**s + d`. These are whole numbers below 2**24, so every
-sum is exact in float32 whatever its order, and each value tells which ranks are in it, whom it was for and of which call it is. The
-prime 61 shows a value that came to a wrong place at any power-of-two distance, and one of any of the 60 calls before.
+In call k rank s of n holds for rank d at place e of a part: `((e + k) % 61 + 1) * (2**n - 2**s) + d`. These are whole numbers, and their
+sums below 2**24 for up to 14 ranks, so every sum is exact in float32 whatever its order, and each value tells which ranks are in it,
+whom it was for and of which call it is. The prime 61 shows a value that came to a wrong place at any power-of-two distance, and one of
+any of the 60 calls before.
+
+No other choice of ranks, some of them more than once, has the sum of each of c ranks once. That of N choices is `N * 2**n` less as many
+powers of two. With N = c those would have to add up to a number with c ones as binary digits, which takes c different powers; with k more
+choices to `k * 2**n` besides, which takes at least 2k powers more; with fewer to less than nothing. Powers of two alone do not tell three
+times rank 0 from rank 0 and rank 1. A mean of fewer than all is only told to be one of c different ranks: reports announce how many, not
+which.
 """
 
 from __future__ import annotations
@@ -15,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PATTERN = 61
+RANKS_MAX = 14  # whose sums float32 holds exactly; any weights that tell so much are as long as the number of ranks
 _SLICE_ELEMS = 1 << 20  # of a verification at a time
 _WHOLE = ("all_reduce", "broadcast", "reduce")  # of one buffer without parts, in place
 
@@ -49,6 +57,11 @@ def elems_of(name: str, elems: int, ranks: int) -> int:
     return elems if name in _WHOLE else max(1, elems // ranks) * ranks
 
 
+def weight(rank: int, ranks: int) -> float:
+    """What a rank's values are multiplied by, so that sums tell whose they are."""
+    return float(2**ranks - 2**rank)
+
+
 class Task:
     """One rank's part in one collective of one size: the inputs of its calls, and what they must give. Needs torch.
 
@@ -57,12 +70,13 @@ class Task:
     Args:
         name: the collective.
         elems: `bytes / 4`; `elems_of` of them are used.
-        rank, ranks: in the group.
+        rank, ranks: in the group; `RANKS_MAX` at most.
     """
 
     def __init__(self, name: str, elems: int, rank: int, ranks: int) -> None:
         import torch
 
+        assert ranks <= RANKS_MAX, "plans have fewer"
         self._torch, self.name, self._rank, self.ranks = torch, name, rank, ranks
         self.elems = elems_of(name, elems, ranks)
         self.part = self.elems // ranks
@@ -104,19 +118,20 @@ class Task:
 
     def expected(self, number: int) -> Any:
         """The exact result of a call on this rank."""
-        every, ranks = float(2**self.ranks - 1), self.ranks
+        ranks = self.ranks
+        every = sum(weight(source, ranks) for source in range(ranks))
         if self.name in ("all_reduce", "reduce"):
             return self._values(number) * every
         if self.name == "reduce_scatter":
             return self._values(number) * every + ranks * self._rank
         if self.name == "broadcast":
-            return self._values(number)
+            return self._values(number) * weight(0, ranks)
         if self.name == "scatter":
-            return self._values(number) + self._rank
+            return self._values(number) * weight(0, ranks) + self._rank
         if self.name == "gather" and self._rank != 0:
             return self._torch.zeros(0)
         to = self._rank if self.name == "all_to_all" else 0
-        return self._parts(number, [(float(2**source), to) for source in range(ranks)])
+        return self._parts(number, [(weight(source, ranks), to) for source in range(ranks)])
 
     def wrong_bits(self, output: Any, number: int) -> int:
         """Elements that differ from the exact result of this call in any bit."""
@@ -141,12 +156,13 @@ class Task:
         """`wrong_means` of a slice, as what it makes is several times as large."""
         torch = self._torch
         to = self._rank if self.name == "reduce_scatter" else 0
-        # A sum of as many powers of two, but for roundings of 6e-8, some of a value up to eight times as large.
+        # A sum of as many weights, but for some roundings of 6e-8.
         held = (output - to) / whole * counts
         sums = held.round()
+        missing = counts * (1 << self.ranks) - sums  # a sum of as many powers of two
         members = torch.tensor([bin(subset).count("1") for subset in range(1 << self.ranks)])
-        inside = (sums >= 0) & (sums < 1 << self.ranks)
-        announced = members[torch.where(inside, sums, 0).long()] == counts
+        inside = (missing >= 0) & (missing < 1 << self.ranks)
+        announced = members[torch.where(inside, missing, 0).long()] == counts
         near = (held - sums).abs() <= 1e-6 * sums
         right = torch.where(counts == 0, output == 0, inside & announced & near)
         return int((~right).sum())
@@ -163,7 +179,7 @@ class Task:
 
     def _input(self, number: int) -> Any:
         """In memory of its own, as a collective may work in place."""
-        mine = float(2**self._rank)
+        mine = weight(self._rank, self.ranks)
         if self.name == "scatter" and self._rank != 0:
             return self._torch.zeros(0)
         if self.name in ("reduce_scatter", "all_to_all", "scatter"):
