@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import os
 import time
-from array import array
 from typing import Any
 
 from gradwire import _native
-from gradwire.bench.collectives import PATTERN
+from gradwire.bench.collectives import values, weight, weight_of_all
 from gradwire.lab import crew
 
 JOIN_TIMEOUT_S = CALL_TIMEOUT_S = 120.0
@@ -54,16 +53,16 @@ class Worker:
     def _reduce(self, order: crew.Answer) -> None:
         elems, ranks = order["elems"], order["ranks"]
         # Other values than in the calls before: what comes late from one of those shows.
-        self._calls, shift = self._calls + 1, self._calls % PATTERN
-        values = array("f", [self._rank + 1.0 + shift]) * elems
-        address, _ = values.buffer_info()
-        memory = (address, elems * values.itemsize)
+        self._calls, number = self._calls + 1, self._calls
+        mine = values(elems, number, weight(self._rank, ranks))
+        address, _ = mine.buffer_info()
+        memory = (address, elems * mine.itemsize)
         call = {
             "kind": "all_reduce",
             "input": memory,
             "output": memory,
             "timeout_s": CALL_TIMEOUT_S,
-            "keep": [values],
+            "keep": [mine],
             "dtype": FLOAT32,
             "reduce": SUM,
         }
@@ -76,8 +75,8 @@ class Worker:
         ended = time.monotonic()
         if (error := op.error()) is not None:
             raise error
-        sums = array("f", [ranks * (ranks + 1) / 2 + ranks * shift]) * elems
-        wrong = 0 if values.tobytes() == sums.tobytes() else sum(map(float.__ne__, values, sums))
+        sums = values(elems, number, weight_of_all(ranks))
+        wrong = 0 if mine.tobytes() == sums.tobytes() else sum(map(float.__ne__, mine, sums))
         self._say({"begun": begun, "ended": ended, "wrong": wrong})
 
     def close(self) -> None:

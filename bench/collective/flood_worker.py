@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from gradwire import Communicator
-from gradwire.bench.collectives import PATTERN
+from gradwire.bench.collectives import values, weight, weight_of_all
 from gradwire.lab import crew
 
 REFUSED = ("datagrams_unknown", "datagrams_not_authentic", "datagrams_replayed", "datagrams_invalid")
@@ -36,16 +36,16 @@ class Worker:
         {"step": self._step, "look": self._look}[order["do"]](order)
 
     def _step(self, order: crew.Answer) -> None:
-        ranks = self._communicator.world_size
+        elems, ranks = order["elems"], self._communicator.world_size
         # Other values than in the steps before: what comes late from one of those shows.
-        self._steps, step = self._steps + 1, self._steps % PATTERN
-        gradient = np.full(order["elems"], self._communicator.rank + 1 + step, dtype=np.float32)
+        self._steps, step = self._steps + 1, self._steps
+        gradient = np.frombuffer(values(elems, step, weight(self._communicator.rank, ranks)), dtype=np.float32)
         time.sleep(max(0.0, order["at"] - time.monotonic()))
         begun = time.monotonic()
         _compute(order["compute_ms"] / 1e3)
         self._communicator.all_reduce(gradient)
         ended = time.monotonic()
-        sums = ranks * (ranks + 1) / 2 + ranks * step
+        sums = np.frombuffer(values(elems, step, weight_of_all(ranks)), dtype=np.float32)
         self._say({"begun": begun, "ended": ended, "right": bool((gradient == sums).all())})
 
     def _look(self, _: crew.Answer) -> None:

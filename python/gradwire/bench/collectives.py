@@ -17,6 +17,7 @@ which.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,20 @@ def elems_of(name: str, elems: int, ranks: int) -> int:
 def weight(rank: int, ranks: int) -> float:
     """What a rank's values are multiplied by, so that sums tell whose they are."""
     return float(2**ranks - 2**rank)
+
+
+def values(elems: int, number: int, factor: float) -> array[float]:
+    """`((e + number) % 61 + 1) * factor` at each place e, in float32: what a rank holds with its weight, and the sum with that of all.
+
+    For processes without torch.
+    """
+    row = array("f", [((place + number) % PATTERN + 1) * factor for place in range(PATTERN)])
+    return (row * (elems // PATTERN + 1))[:elems]
+
+
+def weight_of_all(ranks: int) -> float:
+    """What the sum of all ranks is multiplied by."""
+    return sum(weight(rank, ranks) for rank in range(ranks))
 
 
 class Task:
@@ -119,7 +134,7 @@ class Task:
     def expected(self, number: int) -> Any:
         """The exact result of a call on this rank."""
         ranks = self.ranks
-        every = sum(weight(source, ranks) for source in range(ranks))
+        every = weight_of_all(ranks)
         if self.name in ("all_reduce", "reduce"):
             return self._values(number) * every
         if self.name == "reduce_scatter":
