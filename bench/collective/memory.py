@@ -9,9 +9,12 @@ one to get its engine going, notes what is resident, resets the peak
 (`/proc/self/clear_refs`) and reduces. What counts is the peak less what was resident before. `tolerant` and `rotated` may
 lose gradients (preset `auto`). MB are of 1024 * 1024 bytes.
 
-All ranks have the same values, so their mean is these, whatever was lost. A rotated mean has been rounded to the dtype three times:
+The mean is `e % 31 + 1` at place e, which every dtype holds, so that a value at a wrong place shows. Where nothing may be lost only rank
+`e % ranks` holds something there, as many times that as there are ranks: a rank that is not in the sum, or in it twice, is off at its own places,
+whatever the others are. Where something may be lost all ranks have the same values, so their mean is these, whatever was lost: who is in
+it is not told. A rotated mean has been rounded to the dtype three times:
 when it was sent, when it was divided, when it was turned back. Each time by at most a unit of each value; a rotation keeps the
-norm and spreads what is off evenly. So of each run of a packet's elements the root mean square may be off by three units.
+norm and spreads what is off evenly. So of each run of a packet's elements the root mean square may be off by three units of that of the values.
 Exit code 0: target reached, 1: missed, 2: could not run.
 """
 
@@ -34,6 +37,8 @@ LIMIT_MB = 64
 REACHED, MISSED, NOT_RUN = 0, 1, 2
 PACKET_ELEMS = 352
 ROUNDINGS = 3
+PERIOD = 31  # of the values: a prime, so no power of two apart are two alike; up to 8 times 31 is exact in bfloat16
+VALUES_RMS = ((PERIOD + 1) * (2 * PERIOD + 1) / 6) ** 0.5
 # Largest relative error of a rounding. A transform in float32 rounds once in each of 12 butterflies and 6 steps that mix a rest in: so do
 # two of them, and the sum of the ranks, instead of the three.
 UNITS = {"float32": (2 * 18 + 8) / ROUNDINGS * 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -58,13 +63,30 @@ def resident_kb(name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {name}")
 
 
+def fill(tensor: Any, rank: int, ranks: int, *, is_exact: bool) -> None:
+    """What a rank holds, at the beginning of this file; piece by piece, as there is no second tensor in memory."""
+    import torch
+
+    places = torch.arange(PERIOD * ranks * 128)
+    held = places % PERIOD + 1
+    if is_exact:
+        held = torch.where(places % ranks == rank, held * ranks, 0)
+    held = held.to(tensor.dtype)
+    for piece in tensor.split(len(held)):
+        piece.copy_(held[: len(piece)])
+
+
 def errors(tensor: Any) -> dict[str, float]:
-    """How far elements are from one: the largest root mean square of a packet's elements, and the largest of all."""
+    """How far elements are from the mean: the largest root mean square of a packet's elements, and the largest of all.
+
+    Both as shares of the root mean square of the values.
+    """
     import torch
 
     rms, largest = 0.0, 0.0
-    for piece in tensor.split(PACKET_ELEMS * 1024):  # no second tensor in memory
-        off = (piece.float() - 1).abs().nan_to_num(nan=float("inf"))
+    means = (torch.arange(PACKET_ELEMS * PERIOD * 32) % PERIOD + 1).float()
+    for piece in tensor.split(len(means)):  # no second tensor in memory
+        off = (piece.float() - means[: len(piece)]).abs().nan_to_num(nan=float("inf")) / VALUES_RMS
         largest = max(largest, float(off.max()))
         off = torch.nn.functional.pad(off, (0, -off.numel() % PACKET_ELEMS)).view(-1, PACKET_ELEMS)
         rms = max(rms, float(off.square().mean(1).max().sqrt()))
@@ -80,9 +102,10 @@ def rank_main(megabytes: int, dtype: str, case: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gradwire")
     kind = getattr(torch, dtype)
-    tensor = torch.ones(megabytes * MB // kind.itemsize + ODD_ELEMS, dtype=kind)
+    rank, ranks, is_exact = dist.get_rank(), dist.get_world_size(), CASES[case]["preset"] == "reliable"
+    tensor = torch.empty(megabytes * MB // kind.itemsize + ODD_ELEMS, dtype=kind)
     gradwire.torch.all_reduce(torch.ones(1000, dtype=kind), **CASES[case])
-    tensor.fill_(1)
+    fill(tensor, rank, ranks, is_exact=is_exact)
     before = resident_kb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     begun = time.monotonic()
@@ -91,7 +114,7 @@ def rank_main(megabytes: int, dtype: str, case: str) -> None:
     peak = resident_kb("VmHWM")
     off = errors(tensor)
     line = {
-        "rank": dist.get_rank(),
+        "rank": rank,
         "algorithm": case,
         "schedule": work.report().collective,
         "above_mb": (peak - before) / 1024,

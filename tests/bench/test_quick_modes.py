@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from gradwire.lab import NamespacesUnavailable, sandbox
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench"
@@ -47,6 +48,29 @@ def test_memory_is_counted_above_the_tensor():
     ran = subprocess.run([sys.executable, script, "--quick"], capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ", 0 wrong" in ran.stdout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_mean_that_takes_memory_is_told_from_a_wrong_one(load_benchmark, dtype, ranks):
+    memory = load_benchmark("memory")
+    held = torch.empty(ranks, 12_345, dtype=dtype)
+    for rank in range(ranks):
+        memory.fill(held[rank], rank, ranks, is_exact=True)
+
+    def off(inside, move=0):
+        mean = (held[inside].float().sum(0) / ranks).to(dtype)
+        return memory.errors(mean.roll(move))["rms"]
+
+    everyone = list(range(ranks))
+    assert off(everyone) == 0
+    assert off(everyone, move=1) > 0.1
+    assert off(everyone[1:]) > 0.1
+    assert off([*everyone[1:], 1]) > 0.1
+    memory.fill(held[1], 1, ranks, is_exact=False)
+    assert memory.errors(held[1])["largest"] == 0
+    held[1, 7] = float("nan")
+    assert memory.errors(held[1])["largest"] == float("inf")
 
 
 def test_the_short_form_of_the_all_reduce_benchmark_calls_the_long_one(tmp_path):
