@@ -9,12 +9,12 @@ one to get its engine going, notes what is resident, resets the peak
 (`/proc/self/clear_refs`) and reduces. What counts is the peak less what was resident before. `tolerant` and `rotated` may
 lose gradients (preset `auto`). MB are of 1024 * 1024 bytes.
 
-The mean is `e % 31 + 1` at place e, which every dtype holds, so that a value at a wrong place shows. Where nothing may be lost only rank
-`e % ranks` holds something there, as many times that as there are ranks: a rank that is not in the sum, or in it twice, is off at its own places,
-whatever the others are. Where something may be lost all ranks have the same values, so their mean is these, whatever was lost: who is in
-it is not told. A rotated mean has been rounded to the dtype three times:
-when it was sent, when it was divided, when it was turned back. Each time by at most a unit of each value; a rotation keeps the
-norm and spreads what is off evenly. So of each run of a packet's elements the root mean square may be off by three units of that of the values.
+The mean is `e % 31 + 1` at place e, which every dtype holds, so that a value at a wrong place shows. Where nothing may be lost only
+rank `e % ranks` holds something there, as many times that as there are ranks: a rank that is not in the sum, or in it twice, is off at
+its own places, whatever the others are. Where something may be lost all ranks have the same values, so their mean is these, whatever was
+lost: who is in it is not told. A rotated mean has been rounded to the dtype three times: when it was sent, when it was divided, when it
+was turned back. Each time by at most a unit of each value; a rotation keeps the norm and spreads what is off evenly. So of each run of a
+packet's elements the root mean square may be off by three units of that of the values.
 Exit code 0: target reached, 1: missed, 2: could not run.
 """
 

@@ -1,13 +1,14 @@
-"""What the workers of benchmarks take for a right sum: every rank's values once, each at its place and of this call."""
+"""What benchmarks take for a right sum: every rank's values once, each at its place and of this call."""
 
 import ctypes
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from gradwire.bench.collectives import PATTERN, values, weight
+import torch
+from gradwire.bench.collectives import PATTERN, Task, values, weight
 
 ELEMS, RANKS = 200, 3
 # What a broken collective may do with the ranks' values `[RANKS, ELEMS]`, beside the right one.
@@ -28,6 +29,21 @@ def test_values_are_those_of_their_call_and_place():
     assert [values(130, 60, 3.0)[place] for place in (0, 1, 61, 62)] == [183, 3, 183, 3]
     assert len(values(0, 0, 1.0)) == 0
     assert all(before != after for before, after in pairwise(values(PATTERN + 1, 7, 5.0)))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
+def test_no_ranks_that_are_in_a_sum_several_times_make_up_for_those_that_are_missing(ranks):
+    """Of all choices of up to two more than there are ranks."""
+    tasks = [Task("all_reduce", 61, rank, ranks) for rank in range(ranks)]
+    values = torch.stack([task.fresh(3)[0] for task in tasks])
+    for chosen in range(1, ranks + 3):
+        for inside in combinations_with_replacement(range(ranks), chosen):
+            found = values[list(inside)].sum(0)
+            assert tasks[0].wrong_bits(found, 3) == (0 if inside == tuple(range(ranks)) else 61), inside
+            for count in range(1, ranks + 1):
+                is_right = len(set(inside)) == chosen == count
+                wrong = tasks[0].wrong_means(found / count, torch.full((61,), count), 3)
+                assert wrong == (0 if is_right else 61), (inside, count)
 
 
 @pytest.mark.parametrize("fault", SUMS)
