@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gradwire.bench import training, training_report
+from gradwire.bench.plan import gradwire
 from gradwire.lab import LabError, NamespacesUnavailable, sandbox
 
 
@@ -17,6 +18,26 @@ def row_of(variant: str, loss: float, seconds: float | None) -> dict[str, Any]:
         "variant": variant, "peer": "gloo" in variant, "loss": loss, "seconds": seconds, "step_ms_p50": 100.0,
         "comm_share": 0.5, "lost_share": 0.0, "curve": [(0, 0.0, 5.0), (10, 1.0, 5.5)],
     }  # fmt: skip
+
+
+def test_what_holds_a_rank_up_counts_once_although_another_waits_for_it_in_the_next_step():
+    """Steps of a second; rank 1 is four seconds late at the end of the second one."""
+    run = training.Run(gradwire("auto"), 0.0)
+    times = [
+        ((0.0, 1.0), (0.0, 1.0)),
+        ((1.25, 2.25), (1.25, 6.25)),
+        ((2.5, 7.5), (6.5, 7.5)),
+        ((7.75, 8.75), (7.75, 8.75)),
+    ]
+    for step in times:
+        run.add([
+            {"begun": begun, "ended": ended, "parameters": "same",
+             "record": {"step_ms": 1e3 * (ended - begun), "comm_ms": 500 * (ended - begun), "bytes_lost_share": 0.0}}
+            for begun, ended in step
+        ])  # fmt: skip
+    row = run.row() | {"curve": []}
+    assert row["step_ms"] == [1000, 5000, 1000, 1000]
+    assert run.comm_ms[2] == 500, "of the rank that the other one waits for"
 
 
 def test_a_target_that_was_reached_in_no_time_was_reached():

@@ -3,7 +3,8 @@
 The main figure of ULTIMA (11 to 13) and LTP (11). All runs start from the same weights and see the same batches; they take turns in
 blocks of steps within the same processes. Before each block an all-reduce of a gradient's size wakes the connections up,
 which TCP's window and gradwire's estimates need after a pause; then every step counts. Time to accuracy is the sum of the steps'
-times on their slowest rank until the validation loss, settled over three validations, first is at the target, interpolated between two.
+times until the validation loss, settled over three validations, first is at the target, interpolated between two. A step lasts from
+when its last rank has begun it to the end on its slowest rank (`Run.add`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,12 @@ class TrainingPlan:
 
 @dataclass
 class Run:
-    """One training: a variant at a loss. Times of each step are those of its slowest rank."""
+    """One training: a variant at a loss.
+
+    Attributes:
+        step_ms: of each step, from its last rank's beginning to its last rank's end.
+        comm_ms: of it with gradients under way, on the rank that began last: the others wait for that one, too.
+    """
 
     variant: Variant
     loss: float
@@ -88,16 +94,21 @@ class Run:
     validation: list[tuple[int, float]] = field(default_factory=list)
     steps_apart: int = 0
 
-    def add(self, records: list[Row], parameters: set[str]) -> None:
-        """One step of all ranks.
+    def add(self, answers: list[Row]) -> None:
+        """One step of all ranks, an answer of each.
+
+        Ranks begin a step when they have ended the one before, which is not at one time. The largest of their own times would have what one
+        rank is late in a step twice: in that step, and in the next one of those that wait for it. Between two steps of the slowest rank
+        nothing is counted: then it only compares parameters.
 
         Raises:
             WorkerFailed: replicas differ although the variant promises that they do not.
         """
-        self.step_ms.append(max(record["step_ms"] for record in records))
-        self.comm_ms.append(max(record["comm_ms"] for record in records))
-        self.lost.append(sum(record["bytes_lost_share"] for record in records) / len(records))
-        if len(parameters) > 1:
+        last = max(answers, key=lambda answer: answer["begun"])
+        self.step_ms.append((max(answer["ended"] for answer in answers) - last["begun"]) * 1e3)
+        self.comm_ms.append(last["record"]["comm_ms"])
+        self.lost.append(sum(answer["record"]["bytes_lost_share"] for answer in answers) / len(answers))
+        if len({answer["parameters"] for answer in answers}) > 1:
             self.steps_apart += 1
             if self.variant.preset not in GATHER_PRESETS:
                 raise WorkerFailed(f"{self.variant.name}: the replicas differ after step {len(self.step_ms)}")
@@ -167,7 +178,7 @@ def _train_block(plan: TrainingPlan, crews: Crews, ground: Ground, index: int, r
     crews.order(run.variant, {"do": "warm", **named}, "warm")
     answers = crews.order(run.variant, {"do": "train", **named}, "trained")
     for step in range(plan.block):
-        run.add([each[step]["record"] for each in answers], {each[step]["parameters"] for each in answers})
+        run.add([each[step] for each in answers])
     _validate(plan, crews, ground, index, run)
 
 

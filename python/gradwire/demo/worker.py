@@ -5,7 +5,8 @@ Orders and their answers (see `lab.crew`):
     {"do": "group", "name": g, "backend": b, "timeout_s": t}  ->  {"made": g}: one more process group, for trainers that name it
     {"do": "make", "run": 0, "settings": {..}, "group": g}  ->  {"made": 0}: a replica of the example's model
     {"do": "warm", "group": g, "elems": n}  ->  {"warm": g}: an all-reduce that no step is timed by
-    {"do": "train", "run": 0, "steps": 8}  ->  {"run": 0, "record": {..}, "parameters": hash} for each step, {"trained": 0}
+    {"do": "train", "run": 0, "steps": 8}
+        ->  {"run": 0, "record": {..}, "parameters": hash, "begun", "ended"} for each step, {"trained": 0}
     {"do": "validate", "run": 0}  ->  {"run": 0, "val_loss": 2.5}
 
 All runs live in one process, so torch is imported once and runs can take turns.
@@ -14,6 +15,7 @@ All runs live in one process, so torch is imported once and runs can take turns.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -77,8 +79,11 @@ class Worker:
     def _train(self, order: crew.Answer) -> None:
         trainer = self._trainers[order["run"]]
         for _ in range(order["steps"]):
+            begun = time.monotonic()  # which all ranks of a machine share
             record = asdict(trainer.step())
-            self._say({"run": order["run"], "record": record, "parameters": trainer.parameters_digest().hex()})
+            times = {"begun": begun, "ended": time.monotonic()}
+            digest = trainer.parameters_digest().hex()
+            self._say({"run": order["run"], "record": record, "parameters": digest, **times})
         self._say({"trained": order["run"]})
 
     def _validate(self, order: crew.Answer) -> None:
