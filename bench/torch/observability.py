@@ -5,9 +5,10 @@
 
 On: the straggler watch at its shortest, the status socket with a client that asks every second, the Prometheus endpoint with a scrape
 every 5 s (three times as often as usual), and scalars of every step. Off: none of it. Both pairs of ranks run at once and take turns, a
-block of steps each, so that a busy machine harms both alike. The cost in time is the median over the turns of one block beside the
-other. What comes once in seconds is in a few blocks only, so the cost in processor time, of both ranks, is of all blocks together; it is
-the steadier one on a busy machine.
+block of steps each, so that a busy machine harms both alike. Seconds are of the blocks with it on: nobody asks while the other pair
+trains, which would harm that one and be in neither's processor time. The cost in time is the median over the turns of one block beside
+the other. What comes once in seconds is in a few blocks only, so the cost in processor time, of both ranks, is of all blocks together;
+it is the steadier one on a busy machine.
 
 Target: each at most 1 %. Counting itself is never off; what it adds to a call is in `make bench-overhead`.
 
@@ -26,7 +27,6 @@ import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,6 @@ RANKS = 2
 SCRAPE_S = 5
 STEPS = 20
 RUN_TIMEOUT_S = 500
-END_TIMEOUT_S = 10
 LAYERS, WIDTH, BATCH = 4, 512, 64
 
 
@@ -126,15 +125,6 @@ class Pair:
         took, cpu = zip(*(map(float, _line(rank).split()) for rank in self.ranks), strict=True)
         return max(took), sum(cpu)
 
-    def has_ended(self) -> bool:
-        """Whether all ranks end now, or have ended: each stops listening some time before."""
-        try:
-            for rank in self.ranks:
-                rank.wait(timeout=END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
     def end(self) -> None:
         """Waits for the ranks."""
         for rank in self.ranks:
@@ -150,24 +140,54 @@ def _line(rank: subprocess.Popen[str]) -> str:
     return line
 
 
-def look_at(pair: Pair, stop: threading.Event) -> None:
-    """What a monitor does every second, and a Prometheus server every `SCRAPE_S`. Ends with the ranks."""
-    seconds = 0
-    while not stop.wait(1.0):
-        seconds += 1
+class Looks:
+    """What a monitor does every second, and a Prometheus server every `SCRAPE_S`, of the time that a pair's blocks take."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._left_s, self._seconds = 0.0, 0
+        self._error: OSError | None = None
+
+    def block(self) -> tuple[float, float]:
+        """A block of the pair with looks at it, of which none goes on when this returns.
+
+        Raises:
+            RuntimeError: a rank ended.
+            OSError: a rank did not answer.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._look_until, args=(ended,), daemon=True)
+        thread.start()
         try:
-            for rank in range(RANKS if seconds % SCRAPE_S == 1 else 0):
-                urllib.request.urlopen(f"http://127.0.0.1:{pair.port + rank}/metrics", timeout=10).read()
-            for path in (pair.folder / "runtime" / "gradwire").glob("*.sock"):
-                # A rank that just begins or ends has the file and does not listen.
-                with suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as connection:
-                    connection.connect(str(path))
-                    connection.sendall(b'{"ask": "stats"}\n')
-                    while connection.recv(1 << 16):
-                        pass
-        except OSError:
-            if not pair.has_ended():
-                raise
+            took = self._pair.block()
+        finally:
+            ended.set()
+            thread.join()
+        if self._error is not None:
+            raise self._error
+        return took
+
+    def _look_until(self, ended: threading.Event) -> None:
+        begun = time.monotonic()
+        while not ended.wait(self._left_s):
+            self._left_s, begun = 1.0, time.monotonic()
+            self._seconds += 1
+            try:
+                self._look()
+            except OSError as error:
+                self._error = error
+                return
+        self._left_s = max(0.0, self._left_s - (time.monotonic() - begun))
+
+    def _look(self) -> None:
+        for rank in range(RANKS if self._seconds % SCRAPE_S == 1 else 0):
+            urllib.request.urlopen(f"http://127.0.0.1:{self._pair.port + rank}/metrics", timeout=10).read()
+        for path in (self._pair.folder / "runtime" / "gradwire").glob("*.sock"):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                connection.sendall(b'{"ask": "stats"}\n')
+                while connection.recv(1 << 16):
+                    pass
 
 
 def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]]:
@@ -175,18 +195,17 @@ def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]
 
     Raises:
         RuntimeError: a rank failed.
+        OSError: a rank did not answer.
     """
     pairs: dict[bool, Pair] = {}
-    stop = threading.Event()
     try:
         for seen in (False, True):
             pairs[seen] = Pair(folder, turns + 1, seen=seen)
-        looks = threading.Thread(target=look_at, args=(pairs[True], stop), daemon=True)
-        looks.start()
+        block = {False: pairs[False].block, True: Looks(pairs[True]).block}
         rows = []
         for turn in range(turns + 1):  # the first builds buckets
             order = (False, True) if turn % 2 else (True, False)
-            times = {seen: pairs[seen].block() for seen in order}
+            times = {seen: block[seen]() for seen in order}
             if turn:
                 named = [
                     (f"{'on' if seen else 'off'}_{what}ms", seen, at)
@@ -196,11 +215,8 @@ def measure(turns: int, folder: Path, console: Console) -> list[dict[str, float]
                 rows.append({name: times[seen][at] * 1e3 for name, seen, at in named})
                 if turn % 10 == 0:
                     console.print(f"turn {turn} of {turns}")
-                if not looks.is_alive():
-                    raise RuntimeError("nobody looks at the ranks any more, see the error above")
         return rows
     finally:
-        stop.set()
         for pair in pairs.values():
             pair.end()
 

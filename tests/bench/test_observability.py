@@ -1,12 +1,15 @@
 """The benchmark of what being seen costs runs to its end and judges by neighbours; its quick mode shows no performance."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench" / "torch"
 
@@ -31,6 +34,48 @@ def test_the_cost_is_the_median_of_neighbours_and_all_of_the_processor_time(obse
     assert found["met"]
     assert not observability.conclude([row(10, 10.2)])["met"]
     assert not observability.conclude([row(10, 10), row(10, 10), row(10, 10, cpu=0.33)])["met"]
+
+
+def test_nobody_looks_at_the_ranks_while_the_others_train(
+    observability: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each look begins in a block of the ranks that are seen, and is over when it ends."""
+    before, looked = set(threading.enumerate()), threading.Semaphore(0)
+    told: list[str] = []
+
+    class Pair:
+        def __init__(self, *_: Any, seen: bool) -> None:
+            self._seen = seen
+
+        def block(self) -> tuple[float, float]:
+            if self._seen:
+                assert looked.acquire(timeout=30)
+                told.append("seen")
+            else:
+                told.append("unseen" if set(threading.enumerate()) == before else "looked at meanwhile")
+            return 1.0, 1.0
+
+        def end(self) -> None:
+            told.append("end")
+
+    monkeypatch.setattr(observability, "Pair", Pair)
+    monkeypatch.setattr(observability.Looks, "_look", lambda _: looked.release())
+    assert len(observability.measure(2, tmp_path, Console())) == 2
+    assert told == ["seen", "unseen", "unseen", "seen", "seen", "unseen", "end", "end"]
+
+
+def test_a_rank_that_does_not_answer_is_told(observability: Any) -> None:
+    class Pair:
+        port, folder = 1, Path("/nonexistent")
+
+        def block(self) -> tuple[float, float]:
+            while not looks._error:
+                os.sched_yield()
+            return 1.0, 1.0
+
+    looks = observability.Looks(Pair())
+    with pytest.raises(OSError, match="refused"):
+        looks.block()
 
 
 def test_it_runs_to_its_end(tmp_path: Path) -> None:
