@@ -14,10 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from gradwire.bench import report
 from gradwire.bench.collectives import COLLECTIVES
 from gradwire.bench.ground import FRAME_BYTES, Ground
 from gradwire.bench.plan import Condition, NetworkPlan
 from gradwire.lab import NamespacesUnavailable, iproute, sandbox
+from gradwire.lab.probe import LossProbe
 
 COMMAND = [sys.executable, "-c", "from gradwire.cli import main; main()", "bench"]
 
@@ -354,6 +356,20 @@ def test_a_gray_rail_is_never_better_than_the_healthy_ones(tmp_path):
             return [[rail, port.loss] for (_, rail), port in ground.network.ports().items()]
 
     assert sorted(in_lab(tmp_path, look)) == [[0, 0.2], [0, 0.2], [1, 0.2], [1, 0.2]]
+
+
+def test_what_a_gray_rail_loses_is_counted_on_that_rail(tmp_path):
+    def look() -> dict:
+        with Ground(2, NetworkPlan("nft", 100.0, rails=2)) as ground:
+            return ground.count([Condition(), Condition(scenario="gray")])
+
+    found = in_lab(tmp_path, look)
+    counted = found.pop("counted_gray_loss_at_0.1")
+    assert LossProbe(8000, round(8000 * counted), 1).agrees_with(0.1)
+    assert found.keys() == {"switch", "counted_rtt_ms_at_0"}
+    assert f"the gray rail set to lose 10 %, counted {100 * counted:.2g} %" in report.network_text(
+        {"counted_gray_loss_at_0.1": counted}
+    )
 
 
 def test_scenarios_change_what_they_name_and_nothing_else(tmp_path):

@@ -147,6 +147,10 @@ class Ground:
             if condition.loss:
                 self.set(condition)
                 facts[f"counted_loss_at_{condition.loss:g}"] = probe_loss(self).share
+        for condition in (each for each in conditions if each.scenario == "gray"):
+            self.set(condition)
+            gray = _Rail(self, self.plan.rails - 1)
+            facts[f"counted_gray_loss_at_{max(condition.loss, GRAY_LOSS):g}"] = probe_loss(gray).share
         self.set(Condition())
         return facts
 
@@ -183,6 +187,17 @@ class Ground:
             with self.on_host(host):
                 iproute.ip("link set lo up", f"addr add {self.address(host)}/24 dev eth0", "link set eth0 up")
         iproute.wait_until_forwarding([f"port{host}" for host in range(self.hosts)])
+
+
+class _Rail:
+    """A network of which one rail is probed: who names an address of it takes it."""
+
+    def __init__(self, ground: Ground, rail: int) -> None:
+        self.link, self.on_host, self._rail = ground.link, ground.on_host, rail
+
+    def address(self, host: int) -> str:
+        """See `Probed`."""
+        return Network.address(host, self._rail)
 
 
 def layout_of(hosts: int, plan: NetworkPlan) -> Layout:

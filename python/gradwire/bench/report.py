@@ -119,8 +119,9 @@ def network_text(network: dict[str, Any]) -> str:
     """What was counted before the measurement, in a line."""
     counted = _counted(network, "counted_rtt_ms_at_")
     parts = [f"round trip {ms:.2f} ms" + (f" with {added} ms added" if float(added) else "") for added, ms in counted]
-    lost = _counted(network, "counted_loss_at_")
-    parts += [f"set to lose {100 * float(loss):g} %, counted {100 * share:.2g} %" for loss, share in lost]
+    for prefix, what in (("counted_loss_at_", ""), ("counted_gray_loss_at_", "the gray rail ")):
+        lost = _counted(network, prefix)
+        parts += [f"{what}set to lose {100 * float(loss):g} %, counted {100 * share:.2g} %" for loss, share in lost]
     return ("Before the run: " + "; ".join(parts) + ".") if parts else ""
 
 

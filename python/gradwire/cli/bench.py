@@ -134,7 +134,7 @@ def _check_given(chosen: dict[str, Any]) -> None:
         raise ValueError("--tcp none leaves gloo out: it is given alone")
     if set(chosen["presets"]) == {plan.EXACT} and (chosen["algorithms"] != ("auto",) or chosen["rotated"]):
         raise ValueError(
-            "--algorithm and --rotated are of presets that tolerate loss: exact has the schedule of exact calls"
+            "--algorithm and --rotated are of presets that tolerate loss: exact has the schedule of exact calls, GRADWIRE_ALGORITHM"
         )
     if chosen["scenario"] == "gray" and "rails" in chosen["given"] and chosen["rails"] == 1:
         raise ValueError("--scenario gray: one of several rails fails, of one there is no other")
