@@ -453,6 +453,7 @@ fn prepare_thread(urgency: u8) {
         #[cfg(target_os = "linux")]
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
+    crate::rounding::as_on_every_rank();
     #[cfg(target_os = "linux")]
     ask_for_short_slices();
     ask_for_urgency(urgency);

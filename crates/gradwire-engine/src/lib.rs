@@ -38,6 +38,7 @@ mod own_core;
 mod pending;
 mod place;
 mod rendezvous;
+mod rounding;
 mod routes;
 mod security;
 mod sending_apart;
