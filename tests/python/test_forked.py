@@ -152,7 +152,43 @@ print(op.wait(60.0), sent.wait(60.0), op.error(), flush=True)
 """
 
 
-@pytest.mark.parametrize("program", [CALLS, COPIED], ids=["in flight", "being copied"])
+# Has ended, and a thread of the parent's delivers its result while it forks. The child may not wait for that one.
+DELIVERED = f"""
+import os, signal, threading
+from types import SimpleNamespace
+from gradwire._outbox import LaterOp
+from gradwire.errors import ForkedError
+from gradwire.torch._deliveries import Deliveries
+from gradwire.torch._work import GradwireWork
+
+begun, may_end, deliveries = threading.Event(), threading.Event(), Deliveries(os.getpid())
+
+def deliver():
+    begun.set()
+    may_end.wait()
+
+def start(last):
+    op = LaterOp()
+    work = GradwireWork("all_gather", [op], [], SimpleNamespace(last_error=None), last=last)
+    deliveries.admit(work.ending, is_waited_for=False)
+    work.deliveries = deliveries
+    return op, work
+
+(one, first), (two, second) = start(deliver), start(None)
+one.resolve(None)
+two.resolve(None)
+thread = threading.Thread(target=first.wait)
+thread.start()
+begun.wait()
+asks = {{"wait": second.wait, "notify": first.wait}}
+{WAITS}
+may_end.set()
+thread.join()
+print(second.wait(), first.wait(), first.exception(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("program", [CALLS, COPIED, DELIVERED], ids=["in flight", "being copied", "being delivered"])
 def test_a_child_that_waits_for_a_call_of_its_parent_is_refused_and_the_parent_goes_on(program: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", program]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, check=True)

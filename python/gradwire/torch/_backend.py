@@ -67,6 +67,7 @@ class _Lifetime(Collectives):
 
     def shutdown(self) -> None:
         """`destroy_process_group` (torch >= 2.9)."""
+        self.link.finish()
         self.link.leave()
 
     def abort(self) -> None:

@@ -83,7 +83,7 @@ class _Arrival:
         self._on_end: Callable[[GradwireWork], None] | None = on_end
 
     def wait(self) -> None:
-        self._work.wait()
+        self._work.wait_apart()  # the buckets of the layers behind it were called before it, and stay in flight
         if self._on_end is not None:
             self._on_end(self._work)
             self._on_end = None

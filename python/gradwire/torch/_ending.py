@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
-from gradwire.errors import AbortedError, EngineError, GradwireError, GroupError
+from gradwire.errors import AbortedError, EngineError, ForkedError, GradwireError, GroupError
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging
+from gradwire.torch._streams import BACK
 
 logger = logging.getLogger("gradwire")
 
@@ -36,6 +38,7 @@ class Ending:
         fences: on devices: what has to pass before the result may be read. Known when settled.
         explain: what an error of the operations is told to the caller as.
         on_seen: called once by whoever sees the end first.
+        turn: among the calls of its group, see `_deliveries.py`; 0: it has none.
     """
 
     def __init__(
@@ -51,23 +54,51 @@ class Ending:
         self.fences: list[Fence] = []
         self.explain: Callable[[Exception], Exception | None] | None = None
         self.on_seen: Callable[[], None] | None = None
-        self._ops = ops
+        self.turn = 0
+        self.ops = ops
         self._completer = completer
         self._staging = staging
         self._parts = parts
         self._last = last
         self._failure = failure
         self._settled = False
-        self._lock = threading.Lock()
+        # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
+        self._settler = 0
+        self._lock = threading.RLock()
+        self._owner_pid: int | None = None
 
     @property
     def failure(self) -> Exception | None:
         """Why nothing was started; when settled, the error that the call ended with."""
         return self._failure
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the results are in the caller's tensors, or on their way."""
+        return self._settled
+
+    @property
+    def delivers(self) -> bool:
+        """Whether `settle` writes tensors of the caller's. False when it has."""
+        return (
+            (self._staging is not None and self._staging.delivers)
+            or self._last is not None
+            or (len(self._parts) > 0 and any(part.delivers for part in self._parts))
+        )
+
+    def belongs_to(self, pid: int) -> None:
+        """Only this process may settle it: in a forked child its lock may be held by a thread that is not there."""
+        self._owner_pid = pid
+        for part in self._parts:
+            part.belongs_to(pid)
+
+    def is_in_hand(self) -> bool:
+        """Whether the thread that asks is about to settle it or a part of it, and was interrupted."""
+        return self._settler == threading.get_ident() or any(part.is_in_hand() for part in self._parts)
+
     def has_come(self) -> bool:
         """Whether the operations have ended."""
-        return all(op.is_done() for op in self._ops)
+        return have_ended(self.ops)
 
     def wait_until(self, end: float | None) -> bool:
         """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
@@ -75,27 +106,48 @@ class Ending:
             if not part.wait_until(end):
                 return False
             part.settle()
-        return bool(self._parts) or all(
-            op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in self._ops
-        )
+        return bool(self._parts) or wait_for(self.ops, end)
 
     def settle(self) -> Exception | None:
-        """What follows, once: copies out of staging buffers. Returns the error, if any."""
-        with self._lock:
-            if not self._settled:
-                self._failure = self._failure or next(filter(None, (op.error() for op in self._ops)), None)
-                self._bring_back()
-                if self._failure is not None and self.explain is not None:
-                    self._failure = self.explain(self._failure)
-                if self._failure is not None:
-                    self._completer.last_error = _alone(self._failure)
-                for op in self._ops:
-                    if (choice := op.choice()) is not None:
-                        logger.info("%s", choice)
-                if self.on_seen is not None:
-                    self.on_seen()
-                self._settled = True
+        """What follows, once: copies out of staging buffers. Returns the error, if any.
+
+        Raises:
+            ForkedError: it belongs to the process that this one was forked from, which had not settled it.
+        """
+        if self._settled:
             return self._failure
+        self._check_process()
+        with self._lock:
+            if self._settler:  # this thread: an interrupted delivery goes on when the handler has returned
+                return self._failure
+            try:
+                self._settler = threading.get_ident()
+                if not self._settled:
+                    self._follow()
+                    self._settled = True
+            finally:
+                self._settler = 0
+            return self._failure
+
+    def _check_process(self) -> None:
+        if self._owner_pid is not None and (child := os.getpid()) != self._owner_pid:
+            text = (
+                f"this call belongs to process {self._owner_pid} and cannot be waited for in its forked child {child}"
+            )
+            raise ForkedError(text, owner_pid=self._owner_pid, child_pid=child)
+
+    def _follow(self) -> None:
+        self._failure = self._failure or next(filter(None, (op.error() for op in self.ops)), None)
+        self._bring_back()
+        if self._failure is not None and self.explain is not None:
+            self._failure = self.explain(self._failure)
+        if self._failure is not None:
+            self._completer.last_error = _alone(self._failure)
+        for op in self.ops:
+            if (choice := op.choice()) is not None:
+                logger.info("%s", choice)
+        if self.on_seen is not None:
+            self.on_seen()
 
     def _bring_back(self) -> None:
         """The results, into the caller's tensors."""
@@ -115,6 +167,16 @@ class Ending:
         except Exception as error:  # noqa: BLE001  a GPU that failed in the copy: the caller's collective failed
             self._failure = error
         self._staging, self._last = None, None
+
+
+def have_ended(ops: Sequence[Op]) -> bool:
+    """Whether all of them have."""
+    return ops[0].is_done() if len(ops) == 1 else all(op.is_done() for op in ops)
+
+
+def wait_for(ops: Sequence[Op], end: float | None) -> bool:
+    """Whether all of them have ended by then."""
+    return all(op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in ops)
 
 
 def _alone(error: Exception) -> Exception:
@@ -143,4 +205,8 @@ def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:
     for fence in parts:
         fence.join()
     last()
-    return [Fence(f.streams, f.device, f.streams.record(f.streams.current(f.device))) for f in parts]
+    made = [Fence(f.streams, f.device, f.streams.record(f.streams.current(f.device))) for f in parts]
+    for fence in {f.device: f for f in made}.values():
+        # Who waits for a later call of the group looks at this stream alone.
+        fence.streams.wait(fence.streams.side(fence.device, BACK), fence.event)
+    return made

@@ -7,6 +7,8 @@ DDP in the middle of its bookkeeping, so every failure, a wrong argument too, is
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,6 +26,7 @@ from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
 from gradwire.errors import DeadlineError, EngineError, ShutDownError
 from gradwire.torch import _memory, _pieces
+from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._pieces import Piece
 from gradwire.torch._reduction import name_of
 from gradwire.torch._staging import Staging
@@ -85,6 +88,8 @@ class GroupLink:
         self.monitored_barriers = 0
         # Options that make an all-reduce of gradients tolerant, in a group that was made for it.
         self.tolerance: dict[str, Any] | None = None
+        # What calls that nobody waited for owe to their callers.
+        self.deliveries = Deliveries(owner.pid)
         self._native = native
         self._left = False
         self._has_ended = False
@@ -176,6 +181,13 @@ class GroupLink:
         work.ending.explain = partial(_pieces.half_done, what=f"these are {len(works)} calls as one")
         return work
 
+    def hand_out(self, work: GradwireWork, *, is_waited_for: bool) -> None:
+        """The Work goes to its caller, who waits for it at once or may never do so."""
+        if not work.ending.ops or work.is_message:
+            return
+        if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=work.name == "barrier"):
+            work.deliveries = self.deliveries
+
     def stats(self) -> dict[str, Any]:
         """Counters of the connection to each peer."""
         return self._native.stats()
@@ -195,6 +207,11 @@ class GroupLink:
         self._native.abort()
         self._end_what_waits()
 
+    def finish(self) -> None:
+        """Waits for what is in flight, not for long, and brings the results that nobody has waited for. Before `leave`."""
+        if not self._left and not self._has_ended and os.getpid() == self.owner.pid:
+            self.deliveries.wait(ALL, time.monotonic() + LEAVE_TIMEOUT_S, is_barrier=True)
+
     def leave(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
         if self._left:
@@ -210,6 +227,7 @@ class GroupLink:
         if not self._native.leave(LEAVE_TIMEOUT_S):
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
         self._end_what_waits()
+        self.deliveries.first_in_flight(ALL)
 
     def _end_what_waits(self) -> None:
         """Called when the engine has been told that the group has ended."""

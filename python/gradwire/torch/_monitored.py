@@ -35,6 +35,9 @@ class MonitoredBarrier:
         number: of this barrier in the group, equal on all ranks.
         timeout: of everything together.
         wait_all: whether the error names all missing ranks, not the first alone.
+
+    Attributes:
+        end_s: when the timeout has passed, by the monotonic clock.
     """
 
     def __init__(self, rank: int, world_size: int, number: int, timeout: timedelta, *, wait_all: bool) -> None:
@@ -42,7 +45,7 @@ class MonitoredBarrier:
         self._tag = TAG_FIRST + number % TAG_COUNT
         self._timeout = timeout
         self._start_s = time.monotonic()
-        self._end_s = self._start_s + timeout.total_seconds()
+        self.end_s = self._start_s + timeout.total_seconds()
         self._wait_all = wait_all
 
     def run(self, send: Exchange, receive: Exchange) -> None:
@@ -107,7 +110,7 @@ class MonitoredBarrier:
         return round(self._waited_s() * 1000)
 
     def _left(self) -> timedelta:
-        return timedelta(seconds=max(0.001, self._end_s - time.monotonic()))
+        return timedelta(seconds=max(0.001, self.end_s - time.monotonic()))
 
 
 def _says_late(error: GradwireError) -> bool:

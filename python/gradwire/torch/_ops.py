@@ -17,6 +17,7 @@ from torch import Tensor
 from gradwire._policy import algorithm_code
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _monitored, _profile, _sparse
+from gradwire.torch._deliveries import ALL
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
 from gradwire.torch._pieces import Piece
@@ -150,6 +151,8 @@ class Collectives:
         finally:
             if trace is not None:
                 trace.end()
+        # All ranks have made the calls before it, so that they end.
+        self.link.deliveries.wait(ALL, barrier.end_s, is_barrier=True)
 
     # One rank to or from every rank.
 
@@ -270,6 +273,7 @@ class Collectives:
         del device
         works, self._coalesced = self._coalesced or [], None
         work = GradwireWork.joined(works, self.link.owner.completer)
+        self.link.hand_out(work, is_waited_for=True)  # each of them has been handed out by itself
         remember(work)
         return work
 
@@ -380,9 +384,11 @@ class Collectives:
         if trace is not None:
             trace.end_with(work)
         remember(work)
+        is_waited_for = self._coalesced is None and getattr(opts, "asyncOp", True) is False
+        self.link.hand_out(work, is_waited_for=is_waited_for)
         if self._coalesced is not None:
             self._coalesced.append(work)
-        elif getattr(opts, "asyncOp", True) is False:
+        elif is_waited_for:
             # torch takes None for "done": no future, no second call from C++ (torch >= 2.9).
             work.wait()
             return None

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import UnsupportedError
 from gradwire.torch._reduction import name_of
+from gradwire.torch._streams import copy_into
 from gradwire.torch._work import GradwireWork
 
 # (rows, tensor) -> work: an all-gather
@@ -58,8 +59,7 @@ def start(tensor: Tensor, world_size: int, gather: Gather) -> tuple[list[Gradwir
         found = torch.cat([rows[:count] for rows, count in zip(places[0], entries, strict=True)])
         parts = torch.cat([rows[:count] for rows, count in zip(values[0], entries, strict=True)])
         total = torch.sparse_coo_tensor(found.t(), parts, tensor.shape, check_invariants=False).coalesce()
-        with torch.no_grad():
-            tensor.copy_(total)
+        copy_into(tensor, total)
 
     return works, add
 

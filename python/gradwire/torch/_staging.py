@@ -77,6 +77,11 @@ class Staging:
         issued = streams.record(streams.current(target.device))
         self._steps.append(partial(self._deliver, streams, issued, source, target))
 
+    @property
+    def delivers(self) -> bool:
+        """Whether anything is to be copied into the caller's tensors when the call has ended."""
+        return bool(self._steps)
+
     def finish(self) -> None:
         """The call has ended well: sends the results on their way. At most once."""
         for step in self._steps:

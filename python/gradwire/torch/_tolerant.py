@@ -144,6 +144,7 @@ def all_reduce(
     work = link.start_in_pieces("all_reduce", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)
+    link.hand_out(work, is_waited_for=not async_op)
     if not async_op:
         work.wait()
     return work
@@ -241,6 +242,7 @@ def reduce_scatter(
     work = link.start_in_pieces("reduce_scatter", None, whole, prepare)
     if trace is not None:
         trace.end_with(work)
+    link.hand_out(work, is_waited_for=not async_op)
     if not async_op:
         work.wait()
     return work

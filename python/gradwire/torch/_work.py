@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,10 +24,12 @@ from gradwire._outbox import Op
 from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
+from gradwire.torch._deliveries import Deliveries, InFlight
 from gradwire.torch._ending import Ending
 from gradwire.torch._staging import Staging, after
 
 NO_TIMEOUT = timedelta(0)
+MESSAGES = ("send", "receive")
 # torch's hooks that start collectives in the callbacks of others. Ranks match calls by their order, which is theirs alone while
 # callbacks run on the caller's thread: on another one they would race with the calls for the next bucket.
 NESTING_HOOKS = tuple(
@@ -70,6 +73,8 @@ class GradwireWork(dist.Work):
         self.ending: Ending = Ending(
             ops, completer, staging=staging, parts=[part.ending for part in parts], last=last, failure=failure
         )
+        # A send or a receive, or several of those, stands apart from the order of the group's calls.
+        self.is_message: bool = all([part.is_message for part in parts]) if parts else name in MESSAGES  # noqa: C419  no generator
         self._ops = ops
         self._result = result
         self._parts = parts
@@ -82,9 +87,13 @@ class GradwireWork(dist.Work):
         # Of the call, among those of its group from 1 on; of several, none.
         self.sequence_number = 0
         self.timeout_of_call = NO_TIMEOUT
+        # What has to come before this call's results; None: nothing.
+        self.deliveries: Deliveries | None = None
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Blocks until the result is there; on a GPU, until it is on its way: what the caller starts from then on comes after it.
+
+        So are those of the calls of the group before it (`_deliveries.py`), of which a failure is told to who waits for that call.
 
         Args:
             timeout: 0 waits as long as it takes, which the group's timeout bounds.
@@ -94,16 +103,49 @@ class GradwireWork(dist.Work):
             GradwireError: the collective failed.
         """
         seconds = timeout.total_seconds()
-        if not self.ending.wait_until(time.monotonic() + seconds if seconds > 0 else None):
+        end = time.monotonic() + seconds if seconds > 0 else None
+        before = self.deliveries
+        if before is not None and not before.wait(self.ending.turn, end, is_barrier=self.name == "barrier"):
+            text = f"a call that was made before this {self.name} is still in flight after {seconds:g} s"
+            raise WaitTimeoutError(text, waited_s=seconds)
+        if not self.ending.wait_until(end):
             raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
+        self._end()
+        if before is not None:
+            before.join()
+        return True
+
+    def wait_apart(self) -> None:
+        """Waits for this call and for none before it, of which none may write the same memory.
+
+        Raises:
+            GradwireError: the collective failed.
+        """
+        self.ending.wait_until(None)
+        self._end()
+
+    def _end(self) -> None:
         if self._trace is not None and not self._completer.is_current_thread():
             self._trace.wait()
-        error = self.ending.settle()
+        error = self._settle()
         if error is not None:
             raise error
         for fence in self.ending.fences:
             fence.join()
-        return True
+
+    def _settle(self) -> Exception | None:
+        error = self.ending.settle()
+        if self.deliveries is not None:
+            self.deliveries.settled(self.ending)
+        return error
+
+    def _first_in_flight(self) -> InFlight | None:
+        """Of this call and those whose results come before its own, the one that has not ended."""
+        if not self.ending.has_come():
+            return self.ending
+        if self.deliveries is None or self.ending.is_settled:
+            return None
+        return self.deliveries.first_in_flight(self.ending.turn, is_barrier=self.name == "barrier")
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the list of result tensors. For a hook that nests collectives it has ended: see `NESTING_HOOKS`."""
@@ -132,14 +174,25 @@ class GradwireWork(dist.Work):
     def _complete_at_end(self, base: torch.futures.Future[Any], value: Any, *, ended: bool) -> None:
         # On the completer's thread nobody else could complete it, should the callback that asks wait for it.
         if ended or self._completer.sync_futures or self._completer.is_current_thread():
-            for op in self._ops:
-                op.wait()
-        if self.ending.has_come():
+            while (first := self._first_in_flight()) is not None:
+                for op in first.ops:
+                    op.wait()
+        if not self.ending.has_come():
+            for part in self._parts:
+                part.on_end(partial(self._settle_part, part))
+        self._complete_when_due(base, value)
+
+    def _settle_part(self, part: GradwireWork) -> None:
+        # Else it comes with the others of this call, behind what has to come before.
+        if self.deliveries is None or self.deliveries.first_in_flight(self.ending.turn) is None:
+            part.ending.settle()
+
+    def _complete_when_due(self, base: torch.futures.Future[Any], value: Any) -> None:
+        first = self._first_in_flight()
+        if first is None:
             self.complete(base, value)
         else:
-            for part in self._parts:
-                part.on_end(part.ending.settle)
-            self.on_end(lambda: self.complete(base, value))
+            self._completer.watch(first.ops, partial(self._complete_when_due, base, value))
 
     def on_end(self, callback: Callable[[], object]) -> None:
         """Calls back when the operations have ended: on the completer's thread, or now where there are none."""
@@ -155,7 +208,7 @@ class GradwireWork(dist.Work):
     def complete(self, base: torch.futures.Future[Any], value: Any) -> None:
         """Completes a future of this work, whose operations are done. With the error, whatever fails here: somebody waits for it."""
         try:
-            error = self.ending.settle()
+            error = self._settle()
             if error is None and self.observer is not None:
                 self.observer(self)
         except Exception as failed:  # noqa: BLE001
@@ -175,9 +228,9 @@ class GradwireWork(dist.Work):
             WaitTimeoutError: the collective is still in flight.
             GradwireError: it failed.
         """
-        if not self.ending.has_come():
+        if self._first_in_flight() is not None:
             raise WaitTimeoutError(f"{self.name} is still in flight: wait for it first")
-        error = self.ending.settle()
+        error = self._settle()
         if error is not None:
             raise error
         if self._parts:
@@ -191,19 +244,19 @@ class GradwireWork(dist.Work):
         return self.ending.failure is None or bool(self._ops)
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not; on a GPU, whether the result is there for every stream."""
-        if not self.ending.has_come():
+        """Whether it has ended, well or not, so that `wait` would not block; on a GPU, whether the result is there for every stream."""
+        if self._first_in_flight() is not None:
             return False
-        self.ending.settle()
+        self._settle()
         return all(fence.passed() for fence in self.ending.fences)
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self.is_completed() and self.ending.settle() is None
+        return self.is_completed() and self._settle() is None
 
     def exception(self) -> Exception | None:
-        """The error that it ended with, if any."""
-        return self.ending.settle() if self.ending.has_come() else None
+        """The error that it ended with, if any. Like `is_completed` it knows of none while a call is in flight that comes before it."""
+        return self._settle() if self._first_in_flight() is None else None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that hold the result."""

@@ -1,0 +1,162 @@
+"""What the calls of a group still owe to their callers' tensors, in the order of the calls.
+
+A result that goes through a buffer (lists, tensors with gaps, a GPU's) is copied into the caller's tensors by whoever first sees the end
+of the call (`_ending.py`). Programs may wait for a later call instead, or for a barrier, and drop the Work of this one: so who waits for a
+call of the group first waits for those before it and brings their results, on its own thread, one after the other. Of two calls that
+write the same memory the later one therefore has the last word. What the engine writes itself needs nobody; a barrier waits for it too,
+as gloo's does, since bare signals may come before the data of earlier calls.
+
+Messages between two ranks stand apart from that order, as their ranks do: waiting for one waits for nothing else, and nothing waits for it.
+
+There is no lock here. A call leaves the list when it has been settled and not before, which `Ending` does once: so of threads that come
+here at once each finds it settled or waits until it is, and a signal handler that interrupts a delivery goes on without it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from gradwire._outbox import Op
+from gradwire.errors import ForkedError
+from gradwire.torch._ending import Ending, have_ended, wait_for
+from gradwire.torch._streams import BACK, Streams
+
+ALL = math.inf
+"""The turn of who comes after every call."""
+# So many are looked at together for those that have ended. They hold no tensors.
+BARE_MOST = 8
+
+_Call = TypeVar("_Call")
+
+
+class Deliveries:
+    """Of one group.
+
+    Args:
+        owner_pid: the process whose calls these are.
+    """
+
+    def __init__(self, owner_pid: int) -> None:
+        self._owner_pid = owner_pid
+        self._turns = itertools.count(1)
+        # Calls that may never be waited for: whose results are to be brought, and whose come by themselves.
+        self._owed: deque[Ending] = deque()
+        self._bare: deque[Bare] = deque()
+        # That results have been sent to.
+        self._devices: dict[torch.device, Streams] = {}
+
+    def admit(self, ending: Ending, *, is_waited_for: bool, is_barrier: bool = False) -> bool:
+        """Gives a call its turn. Returns whether who waits for it has to ask here: not so in programs whose calls need no buffer.
+
+        Args:
+            ending: of the call, which is under way.
+            is_waited_for: by its caller, at once; others may never be.
+            is_barrier: it waits for calls that deliver by themselves, too.
+        """
+        ending.turn = next(self._turns)
+        if is_waited_for:
+            return bool(self._owed or self._devices or (is_barrier and self._bare))
+        # A program that never waits keeps hardly more than what is in flight.
+        if self._owed or len(self._bare) >= BARE_MOST:
+            self.first_in_flight(ALL, is_barrier=True)
+        if ending.delivers:
+            ending.belongs_to(self._owner_pid)
+            self._owed.append(ending)
+            return True
+        self._bare.append(Bare(ending.turn, ending.ops))
+        return bool(self._owed or self._devices or is_barrier)
+
+    def first_in_flight(self, turn: float, *, is_barrier: bool = False) -> InFlight | None:
+        """Brings the results of calls that have ended; the first one before `turn` that has not, whose result comes before all later ones'.
+
+        Args:
+            turn: of the call that waits.
+            is_barrier: it waits for calls that deliver by themselves, too.
+
+        Raises:
+            ForkedError: the calls are of the process that this one was forked from.
+        """
+        while (first := _head(self._owed)) is not None and first.turn < turn:
+            if first.is_in_hand():
+                break  # this thread was interrupted while it delivers it, and goes on with those behind it afterwards
+            if not first.has_come():
+                return first
+            self._settle(first)
+        while is_barrier and (bare := _head(self._bare)) is not None and bare.turn < turn:
+            if not bare.has_come():
+                return bare
+            _remove(self._bare, bare)
+        return None
+
+    def wait(self, turn: float, end: float | None, *, is_barrier: bool = False) -> bool:
+        """Whether all calls before `turn` have ended by then, and their results are in the callers' tensors or on their way.
+
+        Raises:
+            ForkedError: as `first_in_flight`.
+        """
+        while (first := self.first_in_flight(turn, is_barrier=is_barrier)) is not None:
+            if not first.wait_until(end):
+                return False
+        return True
+
+    def settled(self, ending: Ending) -> None:
+        """Called when the results of a call are on their way: the list need not hold it."""
+        for fence in ending.fences:
+            self._devices[fence.device] = fence.streams
+        _remove(self._owed, ending)
+
+    def join(self) -> None:
+        """What the caller gives its current streams from now on comes after every result that is on its way."""
+        for device, streams in self._devices.copy().items():
+            streams.wait(streams.current(device), streams.record(streams.side(device, BACK)))
+
+    def _settle(self, ending: Ending) -> None:
+        try:
+            ending.settle()
+        except ForkedError:
+            raise
+        except Exception:  # noqa: BLE001, S110  who waits for that call gets it
+            pass
+        self.settled(ending)
+
+
+class Bare:
+    """A call whose results the engine writes into the caller's tensors. What else there is of it belongs to its Work alone."""
+
+    __slots__ = ("ops", "turn")
+
+    def __init__(self, turn: int, ops: Sequence[Op]) -> None:
+        self.turn = turn
+        self.ops = ops
+
+    def has_come(self) -> bool:
+        """As `Ending`."""
+        return have_ended(self.ops)
+
+    def wait_until(self, end: float | None) -> bool:
+        """The same."""
+        return wait_for(self.ops, end)
+
+
+InFlight = Ending | Bare
+
+
+def _head(calls: deque[_Call]) -> _Call | None:
+    try:
+        return calls[0] if calls else None
+    except IndexError:  # another thread has just taken the last one
+        return None
+
+
+def _remove(calls: deque[_Call], call: _Call) -> None:
+    if calls:
+        try:  # noqa: SIM105  for each call that goes through here, and three times as fast
+            calls.remove(call)
+        except ValueError:  # it was never there, or another thread has removed it
+            pass

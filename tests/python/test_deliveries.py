@@ -1,0 +1,272 @@
+"""Results that nobody waited for: in which order they come and by whom, and what becomes of errors, interrupts and handlers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gradwire._outbox import LaterOp
+from gradwire.errors import MismatchError, WaitTimeoutError
+from gradwire.torch._deliveries import ALL, BARE_MOST, Deliveries
+from gradwire.torch._early import _Arrival
+from gradwire.torch._ending import Ending
+from gradwire.torch._work import GradwireWork
+
+PATIENCE_S = 30.0
+A_MOMENT = timedelta(milliseconds=1)
+ERROR = MismatchError("rank 0 called barrier, rank 1 all_reduce")
+
+
+class Calls:
+    """Calls of one group, of which each notes when its result is delivered."""
+
+    def __init__(self) -> None:
+        self.delivered: list[int] = []
+        self.deliveries = Deliveries(os.getpid())
+        self.works: list[GradwireWork] = []
+        self.ops: list[LaterOp] = []
+        self.steps: dict[int, Callable[[], None]] = {}
+        self._callbacks: list[tuple[Any, Callable[[], None]]] = []
+        self._completer: Any = SimpleNamespace(
+            last_error=None, sync_futures=False, is_current_thread=lambda: False, watch=lambda *call: self._callbacks.append(call)
+        )  # fmt: skip
+
+    def start(self, name: str = "all_gather", *, buffered: bool = True, is_waited_for: bool = False) -> GradwireWork:
+        at, op = len(self.works), LaterOp()
+        work = GradwireWork(name, [op], [], self._completer, last=(lambda: self._deliver(at)) if buffered else None)
+        self.ops.append(op)
+        self.works.append(work)
+        if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=name == "barrier"):
+            work.deliveries = self.deliveries
+        return work
+
+    def end(self, *numbers: int, error: Exception | None = None) -> None:
+        """These calls end, and the completer finds it out."""
+        for at in numbers:
+            self.ops[at].resolve(None, error)
+        ended = [call for call in self._callbacks if all(op.is_done() for op in call[0])]
+        self._callbacks = [call for call in self._callbacks if call not in ended]
+        for _, callback in ended:
+            callback()
+
+    def _deliver(self, at: int) -> None:
+        self.steps.get(at, lambda: None)()
+        self.delivered.append(at)
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def test_who_waits_for_the_last_call_brings_the_results_of_those_before_in_their_order(calls: Calls) -> None:
+    last = [calls.start() for _ in range(4)][-1]
+    calls.end(2, 0, 3, 1)
+    assert calls.delivered == []
+    last.wait()
+    assert calls.delivered == [0, 1, 2, 3]
+    for work in calls.works:
+        work.wait()
+    assert calls.delivered == [0, 1, 2, 3]
+
+
+def test_it_brings_none_of_those_behind_it(calls: Calls) -> None:
+    first, _ = calls.start(), calls.start()
+    calls.end(0, 1)
+    first.wait()
+    assert calls.delivered == [0]
+
+
+def _asked(work: GradwireWork) -> list[Any]:
+    """What whoever polls is told of a call."""
+    told: list[Any] = [work.is_completed(), work.is_success(), work.exception()]
+    try:
+        told.append(work.report().collective)
+    except WaitTimeoutError:
+        told.append(None)
+    return told
+
+
+@pytest.mark.parametrize("name", ["all_gather", "barrier"])
+def test_a_call_has_ended_when_those_before_it_have(calls: Calls, name: str) -> None:
+    calls.start()
+    last = calls.start(name)
+    calls.end(1)
+    with pytest.raises(WaitTimeoutError, match=f"before this {name} is still in flight"):
+        last.wait(A_MOMENT)
+    assert _asked(last) == [False, False, None, None]
+    assert calls.delivered == []
+    calls.end(0)
+    assert _asked(last) == [True, True, None, name]
+    assert calls.delivered == [0, 1]
+
+
+def test_a_future_completes_behind_the_results_of_the_calls_before_it(calls: Calls) -> None:
+    works = [calls.start() for _ in range(3)]
+    future = works[-1].get_future()
+    calls.end(2)
+    calls.end(1)
+    assert (future.done(), calls.delivered) == (False, [])
+    calls.end(0)
+    assert (future.done(), calls.delivered) == (True, [0, 1, 2])
+
+
+def test_a_barrier_waits_for_what_the_engine_writes_itself_and_other_calls_do_not(calls: Calls) -> None:
+    calls.start(buffered=False)
+    other, barrier = calls.start(is_waited_for=True), calls.start("barrier", buffered=False, is_waited_for=True)
+    calls.end(1, 2)
+    other.wait()
+    with pytest.raises(WaitTimeoutError):
+        barrier.wait(A_MOMENT)
+    calls.end(0)
+    barrier.wait()
+
+
+def test_where_nothing_is_under_way_a_call_that_is_waited_for_does_not_ask(calls: Calls) -> None:
+    assert calls.start(is_waited_for=True).deliveries is None
+    assert calls.start("barrier", buffered=False, is_waited_for=True).deliveries is None
+
+
+def test_a_failure_is_for_who_waits_for_that_call(calls: Calls) -> None:
+    failed, odd, last = (calls.start() for _ in range(3))
+    odd.ending.explain = lambda _: 1 // 0  # type: ignore[return-value]
+    calls.end(0, 1, error=ERROR)
+    calls.end(2)
+    last.wait()
+    assert calls.delivered == [2]
+    for _ in range(2):
+        with pytest.raises(MismatchError):
+            failed.wait()
+        with pytest.raises(ZeroDivisionError):
+            odd.wait()
+    assert failed.exception() is ERROR
+
+
+def test_a_layer_that_steps_early_does_not_wait_for_the_buckets_called_before(calls: Calls) -> None:
+    calls.start()
+    front = calls.start()
+    calls.end(1)
+    ended: list[GradwireWork] = []
+    _Arrival(front, ended.append).wait()
+    assert (calls.delivered, ended) == ([1], [front])
+    calls.end(0)
+    calls.start("barrier", buffered=False, is_waited_for=True)
+    calls.end(2)
+    calls.works[-1].wait()
+    assert calls.delivered == [1, 0]
+
+
+def test_calls_that_nobody_waits_for_do_not_pile_up(calls: Calls) -> None:
+    for at in range(40):
+        calls.start(buffered=at % 2 == 0)
+        calls.end(at)
+    assert len(calls.deliveries._owed) <= 1
+    assert len(calls.deliveries._bare) <= BARE_MOST
+    assert calls.delivered == list(range(0, 40, 2))
+
+
+def test_an_interrupted_delivery_is_made_by_the_next_who_waits(calls: Calls) -> None:
+    first, last = calls.start(), calls.start()
+    calls.end(0, 1)
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted() -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    calls.steps[0] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        last.wait()
+    last.wait()
+    first.wait()
+    assert calls.delivered == [0, 1]
+
+
+@contextmanager
+def _handled_by(handler: Callable[[], None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("of_parts", [False, True], ids=["whole", "in parts"])
+def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: Calls, of_parts: bool) -> None:
+    in_hand, last = calls.start(), calls.start()
+    if of_parts:
+        in_hand.ending._parts = [Ending(in_hand.ending.ops, calls._completer, last=lambda: calls._deliver(10))]
+    calls.end(0, 1)
+    handled: list[list[int]] = []
+
+    def wait_for_another() -> None:
+        barrier = calls.start("barrier", buffered=False)
+        calls.end(2)
+        barrier.wait()
+        in_hand.wait()  # of the very call that it interrupts it learns what is known
+        handled.append([*calls.delivered])
+
+    def once() -> None:
+        if not handled:
+            signal.raise_signal(signal.SIGUSR1)
+
+    calls.steps[10 if of_parts else 0] = once
+    with _handled_by(wait_for_another):
+        last.wait()
+    assert handled == [[]]
+    assert calls.delivered == ([10, 0, 1] if of_parts else [0, 1])
+
+
+def test_who_comes_while_another_thread_delivers_returns_behind_it(calls: Calls) -> None:
+    first, last = calls.start(), calls.start()
+    calls.end(0, 1)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+
+    calls.steps[0] = hold
+    other = threading.Thread(target=first.wait)
+    other.start()
+    assert begun.wait(PATIENCE_S)
+    has_come = first.ending.has_come
+
+    def asked() -> bool:
+        may_end.set()  # this thread is in the midst of it
+        return has_come()
+
+    first.ending.has_come = asked  # type: ignore[method-assign]
+    last.wait()
+    assert calls.delivered == [0, 1]
+    other.join()
+
+
+def test_many_threads_deliver_each_result_once_and_in_order(calls: Calls) -> None:
+    for _ in range(200):
+        calls.start()
+    calls.end(*range(200))
+    calls.steps.update(dict.fromkeys(range(200), lambda: time.sleep(0)))  # others may have the interpreter
+    seen: list[bool] = []
+
+    def wait_for(numbers: range) -> None:
+        for at in numbers:
+            calls.works[at].wait()
+            seen.append(calls.delivered[: at + 1] == list(range(at + 1)))
+
+    threads = [threading.Thread(target=wait_for, args=[range(begin, 200, 7)]) for begin in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls.deliveries.wait(ALL, None)
+    assert all(seen)
+    assert calls.delivered == list(range(200))
