@@ -203,6 +203,8 @@ def _handled_by(handler: Callable[[], None]) -> Iterator[None]:
 def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: Calls, of_parts: bool) -> None:
     in_hand, last = calls.start(), calls.start()
     if of_parts:
+        looks = iter([False])  # has not ended when it is first asked, and its parts settle one by one
+        in_hand.ending.has_come = lambda: next(looks, True)  # type: ignore[method-assign]
         in_hand.ending._parts = [Ending(in_hand.ending.ops, calls._completer, last=lambda: calls._deliver(10))]
     calls.end(0, 1)
     handled: list[list[int]] = []
@@ -212,6 +214,7 @@ def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: C
         calls.end(2)
         barrier.wait()
         in_hand.wait()  # of the very call that it interrupts it learns what is known
+        assert in_hand.ending in calls.deliveries._owed, "others wait for it still"
         handled.append([*calls.delivered])
 
     def once() -> None:
@@ -229,6 +232,9 @@ def test_who_comes_while_another_thread_delivers_returns_behind_it(calls: Calls)
     first, last = calls.start(), calls.start()
     calls.end(0, 1)
     begun, may_end = threading.Event(), threading.Event()
+
+    seen: list[int] = []
+    first.ending.on_seen = lambda: seen.append(0)
 
     def hold() -> None:
         begun.set()
@@ -248,6 +254,7 @@ def test_who_comes_while_another_thread_delivers_returns_behind_it(calls: Calls)
     last.wait()
     assert calls.delivered == [0, 1]
     other.join()
+    assert seen == [0]
 
 
 def test_many_threads_deliver_each_result_once_and_in_order(calls: Calls) -> None:

@@ -105,11 +105,12 @@ class Deliveries:
                 return False
         return True
 
-    def settled(self, ending: Ending) -> None:
-        """Called when the results of a call are on their way: the list need not hold it."""
+    def let_go(self, ending: Ending) -> None:
+        """Called by who has settled a call, or tried to: if its results are on their way the list need not hold it."""
         for fence in ending.fences:
             self._devices[fence.device] = fence.streams
-        _remove(self._owed, ending)
+        if ending.is_settled:
+            _remove(self._owed, ending)
 
     def join(self) -> None:
         """What the caller gives its current streams from now on comes after every result that is on its way."""
@@ -121,9 +122,9 @@ class Deliveries:
             ending.settle()
         except ForkedError:
             raise
-        except Exception:  # noqa: BLE001, S110  who waits for that call gets it
-            pass
-        self.settled(ending)
+        except Exception:  # noqa: BLE001  who waits for that call gets it
+            _remove(self._owed, ending)
+        self.let_go(ending)
 
 
 class Bare:

@@ -94,7 +94,9 @@ class Ending:
 
     def is_in_hand(self) -> bool:
         """Whether the thread that asks is about to settle it or a part of it, and was interrupted."""
-        return self._settler == threading.get_ident() or any(part.is_in_hand() for part in self._parts)
+        return self._settler == threading.get_ident() or (
+            len(self._parts) > 0 and any(part.is_in_hand() for part in self._parts)
+        )
 
     def has_come(self) -> bool:
         """Whether the operations have ended."""
@@ -117,9 +119,9 @@ class Ending:
         if self._settled:
             return self._failure
         self._check_process()
+        if self.is_in_hand():  # an interrupted delivery goes on when the handler has returned
+            return self._failure
         with self._lock:
-            if self._settler:  # this thread: an interrupted delivery goes on when the handler has returned
-                return self._failure
             try:
                 self._settler = threading.get_ident()
                 if not self._settled:

@@ -136,7 +136,7 @@ class GradwireWork(dist.Work):
     def _settle(self) -> Exception | None:
         error = self.ending.settle()
         if self.deliveries is not None:
-            self.deliveries.settled(self.ending)
+            self.deliveries.let_go(self.ending)
         return error
 
     def _first_in_flight(self) -> InFlight | None:
