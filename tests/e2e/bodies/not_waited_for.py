@@ -113,6 +113,16 @@ def check_results_are_there_however_the_end_of_a_later_call_is_seen() -> None:
         assert everybodys(found)
 
 
+def check_a_monitored_barrier_waits_for_the_calls_before_it() -> None:
+    found, whole = rows(LARGE), own(8 * LARGE)
+    dist.all_gather(found, own(LARGE), async_op=True)
+    dist.all_reduce(whole, async_op=True)
+    link = link_of(WORLD)
+    link.owner.backends[link.name].monitored_barrier()  # torch before 2.14 calls it for gloo alone
+    assert everybodys(found)
+    assert filled(whole)
+
+
 def check_who_waits_for_the_last_of_large_calls_finds_the_results_of_all() -> None:
     found = [rows(LARGE // 4) for _ in range(6)]
     for each in found:
