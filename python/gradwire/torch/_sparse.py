@@ -2,7 +2,7 @@
 
 Every rank gets every rank's indices and values and adds them itself, as gloo does: the sum of sparse tensors has as many
 entries as all ranks together, so nothing would be saved by reducing on the way. Ranks have different numbers of entries;
-the numbers are gathered first, which blocks the caller, and entries are sent padded to the largest.
+the numbers are gathered first, with the shapes, which blocks the caller, and entries are sent padded to the largest.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import UnsupportedError
+from gradwire.errors import MismatchError, UnsupportedError
 from gradwire.torch._reduction import name_of
 from gradwire.torch._streams import copy_into
 from gradwire.torch._work import GradwireWork
 
 # (rows, tensor) -> work: an all-gather
 Gather = Callable[[list[Tensor], Tensor], GradwireWork]
+
+# Room for a shape beside its number of entries: ranks whose tensors have different numbers of dimensions, up to so many, gather equally
+# much, and learn the others' shapes. With more the engine finds that what they gather differs.
+DIMENSIONS = 8
 
 
 def has_sparse_gradients(model: nn.Module) -> bool:
@@ -43,12 +47,11 @@ def start(tensor: Tensor, world_size: int, gather: Gather) -> tuple[list[Gradwir
     """Starts the exchange. Returns its works, and what makes the sum `[*tensor.shape]` in `tensor` when they have ended.
 
     Raises:
+        MismatchError: ranks have tensors of different shapes. Every rank finds it, so the group goes on.
         GradwireError: the numbers of entries could not be gathered.
     """
     own = tensor.detach().coalesce()
-    counts = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(world_size)]
-    gather(counts, torch.tensor([own._nnz()], dtype=torch.int64, device="cpu")).wait()
-    entries = [int(count) for count in counts]
+    entries = _entries(own, world_size, gather)
     most = max(entries)
     # Entries first, so that padding is one block at the end.
     places = _rows(own.indices().t(), most, world_size)
@@ -62,6 +65,32 @@ def start(tensor: Tensor, world_size: int, gather: Gather) -> tuple[list[Gradwir
         copy_into(tensor, total)
 
     return works, add
+
+
+def _entries(own: Tensor, world_size: int, gather: Gather) -> list[int]:
+    """How many entries each rank has."""
+    row = [own._nnz(), own.sparse_dim(), own.dim(), *own.shape]
+    row += [0] * (DIMENSIONS - own.dim())
+    rows = [torch.zeros(len(row), dtype=torch.int64, device="cpu") for _ in range(world_size)]
+    gather(rows, torch.tensor(row, dtype=torch.int64, device="cpu")).wait()
+    found = [row.tolist() for row in rows]
+    for rank, theirs in enumerate(found):
+        if theirs[1:] != found[0][1:]:
+            raise _mismatch(rank, theirs, found[0])
+    return [theirs[0] for theirs in found]
+
+
+def _mismatch(rank: int, theirs: list[int], of_rank_0: list[int]) -> MismatchError:
+    a, b = (
+        {"collective": "all_reduce", "shape": tuple(row[3 : 3 + row[2]]), "sparse_dim": row[1]}
+        for row in (of_rank_0, theirs)
+    )
+    called = "called all_reduce of a sparse tensor of shape"
+    text = (
+        f"ranks 0 and {rank} disagree: rank 0 {called} {a['shape']}, sparse_dim {a['sparse_dim']}, "
+        f"rank {rank} {called} {b['shape']}, sparse_dim {b['sparse_dim']}"
+    )
+    return MismatchError(text, rank_a=0, a=a, rank_b=rank, b=b)
 
 
 def _rows(own: Tensor, most: int, world_size: int) -> tuple[list[Tensor], Tensor]:

@@ -50,6 +50,27 @@ def check_shapes_that_differ_are_named_on_every_rank() -> None:
     mismatch(lambda group: dist.all_reduce(torch.ones(100_000 + (RANK == 1)), group=group))
 
 
+def check_sparse_shapes_that_differ_are_named_and_the_group_goes_on() -> None:
+    is_other = RANK == 1
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    for shape, sparse_dim in (
+        ((20 if is_other else 10,), 1),
+        ((4, 3) if is_other else (4,), 1),
+        ((4, 6) if is_other else (6, 4), 2),
+        ((4, 3), 2 if is_other else 1),
+    ):
+        sparse = torch.ones(shape).to_sparse(sparse_dim)
+        error = error_of(lambda sparse=sparse: dist.all_reduce(sparse, group=group), MismatchError)
+        assert (error.rank_a, error.rank_b) == (0, 1)
+        mine = error.b if is_other else error.a
+        assert (mine["shape"], mine["sparse_dim"]) == (shape, sparse_dim)
+        assert torch.equal(sparse.to_dense(), torch.ones(shape)), "changed"
+    total = torch.ones(2, 2).to_sparse(1)
+    dist.all_reduce(total, group=group)
+    assert torch.equal(total.to_dense(), torch.full((2, 2), float(WORLD_SIZE)))
+    mismatch(lambda group: dist.all_reduce(torch.ones((1,) * (9 + is_other)).to_sparse(), group=group))
+
+
 def check_dtypes_that_differ_are_named_on_every_rank() -> None:
     dtype = torch.float32 if RANK == 0 else torch.int32
     mismatch(lambda group: dist.all_reduce(torch.ones(10, dtype=dtype), group=group))
