@@ -176,7 +176,9 @@ class DriftMeter:
 
     @torch.no_grad()
     def largest_difference(self, *, buffers: bool = False, optimizer: Optimizers = None) -> Difference:
-        """The largest difference of an element between any two ranks, over the tensors that differ; infinite for NaN.
+        """The largest difference of an element between any two ranks, over the tensors that differ.
+
+        Infinite for NaN, and where only some ranks have an infinity. Real and imaginary parts are elements of their own.
 
         Raises:
             InvalidRequestError, GradwireError: as `check`.
@@ -186,11 +188,11 @@ class DriftMeter:
         largest = Difference()
         for name in compared.report(self.step).names:
             tensor = next(piece.tensor for piece in compared.pieces if piece.name == name)
-            high = tensor.detach().double().contiguous()
+            high = _comparable(tensor.detach())
             low = high.clone()
             dist.all_reduce(high, dist.ReduceOp.MAX, group=self._group)
             dist.all_reduce(low, dist.ReduceOp.MIN, group=self._group)
-            value = (high - low).nan_to_num(nan=float("inf")).max().item()
+            value = _distance(high, low).max().item()
             if value > largest.value:
                 largest = Difference(value, name)
         return largest
@@ -269,6 +271,22 @@ class DriftMeter:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """`[bytes] uint8` in host memory: the tensor's own where it is dense there."""
     return tensor.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy whose elements have an order: int64 of whole numbers, whose differences no float64 holds, float64 of all others."""
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    is_whole = not parts.is_floating_point() and parts.dtype is not torch.uint64
+    dtype = torch.int64 if is_whole else torch.float64
+    return parts.to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def _distance(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    """`[elems] float64`: of the largest and the smallest value of each element."""
+    gap = high - low
+    if gap.dtype is torch.int64:
+        return torch.where(gap < 0, high.double() - low.double(), gap.double())  # below 0: more than an int64 holds
+    return torch.where(high == low, 0.0, gap).nan_to_num(nan=float("inf"), posinf=float("inf"))
 
 
 def _majority(table: torch.Tensor) -> list[int]:

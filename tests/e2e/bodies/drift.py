@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from gradwire.errors import ConfigError, InvalidRequestError
 from gradwire.torch import _hook
+from gradwire.torch._drift import DriftMeter
 from rank import RANK, WORLD_SIZE
 from torch import nn
 from torch.amp import GradScaler
@@ -131,6 +132,27 @@ def check_most_ranks_decide_and_one_element_costs_one_block() -> None:
     assert abs(state.drift.largest_difference().value - 1.0) < 1e-6
     state.resynchronize()
     assert torch.equal(bits(model.parameters()), before)
+
+
+def check_the_largest_difference_is_that_of_elements_which_differ_whatever_their_kind() -> None:
+    infinite = float("inf")
+    pairs = [
+        (torch.tensor([-infinite, infinite, 0.0]), torch.tensor([-infinite, infinite, 1.0]), 1.0),
+        (torch.tensor([infinite, 0.0]), torch.tensor([1.0, 5.0]), infinite),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), infinite),
+        (torch.tensor([1.0 + 2.0j, 3.0]), torch.tensor([1.0 + 4.0j, 3.0]), 2.0),
+        (torch.tensor([2**53, 7]), torch.tensor([2**53 + 1, 7]), 1.0),
+        (torch.tensor([2**63 - 1]), torch.tensor([-(2**63)]), 2.0**64),
+        (torch.tensor([True, False]), torch.tensor([True, True]), 1.0),
+        (torch.tensor([0.25], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64), 0.75),
+    ]
+    for most, other, expected in pairs:
+        mine = other if RANK == 1 else most
+        module = nn.Module()
+        module.register_buffer("kept", mine.clone())
+        difference = DriftMeter(module, dist.group.WORLD).largest_difference(buffers=True)
+        assert difference == gradwire.torch.Difference(expected, "buffer.kept"), (most, other)
+        assert torch.equal(module.kept.nan_to_num(), mine.nan_to_num()), f"{mine.dtype}: changed by looking"
 
 
 def check_tensors_that_are_not_dense_are_repaired_too() -> None:
