@@ -131,7 +131,7 @@ class Config:
     hadamard: str = _setting("auto", str, "Whether gradients that tolerate loss are sent rotated (randomised Hadamard transform, "
         "ULTIMA section 3.4), so that a lost packet, or a cut-off tail, takes a little of every gradient and not all of a few. "
         "`auto`: from 5 % loss on, as measured and agreed by all ranks, but not with `importance`: rotated, no packet matters more than "
-        "another. Padding: at most an eighth of small tensors, 1 % of one of 25 MB; "
+        "another. Padding: at most an eighth, none from 2^17 elements on; "
         "tensors of fewer than 2048 elements are sent as they are.", choices=ROTATIONS, everywhere=True)
     algorithm: str = _setting("auto", str, "Schedule of every all-reduce, also of an exact one. `halving_doubling` is for small sizes "
         "and always exact; a reduction that may lose something is a transpose instead. Neither it nor `ring` takes float16 and "

@@ -1,7 +1,8 @@
 """The randomised Hadamard transform of `gradwire_collectives::Hadamard` for tensors on a GPU, in Triton.
 
-The same matrix, signs, butterflies and scale as in Rust, in the same order and in float32, so that a rank may rotate on its GPU
-what another one turns back on its processor: float32 gives the same bits. Needs the package `triton`, which comes with torch
+The same matrix, signs, butterflies and scale as in Rust, in the same order and in float32: float32 gives the same bits. So below
+2^17 elements a rank could rotate on its GPU what another one turns back on its processor; from there on the engine has another matrix
+(`WholeHadamard`), which is not here. No collective uses this module yet. Needs the package `triton`, which comes with torch
 where torch has GPUs; importing this module without it raises ImportError. `TRITON_INTERPRET=1` runs it on the CPU.
 """
 
@@ -28,7 +29,7 @@ STRIP_LANES = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """The matrix that a tensor of `elems` elements is taken as.
+    """The matrix that a tensor of `elems` elements is taken as, here and by `gradwire_collectives::Hadamard`.
 
     Attributes:
         elems: elements of the tensor.
