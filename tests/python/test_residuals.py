@@ -8,16 +8,16 @@ from gradwire.torch._residuals import Residuals
 
 
 class Bucket:
-    """As DDP hands it over, with one parameter of four elements."""
+    """As DDP hands it over, with parameters of four elements each."""
 
-    def __init__(self, parameter: torch.Tensor) -> None:
-        self._parameter, self._buffer = parameter, torch.zeros(4)
+    def __init__(self, *parameters: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
+        self._parameters, self._buffer = list(parameters), torch.zeros(4 * len(parameters), dtype=dtype)
 
     def parameters(self) -> list[torch.Tensor]:
-        return [self._parameter]
+        return self._parameters
 
     def gradients(self) -> list[torch.Tensor]:
-        return [self._buffer]
+        return list(self._buffer.split(4))
 
     def buffer(self) -> torch.Tensor:
         return self._buffer
@@ -34,6 +34,16 @@ def test_what_is_owed_follows_the_scale_of_the_loss() -> None:
     bucket = Bucket(parameter)
     residuals.feed_back(bucket, may_be_unused=False)
     assert bucket.buffer().tolist() == [4.0] * 4, "the next gradient gets it in its own units"
+
+
+def test_what_is_owed_follows_the_scale_while_the_buckets_of_a_new_layout_come() -> None:
+    a, b, c, d = (torch.zeros(4) for _ in range(4))
+    residuals = Residuals([("a", a), ("b", b), ("c", c), ("d", d)])
+    for former in (Bucket(a, b), Bucket(c, d)):
+        residuals.feed_back(former, may_be_unused=False).fill_(8.0)
+    residuals.feed_back(Bucket(b, c), may_be_unused=False)  # those of a and d have not come yet
+    residuals.rescale(0.5)
+    assert {name: part.tolist() for name, part in residuals.state_dict().items()} == dict.fromkeys("abcd", [4.0] * 4)
 
 
 def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:

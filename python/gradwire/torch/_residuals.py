@@ -79,7 +79,8 @@ class Residuals:
 
     def rescale(self, factor: float) -> None:
         """Multiplies every residual, held and loaded ones too."""
-        for part in (*self._buffers.values(), *self._held.values(), *self._loaded.values()):
+        # Slices and not buffers: those of a former layout whose new bucket has not come yet are in no buffer.
+        for part in (*self._slices.values(), *self._held.values(), *self._loaded.values()):
             part.zero_() if factor == 0 else part.mul_(factor)
 
     def _fits(self, name: str, part: torch.Tensor) -> bool:
