@@ -153,7 +153,7 @@ def bucket(*parameters: torch.Tensor) -> SimpleNamespace:
 
 def fed_back(residuals: Residuals, of: SimpleNamespace) -> list[float]:
     """What is added to the gradients of a bucket."""
-    residuals.feed_back(of, may_be_unused=False)
+    residuals.feed_back(of, may_be_unused=False).zero_()
     added: list[float] = of.buffer().tolist()
     return added
 
@@ -190,12 +190,12 @@ def test_what_an_unused_parameter_is_owed_waits_and_grows_until_it_is_used() -> 
     unused.gradients()[1].fill_(1.0)
     owed = residuals.feed_back(unused, may_be_unused=True)
     assert unused.buffer().tolist() == [0.0, 0.0, 8.0]
-    assert owed.tolist() == [0.0, 0.0, 0.0]
+    assert owed.tolist() == [0.0, 0.0, 7.0], "what was added"
     owed.fill_(0.5)  # this step lost something of it too
     assert residuals.state_dict()["a"].tolist() == [7.5, 7.5]
     used = bucket(a)
     used.gradients()[0].fill_(1.0)
-    residuals.feed_back(used, may_be_unused=True)
+    residuals.feed_back(used, may_be_unused=True).zero_()
     assert used.buffer().tolist() == [8.5, 8.5]
     assert residuals.state_dict()["a"].tolist() == [0.0, 0.0]
 

@@ -46,6 +46,18 @@ def test_what_is_owed_follows_the_scale_while_the_buckets_of_a_new_layout_come()
     assert {name: part.tolist() for name, part in residuals.state_dict().items()} == dict.fromkeys("abcd", [4.0] * 4)
 
 
+def test_what_was_added_is_still_owed_until_it_is_cleared() -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    residuals.feed_back(Bucket(parameter), may_be_unused=False).fill_(8.0)
+    for _ in range(2):  # the first of which is not sent
+        bucket = Bucket(parameter)
+        residual = residuals.feed_back(bucket, may_be_unused=False)
+        assert bucket.buffer().tolist() == [8.0] * 4
+    residual.zero_()
+    assert residuals.state_dict()["known"].tolist() == [0.0] * 4
+
+
 def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:
     residuals = Residuals([("loaded", torch.zeros(2))])
     residuals.load_state_dict({"loaded": torch.tensor([float("inf"), 1.0])})

@@ -83,8 +83,12 @@ def test_mlt_and_dlcp_tag_as_their_papers_do_unless_the_configuration_says_other
 
 
 def test_a_priority_function_may_return_a_class_alone_or_with_a_mask() -> None:
-    assert split(3) == (3, None)
-    assert split((1, [True, False])) == (1, [True, False])
+    assert split(3, Config()) == (3, None)
+    assert split((1, [True, False]), Config()) == (1, [True, False])
+    with pytest.raises(ConfigError, match="traffic_class = 4"):
+        split(4, Config())
+    with pytest.raises(InvalidRequestError, match="2 dimensions"):
+        split((1, torch.zeros(2, 2)), Config())
 
 
 def test_only_listed_code_points_say_that_the_network_has_a_queue_for_each() -> None:

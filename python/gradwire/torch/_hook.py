@@ -342,7 +342,7 @@ class LossTolerance(Delivered):
         """Multiplies what every parameter is owed: after `GradScaler.update()`, by the new scale over the old one.
 
         Gradients are scaled, and so is what they leave behind; without this it is in units of the old scale for one step. A
-        factor of zero forgets everything. With `step_in_forward` it calls `finish`.
+        factor of zero forgets everything, as is right after a step that the scaler skipped. With `step_in_forward` it calls `finish`.
         """
         self._finish()
         if self.residuals is not None:
@@ -421,7 +421,10 @@ class LossTolerance(Delivered):
         try:
             tags = self._tags_of(bucket)
         except Exception as error:  # noqa: BLE001  of the user's function: see the head of _group.py
+            # What was added is still owed: this step's gradients are gone.
             return link_of(self.group).failed("all_reduce", error).future_of(gradient)
+        if residual is not None:
+            residual.zero_()
         tags["delay_share"] = delay_share
         output = None if self._latest is None else self._latest.of(bucket)
         tensors: dict[str, Any] = {"output": output, "residual": residual}
@@ -433,7 +436,7 @@ class LossTolerance(Delivered):
 
     def _tags_of(self, bucket: dist.GradBucket) -> dict[str, Any]:
         """What the network is told of a bucket, with what is owed in it: a mask is over what is sent."""
-        traffic_class, important = split(self.priority(bucket))
+        traffic_class, important = split(self.priority(bucket), link_of(self.group).owner.config)
         # The order of buckets is finer than that of classes; a function of the user's decides both.
         priority = PRIORITY_FIRST_BUCKET - min(bucket.index(), PRIORITY_SPAN) if self._by_layer else None
         return {"traffic_class": traffic_class, "important": important, "priority": priority}

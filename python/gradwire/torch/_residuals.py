@@ -38,14 +38,15 @@ class Residuals:
         self._held: dict[str, torch.Tensor] = {}
 
     def feed_back(self, bucket: Any, *, may_be_unused: bool) -> torch.Tensor:
-        """Adds what is owed to a bucket's gradients, once.
+        """Adds what is owed to a bucket's gradients.
 
         Args:
             bucket: of DDP; its gradients are changed in place.
             may_be_unused: parameters may have no gradient in a step. What they are owed waits then.
 
         Returns:
-            The residual of the bucket, zero, for what this step will owe: shape, dtype and layout of `bucket.buffer()`.
+            The residual of the bucket, with what was added still in it: shape, dtype and layout of `bucket.buffer()`. To be cleared
+            when the gradients are sent, for what this step will owe; if they are not, it is added to the next ones.
         """
         key = tuple(self._names[id(parameter)] for parameter in bucket.parameters())
         known = self._buffers.get(key)
@@ -55,7 +56,7 @@ class Residuals:
         if may_be_unused:
             self._hold_unused(key, bucket.gradients())
         bucket.buffer().add_(flat)
-        return flat.zero_()
+        return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of what each parameter is owed, flat, in the memory order of its gradient."""

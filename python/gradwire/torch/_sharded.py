@@ -134,10 +134,12 @@ class ReduceScatter:
                 dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group)
                 return
         try:
-            traffic_class, important = split(self._tags_of(input_tensor))
+            traffic_class, important = split(self._tags_of(input_tensor), configuration())
         except Exception as error:  # noqa: BLE001  of the user's function: the other ranks learn of it, see `GroupLink.failed`
             link_of(group).failed("reduce_scatter", error).wait()
-            return  # the wait has raised it
+            return  # the wait has raised it; what was owed still is
+        if residual is not None:
+            residual.zero_()
         given: dict[str, Any] = {"group": group, "residual": residual}
         given |= {"traffic_class": traffic_class, "important": important}
         if self._scatters:

@@ -54,14 +54,15 @@ class ShardedResiduals:
         self._has_warned = False
 
     def feed_back(self, gradients: torch.Tensor, world_size: int) -> torch.Tensor | None:
-        """Adds what is owed to gradients, once. Called by a reduce-scatter that FSDP calls.
+        """Adds what is owed to gradients. Called by a reduce-scatter that FSDP calls.
 
         Args:
             gradients: `[world_size * elems]`, changed in place.
             world_size: of the group that they are reduced in.
 
         Returns:
-            Their residual, zero, for what this step will owe: shape and dtype of `gradients`. None: nobody knows whose they are.
+            Their residual, with what was added still in it: shape and dtype of `gradients`. To be cleared when they are sent, for what
+            this step will owe; if they are not, it is added to the next ones. None: nobody knows whose they are.
         """
         columns = self._columns(gradients, world_size)
         if columns is None:
@@ -71,7 +72,7 @@ class ShardedResiduals:
         if flat is None or flat.dtype != gradients.dtype or flat.device != gradients.device:
             flat = self._laid_out(columns, gradients, world_size)
         gradients += flat.nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would never leave again
-        return flat.zero_()
+        return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of what each parameter is owed, `[world_size, elems]`: for each rank's part of it a row, padded as FSDP does."""

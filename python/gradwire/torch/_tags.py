@@ -101,22 +101,25 @@ def tag_options(config: Config, traffic_class: int | None, important: Any) -> di
         ConfigError: there is no such class.
         InvalidRequestError: the mask is not one-dimensional.
     """
+    _check(config, traffic_class, important)
     options: dict[str, Any] = {}
     if traffic_class is not None:
-        allowed = f"0 to {config.classes - 1}"
-        if isinstance(traffic_class, bool) or not isinstance(traffic_class, int):
-            raise ConfigError(f"traffic_class = {traffic_class!r} is not allowed: {allowed}", field="traffic_class")
-        if not 0 <= traffic_class < config.classes:
-            raise ConfigError(f"traffic_class = {traffic_class} is not allowed: {allowed}", field="traffic_class")
         options["traffic_class"] = traffic_class
     if important is not None:
-        mask = mask_of(important)
-        if mask.dim() != 1:
-            raise InvalidRequestError(f"important has {mask.dim()} dimensions: a mask over the flat tensor has one")
-        options["important"] = mask.bool().tolist()
+        options["important"] = mask_of(important).bool().tolist()
     elif config.marks_importance():
         options["sample_rate"] = config.sample_rate()
     return options
+
+
+def _check(config: Config, traffic_class: Any, important: Any) -> None:
+    allowed = f"0 to {config.classes - 1}"
+    if isinstance(traffic_class, bool) or not isinstance(traffic_class, int | None):
+        raise ConfigError(f"traffic_class = {traffic_class!r} is not allowed: {allowed}", field="traffic_class")
+    if traffic_class is not None and not 0 <= traffic_class < config.classes:
+        raise ConfigError(f"traffic_class = {traffic_class} is not allowed: {allowed}", field="traffic_class")
+    if important is not None and (dimensions := mask_of(important).dim()) != 1:
+        raise InvalidRequestError(f"important has {dimensions} dimensions: a mask over the flat tensor has one")
 
 
 def mask_of(important: Any) -> torch.Tensor:
@@ -124,6 +127,12 @@ def mask_of(important: Any) -> torch.Tensor:
     return important if isinstance(important, torch.Tensor) else torch.as_tensor(important, device="cpu")
 
 
-def split(tagged: Tagged) -> tuple[int, Any]:
-    """Class and mask (None: none) of what a priority function returned."""
-    return tagged if isinstance(tagged, tuple) else (tagged, None)
+def split(tagged: Tagged, config: Config) -> tuple[int, Any]:
+    """Class and mask (None: none) of what a priority function returned.
+
+    Raises:
+        ConfigError, InvalidRequestError: as `tag_options`.
+    """
+    traffic_class, important = tagged if isinstance(tagged, tuple) else (tagged, None)
+    _check(config, traffic_class, important)
+    return traffic_class, important

@@ -201,6 +201,23 @@ def check_a_function_of_the_users_own_that_raises_on_one_rank_fails_the_step_on_
     assert isinstance(error, (ValueError, MismatchError) if RANK == 0 else MismatchError), error
 
 
+def check_what_was_owed_still_is_where_a_function_of_the_users_own_fails() -> None:
+    def priority(_bucket: dist.GradBucket) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    for answer in (ValueError("no class for this bucket"), 99, (0, torch.ones(2, 2))):
+        model = DistributedDataParallel(Net(), process_group=dist.new_group(), bucket_cap_mb=0.1)
+        state = gradwire.torch.tolerate_loss(model, priority=priority)
+        owed = {name: torch.full((p.numel(),), 2.0 + RANK) for name, p in model.module.named_parameters()}
+        state.load_state_dict({"rank": RANK, "world_size": WORLD_SIZE, "residuals": owed})
+        with pytest.raises(RuntimeError, match=r"no class|traffic_class|dimensions"):
+            model(batch(0)).square().mean().backward()
+        found = state.state_dict()["residuals"]
+        assert all(torch.equal(found[name], part) for name, part in owed.items()), answer
+
+
 def check_step_records_count_every_gradient_byte() -> None:
     states = []
     train(dist.group.WORLD, lambda model: states.append(gradwire.torch.tolerate_loss(model, preset="reliable")))

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import gradwire.torch
+import pytest
 import torch
 import torch.distributed as dist
 from counted_once import assert_counted_once
@@ -212,6 +213,24 @@ def check_every_gradient_counts_once_where_unused_parameters_are_reduced_as_zero
     for step in range(6):
         ledger.step("trunk", HEADS[(step + RANK) % 2])  # of which each rank has another
     ledger.check(("trunk", *HEADS))
+
+
+def check_what_was_owed_still_is_where_a_function_of_the_users_own_fails() -> None:
+    def priority(bucket: gradwire.torch.ShardedBucket) -> int:
+        if answer is None:
+            raise ValueError(f"no class for {bucket.name!r}")
+        return answer
+
+    for wrong in (None, 99):
+        model, answer = sharded(), 0  # torch's model goes no further once a backward pass has failed
+        state = gradwire.torch.tolerate_loss(model, priority=priority, **TOLERANT)
+        step_of(model, {"a": torch.ones(SHAPES["a"])})
+        owed = state.state_dict()["residuals"]["a"]
+        assert owed.any(), "nothing was lost: the test has shown nothing"
+        answer = wrong
+        with pytest.raises(ValueError, match=r"no class|traffic_class"):
+            model({"a": torch.ones(SHAPES["a"])}).backward()
+        assert torch.equal(state.state_dict()["residuals"]["a"], owed)
 
 
 def check_halves_are_fed_back_by_parameter_too() -> None:
