@@ -58,6 +58,17 @@ def test_what_was_added_is_still_owed_until_it_is_cleared() -> None:
     assert residuals.state_dict()["known"].tolist() == [0.0] * 4
 
 
+def test_halves_that_no_gradient_overflowed_are_finite_with_what_they_are_owed() -> None:
+    parameter = torch.zeros(4)
+    residuals = Residuals([("known", parameter)])
+    values = torch.tensor([40_000.0, -40_000.0, float("inf"), 3.0])
+    gradients, owed = (Bucket(parameter, dtype=torch.float16) for _ in range(2))
+    residuals.feed_back(owed, may_be_unused=False).copy_(values.nan_to_num(posinf=2.0))
+    gradients.buffer().copy_(values)
+    residuals.feed_back(gradients, may_be_unused=False)
+    assert gradients.buffer().tolist() == [65_504.0, -65_504.0, float("inf"), 6.0]
+
+
 def test_a_scale_of_nothing_forgets_what_is_not_finite_too() -> None:
     residuals = Residuals([("loaded", torch.zeros(2))])
     residuals.load_state_dict({"loaded": torch.tensor([float("inf"), 1.0])})

@@ -55,7 +55,7 @@ class Residuals:
             self._slices[name].add_(self._held.pop(name))
         if may_be_unused:
             self._hold_unused(key, bucket.gradients())
-        bucket.buffer().add_(flat)
+        add_owed(bucket.buffer(), flat)
         return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -116,3 +116,17 @@ class Residuals:
         self._buffers = {old: buffer for old, buffer in self._buffers.items() if moved.isdisjoint(old)}
         self._buffers[key] = flat
         return flat
+
+
+def add_owed(gradients: torch.Tensor, owed: torch.Tensor) -> None:
+    """Adds in place. Where both are finite the sum is: the most that float16 can hold, beyond it.
+
+    An infinity would say that a gradient overflowed, and none did. Other dtypes hold any sum of gradients.
+    """
+    if gradients.dtype is not torch.float16:
+        gradients.add_(owed)
+        return
+    most = torch.finfo(torch.float16).max
+    are_finite = gradients.isfinite().logical_and_(owed.isfinite())
+    gradients.add_(owed)
+    torch.where(are_finite, gradients.clamp(-most, most), gradients, out=gradients)

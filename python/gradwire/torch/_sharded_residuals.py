@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from gradwire.torch._residuals import add_owed
 from gradwire.torch._streams import streams_of
 
 logger = logging.getLogger("gradwire")
@@ -71,7 +72,7 @@ class ShardedResiduals:
         flat = self._flats.get(tuple(name for name, _ in columns))
         if flat is None or flat.dtype != gradients.dtype or flat.device != gradients.device:
             flat = self._laid_out(columns, gradients, world_size)
-        gradients += flat.nan_to_num_(0.0, 0.0, 0.0)  # what is not finite would never leave again
+        add_owed(gradients, flat.nan_to_num_(0.0, 0.0, 0.0))  # what is not finite would never leave again
         return flat
 
     def state_dict(self) -> dict[str, torch.Tensor]:
