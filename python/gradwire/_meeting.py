@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradwire import _meeting_proof, _meeting_sockets
+from gradwire import _accepting, _meeting_proof, _meeting_sockets
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire._meeting_texts import Texts
 from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
@@ -71,7 +71,6 @@ LINGER_S, TELL_S = 2.0, 0.5
 # An answer takes this much longer than the wait that was asked for, before the server counts as gone.
 ANSWER_TIMEOUT_S = 30.0
 ANSWER_MIN_S = 0.5  # who came in the last moment has an answer all the same
-ACCEPT_PAUSE_S = 1.0
 # Of what a client sent, in an error.
 TOLD_CHARS = 40
 LENGTH = struct.Struct(">I")
@@ -206,13 +205,11 @@ class MeetingServer:
     def _accept(self) -> None:
         try:
             client = _meeting_sockets.Client(*self._listener.accept())
-        except (BlockingIOError, ConnectionError):
-            return  # it has gone again
         except OSError as error:
-            # No file descriptor is left: who waits is let in later.
-            self._complaints.add("outside", error)
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(ACCEPT_PAUSE_S, self._open)
+            if not _accepting.has_gone(error):
+                self._complaints.add("outside", error)
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_accepting.ACCEPT_PAUSE_S, self._open)
             return
         visit = self._loop.create_task(self._serve(client))
         self._visits.add(visit)

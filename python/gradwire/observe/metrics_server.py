@@ -13,6 +13,8 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from gradwire import _accepting
+
 CLIENTS_MAX = 8
 # A client that says nothing for so long is left. One that is connected for so long, and says a little now and then, loses its place to the
 # next where all are taken.
@@ -41,6 +43,15 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self._lock = threading.Lock()
         super().__init__((str(address[0]), port), _Handler)
         self.set_app(app)
+
+    def get_request(self) -> Any:
+        """A client that waits."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if not _accepting.has_gone(error):
+                time.sleep(_accepting.ACCEPT_PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Takes a client, or leaves it where all places are taken."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gradwire import _accepting
 from gradwire._forked import stays_here
 from gradwire.errors import GradwireError, StatusFolderError
 
@@ -114,6 +115,7 @@ class StatusServer:
         self._answers = answers
         self._pid = os.getpid()
         self._clients: dict[socket.socket, _Client] = {}
+        self._opens_s: float | None = None
         self._selector = selectors.DefaultSelector()
         self._listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._facts = self._listen()
@@ -149,6 +151,7 @@ class StatusServer:
 
     def _run(self) -> None:
         while True:
+            self._open_again()
             for key, _ in self._selector.select(self._until_due()):
                 if key.fileobj is self._woken:
                     self._close()
@@ -164,12 +167,22 @@ class StatusServer:
         now = time.monotonic()
         dues = [client.due_s for client in self._clients.values() if client.due_s is not None and not client.pending]
         dues += [client.moved_s + STUCK_S for client in self._clients.values() if client.pending]
+        dues += [] if self._opens_s is None else [self._opens_s]
         return max(0.0, min(dues) - now) if dues else None
+
+    def _open_again(self) -> None:
+        """Looks for clients again, some time after no descriptor was left for one."""
+        if self._opens_s is not None and time.monotonic() >= self._opens_s:
+            self._opens_s = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _accept(self) -> None:
         try:
             connection = stays_here(self._listener.accept()[0])
-        except OSError:
+        except OSError as error:
+            if not _accepting.has_gone(error):
+                self._selector.unregister(self._listener)
+                self._opens_s = time.monotonic() + _accepting.ACCEPT_PAUSE_S
             return
         if len(self._clients) >= CLIENTS_MAX or not _is_own_user(connection):
             connection.close()
