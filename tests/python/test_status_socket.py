@@ -13,12 +13,19 @@ import pytest
 from click.testing import CliRunner
 from gradwire.cli import trace
 from gradwire.lab import NamespacesUnavailable, sandbox
-from gradwire.observe import client
+from gradwire.observe import client, status
 from gradwire.observe.client import Sources, find_sockets, job_of, process_of
 from gradwire.observe.status import CLIENTS_MAX, StatusServer, status_folder
 
 SERVERS = 200
 NOBODY, PR_SET_DUMPABLE = 65534, 4
+START = """
+import sys
+from gradwire.observe.status import StatusServer
+StatusServer(sys.argv[1], 0, {})
+print("here", flush=True)
+input()
+"""
 LOOK = "from gradwire.observe.client import find_sockets\nprint('looks', flush=True)\nwhile True: find_sockets()"
 
 
@@ -204,3 +211,39 @@ def test_a_rank_that_is_watched_is_not_asked_whether_its_job_has_the_port():
         path = Path(listener.getsockname())
         assert find_sockets("29400", {path.name}) == [path]
         assert waiting(listener) == []
+
+
+def test_a_process_that_starts_removes_what_killed_ones_have_left():
+    own = os.stat("/proc/self/ns/pid").st_ino
+    running = [
+        subprocess.Popen([sys.executable, "-c", START, job], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        for job in ("killed", "lives")
+    ]
+    try:
+        assert [process.stdout.readline() for process in running] == [b"here\n"] * 2
+        killed, lives = (status_folder() / f"{process.args[-1]}.0.{process.pid}-{own}.sock" for process in running)
+        running[0].kill()
+        running[0].wait()
+        # Of containers: one listens, and of the other nobody knows by its number that it has ended.
+        with stopped_rank("elsewhere"):
+            left = status_folder() / "gone.0.1-2.sock"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(str(left))
+            assert killed.is_socket(), "it was killed"
+            server = StatusServer("new", 0, {})
+            found = set(status_folder().iterdir())
+            server.stop()
+            assert found == {lives, server.path, status_folder() / "elsewhere.0.1-1.sock"}
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+
+
+def test_a_process_that_starts_looks_at_a_bounded_number_of_sockets(monkeypatch):
+    monkeypatch.setattr(status, "LOOKS", 3)
+    for number in range(8):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(status_folder() / f"gone.{number}.1-2.sock"))
+    StatusServer("new", 0, {}).stop()
+    assert len(list(status_folder().iterdir())) == 5

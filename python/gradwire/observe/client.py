@@ -17,9 +17,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from gradwire.observe.status import SUFFIX, job_name_of, status_folder, user_outside
+from gradwire.observe.status import (
+    CONNECT_TIMEOUT_S,
+    SUFFIX,
+    connect,
+    is_alive,
+    job_name_of,
+    status_folder,
+    user_outside,
+)
 
-CONNECT_TIMEOUT_S = 2.0
 # A rank that is stopped (SIGSTOP) answers nothing; the others must still be seen.
 ANSWER_TIMEOUT_S = 10.0
 # A connection that ssh shares may outlive it, and keeps its standard error open.
@@ -44,7 +51,7 @@ def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Pa
         StatusFolderError: the folder is not this user's alone.
     """
     found = [path for folder in _folders() for path in folder.glob(f"*{SUFFIX}")]
-    alive = [path for path in sorted(found, key=lambda path: path.name) if path.name in known or _is_alive(path)]
+    alive = [path for path in sorted(found, key=lambda path: path.name) if path.name in known or is_alive(path)]
     for path in [path for folder in _folders() for path in folder.glob("*.made")]:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > UNNAMED_S:
@@ -56,20 +63,6 @@ def find_sockets(job: str | None = None, known: Collection[str] = ()) -> list[Pa
         path for path in alive if job_of(path).startswith(name)
     ]
     return so_named or _of_jobs_with(alive, job, known)
-
-
-def _is_alive(path: Path) -> bool:
-    """Whether somebody listens there. Removed where its process has died."""
-    try:
-        _connect(path).close()
-    except BlockingIOError:
-        return True  # as many wait there as can: its process stands still
-    except (ConnectionRefusedError, FileNotFoundError):
-        path.unlink(missing_ok=True)
-        return False
-    except OSError:
-        return False
-    return True
 
 
 def _folders() -> list[Path]:
@@ -294,12 +287,6 @@ class Sources:
 
 
 def _connect(path: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(CONNECT_TIMEOUT_S)
-    try:
-        connection.connect(str(path))
-    except BaseException:
-        connection.close()
-        raise
+    connection = connect(path, CONNECT_TIMEOUT_S)
     connection.settimeout(ANSWER_TIMEOUT_S)
     return connection

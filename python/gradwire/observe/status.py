@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -40,6 +41,9 @@ STUCK_S = 10.0
 SUFFIX = ".sock"
 JOB_CHARS_MAX = 40
 DIGEST_BYTES = 4
+# A process that starts looks at no more sockets than this: on a host with many ranks the later ones look at the rest.
+LOOKS = 256
+CONNECT_TIMEOUT_S = 2.0
 # Linux: struct ucred, three integers.
 CREDENTIALS = struct.Struct("3i")
 
@@ -98,6 +102,51 @@ def _process() -> str:
     return f"{os.getpid()}-{namespace}"
 
 
+def remove_dead(folder: Path) -> None:
+    """Removes sockets of processes that were killed: those had no time for it."""
+    ours = f"-{_process().partition('-')[2]}"
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, LOOKS):
+            name, suffix = os.path.splitext(entry.name)
+            # A process that runs is not disturbed, as far as its number says that it does.
+            if suffix == SUFFIX and not (name.endswith(ours) and _runs(name.rpartition(".")[2].removesuffix(ours))):
+                is_alive(Path(entry.path))
+
+
+def _runs(number: str) -> bool:
+    return number.isdecimal() and Path(f"/proc/{number}").exists()
+
+
+def is_alive(path: Path) -> bool:
+    """Whether somebody listens there. Removed where its process has died."""
+    try:
+        connect(path, CONNECT_TIMEOUT_S).close()
+    except BlockingIOError:
+        return True  # as many wait there as can: its process stands still
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """A connection to who listens there.
+
+    Raises:
+        OSError: nobody does, or no more can wait there.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 class StatusServer:
     """Answers on a socket of its own until it is stopped.
 
@@ -111,7 +160,9 @@ class StatusServer:
     """
 
     def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
-        self.path = status_folder() / f"{job}.{rank}.{_process()}{SUFFIX}"
+        folder = status_folder()
+        remove_dead(folder)
+        self.path = folder / f"{job}.{rank}.{_process()}{SUFFIX}"
         self._answers = answers
         self._pid = os.getpid()
         self._clients: dict[socket.socket, _Client] = {}
