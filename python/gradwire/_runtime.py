@@ -209,8 +209,11 @@ def _stop(reference: weakref.ref[Runtime]) -> None:
 
 
 def group_settings(config: Config) -> dict[str, Any]:
-    """The settings that must be equal on all ranks."""
-    return {f.name: getattr(config, f.name) for f in settings() if f.metadata.get("everywhere")}
+    """The settings that must be equal on all ranks, as they are compared; each is a value that `Config` takes."""
+    agreed = {f.name: getattr(config, f.name) for f in settings() if f.metadata.get("everywhere")}
+    # What only marks the packets that leave one host is that host's affair: its network may take no code points.
+    queues = ",".join(map(str, config.code_points())) if config.class_queues() else None
+    return {**agreed, "dscp_classes": queues}
 
 
 def fingerprint(config: Config) -> int:

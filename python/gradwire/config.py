@@ -176,11 +176,12 @@ class Config:
     dscp_classes: str | None = _setting(None, str, "Code point of each traffic class, the most urgent first, separated by commas; "
         "`auto`: 34, 26, 18, 10 (AF41 to AF11) and their like; `off`: none. Clouds may clear or police code points; they help where "
         "the switches have a queue for each (MLT section 4.2.2). A list, as `gradwire switch` prints it, says that they have, served by "
-        "strict priority: packets that more urgent ones have overtaken do not count as lost then; the same list on all ranks. "
-        "Unset: the preset's, which is `auto` for `mlt` and `dlcp` and `off` for the others.", optional=True)
+        "strict priority: packets that more urgent ones have overtaken do not count as lost then. About that ranks must agree: one "
+        "list of different code points on all of them; `auto` on some and `off` on others is no difference. "
+        "Unset: the preset's, which is `auto` for `mlt` and `dlcp` and `off` for the others.", optional=True, everywhere=True)
     dscp_control: int | None = _setting(None, int, "Code point of acknowledgements and other control packets. Unset: 40 (CS5) where "
         "`dscp_classes` is `auto`, else `dscp`.", low=0, high=63, optional=True)
-    classes: int = _setting(4, int, "Traffic classes that the layers of a model are spread over.", low=1, high=8)
+    classes: int = _setting(4, int, "Traffic classes that the layers of a model are spread over.", low=1, high=8, everywhere=True)
     importance: str | None = _setting(None, str, "`magnitude`: packets of an opted-in gradient reduction whose mean magnitude reaches "
         "the median are ECN-capable, so that a switch with RED and ECN drops the others first. No rate reacts to congestion "
         "marks: it helps on switches of one's own. Unset: the preset's, which is `magnitude` for `mlt` and `dlcp` and `off` for the "
@@ -263,7 +264,8 @@ class Config:
         "goes back while the next one comes. Each piece is a transfer of its own for deadlines and bounds of loss. 0: in one piece.",
         unit="MiB", low=0, high=1 << 20, everywhere=True)
     sync_futures: bool = _setting(False, bool, "`Work.get_future()` waits for the collective, so that callbacks run on the "
-        "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway.")
+        "caller in issue order. For hooks of your own that start collectives in callbacks; for torch's it is so anyway. Where only "
+        "some ranks waited, they would start such collectives in another order than the others.", everywhere=True)
     log_level: str = _setting("warning", str, "Least severe message of the logger `gradwire` that is shown, on standard error where "
         "the program has not set logging up. Unset, it is what the program sets for that logger or for all.", choices=LOG_LEVELS)
     # fmt: on

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from gradwire import Config
+from gradwire._runtime import group_settings
 from gradwire.errors import ConfigError, InvalidRequestError
 from gradwire.torch._tags import LayerPriority, split, tag_options
 from torch import nn
@@ -95,6 +97,24 @@ def test_only_listed_code_points_say_that_the_network_has_a_queue_for_each() -> 
     assert Config().class_queues() == Config.mlt().class_queues() == Config(dscp_classes="auto").class_queues() == 0
     assert Config(dscp_classes="34,26,18,10", dscp_control=40).class_queues() == 4
     assert Config(dscp_classes="34,34,18,10", dscp_control=40).class_queues() == 0, "two classes share one"
+
+
+def test_ranks_must_agree_about_queues_and_not_about_what_only_marks_packets() -> None:
+    def agreed(dscp_classes: str | None, **more: Any) -> dict[str, Any]:
+        return group_settings(Config(preset="mlt", dscp_classes=dscp_classes, dscp_control=40, **more))
+
+    assert agreed(None) == agreed("auto") == agreed("off") == agreed("34,34,18,10")
+    listed = agreed("34,26,18,10")
+    assert listed == agreed(" 34, 26,018,10")
+    assert listed != agreed("34,26,20,10")
+    assert listed != agreed(None)
+    # A dedicated server takes them as they are.
+    two = agreed("34,10", classes=2)
+    assert group_settings(Config(**two, dscp_control=40)) == two
+
+
+def test_ranks_must_agree_whether_callbacks_run_on_their_callers() -> None:
+    assert group_settings(Config(sync_futures=True)) != group_settings(Config())
 
 
 def test_code_points_are_one_for_each_class_and_off_by_default() -> None:
