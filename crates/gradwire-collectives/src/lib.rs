@@ -3,6 +3,10 @@
 //! A [`Group`] is one rank of one process group: a connection to each peer and the collectives in flight. The
 //! engine drives it with real datagrams and the simulator with virtual ones; neither sees a transfer.
 
+// Kernels read a caller's tensors as they read a peer's packets: elsewhere sums would be wrong, and nothing would say so.
+#[cfg(not(target_endian = "little"))]
+compile_error!("gradwire runs on little-endian processors only (README, \"Limits\")");
+
 mod adaptive;
 mod agreement;
 mod call;

@@ -10,6 +10,11 @@
 // Said before the hundreds of errors about system calls that are missing elsewhere.
 #[cfg(not(target_os = "linux"))]
 compile_error!("gradwire runs on Linux only (README, \"Limits\")");
+#[cfg(all(target_os = "linux", not(target_env = "gnu")))]
+compile_error!("gradwire runs with glibc only, not with musl, as on Alpine (README, \"Limits\")");
+// Control messages are laid out in words of eight bytes.
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("gradwire runs on 64-bit processors only (README, \"Limits\")");
 
 mod active;
 mod busy_poll;
