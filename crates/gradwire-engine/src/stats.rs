@@ -117,9 +117,9 @@ pub struct EpochStats {
     pub number: u64,
     /// Ranks that call collectives under it.
     pub members: Vec<u32>,
-    /// Who was lost, in order.
+    /// Who was lost, in order: the latest 128.
     pub lost: Vec<LostStats>,
-    /// Who has joined, in order.
+    /// Who has joined, in order: the latest 128.
     pub joined: Vec<JoinedStats>,
     /// Whether this rank may go on; false once it was left out, or has found no majority.
     pub is_member: bool,

@@ -189,7 +189,7 @@ impl Succession {
 
     /// The members of an epoch that this rank has been in.
     pub(crate) fn members_of(&self, epoch: u64) -> Arc<[u32]> {
-        let known = self.history.iter().find(|(number, _)| *number == epoch);
+        let known = self.history.iter().rev().find(|(number, _)| *number == epoch);
         known.map_or_else(|| Arc::clone(&self.members), |(_, members)| Arc::clone(members))
     }
 
@@ -385,7 +385,9 @@ impl Succession {
             self.verdict = None;
         }
         self.lives.clone_from(&epoch.members);
-        self.history.push((epoch.number, Arc::clone(&members)));
+        // What was said for an epoch before is asked for by nobody any more: lives come and go.
+        self.heard.retain(|_, ready| ready.epoch >= epoch.number);
+        keep(&mut self.history, (epoch.number, Arc::clone(&members)), EPOCHS_KEPT);
         (self.epoch, self.members) = (epoch.number, members);
         self.running.clear();
         self.broken_off = None;
@@ -437,14 +439,15 @@ impl Succession {
         let before = std::mem::replace(&mut self.decided, epoch.members.clone());
         for Member { rank, .. } in before.iter().copied().filter(|member| !epoch.has(*member)) {
             let host = self.lineage.host(rank);
-            self.lost.push(LostStats { rank, host, epoch: epoch.number });
+            keep(&mut self.lost, LostStats { rank, host, epoch: epoch.number }, CHANGES_KEPT);
         }
         // Who joins knows of nobody else.
         let is_first = before.is_empty();
         let is_new = |member: &&Member| if is_first { **member == self.me } else { !before.contains(member) };
         for Member { rank, incarnation } in epoch.members.iter().filter(is_new).copied() {
             let host = self.lineage.host(rank);
-            self.joined.push(JoinedStats { rank, incarnation, host, epoch: epoch.number });
+            let joined = JoinedStats { rank, incarnation, host, epoch: epoch.number };
+            keep(&mut self.joined, joined, CHANGES_KEPT);
         }
     }
 
@@ -551,6 +554,18 @@ fn ranks_of(epoch: &Epoch) -> Arc<[u32]> {
     epoch.members.iter().map(|member| member.rank).collect()
 }
 
+/// Takes one more, and forgets the oldest where it would be more than `most`.
+fn keep<T>(kept: &mut Vec<T>, one: T, most: usize) {
+    if kept.len() >= most {
+        kept.remove(0);
+    }
+    kept.push(one);
+}
+
+/// Who was lost, and who has joined: twice as many as such a group has ranks. Whoever asks gets them all, and the watch asks once a second.
+const CHANGES_KEPT: usize = 128;
+/// Members of so many epochs. No call that has not ended is as old.
+const EPOCHS_KEPT: usize = 1024;
 const AT_ODDS: &str = "members count their calls so differently that they cannot have made the same ones";
 const EXCLUDED: &str = "the others go on without it";
 pub(crate) const NOT_TAKEN_IN: &str = "the members of the group that runs did not take it in";

@@ -171,3 +171,31 @@ fn all_name_the_same_lost_rank_whether_they_have_formed_the_epoch_between_or_not
         assert_eq!(lost.iter().map(|lost| (lost.rank, lost.epoch)).collect::<Vec<_>>(), [(3, 1), (4, 2)]);
     }
 }
+
+#[test]
+fn what_is_kept_of_a_group_whose_members_come_and_go_is_bounded() {
+    let (_engine, mut ranks) = group_of(2);
+    let mut first = ranks.swap_remove(0);
+    let now = Timestamp::ZERO;
+    let epochs = 2 * EPOCHS_KEPT as u64;
+    for number in 1..=epochs {
+        let life = Member { rank: 1, incarnation: number };
+        let members = vec![first.me, life];
+        let epoch = Epoch { number, ..Epoch::first(members) };
+        let ready =
+            Ready { epoch: number, connection: 1, below: 0, next: 0, asks: false, is_new: true, boundary: 0 };
+        first.on_note(now, life, Note::Ready(ready));
+        first.note_changes(&epoch);
+        assert_eq!(first.connection_of(&epoch, 1), 1, "of the latest life");
+        first.entered(now, &epoch, 0..0);
+    }
+    let stats = first.stats();
+    let lost = stats.lost.iter().map(|lost| lost.epoch);
+    let joined = stats.joined.iter().map(|joined| (joined.epoch, joined.incarnation));
+    let latest = epochs + 1 - CHANGES_KEPT as u64..=epochs;
+    assert!(lost.eq(latest.clone()));
+    assert!(joined.eq(latest.map(|number| (number, number))));
+    assert_eq!(first.history.len(), EPOCHS_KEPT);
+    assert_eq!(first.heard.len(), 1);
+    assert_eq!(first.members_of(epochs).len(), 2);
+}
