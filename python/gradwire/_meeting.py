@@ -27,7 +27,6 @@ import contextlib
 import json
 import logging
 import struct
-import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -36,7 +35,8 @@ from typing import Any
 from gradwire import _accepting, _meeting_proof, _meeting_sockets
 from gradwire._meeting_limits import Complaints, NoRequestError, Places, Room, Visitor, is_count
 from gradwire._meeting_texts import Texts
-from gradwire.errors import ConfigError, MissingRankError, RendezvousError, SecretMismatchError
+from gradwire._threads import start_thread
+from gradwire.errors import ConfigError, EngineError, MissingRankError, RendezvousError, SecretMismatchError
 
 logger = logging.getLogger("gradwire")
 
@@ -91,7 +91,7 @@ class MeetingServer:
     Raises:
         PortInUseError: the TCP port is taken.
         AddressError: the host has no such address.
-        EngineError: no file descriptor is left.
+        EngineError: no file descriptor is left, or no thread can be started.
     """
 
     def __init__(
@@ -119,8 +119,12 @@ class MeetingServer:
         self._only_here = _meeting_sockets.only_here(host, self._listener)
         if self._only_here and world_size > 1 and not _meeting_sockets.means_this_host(host):
             logger.warning("rank 0 %s", self._only_here)
-        self._thread = threading.Thread(target=self._run, name="gradwire-meeting", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._run, "gradwire-meeting")
+        except EngineError:
+            self._listener.close()
+            self._loop.close()
+            raise
 
     def forget(self, prefix: str) -> None:
         """Makes room: nobody needs what lies below `prefix` any more."""

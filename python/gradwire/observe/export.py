@@ -15,8 +15,9 @@ from typing import Any
 from gradwire import _native
 from gradwire._extras import is_installed
 from gradwire._forked import stays_here
+from gradwire._threads import start_thread
 from gradwire.config import Config, without_user
-from gradwire.errors import AddressError, GradwireError, MissingExtraError, PortInUseError
+from gradwire.errors import AddressError, EngineError, GradwireError, MissingExtraError, PortInUseError
 from gradwire.metrics import METRICS, PREFIX, Metric, Sample, samples
 from gradwire.observe.metrics_server import MetricsServer
 
@@ -66,6 +67,7 @@ class PrometheusEndpoint:
     Raises:
         PortInUseError: the TCP port is taken. Fields: port.
         AddressError: the host is not known or not this one, or the port is not allowed to this user. Fields: asked.
+        EngineError: no thread can be started.
     """
 
     def __init__(self, host: str, port: int, stats: Stats) -> None:
@@ -78,8 +80,11 @@ class PrometheusEndpoint:
         except (OSError, UnicodeError) as error:  # the latter of what no name of a host may be
             raise _not_listening(host, port, error) from error
         stays_here(self._server.socket)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="gradwire-metrics", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._server.serve_forever, "gradwire-metrics")
+        except EngineError:
+            self._server.server_close()
+            raise
         self.port = int(self._server.server_port)
         logger.info("metrics at http://%s:%d/metrics", host, self.port)
 
@@ -150,6 +155,9 @@ class OpenTelemetryExport:
         endpoint: URL of the collector's metrics, such as `http://localhost:4318/v1/metrics`.
         every_s: pause between two exports.
         stats: called for each.
+
+    Raises:
+        EngineError: no thread can be started.
     """
 
     def __init__(self, endpoint: str, every_s: float, stats: Stats) -> None:
@@ -163,8 +171,7 @@ class OpenTelemetryExport:
         self._is_over = False
         self._said = _SaidByLibrary()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gradwire-otlp", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._run, "gradwire-otlp")
 
     def stop(self) -> None:
         """Exports once more and ends; a collector that does not answer delays the end of the process by a few seconds."""

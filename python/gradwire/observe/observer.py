@@ -15,8 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gradwire import _native
+from gradwire._threads import start_thread
 from gradwire.config import Config
-from gradwire.errors import ConfigError, GradwireError, StatusFolderError
+from gradwire.errors import ConfigError, EngineError, GradwireError, StatusFolderError
 from gradwire.observe.export import OpenTelemetryExport, PrometheusEndpoint, check_extras
 from gradwire.observe.floods import FloodWatch
 from gradwire.observe.refusals import RefusalWatch
@@ -137,6 +138,7 @@ class Observer:
             MissingExtraError: its package is not installed.
             PortInUseError, AddressError: the Prometheus endpoint cannot listen there.
             ConfigError: there is no such port.
+            EngineError: no thread can be started.
         """
         config = self._config
         check_extras(config)
@@ -160,9 +162,12 @@ class Observer:
 
     def _start(self) -> None:
         self._open_status_socket()
-        if self._config.straggler_warning_s > 0:
-            self._thread = threading.Thread(target=self._watch, name="gradwire-watch", daemon=True)
-            self._thread.start()
+        if self._config.straggler_warning_s <= 0:
+            return
+        try:
+            self._thread = start_thread(self._watch, "gradwire-watch")
+        except EngineError as error:  # training goes on unwatched
+            logger.warning("no watch, rank %s will warn neither of stragglers nor of floods: %s", self.rank, error)
 
     def _open_status_socket(self) -> None:
         if not self._config.status_socket:
@@ -171,7 +176,7 @@ class Observer:
         answers = {"stats": self.stats, "timelines": self.timelines}
         try:
             server = StatusServer(self.job, self.rank, answers)
-        except (StatusFolderError, OSError) as error:  # training goes on unseen
+        except (StatusFolderError, EngineError, OSError) as error:  # training goes on unseen
             logger.warning("no status socket, gradwire monitor will not find rank %d: %s", self.rank, error)
         else:
             self._parts.append(server)

@@ -19,7 +19,6 @@ import selectors
 import socket
 import stat
 import struct
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +26,8 @@ from typing import Any
 
 from gradwire import _accepting
 from gradwire._forked import stays_here
-from gradwire.errors import GradwireError, StatusFolderError
+from gradwire._threads import start_thread
+from gradwire.errors import EngineError, GradwireError, StatusFolderError
 
 logger = logging.getLogger("gradwire")
 
@@ -157,6 +157,7 @@ class StatusServer:
     Raises:
         StatusFolderError: no folder that only this user can read.
         OSError: the socket cannot be made.
+        EngineError: no thread can be started.
     """
 
     def __init__(self, job: str, rank: int, answers: Mapping[str, Callable[[], dict[str, Any]]]) -> None:
@@ -168,20 +169,28 @@ class StatusServer:
         self._clients: dict[socket.socket, _Client] = {}
         self._opens_s: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
         self._listener = stays_here(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._facts = self._listen()
         self._listener.setblocking(False)
-        self._waker, self._woken = socket.socketpair()
         for readable in (self._listener, self._woken):
             self._selector.register(readable, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="gradwire-status", daemon=True)
-        self._thread.start()
+        try:
+            self._thread = start_thread(self._run, "gradwire-status")
+        except EngineError:
+            # Who finds a socket that listens and is served by nobody takes this for a rank that stands still.
+            self._remove()
+            self._close()
+            raise
 
     def stop(self) -> None:
         """Closes everything and removes the socket."""
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
         self._thread.join(timeout=5.0)
+        self._remove()
+
+    def _remove(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             if os.getpid() == self._pid and os.path.samestat(self.path.lstat(), self._facts):
                 self.path.unlink()
