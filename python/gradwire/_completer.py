@@ -22,6 +22,8 @@ from functools import partial
 
 from gradwire import _native
 from gradwire._outbox import LaterOp, Op
+from gradwire._threads import start_thread
+from gradwire.errors import EngineError
 
 logger = logging.getLogger("gradwire")
 
@@ -53,6 +55,7 @@ class Completer:
         # The one that goes on; `_threads` has those that it followed, and what watches it, too.
         self._thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
+        self._is_looking = False
         self._here = threading.local()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -64,12 +67,25 @@ class Completer:
         self._has_ended = False
         self._has_warned = False
 
+    def start(self) -> None:
+        """Starts the threads, unless they are there: `watch` needs them, when its call is under way.
+
+        Raises:
+            EngineError: no thread can be started.
+        """
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._start_thread(self._run, "gradwire-completer")
+            if not self._is_looking:
+                self._start_thread(self._look, "gradwire-look")
+                self._is_looking = True
+
     def watch(self, ops: Sequence[Op], callback: Callable[[], object]) -> None:
         """Calls back when all operations have ended. They may be watched several times.
 
         On the completer's thread; where an operation could not be submitted, or the engine has stopped, on one of its own.
         """
-        self._start()
+        self.start()
         countdown = _Countdown(len(ops), callback)
         for op in ops:
             if isinstance(op, LaterOp):
@@ -104,15 +120,8 @@ class Completer:
         with self._lock:
             return next((thread for thread in reversed(self._threads) if thread.is_alive()), None)
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._start_thread(self._look, "gradwire-look")
-                self._thread = self._start_thread(self._run, "gradwire-completer")
-
     def _start_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
+        thread = start_thread(target, name)
         self._threads = [*(other for other in self._threads if other.is_alive()), thread]
         return thread
 
@@ -173,13 +182,25 @@ class Completer:
         with self._lock:
             while not self._has_ended:
                 pause_s = self._pause_s(time.monotonic())
-                if pause_s == 0:
-                    stuck, self._is_running = self._thread, False
-                    self._thread = self._start_thread(self._run, "gradwire-completer")
+                if pause_s == 0 and (stuck := self._followed()) is not None:
                     return stuck
                 self._is_watched = pause_s is not None
                 self._changed.wait(pause_s)
             return None
+
+    def _followed(self) -> threading.Thread | None:
+        """The thread of the callback that runs, when another one goes on; None: none can be started, and it is tried again later."""
+        stuck = self._thread
+        try:
+            self._thread = self._start_thread(self._run, "gradwire-completer")
+        except EngineError as error:
+            logger.warning(
+                "others wait for the callback of a future that has run for %g s: %s", self._patience_s, error
+            )
+            self._began_s = time.monotonic()
+            return None
+        self._is_running = False
+        return stuck
 
     def _pause_s(self, now_s: float) -> float | None:
         """How long one need not look, as no callback can have run for too long until then; 0: one has; None: until one begins."""

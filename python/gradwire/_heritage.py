@@ -16,8 +16,10 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from gradwire._threads import start_thread
 from gradwire.errors import GradwireError
 
 logger = logging.getLogger("gradwire")
@@ -86,11 +88,16 @@ class Reopening:
         self._store: Any = None
 
     def take(self) -> Any:
-        """The Store, if it has answered; else None, and it is tried."""
+        """The Store, if it has answered; else None, and it is tried.
+
+        Raises:
+            EngineError: no thread can be started now.
+        """
         with self._lock:
             if self._stop is None:
-                self._stop = threading.Event()
-                threading.Thread(target=self._run, args=(self._stop,), name="gradwire-reopen", daemon=True).start()
+                stop = threading.Event()
+                start_thread(partial(self._run, stop), "gradwire-reopen")
+                self._stop = stop
             store, self._store = self._store, None
             if store is not None:
                 self._stop = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire import _native
+from gradwire._threads import start_thread
 from gradwire.errors import ForkedError, ShutDownError
 
 
@@ -96,6 +97,7 @@ class Outbox:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
         self._stopped = False
         # When the watching thread looks next; None: when it is told to.
         self._next_look: float | None = None
@@ -121,16 +123,16 @@ class Outbox:
             submit: submits, or raises what `arrive` did. Must not block. Never called for what was dropped meanwhile.
             timeout_s: the longest that the call may wait here.
             overdue: ends the group after that, and says why. Must not block. What else waits of the group fails with it.
+
+        Raises:
+            EngineError: no thread can be started. Then nothing waits here, and the call was not taken.
         """
         later = LaterOp()
         with self._lock:
             if self._stopped:
                 later.resolve(None, _stopped())
                 return later
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="gradwire-outbox", daemon=True)
-                self._thread.start()
-                threading.Thread(target=self._watch, name="gradwire-overdue", daemon=True).start()
+            self._start()
             call = _Waiting(group, arrive, submit, later, time.monotonic() + timeout_s, overdue)
             self._waiting.setdefault(group, []).append(call)
             if self._next_look is None or call.end < self._next_look:
@@ -156,6 +158,13 @@ class Outbox:
             self.drop(group, _stopped())
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
+
+    def _start(self) -> None:
+        # Each by itself: where one was refused, the next call tries it again.
+        if self._watcher is None:
+            self._watcher = start_thread(self._watch, "gradwire-overdue")
+        if self._thread is None:
+            self._thread = start_thread(self._run, "gradwire-outbox")
 
     def _run(self) -> None:
         while self._submit_next():

@@ -7,6 +7,7 @@ error, its own first group would start an engine of its own, and it never touche
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import logging
@@ -123,11 +124,12 @@ class Runtime:
         if os.getpid() != self.pid:
             return
         self.backends.clear()
-        self.observer.stop()
-        # First: what is not yet in the engine must not come to it any more.
-        self.outbox.stop(timeout_s=1.0)
-        self.engine.stop()
-        self.completer.join(timeout_s=5.0)
+        with contextlib.ExitStack() as after:  # from the last one on, whatever fails
+            after.callback(self.completer.join, timeout_s=5.0)
+            after.callback(self.engine.stop)
+            # What is not yet in the engine must not come to it any more.
+            after.callback(self.outbox.stop, timeout_s=1.0)
+            self.observer.stop()
 
 
 def configure(config: Config) -> None:
@@ -145,12 +147,24 @@ def configure(config: Config) -> None:
 
 
 def runtime() -> Runtime:
-    """The process's runtime; the first call starts it."""
+    """The process's runtime; the first call starts it.
+
+    Raises:
+        GradwireError: it cannot start, as `Runtime` says.
+        EngineError: no thread can be started that completes futures, where calls have any (`have_futures`).
+    """
     with _process.lock:
         if _process.runtime is None:
             _process.runtime = Runtime(Config.from_env(_process.config))
             _stop_at_exit(_process.runtime)
+        if _process.calls_have_futures:
+            _process.runtime.completer.start()
         return _process.runtime
+
+
+def have_futures() -> None:
+    """Calls of groups have futures from now on: what completes those starts before a group is formed, and not in the middle of a call."""
+    _process.calls_have_futures = True
 
 
 def configuration() -> Config:
@@ -194,7 +208,10 @@ def _stop_behind_threads(reference: weakref.ref[Runtime]) -> None:
             others[0].join()
         _stop(reference)
 
-    threading.Thread(target=stop, name="gradwire-goodbye").start()
+    try:
+        threading.Thread(target=stop, name="gradwire-goodbye").start()
+    except RuntimeError:  # the system starts none: then it is waited for them now
+        stop()
 
 
 def _is_waited_for(thread: threading.Thread) -> bool:
@@ -294,6 +311,7 @@ class _Process:
         self.lock = threading.Lock()
         self.config: Config | None = None
         self.runtime: Runtime | None = None
+        self.calls_have_futures = False
         self.inherited: list[Runtime] = []
 
     def after_fork_in_child(self) -> None:

@@ -154,7 +154,7 @@ def test_what_is_watched_just_as_the_engine_stops_is_called_back_all_the_same() 
             completer.watch(operations(1), called.set)
 
     completer = completer_of(Stopping(), LONG_S)
-    completer._start()
+    completer.start()
     assert called.wait(LIMIT_S)
     completer.join(LIMIT_S)
     assert not any(thread.is_alive() for thread in completer._threads)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire import _runtime
 from gradwire._rendezvous import Place
 from gradwire.errors import UnsupportedError
 from gradwire.torch import _compat, _reconfigure
@@ -36,6 +37,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
         GradwireError: the ranks could not form the group.
     """
     del backend_options
+    _runtime.have_futures()
     members = tuple(getattr(options, "global_ranks_in_group", None) or ())
     place = Place(options.group_rank, options.group_size, str(options.group_id), options.timeout, global_ranks=members)
     if not dist.is_initialized():

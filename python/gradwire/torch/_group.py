@@ -24,7 +24,7 @@ from gradwire._entrance import Watch
 from gradwire._outbox import Op
 from gradwire._rendezvous import Place, form_group
 from gradwire._runtime import Runtime
-from gradwire.errors import DeadlineError, EngineError, ShutDownError
+from gradwire.errors import DeadlineError, EngineError, ForkedError, ShutDownError
 from gradwire.torch import _memory, _pieces
 from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._pieces import Piece
@@ -288,7 +288,7 @@ class GroupLink:
         one, and with equal shapes nobody would notice. A barrier in its place meets either the other ranks' barriers (all
         failed alike, the group goes on) or another collective: a MismatchError on every rank.
         """
-        if kind in POINT_TO_POINT or isinstance(error, EngineError):
+        if kind in POINT_TO_POINT or isinstance(error, ForkedError):
             return
         try:
             submit(Call("barrier", []), self.timeout)

@@ -14,7 +14,8 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import DeadlineError, GradwireError, MismatchError, ShutDownError, WaitTimeoutError
+from gradwire._outbox import Outbox
+from gradwire.errors import DeadlineError, EngineError, GradwireError, MismatchError, ShutDownError, WaitTimeoutError
 from gradwire.torch import _sparse, _staging
 from gradwire.torch._tolerant import link_of
 from lazy_streams import LazyStreams, on
@@ -27,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 GLOO = dist.new_group(backend="gloo")
 WORLD = dist.group.WORLD
 PATIENCE_S = 5.0
+# No address space has room for it: the system refuses such a thread as it does at its limit.
+NO_SUCH_STACK = 1 << 46
 
 
 def whole(elems: int, rank: int = RANK) -> torch.Tensor:
@@ -51,6 +54,23 @@ def check_buckets_are_fetched_sent_and_brought_back_in_order() -> None:
         assert {(b.data_ptr(), side) for b in buckets for side in ("out", "back")} <= held
 
     on(streams, run)
+
+
+def check_a_call_that_no_thread_can_take_fails_and_is_no_call_less() -> None:
+    group = dist.new_group(timeout=timedelta(seconds=60))
+
+    def run() -> None:
+        with pytest.raises(EngineError if RANK == 0 else MismatchError):
+            dist.all_reduce(torch.ones(1000), group=group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if RANK == 0:
+            patch.setattr(link_of(group).owner, "outbox", Outbox())
+            threading.stack_size(NO_SUCH_STACK)
+        try:
+            on(LazyStreams(), run)
+        finally:
+            threading.stack_size(0)
 
 
 def check_the_caller_never_waits_for_a_copy_out() -> None:
