@@ -153,7 +153,7 @@ def connect(host: str, port: int, timeout_s: float, mtu: int | None) -> socket.s
         EngineError: no file descriptor is left.
     """
     family, address = _resolve(host, port)
-    end = time.monotonic() + timeout_s
+    end, why = time.monotonic() + timeout_s, ""
     while (left := end - time.monotonic()) > 0:
         connection = _new_socket(family, host, port)
         try:
@@ -164,14 +164,15 @@ def connect(host: str, port: int, timeout_s: float, mtu: int | None) -> socket.s
                 # Nobody listens, and the kernel chose the port itself for this end: TCP opens from both ends at once.
                 raise ConnectionError("it is connected to itself")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
+        except OSError as error:
+            why = f": {error.strerror or error}"
             connection.close()
             time.sleep(CONNECT_PAUSE_S)
         else:
             return connection
     found = "" if address[0] == host else f", which is {address[0]} here,"
     raise MissingRankError(
-        f"rank(s) 0 did not appear at {host}:{port}{found} within {timeout_s:g} s (this is a rank on {socket.gethostname()})",
+        f"rank(s) 0 did not appear at {host}:{port}{found} within {timeout_s:g} s (this is a rank on {socket.gethostname()}){why}",
         ranks=[0],
         waited_s=timeout_s,
     )

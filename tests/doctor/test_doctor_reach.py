@@ -45,6 +45,7 @@ def test_a_peer_is_asked_where_the_engine_would(own, peer, expected):
         (at(ONE), at("fd00::2", ipv6=True), False, "this rank uses its IPv4 addresses and that one its IPv6 ones"),
         (at("fd00::2", ipv6=True), at(ONE), False, "this rank uses its IPv6 addresses and that one its IPv4 ones"),
         (at(ONE), at(boot_id="b"), False, "it has no address that could be asked from here, loopback alone"),
+        (at(boot_id="pid-1-a"), at(boot_id="pid-2-b"), False, "where /proc/sys/kernel/random/boot_id cannot be read"),
     ],
 )
 def test_a_peer_that_does_not_answer_is_told_with_the_reason(own, peer, heard, text):

@@ -193,6 +193,7 @@ def test_rank_0_that_never_comes_is_named() -> None:
     with pytest.raises(MissingRankError, match=r"rank\(s\) 0 did not appear") as caught:
         _meeting.MeetingStore("127.0.0.1", free_port(), 1, 0.3)
     assert caught.value.ranks == [0]
+    assert str(caught.value).endswith(": Connection refused"), "what the system said"
 
 
 def test_who_tries_again_forms_the_group_with_a_rank_that_has_just_come() -> None:

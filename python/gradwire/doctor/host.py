@@ -28,7 +28,7 @@ from gradwire.doctor.counters import Counters
 from gradwire.doctor.family import IPV4, family_of, family_of_engine
 from gradwire.doctor.findings import NOTE, PROBLEM, WARNING, Finding
 from gradwire.doctor.processor import Processor
-from gradwire.doctor.reach import is_loopback
+from gradwire.doctor.reach import UNKNOWN_BOOT, is_loopback
 from gradwire.doctor.threads import Threads
 from gradwire.errors import GradwireError
 
@@ -43,6 +43,7 @@ _CLOCK_UNSYNCHRONISED = 0x40  # STA_UNSYNC of adjtimex(2)
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFMTU = 0x8913, 0x8915, 0x8921
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8
 _BRIDGES = re.compile("docker|virbr|podman|br-[0-9a-fA-F]{12}$")  # as the engine leaves them out
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IPV6_ADDRESSES = Path("/proc/self/net/if_inet6")
 _RECORDED = ("ipv6", "loopback", "boot_id", "network_namespace")  # by which an engine's record says where it is reached
 
@@ -53,6 +54,7 @@ class Interface:
 
     Attributes:
         address: those that gradwire uses, or, where it uses none, those that it has; separated by spaces.
+        lacking: it is loopback, and down.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Interface:
     used: bool
     reason: str
     card: Card = field(default_factory=Card)
+    lacking: bool = False
 
     @property
     def size_and_speed(self) -> str:
@@ -130,11 +133,12 @@ def examine(config: Config) -> HostFacts:
 
 def judge(facts: HostFacts, rank: int = 0, *, meets_here: bool = False) -> list[Finding]:
     """What follows from it; `meets_here`: all ranks are on this host."""
+    own_ways = _judge_own_ways(facts, rank, meets_here=meets_here)
     if facts.features is None:
         fix = "end the process that has the port (ss -ulpn), or set GRADWIRE_PORT" if "port" in facts.error else ""
-        return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank)]
+        return [Finding(PROBLEM, "engine", f"gradwire cannot start here: {facts.error}", fix, rank), *own_ways]
     findings = [*_judge_buffers(facts, rank), *_judge_features(facts, rank), *_judge_clock(facts, rank)]
-    findings += _judge_port(facts, rank)
+    findings += [*_judge_port(facts, rank), *own_ways]
     for interface in facts.interfaces:
         if interface.used:
             findings += card.judge(interface.name, interface.card, rank)
@@ -203,6 +207,20 @@ def _judge_port(facts: HostFacts, rank: int) -> list[Finding]:
     text = f"UDP port {facts.own_port} is this rank's, and taken: a job has {facts.port} instead, which a firewall may not let in"
     fix = "end the process that has it (ss -ulpn), or set GRADWIRE_PORT"
     return [Finding(WARNING, "port", text, fix, rank)]
+
+
+def _judge_own_ways(facts: HostFacts, rank: int, *, meets_here: bool) -> list[Finding]:
+    """Whether ranks of this host reach each other."""
+    is_alone, findings = facts.features is None or not facts.features["addresses"], []
+    for name in [interface.name for interface in facts.interfaces if interface.lacking]:
+        level = PROBLEM if is_alone or meets_here else WARNING
+        text = f"{name} is down: ranks of this host do not reach each other, at whatever address: to itself the kernel sends over it"
+        findings.append(Finding(level, "interface", text, f"ip link set {name} up", rank))
+    if facts.features is not None and facts.features.get("boot_id", "").startswith(UNKNOWN_BOOT):
+        text = f"{_BOOT_ID} cannot be read: ranks of one host do not know that they are, and do not use loopback"
+        level, more = (PROBLEM, ", or bring an interface up that has an address") if is_alone else (NOTE, "")
+        findings.append(Finding(level, "interface", text, f"mount /proc{more}", rank))
+    return findings
 
 
 def _judge_buffers(facts: HostFacts, rank: int) -> list[Finding]:
@@ -301,7 +319,8 @@ def _interface(
     used = [address for address in addresses if address in chosen]
     told = used or [address for address in addresses if not _is_of_link(address)] or addresses
     reason = _used_reason(config, used[0]) if used else _unused_reason(config, name, addresses, flags, chosen)
-    return Interface(name, " ".join(told), mtu, bool(used), reason, card.examine(control, name))
+    lacking = bool(flags & _IFF_LOOPBACK and not flags & _IFF_UP)
+    return Interface(name, " ".join(told), mtu, bool(used), reason, card.examine(control, name), lacking)
 
 
 def _used_reason(config: Config, address: str) -> str:
@@ -362,7 +381,7 @@ def _ask(control: socket.socket, request: int, name: str) -> bytes:
 
 def _boot() -> str:
     with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _BOOT_ID.read_text().strip()
     return ""
 
 

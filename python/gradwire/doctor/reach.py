@@ -9,6 +9,9 @@ from typing import Any
 from gradwire.doctor.family import family_of_engine
 from gradwire.doctor.findings import PROBLEM, Finding
 
+# How the engine begins what a rank tells in place of a boot id that it cannot read.
+UNKNOWN_BOOT = "pid-"
+
 
 def are_local(hosts: Sequence[Mapping[str, Any]]) -> bool:
     """Whether all ranks are in one network namespace.
@@ -76,6 +79,9 @@ def _no_way(own: Mapping[str, Any], peer: Mapping[str, Any], ranks: tuple[int, i
         text = f"this rank uses its {here} addresses and that one its {there} ones: the two do not reach each other"
         return text, "name addresses or networks of one family on every rank in GRADWIRE_INTERFACE"
     text = "it has no address that could be asked from here, loopback alone"
+    if any(one["boot_id"].startswith(UNKNOWN_BOOT) for one in (own, peer)):
+        text += "; whether it is on this host cannot be told where /proc/sys/kernel/random/boot_id cannot be read"
+        return text, "mount /proc for both ranks, or bring an interface up that has an address"
     return text, f"on rank {ranks[1]}'s host bring an interface up, or name one in GRADWIRE_INTERFACE"
 
 
