@@ -404,6 +404,7 @@ mod tests {
         bandwidth: 12_500_000,
         sustained_rate: 0,
         reception_rate: 0,
+        reception_rate_short: 0,
         cwnd: 0,
         tags: NO_TAGS,
     };

@@ -41,6 +41,8 @@ pub struct ConnectionStats {
     /// Best rate at which the last eight first passes of more than a few packets came from the peer, bytes per second; zero
     /// before the first.
     pub reception_rate: u64,
+    /// The same of the last eight of two packets to those few: the link's own rate at most.
+    pub reception_rate_short: u64,
     /// Congestion window, bytes.
     pub cwnd: u64,
     /// Classes, importance and congestion marks.

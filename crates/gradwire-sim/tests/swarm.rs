@@ -58,6 +58,13 @@ fn a_repair_behind_others_is_excused_by_answers_that_were_lost_after_them() {
     judge(&run_seeds(78_001_504..78_001_505, Scenario::swarm));
 }
 
+/// Shards of 28 large packets came over a slow trunk, and their deadline was that of the faster link to the next rank of the ring: their
+/// sender waited for acknowledgements behind other data, and seemed to be silent.
+#[test]
+fn a_ring_over_a_slow_trunk_takes_no_deadline_from_a_faster_link() {
+    judge(&run_seeds(1_810_000_000_399..1_810_000_000_400, Scenario::swarm));
+}
+
 #[test]
 fn equal_seeds_give_equal_traces_and_different_seeds_do_not() {
     let trace = |seed| run(Scenario::swarm(seed), false).map(|summary| summary.trace_hash);

@@ -46,15 +46,18 @@ impl Link {
 
     /// The same where this rank sends nothing large to the sender, as in a ring: what its small packets were acknowledged at says nothing. The
     /// rate at which others came from there stands in for it, but no more than the best that any connection has sent at, which sends as much: so
-    /// that what was read from the socket at once is not taken for the network. Before anything came that best one does, where a transfer is too
-    /// small to be measured, in packets of `chunk_bytes`; a larger one has no bandwidth then, and will have a rate when it is over.
+    /// that what was read from the socket at once is not taken for the network. Where a transfer is too small to be measured, in packets of
+    /// `chunk_bytes`, others as small say it, if no larger ones came. Before anything came there is no bandwidth: the best that this rank sends at
+    /// to another, perhaps in its own rack, says nothing of a slower way to it, and would have its transfers cut while they flow.
     pub(crate) fn one_way(mut self, chunk_bytes: usize, fastest: impl FnOnce() -> u64) -> Self {
-        let received = self.stats.reception_rate;
-        let fastest = fastest();
-        self.stats.bandwidth = match (received, fastest) {
-            (0, _) if self.bytes > PACKETS_MEASURED as usize * chunk_bytes => 0,
-            (0, rate) | (rate, 0) => rate,
-            (received, sent) => received.min(sent),
+        let is_short = self.bytes <= PACKETS_MEASURED as usize * chunk_bytes;
+        let received = match self.stats.reception_rate {
+            0 if is_short => self.stats.reception_rate_short,
+            rate => rate,
+        };
+        self.stats.bandwidth = match fastest() {
+            0 => received,
+            sent => received.min(sent),
         };
         self
     }
@@ -78,23 +81,27 @@ mod tests {
         // The bandwidth is that of acknowledgements and of messages of a few bytes.
         let rtt_smoothed = Duration::from_millis(1);
         let small = ConnectionStats { bandwidth: 10_000, rtt_smoothed, ..ConnectionStats::default() };
-        let deadline_of = |chunk_bytes, reception_rate, bytes, sent| {
-            let stats = ConnectionStats { reception_rate, ..small };
+        let deadline_of = |chunk_bytes, [received, received_short], bytes, sent| {
+            let stats =
+                ConnectionStats { reception_rate: received, reception_rate_short: received_short, ..small };
             let link = Link { stats, bytes, incast: 1 }.one_way(chunk_bytes, || sent);
             let deadline = Policy::AUTO.contract(Stage::Reduce, &link, &Learned::default()).deadline;
             deadline.map(|deadline| deadline.as_millis())
         };
-        let deadline = |reception_rate, bytes, sent| deadline_of(1408, reception_rate, bytes, sent);
-        assert_eq!(deadline(12_500_000, 1_250_000, 125_000_000), Some(410));
-        assert_eq!(deadline(12_500_000, 1_250_000, 0), Some(410));
-        assert_eq!(deadline(3_000_000_000, 1_250_000, 12_500_000), Some(410), "read from the socket at once");
-        assert_eq!(deadline(0, 12_500, 1_250_000), Some(50), "too small to be measured");
-        assert_eq!(deadline(0, 1_250_000, 125_000_000), None, "to be measured when it is over");
-        assert_eq!(deadline(0, 250_000, 25_000_000), None, "so is this");
+        let deadline = |received, bytes, sent| deadline_of(1408, received, bytes, sent);
+        assert_eq!(deadline([12_500_000, 0], 1_250_000, 125_000_000), Some(410));
+        assert_eq!(deadline([12_500_000, 0], 1_250_000, 0), Some(410));
+        let at_once = [3_000_000_000, 0];
+        assert_eq!(deadline(at_once, 1_250_000, 12_500_000), Some(410), "read from the socket at once");
+        assert_eq!(deadline([0, 1_250_000], 12_500, 125_000_000), Some(50), "too small to be measured");
+        assert_eq!(deadline([625_000, 1_250_000], 12_500, 125_000_000), Some(90), "larger ones know better");
+        assert_eq!(deadline([0, 1_250_000], 1_250_000, 125_000_000), None, "to be measured when it is over");
+        assert_eq!(deadline([0, 25_000_000], 250_000, 25_000_000), None, "so is this");
         assert_eq!(
-            deadline_of(8908, 0, 250_000, 25_000_000),
+            deadline_of(8908, [0, 25_000_000], 250_000, 25_000_000),
             Some(50),
             "of fewer, larger packets it never is"
         );
+        assert_eq!(deadline([0, 0], 12_500, 125_000_000), None, "another link says nothing of this one");
     }
 }

@@ -309,6 +309,7 @@ impl Connection {
         let mut stats = self.stats;
         self.paths.fill_stats(&mut stats);
         stats.reception_rate = self.reception.get();
+        stats.reception_rate_short = self.reception.short();
         stats
     }
 

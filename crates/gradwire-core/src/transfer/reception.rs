@@ -29,24 +29,55 @@ impl FirstPass {
         self.packets += counted;
     }
 
-    /// Bytes per second; `None` where a few bursts would decide it. As if it had taken a millisecond at least: what a thread finds in a socket when
+    /// Bytes per second; `None` of a single packet. As if it had taken a millisecond at least: what a thread finds in a socket when
     /// it comes late is read as fast as memory is copied, and no deadline is so short that what takes less would make a difference.
     fn rate(&self) -> Option<u64> {
-        (self.packets + 1 >= PACKETS_MEASURED).then(|| rate_of(self.bytes, self.took.max(TOOK_MIN))).flatten()
+        (self.packets > 0).then(|| rate_of(self.bytes, self.took.max(TOOK_MIN))).flatten()
+    }
+
+    /// Whether a few bursts decide its rate.
+    fn is_short(&self) -> bool {
+        self.packets + 1 < PACKETS_MEASURED
     }
 }
 
-/// The best of the last few first passes of a connection: one that waited for its sender's other transfers is no slow path.
+/// How fast the first passes of a connection came. Those of a few packets have a rate of their own, which is that of the link at most: they say
+/// nothing of longer ones, and all that is known where no longer ones come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReceptionRate {
+    measured: Best,
+    short: Best,
+}
+
+impl ReceptionRate {
+    /// A transfer is over.
+    pub(crate) fn learn(&mut self, pass: &FirstPass) {
+        let best = if pass.is_short() { &mut self.short } else { &mut self.measured };
+        best.learn(pass);
+    }
+
+    /// Bytes per second; zero before the first that was not short.
+    pub(crate) fn get(&self) -> u64 {
+        self.measured.get()
+    }
+
+    /// The same of short ones.
+    pub(crate) fn short(&self) -> u64 {
+        self.short.get()
+    }
+}
+
+/// The best of the last few: one that waited for its sender's other transfers is no slow path.
+#[derive(Clone, Copy, Debug, Default)]
+struct Best {
     latest: [u64; PASSES],
     next: usize,
 }
 
-impl ReceptionRate {
-    /// A transfer is over. What took less than a millisecond is as fast at least, and pushes out nothing that was measured: of a large transfer
+impl Best {
+    /// What took less than a millisecond is as fast at least, and pushes out nothing that was measured: of a large transfer
     /// on a fast link a small one says little.
-    pub(crate) fn learn(&mut self, pass: &FirstPass) {
+    fn learn(&mut self, pass: &FirstPass) {
         if let Some(rate) = pass.rate().filter(|rate| pass.took >= TOOK_MIN || *rate > self.get()) {
             self.insert(rate);
         }
@@ -60,7 +91,7 @@ impl ReceptionRate {
     }
 
     /// Bytes per second; zero before the first.
-    pub(crate) fn get(&self) -> u64 {
+    fn get(&self) -> u64 {
         self.latest.iter().copied().max().unwrap_or(0)
     }
 }
@@ -90,10 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn a_few_packets_say_nothing() {
+    fn a_few_packets_say_nothing_of_longer_passes_and_one_says_nothing_at_all() {
         let first = 1;
-        assert_eq!(after(u64::from(PACKETS_MEASURED - first) - 1, 100).rate(), None);
-        assert!(after(u64::from(PACKETS_MEASURED - first), 100).rate().is_some());
+        let mut rate = ReceptionRate::default();
+        rate.learn(&after(0, 100));
+        assert_eq!((rate.get(), rate.short()), (0, 0));
+        rate.learn(&after(u64::from(PACKETS_MEASURED - first) - 1, 100));
+        assert_eq!((rate.get(), rate.short()), (0, 10_000_000));
+        rate.learn(&after(u64::from(PACKETS_MEASURED - first), 200));
+        assert_eq!((rate.get(), rate.short()), (5_000_000, 10_000_000));
     }
 
     #[test]
@@ -118,7 +154,7 @@ mod tests {
 
     #[test]
     fn one_pass_that_waited_is_no_slow_path_and_eight_are() {
-        let mut rate = ReceptionRate::default();
+        let mut rate = Best::default();
         assert_eq!(rate.get(), 0);
         rate.insert(1_000);
         (0..PASSES - 1).for_each(|_| rate.insert(100));
