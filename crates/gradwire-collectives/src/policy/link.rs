@@ -81,7 +81,7 @@ mod tests {
         // The bandwidth is that of acknowledgements and of messages of a few bytes.
         let rtt_smoothed = Duration::from_millis(1);
         let small = ConnectionStats { bandwidth: 10_000, rtt_smoothed, ..ConnectionStats::default() };
-        let deadline_of = |chunk_bytes, [received, received_short], bytes, sent| {
+        let deadline_of = |chunk_bytes, [received, received_short]: [u64; 2], bytes, sent| {
             let stats =
                 ConnectionStats { reception_rate: received, reception_rate_short: received_short, ..small };
             let link = Link { stats, bytes, incast: 1 }.one_way(chunk_bytes, || sent);
