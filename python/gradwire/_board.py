@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gradwire import _heritage
+from gradwire import _heritage, _native
 from gradwire._calling import (
     Caller,
     checked,
@@ -32,6 +32,9 @@ RANKS_MAX = 16_384
 # Where many have not come, so many of them are looked at for each wait of at most a second: all of a small group, of 512 ranks each
 # within half a minute. That is for trouble while others are missing: once all are there, all are read.
 LOOKS = 16
+
+# What must be the same on all ranks before anything else is compared: other releases have other settings and other records.
+VERSIONS = {"gradwire": _native.__version__, "protocol": _native.PROTOCOL_VERSION}
 
 # So often a rank that reads for long says how far it is. One that has got no further for so long has ended, or hangs.
 TELLS_EVERY_S = 1.0
@@ -87,6 +90,7 @@ class Board:
             "world_size": self._world_size,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            **VERSIONS,
         }
         self._store.set(self._key(self.rank), json.dumps(entry))
 
@@ -155,7 +159,12 @@ class Board:
             raise RunsAlready(running)
 
     def first(self, timeout_s: float) -> dict[str, Any]:
-        """The entry of worker 0, unchecked."""
+        """The entry of worker 0, of which the version alone has been compared.
+
+        Raises:
+            MissingRankError: it did not appear.
+            SettingsMismatchError: it has another version.
+        """
         entry = self._first(timeout_s)
         if "error" not in entry and not 0 < checked(entry, self._key(0), workers=int)["workers"] <= RANKS_MAX:
             raise no_entry(self._key(0))
@@ -167,7 +176,7 @@ class Board:
 
         Raises:
             MissingRankError: it did not appear.
-            WorldSizeError: it was started differently.
+            SettingsMismatchError, WorldSizeError: it has another version, or was started differently.
             RendezvousError: it could not start.
         """
         return str(checked(self._checked(0, self._first(timeout_s)), self._key(0), name=str)["name"])
@@ -311,7 +320,21 @@ class Board:
     def _entry_of(self, rank: int) -> dict[str, Any]:
         key = self._key(rank)
         entry = read(self._store, key, host=str, world_size=int)
+        self._compare_versions(rank, entry)
         return entry if "error" in entry else checked(entry, key, record=str, settings=dict)
+
+    def _compare_versions(self, rank: int, entry: dict[str, Any]) -> None:
+        for name, ours in VERSIONS.items():
+            theirs = entry.get(name, "(not said)")
+            if theirs != ours:
+                raise SettingsMismatchError(
+                    f"rank {rank} on {entry['host']} has {name} version {theirs}, this process on {socket.gethostname()} has {ours}: "
+                    "install the same version of gradwire on all hosts, and start again what runs with another one",
+                    rank=rank,
+                    field=f"{name} version",
+                    theirs=theirs,
+                    ours=ours,
+                )
 
     @property
     def _end_key(self) -> str:

@@ -3,6 +3,7 @@
 from typing import Any, TypedDict, final
 
 __version__: str
+PROTOCOL_VERSION: int
 
 Memory = tuple[int, int]
 """Address and length in bytes."""

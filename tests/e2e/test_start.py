@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gradwire._board import Board
+from gradwire._board import VERSIONS, Board
 from launch import Outcome, checks_of, launch
 
 
@@ -61,7 +61,7 @@ def test_missing_ranks_are_named_when_the_timeout_is_over(rendezvous: Any) -> No
     store = HashStore()
     store.set(
         "gradwire/1/1",
-        json.dumps({"rank": 1, "world_size": 3, "host": "elsewhere", "pid": 1, "record": "", "settings": {}}),
+        json.dumps({"rank": 1, "world_size": 3, "host": "elsewhere", "record": "", "settings": {}, **VERSIONS}),
     )
     started = time.monotonic()
     with pytest.raises(MissingRankError, match=r"rank\(s\) 2 of 3") as caught:
@@ -69,6 +69,29 @@ def test_missing_ranks_are_named_when_the_timeout_is_over(rendezvous: Any) -> No
     assert caught.value.ranks == [2]
     assert isinstance(caught.value, TimeoutError)
     assert 1.0 < time.monotonic() - started < 10.0
+
+
+@pytest.mark.parametrize("more", [{}, {"gradwire": "9.0.0"}, {**VERSIONS, "protocol": 200}])
+def test_a_rank_that_comes_back_with_another_version_is_told_so(
+    rendezvous: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """What else they wrote is not looked at: it may be anything."""
+    from gradwire.errors import SettingsMismatchError
+    from torch.distributed import HashStore
+
+    monkeypatch.setenv("GRADWIRE_ON_PEER_LOSS", "continue")
+    store = HashStore()
+    store.add("gradwire/rounds/all", 1)
+    store.set("gradwire/1/end", json.dumps({"rank": 0, "error": ""}))
+    for rank in range(2):
+        entry = {"rank": rank, "world_size": 2, "host": "elsewhere", "records": {}, **more}
+        store.set(f"gradwire/1/{rank}", json.dumps(entry))
+    told = (
+        r"rank 0 on elsewhere has (gradwire|protocol) version .*, this process on .* has .*: install the same version"
+    )
+    with pytest.raises(SettingsMismatchError, match=told) as caught:
+        rendezvous.form_group(store, place(rendezvous, 20, world_size=2))
+    assert caught.value.theirs == (more.get("protocol") or more.get("gradwire", "(not said)"))
 
 
 def test_a_wait_that_is_nearly_over_does_not_wait_for_ever(rendezvous: Any) -> None:

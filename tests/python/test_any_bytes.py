@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from gradwire import _boundary, _meeting, _meeting_sockets
-from gradwire._board import Board, compare_settings
+from gradwire._board import VERSIONS, Board, compare_settings
 from gradwire._boundary import Boundary
 from gradwire._entrance import LIVES_MAX, Door, Watch
 from gradwire._meeting import MeetingServer, MeetingStore
@@ -143,6 +143,7 @@ def entry(rank: int) -> dict[str, Any]:
         "world_size": WORLD_SIZE,
         "host": "a",
         "pid": 1,
+        **VERSIONS,
     }
 
 

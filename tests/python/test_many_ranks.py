@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from gradwire import _meeting
-from gradwire._board import LOOKS, Board
+from gradwire._board import LOOKS, VERSIONS, Board
 from gradwire._meeting import MeetingServer, MeetingStore
 from gradwire._part_of_store import PartOfStore
 from gradwire.errors import MissingRankError, RendezvousError
@@ -154,6 +154,7 @@ def test_who_is_missing_is_named_one_by_one(store: MeetingStore) -> None:
 
 def test_who_cannot_start_is_found_while_many_are_missing(store: MeetingStore) -> None:
     publish(store, [0])
-    store.set(f"{PREFIX}/20", json.dumps({"error": "no memory", "host": "a", "world_size": WORLD_SIZE}))
+    entry = {"error": "no memory", "host": "a", "world_size": WORLD_SIZE, **VERSIONS}
+    store.set(f"{PREFIX}/20", json.dumps(entry))
     with pytest.raises(RendezvousError, match="rank 20 on a could not start: no memory"):
         Board(store, PREFIX, 0, WORLD_SIZE).collect(PATIENCE_S)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from gradwire._board import VERSIONS
 from gradwire._runtime import group_settings
 from gradwire.cli import main
 from gradwire.config import Config
@@ -91,7 +92,7 @@ def test_a_server_takes_nothing_from_worker_0_but_what_all_ranks_must_agree_abou
     monkeypatch.setattr(_serving, "configure", lambda _: pytest.fail("it was configured so"))
     store, below = HashStore(), "gradwire-served/gradwire"
     published = {**group_settings(Config(server_mode="dedicated")), **more}
-    entry = {"record": "{}", "settings": published, "rank": 0, "world_size": 3, "host": "a", "pid": 1, "workers": 2}
+    entry = {"record": "{}", "settings": published, "rank": 0, "world_size": 3, "host": "a", "workers": 2, **VERSIONS}
     store.set(f"{below}/called/number", "1")
     store.set(f"{below}/1/0", json.dumps(entry))
     with pytest.raises(RendezvousError, match=", ".join(sorted(more.keys() - {"security"}))):

@@ -316,20 +316,43 @@ pub(crate) fn read_one(ours: &Record, text: &str) -> Result<Record, JoinError> {
     Err(JoinError::RecordInvalid { position: 0, problem })
 }
 
-fn parse(position: usize, text: &str) -> Result<Record, JoinError> {
-    /// Read first, so that a record of another version is called that.
-    #[derive(Deserialize)]
-    struct Version {
-        format: u32,
-    }
-    let invalid =
-        |error: serde_json::Error| JoinError::RecordInvalid { position, problem: error.to_string() };
-    let version: Version = serde_json::from_str(text).map_err(invalid)?;
-    if version.format != FORMAT {
+/// What a text of any version of gradwire has, in clear also where the rest is sealed. Read and compared first: the rest of another version
+/// may be anything.
+#[derive(Deserialize)]
+pub(crate) struct Version {
+    format: u32,
+    rank: Option<u32>,
+    gradwire: Option<String>,
+    protocol: Option<u32>,
+}
+
+impl Version {
+    /// Of the text at a position, if it is the one that this process reads.
+    ///
+    /// # Errors
+    /// [`JoinError::SettingsMismatch`], or [`JoinError::RecordInvalid`] where it is of no version.
+    pub(crate) fn check(position: usize, text: &str) -> Result<(), JoinError> {
+        let version: Self = serde_json::from_str(text)
+            .map_err(|error| JoinError::RecordInvalid { position, problem: error.to_string() })?;
+        let rank = version.rank.unwrap_or(position as u32);
+        if let Some(gradwire) = version.gradwire {
+            same(rank, "gradwire version", &gradwire.as_str(), &env!("CARGO_PKG_VERSION"))?;
+        }
+        if let Some(protocol) = version.protocol {
+            same(rank, "protocol version", &protocol, &u32::from(VERSION))?;
+        }
+        if version.format == FORMAT {
+            return Ok(());
+        }
         let problem = format!("it has format {}, this version of gradwire reads {FORMAT}", version.format);
-        return Err(JoinError::RecordInvalid { position, problem });
+        Err(JoinError::RecordInvalid { position, problem })
     }
-    serde_json::from_str(text).map_err(invalid)
+}
+
+fn parse(position: usize, text: &str) -> Result<Record, JoinError> {
+    Version::check(position, text)?;
+    serde_json::from_str(text)
+        .map_err(|error| JoinError::RecordInvalid { position, problem: error.to_string() })
 }
 
 fn compare(theirs: &Record, ours: &Record) -> Result<(), JoinError> {
@@ -480,6 +503,23 @@ pub(crate) mod tests {
         all[1].fingerprint = "ff".into();
         let error = Roster::new(&all[0], &published(&all)).unwrap_err();
         assert!(matches!(error, JoinError::SettingsMismatch { rank: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_called_that_whatever_else_it_has() {
+        let ours = &records(2)[0];
+        for (text, field, theirs) in [
+            (r#"{"format": 2, "rank": 1, "gradwire": "9.0.0", "protocol": 1}"#, "gradwire version", "9.0.0"),
+            (r#"{"format": 1, "gradwire": "9.0.0", "news": [1]}"#, "gradwire version", "9.0.0"),
+            (r#"{"format": 1, "rank": 1, "protocol": 300}"#, "protocol version", "300"),
+        ] {
+            let error = Roster::new(ours, &[ours.to_json(), text.to_owned()]).unwrap_err();
+            let JoinError::SettingsMismatch { rank: 1, field: found, theirs: told, .. } = &error else {
+                panic!("{text}: {error}");
+            };
+            assert_eq!((*found, told.as_str()), (field, theirs), "{error}");
+            assert!(matches!(read_one(ours, text), Err(JoinError::SettingsMismatch { .. })), "{text}");
+        }
     }
 
     #[test]

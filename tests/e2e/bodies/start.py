@@ -7,6 +7,7 @@ import socket
 
 import pytest
 import rank
+from gradwire import _board
 from gradwire._calling import Caller
 from gradwire._rendezvous import Place, form_group
 from gradwire.errors import (
@@ -39,6 +40,22 @@ def check_a_setting_that_differs_is_named_on_both_ranks() -> None:
         del os.environ[variable]
         assert caught.value.field == field
         assert caught.value.rank == 1 - rank.RANK
+
+
+def check_another_version_is_named_on_both_ranks_before_any_setting() -> None:
+    ours = _board.VERSIONS["gradwire"]
+    os.environ["GRADWIRE_EAGER_BYTES"] = ("65536", "131072")[rank.RANK]
+    if rank.RANK == 1:
+        _board.VERSIONS["gradwire"] = "9.0.0"
+    told = "install the same version of gradwire on all hosts"
+    try:
+        with pytest.raises(SettingsMismatchError, match=rf"gradwire version .*{told}") as caught:
+            form("version")
+    finally:
+        del os.environ["GRADWIRE_EAGER_BYTES"]
+        _board.VERSIONS["gradwire"] = ours
+    assert (caught.value.rank, caught.value.field) == (1 - rank.RANK, "gradwire version")
+    assert {caught.value.theirs, caught.value.ours} == {ours, "9.0.0"}
 
 
 def check_a_port_in_use_on_one_rank_is_known_on_both() -> None:

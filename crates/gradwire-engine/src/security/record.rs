@@ -2,18 +2,20 @@
 
 use super::keys::{record_key, PacketKey};
 use super::{random_bytes, JobSecret, RANDOM_BYTES};
-use crate::rendezvous::{Record, FORMAT};
+use crate::rendezvous::{Record, Version, FORMAT};
 use crate::JoinError;
 use gradwire_core::wire::VERSION;
 use ring::aead::NONCE_LEN;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
-/// What a rank with a job secret publishes. Rank and mode are in clear, for errors that name them, and are believed only when
-/// the rest opens.
+/// What a rank with a job secret publishes. Versions, rank and mode are in clear, for errors that name them, and are believed only when
+/// the rest opens, which has them too.
 #[derive(Debug, Serialize, Deserialize)]
 struct Envelope {
     format: u32,
+    gradwire: String,
+    protocol: u8,
     rank: u32,
     security: String,
     nonce: Hex<NONCE_LEN>,
@@ -24,7 +26,6 @@ struct Envelope {
 /// What is looked at in a text before it is known which of the two it is.
 #[derive(Deserialize)]
 struct Glance {
-    format: u32,
     rank: Option<u32>,
     security: Option<String>,
     sealed: Option<String>,
@@ -38,15 +39,23 @@ pub(crate) fn seal_record(secret: &JobSecret, record: &Record) -> String {
     let tag = key.seal_with(nonce, &header(&record.group, record.rank), &mut body);
     let sealed = to_hex(&body) + &to_hex(&tag);
     let security = record.security.clone();
-    let envelope = Envelope { format: FORMAT, rank: record.rank, security, nonce: Hex(nonce), sealed };
+    let envelope = Envelope {
+        format: FORMAT,
+        gradwire: record.gradwire.clone(),
+        protocol: record.protocol,
+        rank: record.rank,
+        security,
+        nonce: Hex(nonce),
+        sealed,
+    };
     serde_json::to_string(&envelope).expect("an envelope is plain data")
 }
 
 /// The records behind what ranks published, for a rank with the record `ours` and this secret, if it has one.
 ///
 /// # Errors
-/// [`JoinError::SecretMismatch`] when a record does not open or should be sealed, [`JoinError::SettingsMismatch`] when the
-/// other rank has another mode, [`JoinError::RecordInvalid`].
+/// [`JoinError::SettingsMismatch`] when the other rank has another version or mode, [`JoinError::SecretMismatch`] when a record does not
+/// open or should be sealed, [`JoinError::RecordInvalid`].
 pub(crate) fn open_records(
     ours: &Record,
     secret: Option<&JobSecret>,
@@ -63,11 +72,9 @@ fn open_record(
     (position, text): (usize, &String),
 ) -> Result<String, JoinError> {
     let invalid = |problem: String| JoinError::RecordInvalid { position, problem };
+    // The key depends on the version: another one's record would seem to have another secret.
+    Version::check(position, text)?;
     let glance: Glance = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
-    if glance.format != FORMAT {
-        // Whoever compares records says which format was expected.
-        return Ok(text.clone());
-    }
     let rank = glance.rank.unwrap_or(position as u32);
     let mismatch = |problem| JoinError::SecretMismatch { rank, problem };
     if let Some(theirs) = glance.security.filter(|theirs| *theirs != ours.security) {
@@ -148,6 +155,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::super::keys::tests::secret;
     use super::*;
+    use crate::rendezvous::read_one;
     use crate::rendezvous::tests::records;
 
     fn problem(ours: &Record, key: Option<u8>, text: &str) -> JoinError {
@@ -156,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_record_opens_with_its_secret_and_hides_everything_but_rank_and_mode() {
+    fn a_sealed_record_opens_with_its_secret_and_hides_everything_but_versions_rank_and_mode() {
         let all = records(2);
         let text = seal_record(&secret(1), &all[1]);
         let opened = open_records(&all[0], Some(&secret(1)), std::slice::from_ref(&text)).unwrap();
@@ -197,6 +205,24 @@ mod tests {
             changed[place] = if changed[place] == b'0' { b'1' } else { b'0' };
             problem(&all[0], Some(1), &String::from_utf8(changed).unwrap());
         }
+    }
+
+    #[test]
+    fn another_version_is_said_before_another_secret_and_is_not_believed_in_clear() {
+        let all = records(2);
+        let newer = Record { protocol: 2, ..all[1].clone() };
+        for key in [Some(1), Some(2), None] {
+            let error = problem(&all[0], key, &seal_record(&secret(1), &newer));
+            let JoinError::SettingsMismatch { rank: 1, field: "protocol version", theirs, .. } = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(theirs, "2");
+        }
+        let claims = seal_record(&secret(1), &newer).replace("\"protocol\":2", "\"protocol\":1");
+        let opened = open_records(&all[0], Some(&secret(1)), &[claims]).unwrap();
+        let refused = read_one(&all[0], &opened[0]).unwrap_err();
+        assert!(refused.to_string().contains("protocol version"), "{refused}");
     }
 
     #[test]
