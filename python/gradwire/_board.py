@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import logging
 import os
@@ -270,6 +271,21 @@ class Board:
             if time.monotonic() > end:
                 raise RendezvousError(f"not every rank of {self._world_size} was connected within {timeout_s:g} s")
             pause(self._store, self._end_key, timeout_s)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Removes what this rank wrote for the others to read: all have, and a Store that outlives many groups would hold it for ever.
+
+        Rank 0's record stays: who comes late, of another world size, learns that there (`_calling.py`). So does all where lost ranks may
+        come back, who read what the group was formed by, and on a board of one start (`_meeting.py`), which has its own ways.
+        """
+        if self._continues or getattr(self._store, "is_of_one_start", False):
+            return
+        # Not every Store can, as one of the user's own, and the group is there.
+        with contextlib.suppress(Exception):
+            self._store.delete_key(self._read_key(self.rank))
+            if self.rank != 0:
+                self._store.delete_key(self._key(self.rank))
 
     def _is_formed(self) -> bool:
         """Whether all ranks have said so. Raises RendezvousError where one has said why it could not connect."""

@@ -43,3 +43,7 @@ class PartOfStore:
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
         """Waits as the Store does."""
         self.underlying_store.wait([self._prefix + key for key in keys], timeout)
+
+    def delete_key(self, key: str) -> None:
+        """Removes it, where the Store can."""
+        self.underlying_store.delete_key(self._prefix + key)

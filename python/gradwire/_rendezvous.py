@@ -12,9 +12,10 @@ formed a group there. `gradwire/<round>/<rank>` holds a rank's record, that of r
 job is called; `gradwire/<round>/read` counts the ranks that have read all of them, `gradwire/<round>/read/<rank>` is
 there for each that has, `gradwire/<round>/reading/<rank>` says how far one is that takes long,
 and `gradwire/<round>/read/all` is there once all have; `gradwire/<round>/joined` counts the ranks that reached all others;
-`gradwire/<round>/end` says how it ended for all. A rank that is started again while a group with `on_peer_loss="continue"` runs joins it
-(`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew, the members say which group that is
-(`_heritage.py`).
+`gradwire/<round>/end` says how it ended for all. Of a group that was formed on torch's Store the ranks remove what only they needed for
+that (`_board.py`), so that a launcher's Store does not hold the records of each. A rank that is started again while a group with
+`on_peer_loss="continue"` runs joins it (`_boundary.py`) instead of forming another one; where rank 0 was, on a board that it serves anew,
+the members say which group that is (`_heritage.py`).
 """
 
 from __future__ import annotations

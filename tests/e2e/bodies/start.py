@@ -9,6 +9,7 @@ import pytest
 import rank
 from gradwire import _board
 from gradwire._calling import Caller
+from gradwire._part_of_store import PartOfStore
 from gradwire._rendezvous import Place, form_group
 from gradwire.errors import (
     ConfigError,
@@ -83,6 +84,29 @@ def check_a_setting_that_does_not_exist_on_one_rank_is_known_on_both() -> None:
     else:
         with pytest.raises(GradwireError, match="rank 1"):
             form("name")
+
+
+def check_what_all_have_read_does_not_stay_in_the_store_unless_lost_ranks_may_come_back() -> None:
+    key, progress = f"gradwire/1/{rank.RANK}", f"gradwire/1/read/{rank.RANK}"
+    for mode, stays in {"raise": rank.RANK == 0, "continue": True}.items():
+        os.environ["GRADWIRE_ON_PEER_LOSS"] = mode
+        store = FileStore(str(rank.FOLDER / f"stays, {mode}"), -1)
+        with tried():
+            form_group(store, Place(rank.RANK, rank.WORLD_SIZE, f"stays, {mode}", TIMEOUT))
+            assert store.check([key]) is stays, mode
+            assert store.check([progress]) is (mode == "continue")
+    del os.environ["GRADWIRE_ON_PEER_LOSS"]
+
+
+def check_a_group_is_formed_on_a_store_that_can_remove_nothing() -> None:
+    class Own(PartOfStore):
+        def delete_key(self, key: str) -> None:
+            raise NotImplementedError(key)
+
+    store = Own(FileStore(str(rank.FOLDER / "own"), -1), "")
+    with tried():
+        form_group(store, Place(rank.RANK, rank.WORLD_SIZE, "own", TIMEOUT))
+        assert store.check([f"gradwire/1/{rank.RANK}"])
 
 
 def check_who_waits_in_the_round_of_a_rank_0_that_was_killed_hears_the_call_of_the_next_one() -> None:
