@@ -14,8 +14,10 @@ use std::time::Duration;
 
 pub(crate) use peers::Peers;
 
-/// Of a way that loses all data while small packets pass.
-const LARGE_ARE_LOST: &str = "; of the last large packets that this rank sent there none arrived, though small ones did: the MTU on the way has become smaller (`gradwire doctor` finds it, GRADWIRE_MTU sets it), or something drops them";
+/// Of a way that loses all data of so many bytes in a packet, while small packets pass.
+fn large_are_lost(bytes: u32) -> String {
+    format!("; of the last large packets that this rank sent there none arrived ({bytes} bytes of data each, or more), though smaller ones did: the MTU on the way may have become smaller (`gradwire doctor` finds it, GRADWIRE_MTU sets it), or something drops them")
+}
 
 /// One peer.
 #[derive(Debug)]
@@ -70,7 +72,7 @@ impl Peer {
 
     /// Where it last said it was, for people; or where it was seen, if that was later. And what is wrong with the way to it, where that is known.
     pub(crate) fn whereabouts(&self) -> String {
-        let hole = if self.connection().loses_all_data() { LARGE_ARE_LOST } else { "" };
+        let hole = self.connection().loses_all_data().map_or_else(String::new, large_are_lost);
         format!("{}{hole}", self.place())
     }
 

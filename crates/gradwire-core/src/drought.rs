@@ -51,6 +51,11 @@ impl Drought {
         self.lost >= LOST_MIN
     }
 
+    /// The bytes of the smallest packet that was lost, while it lasts.
+    pub(crate) fn smallest(&self) -> Option<u32> {
+        self.begun.filter(|_| self.lasts()).map(|(_, smallest)| smallest)
+    }
+
     /// No data leaves before.
     pub(crate) fn until(&self) -> Timestamp {
         self.until

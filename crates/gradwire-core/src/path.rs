@@ -160,6 +160,11 @@ impl Path {
         self.drought.as_ref().is_some_and(Drought::lasts)
     }
 
+    /// The bytes of the smallest packet that was lost then.
+    pub(crate) fn lost_in_drought(&self) -> Option<u32> {
+        self.drought.as_ref().and_then(Drought::smallest)
+    }
+
     fn rests_until(&self) -> Timestamp {
         self.drought.as_ref().map_or(Timestamp::ZERO, Drought::until)
     }

@@ -313,10 +313,12 @@ impl Connection {
         stats
     }
 
-    /// Whether nothing of much data has arrived at the peer, which answers small packets: of a connection with one path.
+    /// Bytes of data in the smallest of many packets of which none has arrived at the peer, though it answers questions: of a connection with one path, while
+    /// as much is still to be sent. When nothing is, nobody has tried the way since, and it may be whole again.
     #[must_use]
-    pub fn loses_all_data(&self) -> bool {
-        self.paths.at(0).is_in_drought()
+    pub fn loses_all_data(&self) -> Option<u32> {
+        let smallest = self.paths.at(0).lost_in_drought()?;
+        self.sends.iter().any(|send| send.grid.len(0) >= smallest).then_some(smallest)
     }
 
     /// Counters and estimates of each path, in the order of their ids.

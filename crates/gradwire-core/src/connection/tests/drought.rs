@@ -6,14 +6,18 @@ const CHUNK: usize = 1408;
 
 /// A pair that has carried data, and loses all of it from now on.
 fn pair_in_drought() -> Pair {
+    pair_that_loses_all(20_000, Contract::EXACT, Reliability::Exact)
+}
+
+/// The same, of a transfer of so many chunks under this contract.
+fn pair_that_loses_all(chunks: usize, contract: Contract, reliability: Reliability) -> Pair {
     let mut pair = Pair::connected(never);
-    for (transfer, chunks) in [(1, 1_000), (2, 20_000)] {
-        pair.receive(1, transfer, CHUNK * chunks, Contract::EXACT);
-    }
+    pair.receive(1, 1, CHUNK * 1_000, Contract::EXACT);
+    pair.receive(1, 2, CHUNK * chunks, contract);
     pair.send(0, 1, pattern(CHUNK * 1_000), Reliability::Exact);
     pair.run_until(Duration::from_secs(1), |pair| pair.missing(0, 1).is_some());
     pair.lose = |header, _| header.kind == Kind::Data;
-    pair.send_at(9, 0, 2, pattern(CHUNK * 20_000), Reliability::Exact);
+    pair.send_at(9, 0, 2, pattern(CHUNK * chunks), reliability);
     pair
 }
 
@@ -75,7 +79,20 @@ fn a_window_whose_end_is_lost_is_no_drought() {
     while pair.missing(0, 1).is_none() {
         let before = lost(&pair);
         pair.run_until(Duration::from_secs(1), |pair| lost(pair) > before || pair.missing(0, 1).is_some());
-        had |= pair.ends[0].connection.loses_all_data();
+        had |= pair.ends[0].connection.loses_all_data().is_some();
     }
     assert!(!had && lost(&pair) == 600, "{} lost", lost(&pair));
+}
+
+#[test]
+fn a_way_that_nothing_large_is_to_go_is_not_said_to_lose_it() {
+    let contract = Contract { deadline: Some(Duration::from_secs(1)), floor: 0.0, ..AUTO };
+    let mut pair = pair_that_loses_all(2_000, contract, Reliability::Tolerant);
+    pair.run_until(Duration::from_secs(1), |pair| {
+        pair.ends[0].connection.loses_all_data() == Some(CHUNK as u32)
+    });
+    // At a few packets in each pause the rest takes its time.
+    pair.run_until(Duration::from_secs(120), |pair| pair.missing(0, 2).is_some());
+    assert!(pair.ends[0].connection.paths.at(0).is_in_drought());
+    assert_eq!(pair.ends[0].connection.loses_all_data(), None);
 }
