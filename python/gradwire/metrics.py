@@ -139,6 +139,12 @@ METRICS: tuple[Metric, ...] = (
         "receive_overflows",
         "Datagrams that the kernel dropped because the receive buffer was full.",
     ),
+    _counter(
+        "engine",
+        "group_turns",
+        "group_turns",
+        "Times that the network thread turned to a group, for which something had come or was due.",
+    ),
     _counter("engine", "sleeps", "sleeps", "Times that the network thread slept."),
     _counter("engine", "busy_polls", "busy_polls", "Times that it looked for packets again instead (`busy_poll_us`)."),
     _counter(

@@ -77,8 +77,6 @@ pub(crate) struct ActiveGroup {
     wake_at: Option<Timestamp>,
     /// When ways of paths are searched on, by rank.
     search_at: Vec<Option<Timestamp>>,
-    /// Something was handed in since the last drain.
-    dirty: bool,
     /// Strangers flood the port.
     is_flooded: bool,
     /// How it goes on when a rank is lost; `None`: it ends.
@@ -122,7 +120,6 @@ impl ActiveGroup {
             awaiting_workers: None,
             wake_at: None,
             search_at,
-            dirty: true,
             is_flooded: false,
             succession,
             lanes,
@@ -170,7 +167,6 @@ impl ActiveGroup {
             in_flight.end(Err(OpError::ShutDown("a call after leaving the group".to_owned())));
             return;
         }
-        self.dirty = true;
         self.large_calls.count(&request);
         if self.succession.is_some() {
             return self.submit_kept(now, (request, before), in_flight);
@@ -187,7 +183,7 @@ impl ActiveGroup {
 
     /// Strangers flood the port, or no longer.
     pub(crate) fn set_flooded(&mut self, is_flooded: bool) {
-        (self.is_flooded, self.dirty) = (is_flooded, true);
+        self.is_flooded = is_flooded;
         self.group.set_flooded(is_flooded);
     }
 
@@ -214,7 +210,6 @@ impl ActiveGroup {
         if self.wake_at.is_some_and(|at| at <= now) {
             self.group.handle_timeout(now);
             self.search_ways(now);
-            self.dirty = true;
         }
     }
 
@@ -226,11 +221,6 @@ impl ActiveGroup {
                     ways.and_then(|ways| ways.search(&mut self.group, peer as u32)).map(|pause| now + pause);
             }
         }
-    }
-
-    /// Whether something was handed in that has not been drained.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.dirty
     }
 
     /// Those of its ranks that are on this host, in the present epoch.
@@ -281,7 +271,6 @@ impl ActiveGroup {
         let verdict = if self.is_lane() { Some(verdict) } else { self.lanes.on_lost(verdict) };
         if let Some(verdict) = verdict {
             self.group.adopt(now, verdict);
-            self.dirty = true;
         }
     }
 
@@ -375,9 +364,8 @@ impl ActiveGroup {
         self.group.poll_transmit(now, &mut sink);
     }
 
-    /// Its events were taken, and all that it has to send, or `is_drained` is `false`.
-    pub(crate) fn settle(&mut self, now: Timestamp, is_drained: bool) {
-        self.dirty = !is_drained;
+    /// Its events were taken, and what it could send.
+    pub(crate) fn settle(&mut self, now: Timestamp) {
         let due = self.group.poll_timeout().map(|timeout| timeout.at);
         self.wake_at = self.search_at.iter().copied().flatten().chain(due).min();
         if let Leaving::Goodbye(waiting) = &mut self.leaving {
@@ -405,7 +393,6 @@ impl ActiveGroup {
                 self.group.leave(now);
                 self.end_succession(OpError::ShutDown("the call".to_owned()));
                 self.leaving = Leaving::Goodbye(left.into_iter().collect());
-                self.dirty = true;
             }
             Leaving::Goodbye(waiting) => waiting.extend(left),
             Leaving::Lingering(_) => _ = left.map(|left| left.send(())),

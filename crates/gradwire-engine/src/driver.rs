@@ -1,9 +1,9 @@
 //! The network thread: drives every group of the process with datagrams, time and commands.
 //!
 //! One turn: take commands, take what has arrived, do what is due, let each group that was touched send, and sleep when
-//! there was nothing. Nothing in a turn allocates or blocks for a packet; only commands and completions, which come once for
-//! each collective, do. What is sealed takes a lock that nobody else holds, or where a thread sends beside this one
-//! ([`crate::socket`]), that thread alone.
+//! there was nothing. A group for which nothing came and nothing is due is not looked at ([`crate::groups`]). Nothing in a turn
+//! allocates or blocks for a packet; only commands and completions, which come once for each collective, do. What is sealed takes
+//! a lock that nobody else holds, or where a thread sends beside this one ([`crate::socket`]), that thread alone.
 
 use crate::active::ActiveGroup;
 use crate::busy_poll::BusyPoll;
@@ -12,16 +12,16 @@ use crate::code_points::CodePoints;
 use crate::cores::Cores;
 use crate::flood::{FloodWatch, Traffic};
 use crate::giving_way::GivingWay;
+use crate::groups::Groups;
 use crate::in_flight::shut_down;
 use crate::inlet::Inlet;
 use crate::own_core::OwnCore;
 use crate::routes::Routes;
 use crate::sending_apart::SendingApart;
-use crate::shared::{Command, GroupKey, Shared};
+use crate::shared::{Command, Shared};
 use crate::socket::{BoundSocket, Datagram, PathSockets};
 use crate::timeline::{Clock, Timeline};
 use crate::{news, Choice, EngineStats};
-use gradwire_collectives::Verdict;
 use gradwire_core::Timestamp;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -49,8 +49,7 @@ pub(crate) struct Driver {
     /// What `origin` is on the clocks of the host.
     clock: Clock,
     now: Timestamp,
-    /// Places are used again; a datagram's route holds the place.
-    groups: Vec<Option<ActiveGroup>>,
+    groups: Groups<ActiveGroup>,
     routes: Routes,
     codes: CodePoints,
     chaos: Option<Box<Chaos>>,
@@ -61,8 +60,6 @@ pub(crate) struct Driver {
     sending_apart: SendingApart,
     /// Most ranks of a group that are on this host.
     most_ranks_here: usize,
-    /// Place of the group that is drained first.
-    first_to_drain: usize,
     own_core: OwnCore,
     /// How many cores the process may use.
     cores: Cores,
@@ -83,7 +80,7 @@ impl Driver {
             origin: shared.origin,
             clock: Clock::at(shared.origin),
             now: Timestamp::ZERO,
-            groups: Vec::new(),
+            groups: Groups::default(),
             routes: Routes::default(),
             codes: CodePoints::new(&shared.local.config),
             chaos: shared.local.config.chaos.map(|config| Box::new(Chaos::new(config))),
@@ -91,7 +88,6 @@ impl Driver {
             stats: EngineStats::default(),
             busy_poll: BusyPoll::new(shared.local.config.busy_poll),
             giving_way: GivingWay::new(shared.local.config.give_way),
-            first_to_drain: 0,
             most_ranks_here: 1,
             sending_apart: SendingApart::new(shared.local.config.send_thread),
             own_core: OwnCore::new(shared.local.config.own_core, shared.local.config.send_thread),
@@ -104,20 +100,20 @@ impl Driver {
         let cause = result.err().map(|panic| format!("the network thread panicked: {}", panic_text(&*panic)));
         if let Some(cause) = &cause {
             news::crashed(shared.local.port, cause);
-            driver.groups.iter().flatten().for_each(|group| group.tell_end(cause));
+            driver.groups.iter().for_each(|group| group.tell_end(cause));
         }
         let waiting = shared.close(cause.clone());
         // Commands and groups answer by being dropped: every channel in them disconnects.
         for command in std::mem::take(&mut driver.commands).into_iter().rev().chain(waiting) {
             driver.refuse(command, cause.as_deref());
         }
-        driver.groups.iter_mut().flatten().for_each(|group| group.end_all(cause.as_deref()));
+        driver.groups.iter_mut().for_each(|group| group.end_all(cause.as_deref()));
     }
 
     /// Ends a command that can no longer be carried out.
     fn refuse(&mut self, command: Command, cause: Option<&str>) {
         if let Command::Submit { group, in_flight, .. } = command {
-            let error = self.find(group).map_or_else(shut_down, |group| group.why_ended(cause));
+            let error = self.groups.find(group).map_or_else(shut_down, |group| group.why_ended(cause));
             in_flight.end(Err(error));
         }
     }
@@ -139,9 +135,7 @@ impl Driver {
         match self.ending {
             Ending::Running => false,
             Ending::Crashed => true,
-            Ending::Stopping(until) => {
-                self.now >= until || self.groups.iter().flatten().all(ActiveGroup::has_left)
-            }
+            Ending::Stopping(until) => self.now >= until || self.groups.iter().all(ActiveGroup::has_left),
         }
     }
 
@@ -160,82 +154,63 @@ impl Driver {
     fn command(&mut self, command: Command) {
         match command {
             Command::Join { setup, connected } => {
-                let mut group = ActiveGroup::new(*setup, connected, self.now);
+                let group = ActiveGroup::new(*setup, connected, self.now);
+                let (place, group) = self.groups.insert(group.key(), group);
                 group.set_flooded(self.flood.is_flooded());
-                let free = self.groups.iter().position(Option::is_none);
-                let place = free.unwrap_or(self.groups.len());
                 group.insert_routes(place as u32, &mut self.routes);
                 group.insert_doors(place as u32, &mut self.routes);
-                if place == self.groups.len() {
-                    self.groups.push(None);
-                }
-                self.groups[place] = Some(group);
             }
             Command::Abandon { group, missing } => {
-                if let Some(group) = self.find(group) {
+                if let Some(group) = self.groups.find(group) {
                     let _ = missing.send(group.unanswered());
                 }
             }
-            Command::Submit { group, request, in_flight } => {
-                let now = self.now;
-                match self.find(group) {
-                    Some(group) => group.submit(now, *request, in_flight),
-                    None => in_flight.end(Err(shut_down())),
+            Command::Submit { group, request, in_flight } => match self.groups.touch_key(group) {
+                Some(group) => group.submit(self.now, *request, in_flight),
+                None => in_flight.end(Err(shut_down())),
+            },
+            Command::Adopt { group, verdict } => {
+                if let Some(group) = self.groups.touch_key(group) {
+                    group.adopt(self.now, *verdict);
                 }
             }
-            Command::Adopt { group, verdict } => self.adopt(group, *verdict),
             Command::Admit { group, record, admitted } => {
-                if let Some(group) = self.find(group) {
+                if let Some(group) = self.groups.touch_key(group) {
                     // The caller may have stopped waiting.
                     let _ = admitted.send(group.admit(&record));
                 }
             }
             Command::Leave { group, left } => {
-                let now = self.now;
-                if let Some(group) = self.find(group) {
-                    group.leave(now, left);
+                if let Some(group) = self.groups.touch_key(group) {
+                    group.leave(self.now, left);
                 }
             }
             Command::AwaitWorkers { group, ended } => {
-                if let Some(group) = self.find(group) {
+                if let Some(group) = self.groups.touch_key(group) {
                     group.await_workers(ended);
                 }
             }
             Command::GroupStats { group, stats } => {
-                let now = self.now;
-                _ = stats.send(self.find(group).map(|group| group.stats(now)));
+                _ = stats.send(self.groups.find(group).map(|group| group.stats(self.now)));
             }
             Command::Watch { group, watch } => {
-                let now = self.now;
-                _ = watch.send(self.find(group).map(|group| group.watch(now)));
+                _ = watch.send(self.groups.find(group).map(|group| group.watch(self.now)));
             }
             Command::Timeline { group, timeline } => {
-                let clock = self.clock;
-                let calls = self.find(group).map(|group| group.timeline());
-                _ = timeline.send(calls.map(|calls| Timeline { clock, calls }));
+                let calls = self.groups.find(group).map(ActiveGroup::timeline);
+                _ = timeline.send(calls.map(|calls| Timeline { clock: self.clock, calls }));
             }
             Command::EngineStats { stats } => {
                 self.sockets.take_counts().add_to(&mut self.stats);
                 _ = stats.send(self.stats);
             }
             Command::Stop => {
-                let now = self.now;
-                self.groups.iter_mut().flatten().for_each(|group| group.leave(now, None));
-                self.ending = Ending::Stopping(now + STOP_MAX);
+                self.groups.touch_all();
+                self.groups.iter_mut().for_each(|group| group.leave(self.now, None));
+                self.ending = Ending::Stopping(self.now + STOP_MAX);
             }
             Command::Crash => self.ending = Ending::Crashed,
         }
-    }
-
-    fn adopt(&mut self, group: GroupKey, verdict: Verdict) {
-        let now = self.now;
-        if let Some(group) = self.find(group) {
-            group.adopt(now, verdict);
-        }
-    }
-
-    fn find(&mut self, key: GroupKey) -> Option<&mut ActiveGroup> {
-        self.groups.iter_mut().flatten().find(|group| group.key() == key)
     }
 
     /// Takes what has arrived; `false` when that was nothing. The clock is read after each call that brought something: a
@@ -302,31 +277,47 @@ impl Driver {
         let received = Traffic { datagrams, bytes };
         if let Some(is_flooded) = self.flood.on_counts(self.now, received, self.refused) {
             news::flooded(self.shared.local.port, is_flooded);
-            self.groups.iter_mut().flatten().for_each(|group| group.set_flooded(is_flooded));
+            self.groups.touch_all();
+            self.groups.iter_mut().for_each(|group| group.set_flooded(is_flooded));
         }
     }
 
     fn handle_timeouts(&mut self) {
-        for place in 0..self.groups.len() {
-            let Some(group) = &mut self.groups[place] else { continue };
-            group.handle_timeout(self.now);
-            group.succeed(self.now, (&mut self.routes, place as u32));
-            let here = group.here();
-            self.giving_way.on_ranks(here.ranks, self.cores.of_process);
-            group.tell_host(self.now, &self.cores, self.most_ranks_here.max(here.ranks));
-            self.most_ranks_here = self.most_ranks_here.max(here.ranks);
-            let (sends, is_divided) = (group.is_among_others(), group.is_divided());
-            if group.is_over(self.now) {
-                group.remove_routes(&mut self.routes);
-                self.groups[place] = None;
+        self.groups.touch_due(self.now);
+        let mut index = 0;
+        while let Some(place) = self.groups.touched(index) {
+            self.turn_to(place);
+            index += 1;
+        }
+    }
+
+    /// Does what is due for a group, and looks what it has become.
+    fn turn_to(&mut self, place: usize) {
+        let Some(group) = self.groups.at_mut(place) else { return };
+        self.stats.group_turns += 1;
+        group.handle_timeout(self.now);
+        group.succeed(self.now, (&mut self.routes, place as u32));
+        let here = group.here();
+        self.giving_way.on_ranks(here.ranks, self.cores.of_process);
+        let are_more = here.ranks > self.most_ranks_here;
+        self.most_ranks_here = self.most_ranks_here.max(here.ranks);
+        group.tell_host(self.now, &self.cores, self.most_ranks_here);
+        let (sends, is_divided) = (group.is_among_others(), group.is_divided());
+        if group.is_over(self.now) {
+            group.remove_routes(&mut self.routes);
+            let key = group.key();
+            self.groups.remove(key);
+        }
+        if are_more {
+            // They are told as well.
+            self.groups.touch_all();
+        }
+        if sends {
+            // In this order: a thread begins on the cores of the one that starts it.
+            if !is_divided || self.shared.local.config.send_thread == Choice::On {
+                self.send_apart(here.ranks);
             }
-            if sends {
-                // In this order: a thread begins on the cores of the one that starts it.
-                if !is_divided || self.shared.local.config.send_thread == Choice::On {
-                    self.send_apart(here.ranks);
-                }
-                self.own_core.on_ranks(here, &self.cores);
-            }
+            self.own_core.on_ranks(here, &self.cores);
         }
     }
 
@@ -339,27 +330,29 @@ impl Driver {
         }
     }
 
-    /// Takes events and datagrams of every group that was touched. Who could not send all stays touched, and behind the one that blocked the sockets the
-    /// next one goes first the next time.
+    /// Takes events and datagrams of every group that was touched. Who could not send all stays touched; the one that blocked the sockets goes behind
+    /// those that have not sent since.
     fn drain(&mut self) {
         if self.sockets.is_blocked() {
             self.sockets.send();
         }
-        let (count, first) = (self.groups.len(), self.first_to_drain);
-        for place in (first..count).chain(0..first.min(count)) {
-            if self.groups[place].as_ref().is_some_and(ActiveGroup::is_dirty) {
-                let was_blocked = self.sockets.is_blocked();
-                let is_drained = self.drain_group(place);
-                if !was_blocked && (!is_drained || self.sockets.is_blocked()) {
-                    self.first_to_drain = (place + 1) % count;
-                }
+        let mut has_blocked = None;
+        for _ in 0..self.groups.touched_count() {
+            let Some(place) = self.groups.next_touched() else { break };
+            let was_blocked = self.sockets.is_blocked();
+            let is_drained = self.drain_group(place);
+            if !is_drained {
+                // A thread that sends makes room at any moment, and then another one can block them.
+                let before = if was_blocked { Some(place) } else { has_blocked.replace(place) };
+                before.into_iter().for_each(|place| self.groups.put_back(place));
             }
         }
+        has_blocked.into_iter().for_each(|place| self.groups.put_back(place));
     }
 
     /// Whether it could send all that it has.
     fn drain_group(&mut self, place: usize) -> bool {
-        let Some(group) = &mut self.groups[place] else { return true };
+        let Some(group) = self.groups.at_mut(place) else { return true };
         group.poll_events(self.now);
         let mut has_filled = false;
         while !has_filled && !self.sockets.is_blocked() {
@@ -370,7 +363,9 @@ impl Driver {
             }
         }
         group.poll_events(self.now);
-        group.settle(self.now, has_filled);
+        group.settle(self.now);
+        let wake_at = group.wake_at();
+        self.groups.settle(place, wake_at);
         has_filled
     }
 
@@ -378,12 +373,12 @@ impl Driver {
     fn sleep(&mut self) {
         // Asked once: a batch may come back at any moment.
         let is_blocked = self.sockets.is_blocked();
-        if !is_blocked && self.groups.iter().flatten().any(ActiveGroup::is_dirty) {
+        if !is_blocked && self.groups.touched_count() > 0 {
             // Blocked a moment ago.
             return;
         }
         let now = since(self.origin);
-        let due = self.groups.iter().flatten().filter_map(ActiveGroup::wake_at).min();
+        let due = self.groups.wake_at();
         let stop = if let Ending::Stopping(until) = self.ending { Some(until) } else { None };
         let held = self.chaos.as_ref().and_then(|chaos| chaos.due());
         let due = [due, stop, held].into_iter().flatten().min();

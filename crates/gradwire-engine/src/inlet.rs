@@ -4,6 +4,7 @@ use crate::active::ActiveGroup;
 use crate::chaos::{Chaos, Way};
 use crate::code_points::CodePoints;
 use crate::flood::Traffic;
+use crate::groups::Groups;
 use crate::routes::{Route, Routes};
 use crate::security::Refusal;
 use crate::socket::{Datagram, Message, RawAddress};
@@ -28,7 +29,7 @@ impl Opened {
 
 /// See the module's documentation.
 pub(crate) struct Inlet<'a> {
-    groups: &'a mut Vec<Option<ActiveGroup>>,
+    groups: &'a mut Groups<ActiveGroup>,
     routes: &'a Routes,
     codes: &'a CodePoints,
     /// Datagrams that were taken in runs.
@@ -46,7 +47,7 @@ pub(crate) struct Inlet<'a> {
 impl<'a> Inlet<'a> {
     /// With nothing counted but what was refused before.
     pub(crate) fn new(
-        groups: &'a mut Vec<Option<ActiveGroup>>,
+        groups: &'a mut Groups<ActiveGroup>,
         routes: &'a Routes,
         codes: &'a CodePoints,
         refused: Traffic,
@@ -88,7 +89,7 @@ impl<'a> Inlet<'a> {
     ) {
         let (codes, Some(Opened { route, tail, start })) = (self.codes, opened) else { return };
         let datagrams = Datagrams::new(&bytes[start..], stride, tail);
-        if let Some(group) = self.group(route) {
+        if let Some(group) = self.groups.touch(route.group as usize) {
             let in_runs = group.handle_datagrams(now, route.peer, datagrams, origin, codes);
             self.in_runs += in_runs as u64;
         }
@@ -118,7 +119,7 @@ impl<'a> Inlet<'a> {
 
     fn deliver(&mut self, now: Timestamp, route: Route, datagram: &Datagram<'_>) {
         let codes = self.codes;
-        if let Some(group) = self.group(route) {
+        if let Some(group) = self.groups.touch(route.group as usize) {
             group.handle_datagram(now, route.peer, datagram.bytes, (datagram.from, datagram.octet), codes);
         }
     }
@@ -162,7 +163,8 @@ impl<'a> Inlet<'a> {
         Some((route, self.group(route)?))
     }
 
+    /// What is not for it yet does not touch it: a stranger's datagram has no turn.
     fn group(&mut self, route: Route) -> Option<&mut ActiveGroup> {
-        self.groups.get_mut(route.group as usize)?.as_mut()
+        self.groups.at_mut(route.group as usize)
     }
 }

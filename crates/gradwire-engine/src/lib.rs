@@ -31,6 +31,7 @@ mod flood;
 pub mod fuzzing;
 mod giving_way;
 mod group;
+mod groups;
 mod handle;
 mod here;
 mod in_flight;

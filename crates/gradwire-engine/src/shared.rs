@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::time::Instant;
 
 /// Names a group inside its engine.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct GroupKey(pub(crate) u64);
 
 /// A peer that did not answer.

@@ -65,6 +65,8 @@ pub struct EngineStats {
     pub send_blocked: u64,
     /// Datagrams that the kernel dropped because our receive buffer was full.
     pub receive_overflows: u64,
+    /// Times that the thread turned to a group, for which something had come or was due.
+    pub group_turns: u64,
     /// Times that the thread slept.
     pub sleeps: u64,
     /// Times that it looked for packets again instead, for `busy_poll`.

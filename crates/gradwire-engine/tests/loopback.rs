@@ -329,6 +329,24 @@ fn an_idle_group_lets_the_processor_rest() {
     }
 }
 
+/// Each turn takes a receive call at least, and an idle group is turned to for a heartbeat that comes or goes.
+#[test]
+fn a_turn_looks_at_no_group_for_which_nothing_has_come_and_nothing_is_due() {
+    let engines = engines(2, &config());
+    let join =
+        |name: &str| -> Vec<GroupHandle> { join(&engines, name).into_iter().map(Result::unwrap).collect() };
+    let _idle: Vec<Vec<GroupHandle>> = (0..30).map(|number| join(&format!("idle {number}"))).collect();
+    let busy = join("busy");
+    let before = engines[0].stats().unwrap();
+    (0..200).for_each(|_| check_all_reduce(&busy, 100));
+    let after = engines[0].stats().unwrap();
+    let datagrams = (after.datagrams_received + after.datagrams_sent)
+        - (before.datagrams_received + before.datagrams_sent);
+    let may = after.receive_calls - before.receive_calls + datagrams;
+    let turns = after.group_turns - before.group_turns;
+    assert!(turns >= 200 && turns <= may, "{turns} turns of groups, {may} at most: {before:?}, {after:?}");
+}
+
 #[test]
 fn what_receive_offload_brings_as_one_piece_is_taken_in_runs() {
     for (offload, security) in

@@ -92,7 +92,6 @@ impl ActiveGroup {
         let from = self.life_of(peer);
         if let (Some(succession), Some(from), Ok(note)) = (&mut self.succession, from, Note::decode(body)) {
             succession.on_note(now, from, note);
-            self.dirty = true;
         }
         true
     }
@@ -343,9 +342,6 @@ impl ActiveGroup {
             }
             None => {}
         }
-        if !self.succession.as_ref().is_none_or(|succession| succession.notes.is_empty()) {
-            self.dirty = true;
-        }
     }
 
     fn reform(
@@ -395,7 +391,6 @@ impl ActiveGroup {
         let broken_off: Vec<InFlight> = self.in_flight.drain().map(|(_, in_flight)| in_flight).collect();
         broken_off.into_iter().for_each(|in_flight| self.finish(in_flight, Err(error.clone())));
         self.insert_routes(place, routes);
-        self.dirty = true;
     }
 
     /// Ends every call, and all later ones, with `error`.

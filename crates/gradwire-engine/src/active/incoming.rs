@@ -65,9 +65,7 @@ impl ActiveGroup {
         if !is_known || !datagrams.are_several() {
             return 0;
         }
-        let taken = self.group.handle_run(now, peer, datagrams, mark);
-        self.dirty |= taken > 0;
-        taken
+        self.group.handle_run(now, peer, datagrams, mark)
     }
 
     /// Takes a datagram of `peer`.
@@ -84,7 +82,6 @@ impl ActiveGroup {
         }
         let is_settled = self.peers[peer as usize].is_settled();
         self.group.handle_marked_datagram(now, peer, bytes, codes.read(octet));
-        self.dirty = true;
         if let (false, Ok((header, _)), Some(from)) =
             (is_settled, Header::decode(bytes), from.to_socket_addr())
         {

@@ -23,6 +23,7 @@ impl EngineStats {
             send_refused_errno,
             send_blocked,
             receive_overflows,
+            group_turns,
             sleeps,
             busy_polls,
             yields,
@@ -47,6 +48,7 @@ impl EngineStats {
         }
         self.send_blocked += send_blocked;
         self.receive_overflows += receive_overflows;
+        self.group_turns += group_turns;
         self.sleeps += sleeps;
         self.busy_polls += busy_polls;
         self.yields += yields;
