@@ -149,6 +149,21 @@ fn of_two_that_gave_each_other_up_and_both_vote_one_goes_on_alone() {
 }
 
 #[test]
+fn who_is_left_by_the_only_other_rank_does_not_wait_for_its_vote() {
+    // Three of these are longer than these tests wait.
+    let peer_timeout = Duration::from_secs(120);
+    let config = EngineConfig { on_peer_loss: OnPeerLoss::Continue, peer_timeout, ..config() };
+    let (engines, groups) = cluster(2, &config);
+    engines[1].stop();
+    let op = submit(&groups[0], request(Collective::Barrier));
+    let Err(OpError::NotMember { epoch, outcome, cause }) = outcome(&op) else {
+        panic!("{:?}", outcome(&op))
+    };
+    assert!(*epoch == 0 && outcome.starts_with("no majority"), "{epoch} {outcome}");
+    assert!(cause.contains("left the group"), "{cause}");
+}
+
+#[test]
 fn a_call_that_waits_for_a_majority_ends_by_its_timeout() {
     // Three of these are longer than these tests wait.
     let peer_timeout = Duration::from_secs(120);

@@ -86,6 +86,8 @@ pub struct Membership {
     epoch: Epoch,
     progress: Option<u64>,
     suspects: BTreeSet<u32>,
+    /// Those of the suspects that have said goodbye: they vote no more.
+    left: BTreeSet<u32>,
     /// The latest life of each rank that wants to join.
     joining: BTreeMap<u32, Member>,
     acceptor: Acceptor,
@@ -138,6 +140,7 @@ impl Membership {
             epoch,
             progress,
             suspects: BTreeSet::new(),
+            left: BTreeSet::new(),
             joining: BTreeMap::new(),
             acceptor: Acceptor::default(),
             attempt: None,
@@ -192,7 +195,19 @@ impl Membership {
         }
     }
 
-    /// The transport has given a rank up, or it has said goodbye. For this epoch that stands.
+    /// A member has said goodbye. As one that is suspected, but it votes no more: where fewer than a majority still do, nobody waits for their votes.
+    pub fn has_left(&mut self, now: Timestamp, member: Member) {
+        self.suspect(now, member.rank);
+        if self.phase != Phase::Member || member == self.me || !self.epoch.has(member) {
+            return;
+        }
+        self.left.insert(member.rank);
+        if self.epoch.members.len() - self.left.len() < self.epoch.majority() {
+            self.halt();
+        }
+    }
+
+    /// The transport has given a rank up. For this epoch that stands.
     pub fn suspect(&mut self, now: Timestamp, rank: u32) {
         if self.phase == Phase::Member && rank != self.me.rank && self.epoch.of_rank(rank).is_some() {
             self.suspects.insert(rank);
@@ -500,6 +515,7 @@ impl Membership {
         self.progress = if keeps { self.progress } else { None };
         self.phase = Phase::Member;
         self.suspects.clear();
+        self.left.clear();
         self.joining.retain(|rank, joiner| epoch.of_rank(*rank).is_none_or(|member| member < *joiner));
         (self.acceptor, self.attempt, self.attempts) = (Acceptor::default(), None, 0);
         (self.join_at, self.turn, self.halts_at, self.asked) = (None, None, None, None);

@@ -297,9 +297,14 @@ impl Succession {
         }
         let error = self.named_error(error.clone());
         let Some(rank) = lost_rank(&error) else { return false };
+        let has_left = matches!(error, OpError::PeerLeft { .. });
+        let life = self.lives.iter().find(|life| life.rank == rank).copied();
         self.verdict = Some(error);
         self.wait(now);
-        self.membership.suspect(now, rank);
+        match life.filter(|_| has_left) {
+            Some(life) => self.membership.has_left(now, life),
+            None => self.membership.suspect(now, rank),
+        }
         true
     }
 
