@@ -155,12 +155,7 @@ impl Path {
         self.drought.iter_mut().for_each(|drought| drought.on_arrived(bytes));
     }
 
-    /// Whether nothing of many packets has arrived, though what they belong to was asked about and answered.
-    pub(crate) fn is_in_drought(&self) -> bool {
-        self.drought.as_ref().is_some_and(Drought::lasts)
-    }
-
-    /// The bytes of the smallest packet that was lost then.
+    /// The bytes of the smallest of many packets of which none has arrived, though what they belong to was asked about and answered.
     pub(crate) fn lost_in_drought(&self) -> Option<u32> {
         self.drought.as_ref().and_then(Drought::smallest)
     }
