@@ -174,7 +174,7 @@ impl Engine {
                 drop(closing);
             })
             .map_err(|error| EngineError::Io {
-                what: "starting the network thread",
+                what: "starting the network thread (the limit of processes and threads, `ulimit -u` or pids.max, may be reached: raise it)",
                 source: OsError(error.raw_os_error().unwrap_or(0)),
             })?;
         Ok(Running { shared, thread: Mutex::new(Some(thread)), further: Vec::new() })

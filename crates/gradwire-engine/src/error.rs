@@ -121,15 +121,20 @@ pub struct UnreachablePeer {
     pub tried: Vec<SocketAddr>,
     /// It answered small datagrams, and none of full size.
     pub answers_small: bool,
+    /// Here or there the kernel's boot id cannot be read: two ranks of one host then take each other for ranks of different ones.
+    pub host_unknown: bool,
 }
 
 impl std::fmt::Display for UnreachablePeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "rank {} ({}) at ", self.rank, self.host)?;
         if self.tried.is_empty() {
-            return f.write_str(
-                "no address: it published none that can be reached from here, loopback alone. Bring an interface up on its host, or name one in GRADWIRE_INTERFACE",
-            );
+            f.write_str("no address: it published none that can be reached from here, loopback alone. ")?;
+            return f.write_str(if self.host_unknown {
+                "Whether it is on this host cannot be told, as /proc/sys/kernel/random/boot_id cannot be read by both: mount /proc for them, or bring an interface up that has an address"
+            } else {
+                "Bring an interface up on its host, or name one in GRADWIRE_INTERFACE"
+            });
         }
         let tried: Vec<String> = self.tried.iter().map(ToString::to_string).collect();
         f.write_str(&tried.join(", "))?;

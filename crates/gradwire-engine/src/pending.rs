@@ -4,6 +4,7 @@ use crate::group::{GroupHandle, GroupSetup, ReservedIds, ANSWER_MAX};
 use crate::here::Here;
 use crate::lanes::{Connecting, Lane, LaneSetup};
 use crate::lineage::{configured_secret, connection, not_running, published, Grid, Lineage, Running};
+use crate::place::is_unknown_boot;
 use crate::rendezvous::{read_one, Record, Roster};
 use crate::security::{agree, open_records, Agreed, JobSecret, PublishedSecret, Security};
 use crate::shared::{Command, GroupKey, Shared};
@@ -387,6 +388,9 @@ fn unreachable(handle: &GroupHandle, roster: &Roster, waited: Duration) -> JoinE
     }
     let Ok(missing) = wait.recv_timeout(ANSWER_MAX) else { return handle.shared.stopped_error().into() };
     let host = |rank: u32| roster.records.get(rank as usize).map_or(String::new(), |r| r.host.clone());
+    let is_known = !is_unknown_boot(&handle.shared.local.place.boot_id);
+    let is_unknown =
+        |rank: u32| roster.records.get(rank as usize).is_some_and(|r| is_unknown_boot(&r.boot_id));
     let peers = missing
         .into_iter()
         .map(|peer| UnreachablePeer {
@@ -394,6 +398,7 @@ fn unreachable(handle: &GroupHandle, roster: &Roster, waited: Duration) -> JoinE
             host: host(peer.rank),
             tried: peer.tried,
             answers_small: peer.answers_small,
+            host_unknown: !is_known || is_unknown(peer.rank),
         })
         .collect();
     JoinError::Unreachable { peers, datagram_bytes: roster.datagram_bytes, waited }

@@ -144,6 +144,27 @@ fn a_peer_that_cannot_be_reached_ends_the_join_in_time_and_is_named() {
 }
 
 #[test]
+fn where_the_boot_id_cannot_be_read_the_error_says_that_one_host_is_not_known_as_one() {
+    let engines = engines(2, &config());
+    let records = |boot_id: &str| {
+        let a = engines[0].new_group(0, 2, "g").unwrap();
+        let b = engines[1].new_group(1, 2, "g").unwrap();
+        let mut other: serde_json::Value = serde_json::from_str(&b.record()).unwrap();
+        other["boot_id"] = boot_id.into();
+        other["addresses"] = serde_json::json!([]);
+        (a, other.to_string())
+    };
+    for (boot_id, is_said) in [("pid-7-00ff", true), ("another-host", false)] {
+        let (a, other) = records(boot_id);
+        let own = a.record();
+        let error = a.join(&[own, other], Some(Duration::from_millis(300))).unwrap_err().to_string();
+        assert!(error.contains("loopback alone"), "{error}");
+        assert_eq!(error.contains("/proc/sys/kernel/random/boot_id"), is_said, "{error}");
+        assert_ne!(error.contains("GRADWIRE_INTERFACE"), is_said, "{error}");
+    }
+}
+
+#[test]
 fn a_join_that_is_called_off_ends_without_the_peers_that_did_not_come() {
     let engines = engines(2, &config());
     let pending =
