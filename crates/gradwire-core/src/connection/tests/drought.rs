@@ -63,7 +63,7 @@ fn small_transfers_that_arrive_are_no_drought_though_nothing_acknowledges_them()
         pair.send(0, transfer, pattern(100), Reliability::Exact);
     }
     pair.run_until(Duration::from_secs(60), |pair| pair.missing(0, 1_999).is_some());
-    assert!(!pair.ends[0].connection.paths.at(0).lost_in_drought().is_some());
+    assert!(pair.ends[0].connection.paths.at(0).lost_in_drought().is_none());
 }
 
 /// As where a full buffer takes the end of a window, or the receiver is stopped: what is sent when that is known arrives.
