@@ -49,6 +49,7 @@ from gradwire.errors import (
     MissingRankError,
     NotMemberError,
     RendezvousError,
+    SettingsMismatchError,
 )
 
 logger = logging.getLogger("gradwire")
@@ -158,7 +159,7 @@ def _form_or_join(store: Any, place: Place) -> Formed:
     started, is_of_one_start = time.monotonic(), getattr(store, "is_of_one_start", False)
     latest = int(store.add(f"gradwire/rounds/{rank}", 1)) if is_of_one_start else latest_round(store) + 1
     continues = _continues()
-    running = _running_round(store, rank, latest) if continues else 0
+    running = _running_round(store, rank, place.world_size, latest) if continues else 0
     if running:
         return _join_running(store, place, running)
     if is_of_one_start:
@@ -265,15 +266,27 @@ def first_worker(store: Any, index: int, timeout_s: float) -> tuple[int, dict[st
 
     Raises:
         MissingRankError: it did not appear in time.
+        SettingsMismatchError: it has another version of gradwire, which the workers learn too.
         RendezvousError: it could not start.
     """
     below = _served_part(store)
     number = server_is_called(below, index, timeout_s)
     board = Board(below, f"gradwire/{number}", 0, 0)
-    entry = board.first(timeout_s)
+    try:
+        entry = board.first(timeout_s)
+    except SettingsMismatchError as error:
+        _decline(below, number, index, error)
+        raise
     if "error" in entry:
         raise RendezvousError(f"worker 0 on {entry['host']} could not start: {entry['error']}", rank=0)
     return number, entry
+
+
+def _decline(store: Any, number: int, index: int, error: GradwireError) -> None:
+    """The workers called a server that will not come and has published nothing yet: without a word they would wait for their timeout."""
+    with _telling():
+        rank = read(store, f"gradwire/{number}/0", workers=int)["workers"] + index
+        Board(store, f"gradwire/{number}", rank, rank + 1).publish_failure(_told(error))
 
 
 def _served_part(store: Any) -> PartOfStore:
@@ -301,14 +314,18 @@ def _continues() -> bool:
         return False
 
 
-def _running_round(store: Any, rank: int, round_number: int) -> int:
-    """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none."""
+def _running_round(store: Any, rank: int, world_size: int, round_number: int) -> int:
+    """The round whose group an earlier life of this rank was in and did not leave in good order; 0: there is none.
+
+    Nor is there where lost ranks may not come back: the records of such a group are not kept.
+    """
     for earlier in range(round_number - 1, 0, -1):
         if is_over(store, earlier):
             return 0
         key = f"gradwire/{earlier}/end"
         if store.check([key]) and not read(store, key, error=str)["error"]:
-            return 0 if store.check([f"gradwire/{earlier}/left/{rank}"]) else earlier
+            is_kept = store.check([f"gradwire/{earlier}/{other}" for other in range(world_size)])
+            return earlier if is_kept and not store.check([f"gradwire/{earlier}/left/{rank}"]) else 0
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -131,8 +132,32 @@ if __name__ == "__main__":
 def test_what_cannot_be_imported_is_told(script):
     with Nursery(["no_such_module"]) as nursery:
         for _ in range(2):
-            with pytest.raises(WorkerFailed, match=r"(?s)could not be imported.*No module named 'no_such_module'"):
+            with pytest.raises(WorkerFailed, match=r"(?s)no worker could be forked.*No module named 'no_such_module'"):
                 nursery.start(script(WAITS), env={})
+
+
+def test_it_is_ended_also_while_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "endless.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
+    monkeypatch.chdir(tmp_path)
+    with Nursery(["endless"]) as nursery:
+        while not (tmp_path / "begun").exists():
+            assert nursery._process.poll() is None
+            os.sched_yield()
+    assert nursery._process.returncode == -9
+
+
+def test_a_worker_for_which_there_is_no_room_is_told_and_later_ones_are_forked(script):
+    """Of descriptors: the limit of processes counts all of a user's."""
+    command = script("import sys; sys.exit(3)")
+    with Nursery([]) as nursery:
+        assert nursery.start(command, env={}).wait(60) == 3
+        before = resource.prlimit(nursery._process.pid, resource.RLIMIT_NOFILE)
+        few = 6  # it has the streams and two more among them
+        resource.prlimit(nursery._process.pid, resource.RLIMIT_NOFILE, (few, before[1]))
+        with pytest.raises(WorkerFailed, match=r"(?s)no worker could be forked.*Too many open files"):
+            nursery.start(command, env={})
+        resource.prlimit(nursery._process.pid, resource.RLIMIT_NOFILE, before)
+        assert nursery.start(command, env={}).wait(60) == 3
 
 
 @pytest.mark.parametrize("command", [[sys.executable], [sys.executable, "-c", "pass"], ["sh", "x"]])

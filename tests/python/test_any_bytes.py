@@ -165,7 +165,7 @@ def test_how_a_group_was_formed_is_read_or_refused(chances: Iterator[random.Rand
         with contextlib.suppress(GradwireError):
             Board(store, f"gradwire/{ROUND}", 0, WORLD_SIZE).confirm(0.0)
         with contextlib.suppress(GradwireError):
-            assert _running_round(store, 0, ROUND + 1) in (0, ROUND)
+            assert _running_round(store, 0, 2, ROUND + 1) in (0, ROUND)
 
 
 def test_a_server_reads_what_worker_0_wants_or_says_that_it_is_nothing(

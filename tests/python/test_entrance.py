@@ -8,11 +8,13 @@ import threading
 import time
 
 import pytest
+from gradwire import _board, _rendezvous
 from gradwire._board import Board, RunsAlready
 from gradwire._entrance import Door, NoMemberLeftError, Watch
 from gradwire._heritage import ANEW, RUNNING, Reopening, heritage, running_round
-from gradwire._rendezvous import _running_round
-from gradwire.errors import MissingRankError, RendezvousError
+from gradwire._part_of_store import PartOfStore
+from gradwire._rendezvous import SERVED, _running_round
+from gradwire.errors import MissingRankError, RendezvousError, SettingsMismatchError
 from one_process_store import Store
 
 WORLD_SIZE, ROUND, WAITS = 4, 1, 2
@@ -84,18 +86,32 @@ def test_who_tried_twice_is_told_how_long_it_waited_in_all(store: Store) -> None
     assert caught.value.waited_s == 60.0
 
 
+def formed(store: Store, number: int = ROUND) -> None:
+    """What is on the board of a group to which lost ranks may come back."""
+    for rank in range(WORLD_SIZE):
+        store.set(f"gradwire/{number}/{rank}", "its record")
+    store.set(f"gradwire/{number}/end", json.dumps({"rank": 0, "error": ""}))
+
+
+def test_a_group_whose_records_were_not_kept_is_none_to_come_back_to(store: Store) -> None:
+    formed(store)
+    assert _running_round(store, 0, WORLD_SIZE, ROUND + 1) == ROUND
+    del store.keys[f"gradwire/{ROUND}/1"]  # as where lost ranks may not come back
+    assert _running_round(store, 0, WORLD_SIZE, ROUND + 1) == 0
+
+
 def test_ranks_that_all_wait_have_no_members_to_wait_for(store: Store) -> None:
     doors = [Door(lambda: store, ROUND, rank, WORLD_SIZE) for rank in range(WORLD_SIZE)]
-    store.set(f"gradwire/{ROUND}/end", json.dumps({"rank": 0, "error": ""}))
+    formed(store)
     lives = [door.publish(str) for door in doors[:-1]]
     with pytest.raises(MissingRankError):
         doors[0].answered(lives[0], 60.0, 0.1)  # the last one may live
-    assert _running_round(store, 0, ROUND + 1) == ROUND
+    assert _running_round(store, 0, WORLD_SIZE, ROUND + 1) == ROUND
     lives.append(doors[-1].publish(str))
     for door, life in zip(doors, lives, strict=True):
         with pytest.raises(NoMemberLeftError):
             door.answered(life, 60.0, 60.0)
-    assert _running_round(store, 0, ROUND + 1) == 0
+    assert _running_round(store, 0, WORLD_SIZE, ROUND + 1) == 0
 
 
 def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
@@ -111,7 +127,7 @@ def test_one_that_was_answered_may_be_a_member(store: Store) -> None:
 
 def test_ranks_that_have_left_are_no_members_to_wait_for(store: Store) -> None:
     door, (first, *others) = door_of(store), (rank for rank in range(WORLD_SIZE) if rank != WAITS)
-    store.set(f"gradwire/{ROUND}/end", json.dumps({"rank": 0, "error": ""}))
+    formed(store)
     life = door.publish(str)
     for other in others:
         watch_of(store, other).leave()
@@ -120,7 +136,9 @@ def test_ranks_that_have_left_are_no_members_to_wait_for(store: Store) -> None:
     watch_of(store, first).leave()
     with pytest.raises(NoMemberLeftError):
         door.answered(life, 60.0, 60.0)
-    assert _running_round(store, WAITS, ROUND + 1) == 0, "it forms the next group with them, should they come again"
+    assert _running_round(store, WAITS, WORLD_SIZE, ROUND + 1) == 0, (
+        "it forms the next group with them, should they come again"
+    )
 
 
 def test_who_was_let_in_and_did_not_come_is_let_in_again_after_pauses(
@@ -218,9 +236,9 @@ def test_a_rank_that_comes_later_finds_the_group_at_once_unless_it_has_left(host
     host.store = store = Store()
     member_of(host, 1).newcomer(MEMBERS)
     running = running_round(store)
-    assert _running_round(store, 2, come(store, 2)) == running
+    assert _running_round(store, 2, WORLD_SIZE, come(store, 2)) == running
     member_of(host, 3).leave()
-    assert _running_round(store, 3, come(store, 3)) == 0
+    assert _running_round(store, 3, WORLD_SIZE, come(store, 3)) == 0
     assert come(store, 1) == come(store, 2) - 1 == running + 1, "the next group is formed in the same round by all"
 
 
@@ -279,8 +297,8 @@ def test_a_group_that_was_formed_in_a_later_round_of_a_board_is_not_taken_for_th
     host.store = store = Store()
     member_of(host, 1).newcomer(MEMBERS)
     later = running_round(store) + 1
-    store.set(f"gradwire/{later}/end", json.dumps({"rank": 0, "error": ""}))
-    assert _running_round(store, 2, later + 1) == later
+    formed(store, later)
+    assert _running_round(store, 2, WORLD_SIZE, later + 1) == later
     board = Board(store, f"gradwire/{later + 1}", 0, WORLD_SIZE, continues=later + 1)
     with pytest.raises(MissingRankError):
         board.collect(0.0)
@@ -341,3 +359,19 @@ def test_a_connection_that_comes_too_late_is_closed() -> None:
     reopening.close()
     back.set()
     assert closed.wait(60.0)
+
+
+def test_workers_learn_at_once_that_a_server_of_another_version_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    below, ours = PartOfStore(store, f"{SERVED}/"), dict(_board.VERSIONS)
+    monkeypatch.setattr(_board, "VERSIONS", {**ours, "gradwire": "0.0.9"})
+    worker = Board(below, "gradwire/7", 0, 3)
+    worker.publish({"record": "its own", "settings": {}, "workers": 2})
+    Board(below, "gradwire/7", 1, 3).publish({"record": "its own", "settings": {}, "workers": 2})
+    monkeypatch.setattr(_board, "VERSIONS", ours)
+    monkeypatch.setattr(_rendezvous, "server_is_called", lambda *_: 7)
+    with pytest.raises(SettingsMismatchError, match=r"rank 0 on .* has gradwire version 0\.0\.9"):
+        _rendezvous.first_worker(store, 0, 60.0)
+    monkeypatch.setattr(_board, "VERSIONS", {**ours, "gradwire": "0.0.9"})
+    with pytest.raises(SettingsMismatchError, match=f"rank 2 on .* has gradwire version {ours['gradwire']}"):
+        worker.collect(60.0)

@@ -30,6 +30,11 @@ impl Acceptor {
         self.promised.is_some()
     }
 
+    /// Whether a next epoch was accepted, which may be chosen by now.
+    pub(crate) fn has_accepted(&self) -> bool {
+        self.accepted.is_some()
+    }
+
     fn check(&mut self, ballot: Ballot) -> Result<(), Ballot> {
         match self.promised {
             Some(promised) if promised > ballot => Err(promised),

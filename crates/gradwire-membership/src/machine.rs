@@ -196,13 +196,16 @@ impl Membership {
     }
 
     /// A member has said goodbye. As one that is suspected, but it votes no more: where fewer than a majority still do, nobody waits for their votes.
+    ///
+    /// Not while the next epoch may be decided: it may have a majority of others, and the word of it come after the goodbye.
     pub fn has_left(&mut self, now: Timestamp, member: Member) {
-        self.suspect(now, member.rank);
         if self.phase != Phase::Member || member == self.me || !self.epoch.has(member) {
             return;
         }
+        self.suspect(now, member.rank);
         self.left.insert(member.rank);
-        if self.epoch.members.len() - self.left.len() < self.epoch.majority() {
+        let can_vote = self.epoch.members.len() - self.left.len();
+        if can_vote < self.epoch.majority() && !self.acceptor.has_accepted() {
             self.halt();
         }
     }

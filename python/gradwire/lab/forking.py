@@ -6,6 +6,7 @@ its network namespace if that is another one than this process's.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import json
@@ -25,7 +26,7 @@ from gradwire.lab import _syscalls
 
 MODULE = "gradwire.lab.forking"
 LONGEST_REQUEST_BYTES = 1 << 20
-_DESCRIPTORS_MAX = 5
+_DESCRIPTORS_MIN, _DESCRIPTORS_MAX = 4, 5
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,27 @@ def serve(orders: socket.socket) -> list[str] | None:
             message, descriptors, _, _ = socket.recv_fds(orders, LONGEST_REQUEST_BYTES, _DESCRIPTORS_MAX)
             if not message:
                 return None
-            pid = os.fork()
+            pid = _forked(len(descriptors))
             if pid == 0:
                 _forget((orders, ended, ends, *told.values()))
                 return _grow_up(Request(**json.loads(message)), descriptors, itself)
-            told[pid] = socket.socket(fileno=descriptors.pop(3))
-            told[pid].send(str(pid).encode())
+            if pid is not None:
+                told[pid] = socket.socket(fileno=descriptors.pop(3))
+                with suppress(OSError):  # who asked may have gone
+                    told[pid].send(str(pid).encode())
             for descriptor in descriptors:
                 os.close(descriptor)
+
+
+def _forked(descriptors: int) -> int | None:
+    """As `os.fork`. None: there is no room for a process, or was none for all of its descriptors, which is said."""
+    try:
+        if descriptors < _DESCRIPTORS_MIN:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return os.fork()
+    except OSError as error:
+        print(f"a worker could not be forked: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def _reap(told: dict[int, socket.socket]) -> None:

@@ -78,7 +78,7 @@ class Nursery:
 
         Raises:
             ValueError: another command.
-            WorkerFailed: the imports failed, or did not end.
+            WorkerFailed: the imports failed or did not end, or there is no room for a process or its files.
         """
         if len(command) < 2 or command[0] != sys.executable or (command[1].startswith("-") and command[1] != "-m"):
             raise ValueError(f"what is forked is a script or a module of {sys.executable}: {command}")
@@ -101,8 +101,9 @@ class Nursery:
         return Forked(command, self._born(ours), ours, files)
 
     def close(self) -> None:
-        """Ends it, and whatever it started that still runs, at once."""
+        """Ends it, and whatever it started that still runs, at once, also while it imports."""
         self._orders.close()
+        self._process.kill()
         self._process.wait()
         self._log.close()
 
@@ -123,7 +124,9 @@ class Nursery:
         connection.close()
         self._log.seek(0)
         end = "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
-        raise WorkerFailed(f"what workers need could not be imported; the end of what was said:\n{end}")
+        raise WorkerFailed(
+            f"no worker could be forked from a process that imports what they need; the end of what was said:\n{end}"
+        )
 
 
 class Forked:

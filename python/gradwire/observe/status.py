@@ -41,7 +41,7 @@ STUCK_S = 10.0
 SUFFIX = ".sock"
 JOB_CHARS_MAX = 40
 DIGEST_BYTES = 4
-# A process that starts looks at no more sockets than this: on a host with many ranks the later ones look at the rest.
+# A process that starts looks at no more sockets than this, so that a full folder does not hold it up.
 LOOKS = 256
 CONNECT_TIMEOUT_S = 2.0
 # Linux: struct ucred, three integers.

@@ -16,6 +16,8 @@ pub(crate) struct FirstPass {
     /// Without the first packet, which marks where the time begins.
     bytes: u64,
     packets: u32,
+    /// Bytes of the largest packet.
+    largest: u64,
 }
 
 impl FirstPass {
@@ -25,14 +27,17 @@ impl FirstPass {
         let first = *self.first.get_or_insert(now);
         let counted = packets - u32::from(is_first);
         self.took = now.since(first);
+        self.largest = self.largest.max(bytes);
         self.bytes += bytes * u64::from(counted);
         self.packets += counted;
     }
 
-    /// Bytes per second; `None` of a single packet. As if it had taken a millisecond at least: what a thread finds in a socket when
-    /// it comes late is read as fast as memory is copied, and no deadline is so short that what takes less would make a difference.
+    /// Bytes per second; `None` of a single packet, or of one and a short last one. As if it had taken a millisecond at least: what a thread finds in a
+    /// socket when it comes late is read as fast as memory is copied, and no deadline is so short that what takes less would make a difference.
     fn rate(&self) -> Option<u64> {
-        (self.packets > 0).then(|| rate_of(self.bytes, self.took.max(TOOK_MIN))).flatten()
+        (self.packets > 0 && self.bytes >= self.largest)
+            .then(|| rate_of(self.bytes, self.took.max(TOOK_MIN)))
+            .flatten()
     }
 
     /// Whether a few bursts decide its rate.
@@ -125,6 +130,9 @@ mod tests {
         let first = 1;
         let mut rate = ReceptionRate::default();
         rate.learn(&after(0, 100));
+        let mut and_a_tail = after(0, 100);
+        and_a_tail.on_arrival(Timestamp::from_nanos(100_000), 4, 1);
+        rate.learn(&and_a_tail);
         assert_eq!((rate.get(), rate.short()), (0, 0));
         rate.learn(&after(u64::from(PACKETS_MEASURED - first) - 1, 100));
         assert_eq!((rate.get(), rate.short()), (0, 10_000_000));

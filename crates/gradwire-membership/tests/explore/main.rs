@@ -3,6 +3,7 @@
 mod canaries;
 mod checker;
 mod every_step;
+mod goodbye;
 mod one_suspect;
 mod rng;
 mod swarm;
