@@ -40,6 +40,7 @@ class Calls:
         )  # fmt: skip
 
     def start(self, name: str = "all_gather", *, buffered: bool = True, is_waited_for: bool = False) -> GradwireWork:
+        self.deliveries.bring()
         at, op = len(self.works), LaterOp()
         work = GradwireWork(name, [op], [], self._completer, last=(lambda: self._deliver(at)) if buffered else None)
         self.ops.append(op)
@@ -83,6 +84,27 @@ def test_it_brings_none_of_those_behind_it(calls: Calls) -> None:
     calls.end(0, 1)
     first.wait()
     assert calls.delivered == [0]
+
+
+def test_who_makes_a_call_first_brings_what_has_ended_and_waits_for_nothing(calls: Calls) -> None:
+    calls.start()
+    calls.start()
+    calls.end(0)
+    calls.deliveries.bring()
+    assert calls.delivered == [0]
+    calls.start()
+    calls.end(1)
+    calls.start(is_waited_for=True)
+    assert calls.delivered == [0, 1]
+
+
+def test_a_call_that_is_under_way_is_given_no_results_of_those_before_it(calls: Calls) -> None:
+    calls.start()
+    calls.deliveries.bring()
+    calls.ops[0].resolve(None, None)  # while the next one is submitted
+    ending = Ending([LaterOp()], calls._completer)
+    calls.deliveries.admit(ending, is_waited_for=False)
+    assert calls.delivered == []
 
 
 def _asked(work: GradwireWork) -> list[Any]:

@@ -3,7 +3,8 @@
 A result that goes through a buffer (lists, tensors with gaps, a GPU's) is copied into the caller's tensors by whoever first sees the end
 of the call (`_ending.py`). Programs may wait for a later call instead, or for a barrier, and drop the Work of this one: so who waits for a
 call of the group first waits for those before it and brings their results, on its own thread, one after the other. Of two calls that
-write the same memory the later one therefore has the last word. What the engine writes itself needs nobody; a barrier waits for it too,
+write the same memory the later one therefore has the last word. Who makes a call first brings what has ended, so that no old result
+comes while the engine reads or writes the new call's tensors. What the engine writes itself needs nobody; a barrier waits for it too,
 as gloo's does, since bare signals may come before the data of earlier calls.
 
 Messages between two ranks stand apart from that order, as their ranks do: waiting for one waits for nothing else, and nothing waits for it.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
@@ -62,15 +64,20 @@ class Deliveries:
         ending.turn = next(self._turns)
         if is_waited_for:
             return bool(self._owed or self._devices or (is_barrier and self._bare))
-        # A program that never waits keeps hardly more than what is in flight.
-        if self._owed or len(self._bare) >= BARE_MOST:
-            self.first_in_flight(ALL, is_barrier=True)
         if ending.delivers:
             ending.belongs_to(self._owner_pid)
             self._owed.append(ending)
             return True
+        # A program that never waits keeps hardly more than what is in flight.
+        if len(self._bare) >= BARE_MOST:
+            self._first_bare(ALL)
         self._bare.append(Bare(ending.turn, ending.ops))
         return bool(self._owed or self._devices or is_barrier)
+
+    def bring(self) -> None:
+        """Brings the results of calls that have ended: before a new one is made, whose tensors they may be."""
+        if self._owed and os.getpid() == self._owner_pid:
+            self.first_in_flight(ALL)
 
     def first_in_flight(self, turn: float, *, is_barrier: bool = False) -> InFlight | None:
         """Brings the results of calls that have ended; the first one before `turn` that has not, whose result comes before all later ones'.
@@ -88,11 +95,7 @@ class Deliveries:
             if not first.has_come():
                 return first
             self._settle(first)
-        while is_barrier and (bare := _head(self._bare)) is not None and bare.turn < turn:
-            if not bare.has_come():
-                return bare
-            _remove(self._bare, bare)
-        return None
+        return self._first_bare(turn) if is_barrier else None
 
     def wait(self, turn: float, end: float | None, *, is_barrier: bool = False) -> bool:
         """Whether all calls before `turn` have ended by then, and their results are in the callers' tensors or on their way.
@@ -116,6 +119,13 @@ class Deliveries:
         """What the caller gives its current streams from now on comes after every result that is on its way."""
         for device, streams in self._devices.copy().items():
             streams.wait(streams.current(device), streams.record(streams.side(device, BACK)))
+
+    def _first_bare(self, turn: float) -> Bare | None:
+        while (bare := _head(self._bare)) is not None and bare.turn < turn:
+            if not bare.has_come():
+                return bare
+            _remove(self._bare, bare)
+        return None
 
     def _settle(self, ending: Ending) -> None:
         try:

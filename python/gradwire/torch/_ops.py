@@ -379,6 +379,7 @@ class Collectives:
         starts: Sequence[Callable[[], GradwireWork]],
         results: Sequence[Any] | None = None,
     ) -> GradwireWork | None:
+        self.link.deliveries.bring()
         trace = _profile.begin(name, tensors, self.link, results)
         work = self.link.join_works([start() for start in starts])
         if trace is not None:

@@ -140,6 +140,7 @@ def all_reduce(
         return call
 
     whole = Piece([tensor, residual]) if output is None else Piece([output, residual], [tensor])
+    link.deliveries.bring()
     trace = _profile.begin("all_reduce", [tensor], link)
     work = link.start_in_pieces("all_reduce", None, whole, prepare)
     if trace is not None:
@@ -238,6 +239,7 @@ def reduce_scatter(
         return call
 
     whole = Piece([output, residual], [tensor], link.world_size)
+    link.deliveries.bring()
     trace = _profile.begin("reduce_scatter", [tensor], link, [output])
     work = link.start_in_pieces("reduce_scatter", None, whole, prepare)
     if trace is not None:
