@@ -69,8 +69,10 @@ class _Lifetime(Collectives):
 
     def shutdown(self) -> None:
         """`destroy_process_group` (torch >= 2.9)."""
-        self.link.finish()
-        self.link.leave()
+        try:
+            self.link.finish()
+        finally:  # an interrupt ends the wait, and the other ranks are told so
+            self.link.leave()
 
     def abort(self) -> None:
         """Ends everything in flight. The group is torch's to hold from now on, which may forget it without another call."""

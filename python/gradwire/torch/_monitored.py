@@ -72,7 +72,7 @@ class MonitoredBarrier:
 
     def _gather(self, receive: Exchange) -> None:
         if self._timeout <= timedelta(0):
-            raise self._too_late(f"Rank 0 timed out in monitoredBarrier after {self._waited_ms()} ms")
+            raise self.too_late(f"Rank 0 timed out in monitoredBarrier after {self._waited_ms()} ms")
         works = {other: receive(other, self._tag, self._left()) for other in range(1, self._world_size)}
         missing, cause = [], None
         for other, work in works.items():
@@ -98,9 +98,10 @@ class MonitoredBarrier:
 
     def _told(self, text: str, cause: GradwireError) -> GradwireError:
         """`cause` in these words: of its own class, unless it says no more than that a wait was too long."""
-        return self._too_late(text) if _says_late(cause) else type(cause)(text, **cause.fields)
+        return self.too_late(text) if _says_late(cause) else type(cause)(text, **cause.fields)
 
-    def _too_late(self, text: str) -> DeadlineError:
+    def too_late(self, text: str) -> DeadlineError:
+        """The timeout has passed."""
         return DeadlineError(text, during="monitored_barrier", waited_s=self._waited_s())
 
     def _waited_s(self) -> float:
