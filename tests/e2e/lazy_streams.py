@@ -116,6 +116,12 @@ class LazyStreams:
         with self._lock:
             self.current(torch.device("cpu")).todo.append(step)
 
+    def end(self) -> None:
+        """The device does what its side streams have been given: later calls of a group may ask for its end."""
+        with self._lock:
+            for side in self._sides.values():
+                side.run(len(side.todo))
+
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a copy to the host on this thread's stream would show."""
         with self._lock:
@@ -131,3 +137,4 @@ def on(streams: LazyStreams, run: Callable[[], None]) -> None:
         run()
     finally:
         del _streams._of_type["cpu"]
+        streams.end()

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from gradwire._outbox import LaterOp
-from gradwire.errors import MismatchError, WaitTimeoutError
+from gradwire.errors import DeadlineError, MismatchError, WaitTimeoutError
+from gradwire.torch._backend import _Lifetime
 from gradwire.torch._deliveries import ALL, BARE_MOST, Deliveries
 from gradwire.torch._early import _Arrival
 from gradwire.torch._ending import Ending
+from gradwire.torch._ops import Collectives
 from gradwire.torch._work import GradwireWork
 
 PATIENCE_S = 30.0
@@ -150,6 +152,75 @@ def test_a_barrier_waits_for_what_the_engine_writes_itself_and_other_calls_do_no
         barrier.wait(A_MOMENT)
     calls.end(0)
     barrier.wait()
+
+
+def _monitored_barrier(calls: Calls, timeout: timedelta, meanwhile: Callable[[], object]) -> None:
+    """Rank 0's, at which rank 1 comes at once; other threads do something `meanwhile`."""
+
+    def signal_of(*_: object) -> Any:
+        meanwhile()
+        return SimpleNamespace(wait=lambda: None)
+
+    rank_0 = Collectives()
+    owner: Any = SimpleNamespace(check_process=lambda: None)
+    rank_0.link = SimpleNamespace(  # type: ignore[assignment]
+        owner=owner, rank=0, world_size=2, monitored_barriers=0, timeout=timeout, deliveries=calls.deliveries, start=signal_of
+    )  # fmt: skip
+    rank_0.monitored_barrier()
+
+
+def test_a_monitored_barrier_waits_for_the_calls_before_it_alone_and_says_when_they_do_not_end(calls: Calls) -> None:
+    calls.start()
+    calls.end(0)
+    _monitored_barrier(calls, timedelta(seconds=PATIENCE_S), lambda: calls.start(buffered=False))
+    assert calls.delivered == [0]
+    with pytest.raises(DeadlineError, match="made before it is still in flight"):
+        _monitored_barrier(calls, A_MOMENT, lambda: None)
+
+
+def _arrives_later(work: GradwireWork, joined: list[str]) -> Any:
+    """The result of this call is still on its way to a device when the call has ended."""
+    fence: Any = SimpleNamespace(passed=lambda: False, join=lambda: joined.append("behind it"))
+    work.ending.on_seen = lambda: work.ending.fences.append(fence)
+    return fence
+
+
+def test_a_wait_that_raises_leaves_the_streams_behind_what_it_has_brought(calls: Calls) -> None:
+    joined: list[str] = []
+    brought, failed, pending = (calls.start() for _ in range(3))
+    _arrives_later(brought, joined)
+    calls.end(0)
+    calls.end(1, error=ERROR)
+    with pytest.raises(MismatchError):
+        failed.wait()
+    assert joined == ["behind it"]
+    with pytest.raises(WaitTimeoutError):
+        pending.wait(A_MOMENT)
+    assert joined == ["behind it"] * 2
+
+
+def test_only_results_that_have_not_arrived_and_come_before_a_call_are_waited_for(calls: Calls) -> None:
+    joined: list[str] = []
+    first, last = calls.start(), calls.start()
+    fence = _arrives_later(last, joined)
+    calls.end(0, 1)
+    calls.deliveries.bring()
+    first.wait()
+    assert (first.is_completed(), joined) == (True, [])
+    fence.passed = lambda: True
+    assert calls.start(is_waited_for=True).deliveries is None
+
+
+def test_an_interrupt_of_its_last_wait_does_not_keep_a_rank_from_saying_goodbye() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    said: list[str] = []
+    adapter = _Lifetime()
+    adapter.link = SimpleNamespace(finish=interrupted, leave=lambda: said.append("goodbye"))  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        adapter.shutdown()
+    assert said == ["goodbye"]
 
 
 def test_where_nothing_is_under_way_a_call_that_is_waited_for_does_not_ask(calls: Calls) -> None:

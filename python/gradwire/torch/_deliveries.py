@@ -22,12 +22,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-import torch
-
 from gradwire._outbox import Op
 from gradwire.errors import ForkedError
 from gradwire.torch._ending import Ending, have_ended, wait_for
-from gradwire.torch._streams import BACK, Streams
+from gradwire.torch._pinned import Fence
 
 ALL = math.inf
 """The turn of who comes after every call."""
@@ -50,8 +48,8 @@ class Deliveries:
         # Calls that may never be waited for: whose results are to be brought, and whose come by themselves.
         self._owed: deque[Ending] = deque()
         self._bare: deque[Bare] = deque()
-        # That results have been sent to.
-        self._devices: dict[torch.device, Streams] = {}
+        # What has to pass on devices before results may be read, by the turn of their call.
+        self._arriving: dict[tuple[int, int], Fence] = {}
 
     def admit(self, ending: Ending, *, is_waited_for: bool, is_barrier: bool = False) -> bool:
         """Gives a call its turn. Returns whether who waits for it has to ask here: not so in programs whose calls need no buffer.
@@ -61,9 +59,10 @@ class Deliveries:
             is_waited_for: by its caller, at once; others may never be.
             is_barrier: it waits for calls that deliver by themselves, too.
         """
-        ending.turn = next(self._turns)
+        ending.turn = self.take_turn()
+        self._forget_what_has_arrived()
         if is_waited_for:
-            return bool(self._owed or self._devices or (is_barrier and self._bare))
+            return bool(self._owed or self._arriving or (is_barrier and self._bare))
         if ending.delivers:
             ending.belongs_to(self._owner_pid)
             self._owed.append(ending)
@@ -72,7 +71,11 @@ class Deliveries:
         if len(self._bare) >= BARE_MOST:
             self._first_bare(ALL)
         self._bare.append(Bare(ending.turn, ending.ops))
-        return bool(self._owed or self._devices or is_barrier)
+        return bool(self._owed or self._arriving or is_barrier)
+
+    def take_turn(self) -> int:
+        """Behind all calls that have been made, and before those to come."""
+        return next(self._turns)
 
     def bring(self) -> None:
         """Brings the results of calls that have ended: before a new one is made, whose tensors they may be."""
@@ -110,15 +113,28 @@ class Deliveries:
 
     def let_go(self, ending: Ending) -> None:
         """Called by who has settled a call, or tried to: if its results are on their way the list need not hold it."""
-        for fence in ending.fences:
-            self._devices[fence.device] = fence.streams
-        if ending.is_settled:
-            _remove(self._owed, ending)
+        if not ending.is_settled:
+            return
+        for at, fence in enumerate(ending.fences):
+            self._arriving[ending.turn, at] = fence
+        _remove(self._owed, ending)
 
-    def join(self) -> None:
-        """What the caller gives its current streams from now on comes after every result that is on its way."""
-        for device, streams in self._devices.copy().items():
-            streams.wait(streams.current(device), streams.record(streams.side(device, BACK)))
+    def arriving(self, turn: float) -> list[Fence]:
+        """What has to pass before the results of calls before `turn` may be read, of those that have been brought."""
+        if not self._arriving or os.getpid() != self._owner_pid:
+            return []
+        return [fence for (of, _), fence in self._arriving.copy().items() if of < turn]
+
+    def join(self, turn: float) -> None:
+        """What the caller gives its current streams from now on comes after these."""
+        for fence in self.arriving(turn):
+            fence.join()
+
+    def _forget_what_has_arrived(self) -> None:
+        for key, fence in self._arriving.copy().items() if self._arriving else ():
+            if not fence.passed():
+                break
+            self._arriving.pop(key, None)
 
     def _first_bare(self, turn: float) -> Bare | None:
         while (bare := _head(self._bare)) is not None and bare.turn < turn:

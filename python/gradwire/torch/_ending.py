@@ -209,6 +209,6 @@ def _made_of(parts: Sequence[Fence], last: Callable[[], None]) -> list[Fence]:
     last()
     made = [Fence(f.streams, f.device, f.streams.record(f.streams.current(f.device))) for f in parts]
     for fence in {f.device: f for f in made}.values():
-        # Who waits for a later call of the group looks at this stream alone.
+        # The result of a later call, which may be for the same memory, comes on this stream.
         fence.streams.wait(fence.streams.side(fence.device, BACK), fence.event)
     return made

@@ -210,7 +210,11 @@ class GroupLink:
     def finish(self) -> None:
         """Waits for what is in flight, not for long, and brings the results that nobody has waited for. Before `leave`."""
         if not self._left and not self._has_ended and os.getpid() == self.owner.pid:
-            self.deliveries.wait(ALL, time.monotonic() + LEAVE_TIMEOUT_S, is_barrier=True)
+            try:
+                if not self.deliveries.wait(ALL, time.monotonic() + LEAVE_TIMEOUT_S, is_barrier=True):
+                    logger.info("group %s: calls are still in flight, and it is left without their results", self.name)
+            finally:
+                self.deliveries.join(ALL)
 
     def leave(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
@@ -228,6 +232,7 @@ class GroupLink:
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
         self._end_what_waits()
         self.deliveries.first_in_flight(ALL)
+        self.deliveries.join(ALL)
 
     def _end_what_waits(self) -> None:
         """Called when the engine has been told that the group has ended."""

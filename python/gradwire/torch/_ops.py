@@ -17,7 +17,6 @@ from torch import Tensor
 from gradwire._policy import algorithm_code
 from gradwire.errors import InvalidRequestError, UnsupportedError
 from gradwire.torch import _memory, _monitored, _profile, _sparse
-from gradwire.torch._deliveries import ALL
 from gradwire.torch._group import Call, GroupLink
 from gradwire.torch._own_works import remember
 from gradwire.torch._pieces import Piece
@@ -132,11 +131,11 @@ class Collectives:
         """A barrier that blocks; its error, at rank 0, names the first rank that did not come, or all of them.
 
         Raises:
-            DeadlineError: ranks did not come within the timeout.
+            DeadlineError: ranks did not come within the timeout, or a call made before it did not end.
             GradwireError: the group failed for another reason; of a rank that was lost or has left, its error names that one.
         """
         self.link.owner.check_process()
-        timeout = _timeout(opts)
+        turn, timeout = self.link.deliveries.take_turn(), _timeout(opts)
         barrier = _monitored.MonitoredBarrier(
             self.link.rank,
             self.link.world_size,
@@ -152,7 +151,12 @@ class Collectives:
             if trace is not None:
                 trace.end()
         # All ranks have made the calls before it, so that they end.
-        self.link.deliveries.wait(ALL, barrier.end_s, is_barrier=True)
+        have_ended = self.link.deliveries.wait(turn, barrier.end_s, is_barrier=True)
+        self.link.deliveries.join(turn)
+        if not have_ended:
+            raise barrier.too_late(
+                f"Rank {self.link.rank} passed monitoredBarrier, but a call that was made before it is still in flight"
+            )
 
     # One rank to or from every rank.
 

@@ -26,6 +26,7 @@ from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
 from gradwire.torch._deliveries import Deliveries, InFlight
 from gradwire.torch._ending import Ending
+from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging, after
 
 NO_TIMEOUT = timedelta(0)
@@ -105,14 +106,16 @@ class GradwireWork(dist.Work):
         seconds = timeout.total_seconds()
         end = time.monotonic() + seconds if seconds > 0 else None
         before = self.deliveries
-        if before is not None and not before.wait(self.ending.turn, end, is_barrier=self.name == "barrier"):
-            text = f"a call that was made before this {self.name} is still in flight after {seconds:g} s"
-            raise WaitTimeoutError(text, waited_s=seconds)
-        if not self.ending.wait_until(end):
-            raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
-        self._end()
-        if before is not None:
-            before.join()
+        try:
+            if before is not None and not before.wait(self.ending.turn, end, is_barrier=self.name == "barrier"):
+                text = f"a call that was made before this {self.name} is still in flight after {seconds:g} s"
+                raise WaitTimeoutError(text, waited_s=seconds)
+            if not self.ending.wait_until(end):
+                raise WaitTimeoutError(f"{self.name} is still in flight after {seconds:g} s", waited_s=seconds)
+            self._end()
+        finally:
+            if before is not None:  # what has been brought is on its way, whatever becomes of this one
+                before.join(self.ending.turn)
         return True
 
     def wait_apart(self) -> None:
@@ -134,8 +137,9 @@ class GradwireWork(dist.Work):
             fence.join()
 
     def _settle(self) -> Exception | None:
+        was_settled = self.ending.is_settled
         error = self.ending.settle()
-        if self.deliveries is not None:
+        if self.deliveries is not None and not was_settled:
             self.deliveries.let_go(self.ending)
         return error
 
@@ -214,7 +218,7 @@ class GradwireWork(dist.Work):
         except Exception as failed:  # noqa: BLE001
             error = failed
         try:
-            with after(self.ending.fences):
+            with after(self._fences()):
                 base.set_result(value if error is None else error)
         except Exception as failed:
             if base.done():
@@ -248,7 +252,12 @@ class GradwireWork(dist.Work):
         if self._first_in_flight() is not None:
             return False
         self._settle()
-        return all(fence.passed() for fence in self.ending.fences)
+        return all(fence.passed() for fence in self._fences())
+
+    def _fences(self) -> list[Fence]:
+        """What has to pass before this call's results may be read, and those of the calls before it."""
+        before = [] if self.deliveries is None else self.deliveries.arriving(self.ending.turn)
+        return [*before, *self.ending.fences]
 
     def is_success(self) -> bool:
         """Whether it has ended well."""

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from gradwire.errors import ForkedError, MismatchError
 from gradwire.torch import _staging
-from gradwire.torch._deliveries import Deliveries
+from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._tolerant import link_of
 from lazy_streams import LazyStreams, on
 from rank import RANK, WORLD_SIZE
@@ -47,6 +47,11 @@ def everybodys(found: list[torch.Tensor]) -> bool:
 
 def filled(tensor: torch.Tensor, value: float = TOTAL) -> bool:
     return bool((tensor == value).all())
+
+
+def _monitored_barrier() -> None:
+    link = link_of(WORLD)
+    link.owner.backends[link.name].monitored_barrier()  # torch before 2.14 calls it for gloo alone
 
 
 def start_all() -> dict[str, Callable[[], bool]]:
@@ -118,8 +123,7 @@ def check_a_monitored_barrier_waits_for_the_calls_before_it() -> None:
     found, whole = rows(LARGE), own(8 * LARGE)
     dist.all_gather(found, own(LARGE), async_op=True)
     dist.all_reduce(whole, async_op=True)
-    link = link_of(WORLD)
-    link.owner.backends[link.name].monitored_barrier()  # torch before 2.14 calls it for gloo alone
+    _monitored_barrier()
     assert everybodys(found)
     assert filled(whole)
 
@@ -235,6 +239,35 @@ def check_streams_are_ordered_behind_results_that_a_later_wait_brought() -> None
             assert filled(large), "in pieces, made of them on a stream of the thread that brought them"
 
         on(streams, run)
+
+
+def check_streams_are_ordered_on_all_ways_by_which_a_result_is_brought() -> None:
+    for way in (_monitored_barrier, lambda: link_of(WORLD).finish()):
+        streams = LazyStreams()
+
+        def run(way: Callable[[], None] = way, streams: LazyStreams = streams) -> None:
+            tensor = with_gaps()
+            dist.all_reduce(tensor, async_op=True)
+            way()
+            assert filled(streams.read(tensor))
+
+        on(streams, run)
+
+
+def check_a_call_has_not_ended_before_results_that_it_brought_have_arrived() -> None:
+    streams = LazyStreams()
+
+    def run() -> None:
+        tensor = with_gaps()
+        dist.all_reduce(tensor, async_op=True)
+        barrier = dist.barrier(async_op=True)
+        link_of(WORLD).deliveries.wait(ALL, None, is_barrier=True)
+        assert not barrier.is_completed()
+        streams.end()
+        assert barrier.is_completed()
+        assert filled(tensor)
+
+    on(streams, run)
 
 
 def check_so_is_the_stream_of_another_thread() -> None:
