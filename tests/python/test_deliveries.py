@@ -243,6 +243,92 @@ def test_a_failure_is_for_who_waits_for_that_call(calls: Calls) -> None:
     assert failed.exception() is ERROR
 
 
+def test_an_error_is_told_at_once_though_calls_before_are_in_flight(calls: Calls) -> None:
+    calls.start()
+    failed = calls.start()
+    future = failed.get_future()
+    calls.end(1, error=ERROR)
+    with pytest.raises(MismatchError):
+        failed.wait()
+    assert (failed.is_completed(), failed.exception(), future.done()) == (True, ERROR, True)
+    assert calls.delivered == []
+
+
+@pytest.mark.parametrize(("errors", "has_failed"), [([ERROR, ERROR], True), ([ERROR, None], False)])
+def test_a_call_of_several_that_still_has_a_result_to_bring_keeps_its_place(
+    calls: Calls, errors: list[Exception | None], has_failed: bool
+) -> None:
+    calls.start()
+    work = GradwireWork.joined([calls.start(), calls.start()], calls._completer)
+    for at, error in enumerate(errors, 1):
+        assert not work.ending.has_failed()
+        calls.end(at, error=error)
+    assert work.ending.has_failed() == has_failed
+
+
+def test_a_barrier_that_passes_over_a_failure_says_so_once(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
+    def pass_a_barrier() -> int:
+        calls.start("barrier", buffered=False, is_waited_for=True)
+        calls.end(len(calls.works) - 1)
+        calls.works[-1].wait()
+        return caplog.text.count("nobody has waited for it")
+
+    calls.start()
+    calls.start()
+    calls.end(0, 1, error=ERROR)
+    assert [pass_a_barrier(), pass_a_barrier()] == [1, 1]
+    assert str(ERROR) in caplog.text
+    known = calls.start()
+    calls.end(4, error=ERROR)
+    calls.deliveries.bring()
+    assert known.exception() is ERROR
+    assert pass_a_barrier() == 1
+
+
+def test_a_call_whose_future_has_been_asked_for_is_brought_by_it_and_only_barriers_wait_for_it(calls: Calls) -> None:
+    future = calls.start().get_future()
+    last = calls.start()
+    calls.end(1)
+    last.wait()
+    assert calls.delivered == [1]
+    barrier = calls.start("barrier", buffered=False, is_waited_for=True)
+    calls.end(2)
+    with pytest.raises(WaitTimeoutError):
+        barrier.wait(A_MOMENT)
+    calls.ops[0].resolve(None, None)  # before the completer has been told
+    barrier.wait()
+    assert (calls.delivered, future.done()) == ([1, 0], False)
+    calls.end()
+    assert (calls.delivered, future.done()) == ([1, 0], True)
+    assert not calls.deliveries._kept
+    calls.start().get_future()
+    calls.end(3)
+    assert (calls.delivered, calls.deliveries._kept) == ([1, 0, 3], {})
+
+
+def test_a_bucket_that_a_layer_steps_with_is_waited_for_by_barriers_alone(calls: Calls) -> None:
+    _Arrival(calls.start(), lambda _: None)
+    other, barrier = calls.start(), calls.start("barrier", buffered=False)
+    calls.end(1, 2)
+    other.wait()
+    assert (calls.delivered, barrier.is_completed()) == ([1], False)
+    calls.end(0)
+    assert barrier.is_completed()
+    assert calls.delivered == [1, 0]
+
+
+def test_a_barrier_among_calls_as_one_makes_them_wait_as_one_does(calls: Calls) -> None:
+    calls.start(buffered=False)
+    parts = [calls.start(buffered=False), calls.start("barrier", buffered=False)]
+    work = GradwireWork.joined(parts, calls._completer)
+    assert calls.deliveries.admit(work.ending, is_waited_for=True, is_barrier=work.is_barrier)
+    work.deliveries = calls.deliveries
+    calls.end(1, 2)
+    assert not work.is_completed()
+    calls.end(0)
+    assert work.is_completed()
+
+
 def test_a_layer_that_steps_early_does_not_wait_for_the_buckets_called_before(calls: Calls) -> None:
     calls.start()
     front = calls.start()

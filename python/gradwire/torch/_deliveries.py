@@ -7,6 +7,9 @@ write the same memory the later one therefore has the last word. Who makes a cal
 comes while the engine reads or writes the new call's tensors. What the engine writes itself needs nobody; a barrier waits for it too,
 as gloo's does, since bare signals may come before the data of earlier calls.
 
+A call whose result somebody is sure to bring stands apart from that order: one whose future has been asked for, which brings it, and a
+bucket that a layer steps with. Only barriers wait for these, too.
+
 Messages between two ranks stand apart from that order, as their ranks do: waiting for one waits for nothing else, and nothing waits for it.
 
 There is no lock here. A call leaves the list when it has been settled and not before, which `Ending` does once: so of threads that come
@@ -16,6 +19,7 @@ here at once each finds it settled or waits until it is, and a signal handler th
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 from collections import deque
@@ -26,6 +30,8 @@ from gradwire._outbox import Op
 from gradwire.errors import ForkedError
 from gradwire.torch._ending import Ending, have_ended, wait_for
 from gradwire.torch._pinned import Fence
+
+logger = logging.getLogger("gradwire")
 
 ALL = math.inf
 """The turn of who comes after every call."""
@@ -48,6 +54,10 @@ class Deliveries:
         # Calls that may never be waited for: whose results are to be brought, and whose come by themselves.
         self._owed: deque[Ending] = deque()
         self._bare: deque[Bare] = deque()
+        # By turn, those whose results somebody is sure to bring: only barriers wait for them.
+        self._kept: dict[int, Ending] = {}
+        # Of the dropped calls that have failed, the first that no barrier has told of.
+        self._failed: Ending | None = None
         # What has to pass on devices before results may be read, by the turn of their call.
         self._arriving: dict[tuple[int, int], Fence] = {}
 
@@ -62,7 +72,7 @@ class Deliveries:
         ending.turn = self.take_turn()
         self._forget_what_has_arrived()
         if is_waited_for:
-            return bool(self._owed or self._arriving or (is_barrier and self._bare))
+            return bool(self._owed or self._arriving or (is_barrier and (self._bare or self._kept or self._failed)))
         if ending.delivers:
             ending.belongs_to(self._owner_pid)
             self._owed.append(ending)
@@ -98,7 +108,15 @@ class Deliveries:
             if not first.has_come():
                 return first
             self._settle(first)
-        return self._first_bare(turn) if is_barrier else None
+        return self._first_apart(turn) if is_barrier else None
+
+    def keep(self, ending: Ending) -> None:
+        """Somebody is sure to bring the results of this call as soon as they are there: other calls do not."""
+        if ending in self._owed:
+            self._kept[ending.turn] = ending
+            _remove(self._owed, ending)
+            if ending.is_settled:  # meanwhile, on another thread
+                self._kept.pop(ending.turn, None)
 
     def wait(self, turn: float, end: float | None, *, is_barrier: bool = False) -> bool:
         """Whether all calls before `turn` have ended by then, and their results are in the callers' tensors or on their way.
@@ -117,6 +135,7 @@ class Deliveries:
             return
         for at, fence in enumerate(ending.fences):
             self._arriving[ending.turn, at] = fence
+        self._kept.pop(ending.turn, None)
         _remove(self._owed, ending)
 
     def arriving(self, turn: float) -> list[Fence]:
@@ -136,6 +155,28 @@ class Deliveries:
                 break
             self._arriving.pop(key, None)
 
+    def has_told(self, ending: Ending) -> None:
+        """Called by who has asked a call for its end."""
+        if self._failed is ending:
+            self._failed = None
+
+    def _first_apart(self, turn: float) -> InFlight | None:
+        """For a barrier: of the calls before it that no other call waits for, the first that has not ended."""
+        for kept in self._kept.copy().values():
+            if kept.turn < turn and not kept.is_in_hand():
+                if not kept.has_come():
+                    return kept
+                self._settle(kept)
+        if (bare := self._first_bare(turn)) is not None:
+            return bare
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            logger.warning(
+                "a call before this barrier has failed, and nobody has waited for it: its tensors are as they were. %s: %s",
+                type(failed.failure).__name__, failed.failure,
+            )  # fmt: skip
+        return None
+
     def _first_bare(self, turn: float) -> Bare | None:
         while (bare := _head(self._bare)) is not None and bare.turn < turn:
             if not bare.has_come():
@@ -144,12 +185,16 @@ class Deliveries:
         return None
 
     def _settle(self, ending: Ending) -> None:
+        is_news = not ending.is_settled
         try:
             ending.settle()
         except ForkedError:
             raise
         except Exception:  # noqa: BLE001  who waits for that call gets it
+            self._kept.pop(ending.turn, None)
             _remove(self._owed, ending)
+        if is_news and ending.is_settled and ending.failure is not None:
+            self._failed = self._failed or ending
         self.let_go(ending)
 
 

@@ -80,6 +80,7 @@ class _Arrival:
 
     def __init__(self, work: GradwireWork, on_end: Callable[[GradwireWork], None]) -> None:
         self._work = work
+        work.stand_apart()
         self._on_end: Callable[[GradwireWork], None] | None = on_end
 
     def wait(self) -> None:

@@ -102,6 +102,14 @@ class Ending:
         """Whether the operations have ended."""
         return have_ended(self.ops)
 
+    def has_failed(self) -> bool:
+        """Whether the operations have ended and nothing of them will be delivered."""
+        if self._failure is not None and not self._parts:
+            return True
+        if self._parts:
+            return all(part.has_failed() for part in self._parts)
+        return self.has_come() and any(op.error() is not None for op in self.ops)
+
     def wait_until(self, end: float | None) -> bool:
         """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
         for part in self._parts:

@@ -185,7 +185,7 @@ class GroupLink:
         """The Work goes to its caller, who waits for it at once or may never do so."""
         if not work.ending.ops or work.is_message:
             return
-        if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=work.name == "barrier"):
+        if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=work.is_barrier):
             work.deliveries = self.deliveries
 
     def stats(self) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class GradwireWork(dist.Work):
         )
         # A send or a receive, or several of those, stands apart from the order of the group's calls.
         self.is_message: bool = all([part.is_message for part in parts]) if parts else name in MESSAGES  # noqa: C419  no generator
+        # So it waits for calls that deliver by themselves, too.
+        self.is_barrier: bool = any([part.is_barrier for part in parts]) if parts else name == "barrier"  # noqa: C419  as above
         self._ops = ops
         self._result = result
         self._parts = parts
@@ -107,7 +109,7 @@ class GradwireWork(dist.Work):
         end = time.monotonic() + seconds if seconds > 0 else None
         before = self.deliveries
         try:
-            if before is not None and not before.wait(self.ending.turn, end, is_barrier=self.name == "barrier"):
+            if not self._come_before(end):
                 text = f"a call that was made before this {self.name} is still in flight after {seconds:g} s"
                 raise WaitTimeoutError(text, waited_s=seconds)
             if not self.ending.wait_until(end):
@@ -117,6 +119,20 @@ class GradwireWork(dist.Work):
             if before is not None:  # what has been brought is on its way, whatever becomes of this one
                 before.join(self.ending.turn)
         return True
+
+    def _come_before(self, end: float | None) -> bool:
+        """Whether the calls that come before this one have ended by then."""
+        if self.deliveries is None:
+            return True
+        if self.ending.has_failed():  # it delivers nothing that could overtake them
+            self.deliveries.first_in_flight(self.ending.turn, is_barrier=self.is_barrier)
+            return True
+        return self.deliveries.wait(self.ending.turn, end, is_barrier=self.is_barrier)
+
+    def stand_apart(self) -> None:
+        """Who calls this brings the result as soon as it is there: of other calls only barriers wait for this one."""
+        if self.deliveries is not None:
+            self.deliveries.keep(self.ending)
 
     def wait_apart(self) -> None:
         """Waits for this call and for none before it, of which none may write the same memory.
@@ -139,17 +155,19 @@ class GradwireWork(dist.Work):
     def _settle(self) -> Exception | None:
         was_settled = self.ending.is_settled
         error = self.ending.settle()
-        if self.deliveries is not None and not was_settled:
-            self.deliveries.let_go(self.ending)
+        if self.deliveries is not None:
+            self.deliveries.has_told(self.ending)
+            if not was_settled:
+                self.deliveries.let_go(self.ending)
         return error
 
     def _first_in_flight(self) -> InFlight | None:
         """Of this call and those whose results come before its own, the one that has not ended."""
         if not self.ending.has_come():
             return self.ending
-        if self.deliveries is None or self.ending.is_settled:
+        if self.deliveries is None or self.ending.is_settled or self.ending.has_failed():
             return None
-        return self.deliveries.first_in_flight(self.ending.turn, is_barrier=self.name == "barrier")
+        return self.deliveries.first_in_flight(self.ending.turn, is_barrier=self.is_barrier)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the list of result tensors. For a hook that nests collectives it has ended: see `NESTING_HOOKS`."""
@@ -173,6 +191,7 @@ class GradwireWork(dist.Work):
             if not base.done():
                 self._future = None
             raise
+        self.stand_apart()  # the future brings it
         return future
 
     def _complete_at_end(self, base: torch.futures.Future[Any], value: Any, *, ended: bool) -> None:
