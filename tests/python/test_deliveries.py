@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from gradwire._outbox import LaterOp
 from gradwire.errors import DeadlineError, MismatchError, WaitTimeoutError
 from gradwire.torch._backend import _Lifetime
@@ -20,6 +22,7 @@ from gradwire.torch._deliveries import ALL, BARE_MOST, Deliveries
 from gradwire.torch._early import _Arrival
 from gradwire.torch._ending import Ending
 from gradwire.torch._ops import Collectives
+from gradwire.torch._pinned import Fence
 from gradwire.torch._work import GradwireWork
 
 PATIENCE_S = 30.0
@@ -180,9 +183,51 @@ def test_a_monitored_barrier_waits_for_the_calls_before_it_alone_and_says_when_t
 
 def _arrives_later(work: GradwireWork, joined: list[str]) -> Any:
     """The result of this call is still on its way to a device when the call has ended."""
-    fence: Any = SimpleNamespace(passed=lambda: False, join=lambda: joined.append("behind it"))
+    fence: Any = SimpleNamespace(device="gpu", passed=lambda: False, join=lambda: joined.append("behind it"))
     work.ending.on_seen = lambda: work.ending.fences.append(fence)
     return fence
+
+
+class Streams:
+    """One device's, which notes what its caller waits for."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[str] = []
+        self.has_failed = False
+
+    def current(self, _: Any) -> str:
+        return "caller"
+
+    def side(self, _: Any, direction: str) -> str:
+        return direction
+
+    def record(self, stream: str) -> str:
+        return f"the end of {stream}"
+
+    def wait(self, _: str, event: str) -> None:
+        self.waited_for.append(event)
+
+    def passed(self, _: str) -> bool:
+        if self.has_failed:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return False
+
+
+def test_of_many_results_that_are_on_their_way_to_a_device_one_event_is_waited_for(calls: Calls) -> None:
+    streams: Any = Streams()
+    works = [calls.start() for _ in range(100)]
+    for at, work in enumerate(works):
+        fences = [Fence(streams, torch.device("cuda:0"), f"piece {piece} of {at}") for piece in range(4)]
+        work.ending.on_seen = partial(work.ending.fences.extend, fences)
+    calls.end(*range(100))
+    for work in works:
+        work.wait()
+    own = 4 * len(works)
+    assert len(streams.waited_for) == own + len(works) - 1
+    assert streams.waited_for.count("the end of back") == len(works) - 1
+    assert works[-1].is_completed() is False
+    streams.has_failed = True
+    assert calls.start(is_waited_for=True).deliveries is None, "a failed device is told of by who asks it for something"
 
 
 def test_a_wait_that_raises_leaves_the_streams_behind_what_it_has_brought(calls: Calls) -> None:

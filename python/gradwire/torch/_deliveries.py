@@ -26,10 +26,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
+
 from gradwire._outbox import Op
 from gradwire.errors import ForkedError
 from gradwire.torch._ending import Ending, have_ended, wait_for
 from gradwire.torch._pinned import Fence
+from gradwire.torch._streams import BACK
 
 logger = logging.getLogger("gradwire")
 
@@ -142,16 +145,17 @@ class Deliveries:
         """What has to pass before the results of calls before `turn` may be read, of those that have been brought."""
         if not self._arriving or os.getpid() != self._owner_pid:
             return []
+        self._forget_what_has_arrived()
         return [fence for (of, _), fence in self._arriving.copy().items() if of < turn]
 
     def join(self, turn: float) -> None:
         """What the caller gives its current streams from now on comes after these."""
-        for fence in self.arriving(turn):
+        for fence in one_for_each_device(self.arriving(turn)):
             fence.join()
 
     def _forget_what_has_arrived(self) -> None:
         for key, fence in self._arriving.copy().items() if self._arriving else ():
-            if not fence.passed():
+            if not _has_passed(fence):
                 break
             self._arriving.pop(key, None)
 
@@ -217,6 +221,29 @@ class Bare:
 
 
 InFlight = Ending | Bare
+
+
+def one_for_each_device(fences: Sequence[Fence]) -> list[Fence]:
+    """What passes behind all of these, for who waits: of hundreds of pieces each would take calls of the driver.
+
+    All results come over the stream `BACK` of their device, or it waits for them (`_ending.py`).
+    """
+    of: dict[torch.device, list[Fence]] = {}
+    for fence in fences:
+        of.setdefault(fence.device, []).append(fence)
+    return [same[0] if len(same) == 1 else _behind_all_on_the_device_of(same[0]) for same in of.values()]
+
+
+def _behind_all_on_the_device_of(fence: Fence) -> Fence:
+    streams, device = fence.streams, fence.device
+    return Fence(streams, device, streams.record(streams.side(device, BACK)))
+
+
+def _has_passed(fence: Fence) -> bool:
+    try:
+        return fence.passed()
+    except RuntimeError:  # the device has failed, which is told to who asks it for something
+        return True
 
 
 def _head(calls: deque[_Call]) -> _Call | None:

@@ -214,7 +214,7 @@ class GroupLink:
                 if not self.deliveries.wait(ALL, time.monotonic() + LEAVE_TIMEOUT_S, is_barrier=True):
                     logger.info("group %s: calls are still in flight, and it is left without their results", self.name)
             finally:
-                self.deliveries.join(ALL)
+                self._join_all()
 
     def leave(self) -> None:
         """Says goodbye to the other ranks. Safe to call twice, and in a forked child, where it does nothing."""
@@ -232,7 +232,14 @@ class GroupLink:
             logger.info("group %s: not every rank confirmed the goodbye of rank %d", self.name, self.rank)
         self._end_what_waits()
         self.deliveries.first_in_flight(ALL)
-        self.deliveries.join(ALL)
+        self._join_all()
+
+    def _join_all(self) -> None:
+        """What the caller's streams are given from now on comes after all results. A device that has failed keeps no rank from leaving."""
+        try:
+            self.deliveries.join(ALL)
+        except RuntimeError as error:
+            logger.info("group %s: its last results are not waited for: %s", self.name, error)
 
     def _end_what_waits(self) -> None:
         """Called when the engine has been told that the group has ended."""

@@ -24,7 +24,7 @@ from gradwire._outbox import Op
 from gradwire.errors import InvalidRequestError, WaitTimeoutError
 from gradwire.report import DeliveryReport
 from gradwire.torch import _memory
-from gradwire.torch._deliveries import Deliveries, InFlight
+from gradwire.torch._deliveries import Deliveries, InFlight, one_for_each_device
 from gradwire.torch._ending import Ending
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging, after
@@ -237,7 +237,7 @@ class GradwireWork(dist.Work):
         except Exception as failed:  # noqa: BLE001
             error = failed
         try:
-            with after(self._fences()):
+            with after(one_for_each_device(self._fences())):
                 base.set_result(value if error is None else error)
         except Exception as failed:
             if base.done():
