@@ -64,7 +64,7 @@ def serve(orders: socket.socket) -> list[str] | None:
             message, descriptors, _, _ = socket.recv_fds(orders, LONGEST_REQUEST_BYTES, _DESCRIPTORS_MAX)
             if not message:
                 return None
-            pid = _forked(len(descriptors))
+            pid = _forked(orders, len(descriptors))
             if pid == 0:
                 _forget((orders, ended, ends, *told.values()))
                 return _grow_up(Request(**json.loads(message)), descriptors, itself)
@@ -76,14 +76,15 @@ def serve(orders: socket.socket) -> list[str] | None:
                 os.close(descriptor)
 
 
-def _forked(descriptors: int) -> int | None:
-    """As `os.fork`. None: there is no room for a process, or was none for all of its descriptors, which is said."""
+def _forked(orders: socket.socket, descriptors: int) -> int | None:
+    """As `os.fork`. None: there is no room for a process, or was none for all of its descriptors, which is said to who asked."""
     try:
         if descriptors < _DESCRIPTORS_MIN:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return os.fork()
     except OSError as error:
-        print(f"a worker could not be forked: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # who asked may have gone
+            orders.send(str(error).encode())
         return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any
 
-from gradwire.lab.crew import WorkerFailed
+from gradwire.lab.crew import END_SECONDS, WorkerFailed
 from gradwire.lab.forking import LONGEST_REQUEST_BYTES, MODULE
 
 START_SECONDS = 300.0  # for imports from a cold disk; where they fail that is told at once
@@ -122,11 +123,16 @@ class Nursery:
             if told:
                 return int(told)
         connection.close()
+        raise WorkerFailed(f"no worker could be forked from a process that imports what they need: {self._why()}")
+
+    def _why(self) -> str:
+        """It says what it could not do; or it has ended, and the end of what it printed tells why."""
+        with suppress(ConnectionError):
+            is_heard = select.select([self._orders], [], [], END_SECONDS)[0]
+            if is_heard and (said := self._orders.recv(LONGEST_REQUEST_BYTES)):
+                return said.decode()
         self._log.seek(0)
-        end = "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
-        raise WorkerFailed(
-            f"no worker could be forked from a process that imports what they need; the end of what was said:\n{end}"
-        )
+        return "the end of what it printed:\n" + "\n".join(self._log.read().decode(errors="replace").splitlines()[-15:])
 
 
 class Forked:
