@@ -104,7 +104,7 @@ def check_results_are_there_however_the_end_of_a_later_call_is_seen() -> None:
     def poll(work: dist.Work) -> None:
         end = time.monotonic() + PATIENCE_S
         while not work.is_completed() and time.monotonic() < end:
-            time.sleep(0.001)  # lets other threads have the interpreter
+            os.sched_yield()
 
     for see in (lambda work: work.wait(), poll, lambda work: work.get_future().wait()):
         found, whole = rows(LARGE), own(8 * LARGE)
@@ -163,8 +163,9 @@ def check_an_old_result_never_comes_into_a_later_call() -> None:
     seen = []
     for call, is_right in later:
         dist.all_gather(rows_of_flat, own(elems), async_op=True)
-        while not link_of(WORLD).deliveries._owed[-1].has_come():
-            time.sleep(0.001)  # lets other threads have the interpreter
+        assert link_of(WORLD).deliveries._owed[-1].wait_until(time.monotonic() + PATIENCE_S), (
+            "it has ended, undelivered"
+        )
         flat.fill_(-RANK)
         call()
         seen.append(is_right())

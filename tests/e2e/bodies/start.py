@@ -100,6 +100,8 @@ def check_what_all_have_read_does_not_stay_in_the_store_unless_lost_ranks_may_co
 
 def check_a_group_is_formed_on_a_store_that_can_remove_nothing() -> None:
     class Own(PartOfStore):
+        """A Store of the user's that keeps what is written, and says so."""
+
         def delete_key(self, key: str) -> None:
             raise NotImplementedError(key)
 
