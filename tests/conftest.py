@@ -1,9 +1,11 @@
 """For all tests."""
 
 import os
+import select
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; the order within a file is its own."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path.relative_to(HERE)), len(LONGEST)))
+
+
+def pytest_exception_interact(call: pytest.CallInfo[object]) -> None:
+    """Of a test that the time limit ended, the processes that it waited for are ended too, and Python's say where they were."""
+    if call.excinfo is not None and str(call.excinfo.value).startswith("Timeout"):
+        for process in reversed(_descendants(os.getpid())):  # the end of one may be that of all below
+            with suppress(ProcessLookupError):
+                end = os.pidfd_open(process)
+                os.kill(process, signal.SIGABRT)  # faulthandler prints the stacks
+                select.select([end], [], [], 2.0)
+                os.close(end)
+
+
+def _descendants(process: int) -> list[int]:
+    """The processes that it started, each before those that it started in its turn."""
+    found: list[int] = []
+    with suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
 
 
 @pytest.fixture
