@@ -1,5 +1,6 @@
 """The sandbox: what is made in it is gone with it, however it ends; its result is the caller's."""
 
+import gc
 import os
 import select
 import shutil
@@ -30,6 +31,29 @@ def links() -> list[str]:
 
 def test_the_exit_status_of_the_function_is_returned():
     assert sandbox.run(lambda: 7) == 7
+
+
+def test_what_the_caller_left_for_its_collector_ends_in_the_caller_alone():
+    ended_in = []
+
+    class Left:
+        def __del__(self):
+            ended_in.append(os.getpid())
+
+    def collect() -> int:
+        gc.collect()
+        return len(ended_in)
+
+    left = [Left()]
+    left.append(left)
+    gc.disable()  # or it might go before
+    try:
+        del left
+        assert sandbox.run(collect) == 0
+    finally:
+        gc.enable()
+    gc.collect()
+    assert ended_in == [os.getpid()]
 
 
 def test_a_lab_error_is_one_line_and_status_1(capfd):

@@ -12,6 +12,7 @@ ever registered anywhere (as `ip netns add` would), so there is nothing that cou
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -182,7 +183,11 @@ def _enter_namespaces() -> None:
 
 
 def _in_child(body: Callable[[], int]) -> None:
-    """Ends this forked process with the result of `body`; never returns into the caller's copy of the stack."""
+    """Ends this forked process with the result of `body`; never returns into the caller's copy of the stack.
+
+    What the caller left for its collector stays: it may belong to threads that are not here, and its end would wait for them.
+    """
+    gc.freeze()
     status = 1
     try:
         status = body()
