@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gradwire.demo.plan import Plan, Run
@@ -14,8 +15,10 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def record(step_ms: float, comm_ms: float, lost: float = 0.0) -> dict[str, float]:
-    return {"step_ms": step_ms, "comm_ms": comm_ms, "bytes_lost_share": lost}
+def answer(step_ms: float, comm_ms: float, lost: float = 0.0, *, begun_ms: float = 0.0) -> dict[str, Any]:
+    """Of one rank about one step."""
+    record = {"step_ms": step_ms, "comm_ms": comm_ms, "bytes_lost_share": lost}
+    return {"begun": begun_ms / 1e3, "ended": (begun_ms + step_ms) / 1e3, "record": record}
 
 
 @pytest.mark.parametrize(
@@ -33,14 +36,24 @@ def test_a_percentile_of_nothing_is_an_error():
 
 def test_a_step_takes_as_long_as_its_slowest_rank_and_loses_the_mean_share():
     results = RunResults(Run("gradwire", 0.01))
-    results.add_step([record(10, 4, 0.02), record(12, 3, 0.0)], timed=True)
-    assert (results.step_ms, results.comm_ms, results.lost_shares) == ([12], [4], [0.01])
+    results.add_step([answer(10, 3, 0.02), answer(12, 4, 0.0, begun_ms=1)], timed=True)
+    assert (results.step_ms, results.comm_ms, results.lost_shares) == ([pytest.approx(12)], [4], [0.01])
+
+
+def test_what_a_rank_is_late_is_counted_once():
+    results = RunResults(Run("gloo", 0.01))
+    results.add_step([answer(100, 50), answer(500, 450)], timed=True)
+    results.add_step(
+        [answer(500, 450, begun_ms=100), answer(100, 50, begun_ms=500)], timed=True
+    )  # the first waits for the other
+    assert sum(results.step_ms) == pytest.approx(600)
+    assert results.comm_ms[1] == 50
 
 
 def test_steps_that_are_not_timed_count_as_steps_and_for_the_loss():
     results = RunResults(Run("gloo", 0.0))
-    results.add_step([record(100, 50, 0.5)], timed=False)
-    results.add_step([record(10, 5, 0.0)], timed=True)
+    results.add_step([answer(100, 50, 0.5)], timed=False)
+    results.add_step([answer(10, 5, 0.0)], timed=True)
     results.validation.append((2, 3.5))
     summary = results.summary()
     assert (summary["steps"], summary["step_ms_p99"], summary["bytes_lost_share"]) == (2, 10, 0.25)
@@ -50,7 +63,7 @@ def test_the_report_has_the_fields_that_others_read():
     plan = Plan(EXAMPLES)
     results = [RunResults(run) for run in plan.runs]
     for result in results:
-        result.add_step([record(10, 5)], timed=True)
+        result.add_step([answer(10, 5)], timed=True)
         result.validation.append((1, 2.5))
     written = json.loads(json.dumps(report(plan, results)))
     assert [list(run) for run in written["runs"]] == [FIELDS] * 4

@@ -24,7 +24,7 @@ from gradwire.bench.conductor import Crews, group_of
 from gradwire.bench.ground import Ground
 from gradwire.bench.plan import Condition, NetworkPlan, Variant
 from gradwire.bench.results import Verdict
-from gradwire.demo.results import percentile
+from gradwire.demo.results import percentile, times_of_step
 from gradwire.lab import LabError
 from gradwire.lab.crew import WorkerFailed
 
@@ -82,8 +82,7 @@ class Run:
     """One training: a variant at a loss.
 
     Attributes:
-        step_ms: of each step, from its last rank's beginning to its last rank's end.
-        comm_ms: of it with gradients under way, on the rank that began last: the others wait for that one, too.
+        step_ms, comm_ms: of each step, as `times_of_step` has them.
     """
 
     variant: Variant
@@ -97,16 +96,12 @@ class Run:
     def add(self, answers: list[Row]) -> None:
         """One step of all ranks, an answer of each.
 
-        Ranks begin a step when they have ended the one before, which is not at one time. The largest of their own times would have what one
-        rank is late in a step twice: in that step, and in the next one of those that wait for it. Between two steps of the slowest rank
-        nothing is counted: then it only compares parameters.
-
         Raises:
             WorkerFailed: replicas differ although the variant promises that they do not.
         """
-        last = max(answers, key=lambda answer: answer["begun"])
-        self.step_ms.append((max(answer["ended"] for answer in answers) - last["begun"]) * 1e3)
-        self.comm_ms.append(last["record"]["comm_ms"])
+        step_ms, comm_ms = times_of_step(answers)
+        self.step_ms.append(step_ms)
+        self.comm_ms.append(comm_ms)
         self.lost.append(sum(answer["record"]["bytes_lost_share"] for answer in answers) / len(answers))
         if len({answer["parameters"] for answer in answers}) > 1:
             self.steps_apart += 1

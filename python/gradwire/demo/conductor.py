@@ -109,7 +109,7 @@ class Conductor:
         answers = self._everyone({"do": "train", "run": index, "steps": self.plan.block})
         for step in range(self.plan.block):
             self._compare(result, {answer[step]["parameters"] for answer in answers})
-            result.add_step([answer[step]["record"] for answer in answers], timed=step > 0)
+            result.add_step([answer[step] for answer in answers], timed=step > 0)
         self._progress.stepped(index, result)
 
     def _compare(self, result: RunResults, parameters: set[str]) -> None:

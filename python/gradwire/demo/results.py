@@ -14,7 +14,7 @@ class RunResults:
     """What one run has given so far.
 
     Attributes:
-        step_ms, comm_ms: of each timed step, the slowest rank's: a synchronous step is over when its last rank is.
+        step_ms, comm_ms: of each timed step, as `times_of_step` has them.
         lost_shares: of every step, the mean over the ranks of the share of gradient bytes that did not count.
         validation: (step, loss in nats for each byte) in the order of steps.
         steps_apart: steps after which the replicas differed, as they may where results can be lost too.
@@ -28,13 +28,14 @@ class RunResults:
     validation: list[tuple[int, float]] = field(default_factory=list)
     steps_apart: int = 0
 
-    def add_step(self, records: list[dict[str, Any]], timed: bool) -> None:
-        """Adds one step; `records` has one entry for each rank."""
+    def add_step(self, answers: list[dict[str, Any]], timed: bool) -> None:
+        """Adds one step of all ranks, an answer of each worker."""
         self.steps += 1
-        self.lost_shares.append(sum(record["bytes_lost_share"] for record in records) / len(records))
+        self.lost_shares.append(sum(answer["record"]["bytes_lost_share"] for answer in answers) / len(answers))
         if timed:
-            self.step_ms.append(max(record["step_ms"] for record in records))
-            self.comm_ms.append(max(record["comm_ms"] for record in records))
+            step_ms, comm_ms = times_of_step(answers)
+            self.step_ms.append(step_ms)
+            self.comm_ms.append(comm_ms)
 
     def summary(self) -> dict[str, Any]:
         """The numbers of this run, as `--json` writes them."""
@@ -50,6 +51,18 @@ class RunResults:
             "val_loss": self.validation[-1][1],
             "steps_apart": self.steps_apart,
         }
+
+
+def times_of_step(answers: list[dict[str, Any]]) -> tuple[float, float]:
+    """Of one step of all ranks, an answer of each worker, in ms: how long it took, and of that with gradients under way.
+
+    From its last rank's beginning to its last rank's end, and on the rank that began last: the others wait for that one, too. Ranks begin
+    a step when they have ended the one before, which is not at one time. The largest of their own times would have what one rank is late
+    in a step twice: in that step, and in the next one of those that wait for it. Between two steps of the slowest rank nothing is
+    counted: then it only compares parameters.
+    """
+    last = max(answers, key=lambda answer: answer["begun"])
+    return (max(answer["ended"] for answer in answers) - last["begun"]) * 1e3, last["record"]["comm_ms"]
 
 
 def percentile(values: list[float], percent: float) -> float:
