@@ -1,5 +1,6 @@
 """The training example's parts that do not need a network: data, checkpoints, the stop watch."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def _one_rank(tmp_path_factory):
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+    gc.collect()  # models have reference cycles, and their groups threads
 
 
 def test_the_corpus_is_the_same_each_time_and_its_parts_are_real(corpus):

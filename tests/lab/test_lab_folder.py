@@ -5,7 +5,7 @@ import os
 import pytest
 from click.testing import CliRunner
 from gradwire.cli import lab
-from gradwire.lab import LabError
+from gradwire.lab import LabError, sandbox
 from gradwire.lab.service import folder
 
 NOBODY = 65534
@@ -17,7 +17,7 @@ def test_the_runtime_directory_of_another_user_is_not_used(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert folder() == tmp_path / "gradwire-lab-0"
     reader, writer = os.pipe()
-    child = os.fork()
+    child = sandbox.forked()
     if child == 0:
         try:
             os.setresgid(NOBODY, NOBODY, NOBODY)

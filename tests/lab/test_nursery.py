@@ -136,6 +136,15 @@ def test_what_cannot_be_imported_is_told(script):
                 nursery.start(script(WAITS), env={})
 
 
+def test_a_process_that_a_module_starts_is_none_of_its_workers(script, tmp_path, monkeypatch):
+    (tmp_path / "starts.py").write_text("import subprocess\nsubprocess.Popen(['true'])\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Nursery(["starts"]) as nursery:
+        for status in (3, 4):
+            child = nursery.start(script(f"import sys; sys.exit({status})"), env=dict(os.environ))
+            assert child.wait(60) == status
+
+
 def test_it_is_ended_also_while_it_imports(tmp_path, monkeypatch):
     (tmp_path / "endless.py").write_text("import time\nopen('begun', 'w').close()\ntime.sleep(600)")
     monkeypatch.chdir(tmp_path)

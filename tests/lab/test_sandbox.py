@@ -33,25 +33,35 @@ def test_the_exit_status_of_the_function_is_returned():
     assert sandbox.run(lambda: 7) == 7
 
 
-def test_what_the_caller_left_for_its_collector_ends_in_the_caller_alone():
+@pytest.mark.parametrize("is_due", [False, True], ids=["later", "with the fork"])
+def test_what_the_caller_left_for_its_collector_ends_in_the_caller_alone(is_due):
     ended_in = []
 
     class Left:
         def __del__(self):
             ended_in.append(os.getpid())
 
-    def collect() -> int:
+    def allocate_and_collect() -> int:
+        kept = [[] for _ in range(1000)]
         gc.collect()
-        return len(ended_in)
+        return len(ended_in) if len(kept) == 1000 else 2
 
-    left = [Left()]
-    left.append(left)
-    gc.disable()  # or it might go before
+    def leave() -> None:
+        left = [Left()]
+        left.append(left)
+
+    before, allocates = gc.get_threshold(), [is_due]
+    os.register_at_fork(after_in_child=lambda: [[] for _ in range(1000 * any(allocates))])
+    gc.collect()
+    gc.set_threshold(1_000_000)  # or it might go before
     try:
-        del left
-        assert sandbox.run(collect) == 0
+        leave()
+        if is_due:
+            gc.set_threshold(500)
+        assert sandbox.run(allocate_and_collect) == 0
     finally:
-        gc.enable()
+        gc.set_threshold(*before)
+        allocates.clear()
     gc.collect()
     assert ended_in == [os.getpid()]
 

@@ -97,7 +97,7 @@ def test_root_of_a_users_own_namespace_has_the_users_folder(monkeypatch):
         os.write(writer, f"{os.geteuid()} {status_folder()}".encode())
         return 0
 
-    child = os.fork()
+    child = sandbox.forked()
     if child == 0:
         try:
             os.setresgid(NOBODY, NOBODY, NOBODY)

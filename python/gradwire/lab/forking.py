@@ -95,8 +95,10 @@ def _reap(told: dict[int, socket.socket]) -> None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            with told.pop(pid) as connection, suppress(OSError):  # who asked may have gone
-                connection.send(str(status).encode())
+            asked = told.pop(pid, None)  # none: a module has started it while it was imported
+            if asked is not None:
+                with asked, suppress(OSError):  # who asked may have gone
+                    asked.send(str(status).encode())
 
 
 def _forget(sockets: Iterable[socket.socket]) -> None:

@@ -140,7 +140,7 @@ def _child(body: Callable[[], int], told: Iterable[int] = _ENDING) -> Iterator[i
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
-        child = os.fork()
+        child = forked()
         if child == 0:
             _in_child(body)
         with _passing_on(told, child):
@@ -148,6 +148,23 @@ def _child(body: Callable[[], int], told: Iterable[int] = _ENDING) -> Iterator[i
             yield child
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def forked() -> int:
+    """As `os.fork`; the child never collects what the caller left for its collector.
+
+    That may belong to threads which are not in the child: where it goes its end waits for them, for ever. torch's process groups do.
+    """
+    collects = gc.isenabled()
+    gc.disable()  # functions that run after a fork could make the child collect before its first line here
+    try:
+        child = os.fork()
+        if child == 0:
+            gc.freeze()
+    finally:
+        if collects:
+            gc.enable()
+    return child
 
 
 def _hear() -> None:
@@ -183,11 +200,7 @@ def _enter_namespaces() -> None:
 
 
 def _in_child(body: Callable[[], int]) -> None:
-    """Ends this forked process with the result of `body`; never returns into the caller's copy of the stack.
-
-    What the caller left for its collector stays: it may belong to threads that are not here, and its end would wait for them.
-    """
-    gc.freeze()
+    """Ends this forked process with the result of `body`; never returns into the caller's copy of the stack."""
     status = 1
     try:
         status = body()
