@@ -2,12 +2,13 @@
 
 import select
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable
 
 import pytest
-from gradwire.lab import LabError, Link
+from gradwire.lab import LabError, Link, soft_switch
 from gradwire.lab.probe import probe_round_trip_ms
 from gradwire.lab.soft_cluster import SoftCluster
 from gradwire.lab.soft_switch import SoftSwitch
@@ -104,6 +105,20 @@ def test_a_switch_without_its_ports_says_so(tmp_path):
             return str(error)
 
     assert "no-such-port" in in_sandbox(tmp_path, main)
+
+
+def test_a_switch_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(soft_switch, "ANSWER_SECONDS", 0.5)
+
+    def main():
+        with SoftCluster(2) as cluster:
+            cluster._switch._process.send_signal(signal.SIGSTOP)
+            try:
+                cluster.set_loss(0.5)
+            except LabError as error:
+                return str(error)
+
+    assert in_sandbox(tmp_path, main) == "the switch has not answered for 0.5 s"
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])

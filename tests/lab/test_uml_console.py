@@ -1,9 +1,10 @@
 """Commands on the user-mode-linux switch, whatever they print or wait for."""
 
 import json
+import signal
 
 import pytest
-from gradwire.lab import LabError, NamespacesUnavailable, ToolMissing, sandbox
+from gradwire.lab import LabError, NamespacesUnavailable, ToolMissing, sandbox, uml_switch
 from gradwire.lab.uml_switch import UmlSwitch
 
 COMMANDS = {
@@ -50,3 +51,28 @@ def test_one_that_fails_or_does_not_end_is_refused_and_the_next_one_runs(answers
     for name, command in (("for ever", "sleep 600"), ("child", "sleep 600 &")):
         assert answers[name] == f"the switch refused `{command}`: it has not ended after 0.5 s"
     assert answers["after"] == "here"
+
+
+def test_a_switch_that_does_not_answer_is_ended_and_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(uml_switch, "ANSWER_SECONDS", 0.5)
+    file = tmp_path / "said"
+
+    def main() -> int:
+        with UmlSwitch([]) as switch:
+            switch._kernel.send_signal(signal.SIGSTOP)
+            for _ in range(2):
+                try:
+                    switch.run("true", limit_s=0.5)
+                except LabError as error:
+                    with file.open("a") as said:
+                        said.write(f"{error}\n")
+            return int(switch._kernel.poll() is None)
+
+    try:
+        assert sandbox.run(main) == 0
+    except (NamespacesUnavailable, ToolMissing) as error:
+        pytest.skip(str(error))
+    assert file.read_text().splitlines() == [
+        "the user-mode-linux switch has not answered for 1 s, and was ended: ",
+        "the user-mode-linux switch is gone",
+    ]

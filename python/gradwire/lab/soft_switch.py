@@ -10,6 +10,7 @@ it is started, and its file is removed as soon as it runs, so that whoever is ki
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -23,6 +24,7 @@ from gradwire.lab.errors import LabError, WrongRequest
 _SOURCE = Path(__file__).with_suffix(".c")
 _SLOTS = 1 << 14  # `SLOTS` of soft_switch.c: frames that a port can have under way, waiting or on the wire
 _FRAME_BYTES = 1514
+ANSWER_SECONDS = 60.0  # it takes microseconds where its host has nothing else to do
 _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' processes
 
 
@@ -110,6 +112,8 @@ class SoftSwitch:
 
     def _expect(self, word: str) -> list[str]:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
+            raise LabError(f"the switch has not answered for {ANSWER_SECONDS:g} s")
         first, *rest = self._process.stdout.readline().split() or [""]
         if first != word:
             assert self._process.stderr is not None

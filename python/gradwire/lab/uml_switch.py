@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +28,9 @@ from gradwire.switch.linux import red
 
 PROGRAM = "linux.uml"
 _HERE = Path(__file__).parent
+BOOT_SECONDS = 120.0  # it takes one or two where its host has nothing else to do
 COMMAND_SECONDS = 30.0  # of which tc takes some milliseconds
+ANSWER_SECONDS = 30.0  # beyond a command's own limit, which the switch keeps itself
 _REAL_TIME_PRIORITY = 10  # any: what matters is to run before the hosts' processes
 
 
@@ -42,16 +46,17 @@ class UmlSwitch:
 
         Raises:
             ToolMissing: user-mode-linux or a C compiler is not installed.
-            LabError: it does not start, or what it needs cannot be compiled.
+            LabError: it does not start, or not within BOOT_SECONDS, or what it needs cannot be compiled.
         """
         if shutil.which(PROGRAM) is None:
             raise ToolMissing(f"{PROGRAM} not found: install user-mode-linux (apt install user-mode-linux)")
         # What it is started with is removed as soon as it runs, so that whoever is killed leaves nothing.
         with tempfile.TemporaryDirectory(prefix="gradwire-uml-") as folder:
+            self._unread = b""
             self._kernel = _boot(ports, mtu_bytes, Path(folder))
             with suppress(OSError):  # only root may; without it the switch is slower when the hosts are busy
                 os.sched_setscheduler(self._kernel.pid, os.SCHED_RR, os.sched_param(_REAL_TIME_PRIORITY))
-            self._wait_for("READY")
+            self._wait_for("READY", BOOT_SECONDS)
 
     def run(self, *commands: str, limit_s: float = COMMAND_SECONDS) -> str:
         """Runs shell commands (one line each) on the switch and returns their output.
@@ -61,18 +66,21 @@ class UmlSwitch:
             limit_s: how long each may take.
 
         Raises:
-            LabError: a command fails, or does not end in time, or the switch is gone.
+            LabError: a command fails, or does not end in time, or the switch is gone; one that does not answer is ended.
         """
         assert self._kernel.stdin is not None
         output = ""
         for command in commands:
+            if self._kernel.poll() is not None:  # who it has started may hold its end of the pipe still
+                raise LabError("the user-mode-linux switch is gone")
             try:
                 mark = secrets.token_hex(8)
-                self._kernel.stdin.write(f"{mark} {limit_s:g} {command}\n")
+                self._kernel.stdin.write(f"{mark} {limit_s:g} {command}\n".encode())
                 self._kernel.stdin.flush()
             except BrokenPipeError as error:
                 raise LabError("the user-mode-linux switch is gone") from error
-            end, (_, *lines) = self._wait_for(f"DONE {mark} ")  # the console echoes the command
+            # The first line is the command itself, which the console echoes.
+            end, (_, *lines) = self._wait_for(f"DONE {mark} ", limit_s + ANSWER_SECONDS)
             if end.split()[-1] != "0":
                 raise LabError(f"the switch refused `{command}`: {' '.join(lines[-3:])}")
             output += "\n".join(lines)
@@ -134,17 +142,31 @@ class UmlSwitch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_for(self, word: str) -> tuple[str, list[str]]:
-        assert self._kernel.stdout is not None
-        lines: list[str] = []
-        for line in map(str.rstrip, self._kernel.stdout):
+    def _wait_for(self, word: str, limit_s: float) -> tuple[str, list[str]]:
+        """The line that begins with the word, and those before it."""
+        end, lines = time.monotonic() + limit_s, list[str]()
+        while (line := self._next_line(end)) is not None:
             if line.startswith(word):
                 return line, lines
             lines.append(line)
-        raise LabError(f"the user-mode-linux switch ended: {' '.join(lines[-5:])}")
+        is_silent = time.monotonic() >= end
+        self.close()
+        why = f"has not answered for {limit_s:g} s, and was ended" if is_silent else "ended"
+        raise LabError(f"the user-mode-linux switch {why}: {' '.join(lines[-5:])}")
+
+    def _next_line(self, end: float) -> str | None:
+        """None: it is silent until then, or has ended."""
+        assert self._kernel.stdout is not None
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([self._kernel.stdout], [], [], max(0.0, end - time.monotonic()))
+            if not ready or not (read := os.read(self._kernel.stdout.fileno(), 1 << 16)):
+                return None
+            self._unread += read
+        line, self._unread = self._unread.split(b"\n", 1)
+        return line.decode(errors="replace").rstrip()
 
 
-def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[str]:
+def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[bytes]:
     """Starts the kernel; the folder's files, which this makes, are needed until it says that it is ready."""
     # vec=0: one packet for each system call. The driver's vectors of packets deliver zeros in place of payload, and
     # nobody notices but the application: a veth takes what it carries for verified.
@@ -158,7 +180,6 @@ def _boot(ports: list[str], mtu_bytes: int, folder: Path) -> subprocess.Popen[st
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         env={**os.environ, "LD_PRELOAD": str(_build_fpu_shim(folder)), "HOME": str(folder)},
     )
 
