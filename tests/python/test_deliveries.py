@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -18,54 +15,13 @@ import torch
 from gradwire._outbox import LaterOp
 from gradwire.errors import DeadlineError, MismatchError, WaitTimeoutError
 from gradwire.torch._backend import _Lifetime
-from gradwire.torch._deliveries import ALL, BARE_MOST, Deliveries
+from gradwire.torch._deliveries import ALL, BARE_MOST
 from gradwire.torch._early import _Arrival
 from gradwire.torch._ending import Ending
 from gradwire.torch._ops import Collectives
 from gradwire.torch._pinned import Fence
 from gradwire.torch._work import GradwireWork
-
-PATIENCE_S = 30.0
-A_MOMENT = timedelta(milliseconds=1)
-ERROR = MismatchError("rank 0 called barrier, rank 1 all_reduce")
-
-
-class Calls:
-    """Calls of one group, of which each notes when its result is delivered."""
-
-    def __init__(self) -> None:
-        self.delivered: list[int] = []
-        self.deliveries = Deliveries(os.getpid())
-        self.works: list[GradwireWork] = []
-        self.ops: list[LaterOp] = []
-        self.steps: dict[int, Callable[[], None]] = {}
-        self._callbacks: list[tuple[Any, Callable[[], None]]] = []
-        self._completer: Any = SimpleNamespace(
-            last_error=None, sync_futures=False, is_current_thread=lambda: False, watch=lambda *call: self._callbacks.append(call)
-        )  # fmt: skip
-
-    def start(self, name: str = "all_gather", *, buffered: bool = True, is_waited_for: bool = False) -> GradwireWork:
-        self.deliveries.bring()
-        at, op = len(self.works), LaterOp()
-        work = GradwireWork(name, [op], [], self._completer, last=(lambda: self._deliver(at)) if buffered else None)
-        self.ops.append(op)
-        self.works.append(work)
-        if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=name == "barrier"):
-            work.deliveries = self.deliveries
-        return work
-
-    def end(self, *numbers: int, error: Exception | None = None) -> None:
-        """These calls end, and the completer finds it out."""
-        for at in numbers:
-            self.ops[at].resolve(None, error)
-        ended = [call for call in self._callbacks if all(op.is_done() for op in call[0])]
-        self._callbacks = [call for call in self._callbacks if call not in ended]
-        for _, callback in ended:
-            callback()
-
-    def _deliver(self, at: int) -> None:
-        self.steps.get(at, lambda: None)()
-        self.delivered.append(at)
+from group_calls import A_MOMENT, ERROR, PATIENCE_S, Calls
 
 
 @pytest.fixture
@@ -273,21 +229,6 @@ def test_where_nothing_is_under_way_a_call_that_is_waited_for_does_not_ask(calls
     assert calls.start("barrier", buffered=False, is_waited_for=True).deliveries is None
 
 
-def test_a_failure_is_for_who_waits_for_that_call(calls: Calls) -> None:
-    failed, odd, last = (calls.start() for _ in range(3))
-    odd.ending.explain = lambda _: 1 // 0  # type: ignore[return-value]
-    calls.end(0, 1, error=ERROR)
-    calls.end(2)
-    last.wait()
-    assert calls.delivered == [2]
-    for _ in range(2):
-        with pytest.raises(MismatchError):
-            failed.wait()
-        with pytest.raises(ZeroDivisionError):
-            odd.wait()
-    assert failed.exception() is ERROR
-
-
 def test_an_error_is_told_at_once_though_calls_before_are_in_flight(calls: Calls) -> None:
     calls.start()
     failed = calls.start()
@@ -309,25 +250,6 @@ def test_a_call_of_several_that_still_has_a_result_to_bring_keeps_its_place(
         assert not work.ending.has_failed()
         calls.end(at, error=error)
     assert work.ending.has_failed() == has_failed
-
-
-def test_a_barrier_that_passes_over_a_failure_says_so_once(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
-    def pass_a_barrier() -> int:
-        calls.start("barrier", buffered=False, is_waited_for=True)
-        calls.end(len(calls.works) - 1)
-        calls.works[-1].wait()
-        return caplog.text.count("nobody has waited for it")
-
-    calls.start()
-    calls.start()
-    calls.end(0, 1, error=ERROR)
-    assert [pass_a_barrier(), pass_a_barrier()] == [1, 1]
-    assert str(ERROR) in caplog.text
-    known = calls.start()
-    calls.end(4, error=ERROR)
-    calls.deliveries.bring()
-    assert known.exception() is ERROR
-    assert pass_a_barrier() == 1
 
 
 def test_a_call_whose_future_has_been_asked_for_is_brought_by_it_and_only_barriers_wait_for_it(calls: Calls) -> None:
@@ -395,61 +317,6 @@ def test_calls_that_nobody_waits_for_do_not_pile_up(calls: Calls) -> None:
     assert len(calls.deliveries._owed) <= 1
     assert len(calls.deliveries._bare) <= BARE_MOST
     assert calls.delivered == list(range(0, 40, 2))
-
-
-def test_an_interrupted_delivery_is_made_by_the_next_who_waits(calls: Calls) -> None:
-    first, last = calls.start(), calls.start()
-    calls.end(0, 1)
-    interrupts = [KeyboardInterrupt()]
-
-    def interrupted() -> None:
-        if interrupts:
-            raise interrupts.pop()
-
-    calls.steps[0] = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        last.wait()
-    last.wait()
-    first.wait()
-    assert calls.delivered == [0, 1]
-
-
-@contextmanager
-def _handled_by(handler: Callable[[], None]) -> Iterator[None]:
-    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.mark.parametrize("of_parts", [False, True], ids=["whole", "in parts"])
-def test_a_signal_handler_may_wait_for_a_call_while_its_thread_delivers(calls: Calls, of_parts: bool) -> None:
-    in_hand, last = calls.start(), calls.start()
-    if of_parts:
-        looks = iter([False])  # has not ended when it is first asked, and its parts settle one by one
-        in_hand.ending.has_come = lambda: next(looks, True)  # type: ignore[method-assign]
-        in_hand.ending._parts = [Ending(in_hand.ending.ops, calls._completer, last=lambda: calls._deliver(10))]
-    calls.end(0, 1)
-    handled: list[list[int]] = []
-
-    def wait_for_another() -> None:
-        barrier = calls.start("barrier", buffered=False)
-        calls.end(2)
-        barrier.wait()
-        in_hand.wait()  # of the very call that it interrupts it learns what is known
-        assert in_hand.ending in calls.deliveries._owed, "others wait for it still"
-        handled.append([*calls.delivered])
-
-    def once() -> None:
-        if not handled:
-            signal.raise_signal(signal.SIGUSR1)
-
-    calls.steps[10 if of_parts else 0] = once
-    with _handled_by(wait_for_another):
-        last.wait()
-    assert handled == [[]]
-    assert calls.delivered == ([10, 0, 1] if of_parts else [0, 1])
 
 
 def test_who_comes_while_another_thread_delivers_returns_behind_it(calls: Calls) -> None:

@@ -32,7 +32,7 @@ LOST, LOST_LATER = PeerLostError("rank 1 was lost"), PeerLostError("rank 1 was l
 def test_a_call_in_parts_fails_with_what_the_other_errors_follow_from(
     errors: list[Exception | None], cause: Exception | None
 ) -> None:
-    completer: Any = SimpleNamespace(last_error=None)
+    completer: Any = SimpleNamespace(last_error=None, is_current_thread=lambda: False)
     ended = [LaterOp() for _ in errors]
     for op, error in zip(ended, errors, strict=True):
         op.resolve(None, error)
@@ -64,7 +64,7 @@ def test_the_last_error_says_what_happened_and_holds_nothing_of_where(failure: E
         except KeyError as cause:
             raise failure from cause
 
-    completer: Any = SimpleNamespace(last_error=None)
+    completer: Any = SimpleNamespace(last_error=None, is_current_thread=lambda: False)
     with pytest.raises(type(failure)):
         fail()
     ended = Ending([], completer, failure=failure)
@@ -82,7 +82,9 @@ def test_a_future_whose_wait_was_interrupted_is_made_anew_and_completed() -> Non
                 raise KeyboardInterrupt
             return super().wait(timeout_s)
 
-    completer: Any = SimpleNamespace(last_error=None, sync_futures=True, watch=lambda _ops, callback: callback())
+    completer: Any = SimpleNamespace(
+        last_error=None, sync_futures=True, is_current_thread=lambda: False, watch=lambda _ops, callback: callback()
+    )
     work = GradwireWork("all_reduce", [Interrupted()], [], completer)
     with pytest.raises(KeyboardInterrupt):
         work.get_future()

@@ -169,7 +169,7 @@ def deliver():
 
 def start(last):
     op = LaterOp()
-    work = GradwireWork("all_gather", [op], [], SimpleNamespace(last_error=None), last=last)
+    work = GradwireWork("all_gather", [op], [], SimpleNamespace(last_error=None, is_current_thread=lambda: False), last=last)
     deliveries.admit(work.ending, is_waited_for=False)
     work.deliveries = deliveries
     return op, work

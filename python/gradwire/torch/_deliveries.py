@@ -13,7 +13,8 @@ bucket that a layer steps with. Only barriers wait for these, too.
 Messages between two ranks stand apart from that order, as their ranks do: waiting for one waits for nothing else, and nothing waits for it.
 
 There is no lock here. A call leaves the list when it has been settled and not before, which `Ending` does once: so of threads that come
-here at once each finds it settled or waits until it is, and a signal handler that interrupts a delivery goes on without it.
+here at once each finds it settled or waits until it is, and a signal handler that interrupts a delivery goes on without it. So does the
+completer after a moment, where such a handler waits for something: for a future of a later call, perhaps.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from typing import TypeVar
 
 import torch
 
-from gradwire._outbox import Op
-from gradwire.errors import ForkedError
-from gradwire.torch._ending import Ending, have_ended, wait_for
+from gradwire.errors import ForkedError, WaitTimeoutError
+from gradwire.torch._ending import Bare, Ending
 from gradwire.torch._pinned import Fence
 from gradwire.torch._streams import BACK
 
@@ -40,6 +40,8 @@ ALL = math.inf
 """The turn of who comes after every call."""
 # So many are looked at together for those that have ended. They hold no tensors.
 BARE_MOST = 8
+# Of a group that fails everything fails: the first ones say why.
+FAILED_MOST = 8
 
 _Call = TypeVar("_Call")
 
@@ -59,8 +61,8 @@ class Deliveries:
         self._bare: deque[Bare] = deque()
         # By turn, those whose results somebody is sure to bring: only barriers wait for them.
         self._kept: dict[int, Ending] = {}
-        # Of the dropped calls that have failed, the first that no barrier has told of.
-        self._failed: Ending | None = None
+        # Of the calls that have failed, the first ones that neither their callers nor a barrier have been told of.
+        self._failed: deque[Bare] = deque()
         # What has to pass on devices before results may be read, by the turn of their call.
         self._arriving: dict[tuple[int, int], Fence] = {}
 
@@ -83,8 +85,20 @@ class Deliveries:
         # A program that never waits keeps hardly more than what is in flight.
         if len(self._bare) >= BARE_MOST:
             self._first_bare(ALL)
-        self._bare.append(Bare(ending.turn, ending.ops))
+        ending.bare = Bare(ending.turn, ending.ops)
+        self._bare.append(ending.bare)
         return bool(self._owed or self._arriving or is_barrier)
+
+    def was_not_made(self, ending: Ending) -> None:
+        """A call that failed before anything of it was under way, whose caller may never wait for it."""
+        ending.turn = self.take_turn()
+        self.note(ending)
+
+    def note(self, ending: Ending) -> None:
+        """If it has failed: whoever made the call may never ask what it ended with, so that a barrier tells of it."""
+        if ending.failure is not None and not ending.is_told and ending.bare is None:
+            ending.bare = Bare(ending.turn, (), ending.failure)
+            self._keep_if_failed(ending.bare)
 
     def take_turn(self) -> int:
         """Behind all calls that have been made, and before those to come."""
@@ -110,7 +124,8 @@ class Deliveries:
                 break  # this thread was interrupted while it delivers it, and goes on with those behind it afterwards
             if not first.has_come():
                 return first
-            self._settle(first)
+            if not self._settle(first):
+                break
         return self._first_apart(turn) if is_barrier else None
 
     def keep(self, ending: Ending) -> None:
@@ -159,11 +174,6 @@ class Deliveries:
                 break
             self._arriving.pop(key, None)
 
-    def has_told(self, ending: Ending) -> None:
-        """Called by who has asked a call for its end."""
-        if self._failed is ending:
-            self._failed = None
-
     def _first_apart(self, turn: float) -> InFlight | None:
         """For a barrier: of the calls before it that no other call waits for, the first that has not ended."""
         for kept in self._kept.copy().values():
@@ -173,12 +183,7 @@ class Deliveries:
                 self._settle(kept)
         if (bare := self._first_bare(turn)) is not None:
             return bare
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            logger.warning(
-                "a call before this barrier has failed, and nobody has waited for it: its tensors are as they were. %s: %s",
-                type(failed.failure).__name__, failed.failure,
-            )  # fmt: skip
+        self._tell_of_failures(turn)
         return None
 
     def _first_bare(self, turn: float) -> Bare | None:
@@ -186,38 +191,45 @@ class Deliveries:
             if not bare.has_come():
                 return bare
             _remove(self._bare, bare)
+            self._keep_if_failed(bare)
         return None
 
-    def _settle(self, ending: Ending) -> None:
+    def _settle(self, ending: Ending) -> bool:
+        """False: another thread was interrupted while it does."""
         is_news = not ending.is_settled
         try:
             ending.settle()
+        except WaitTimeoutError:
+            return False
         except ForkedError:
             raise
         except Exception:  # noqa: BLE001  who waits for that call gets it
             self._kept.pop(ending.turn, None)
             _remove(self._owed, ending)
-        if is_news and ending.is_settled and ending.failure is not None:
-            self._failed = self._failed or ending
+        if is_news and ending.is_settled:
+            self.note(ending)
         self.let_go(ending)
+        return True
 
+    def _keep_if_failed(self, ended: Bare) -> None:
+        if ended.error() is None:
+            return
+        for bare in self._failed.copy():
+            if bare.is_told:
+                _remove(self._failed, bare)
+        if len(self._failed) < FAILED_MOST:
+            self._failed.append(ended)
 
-class Bare:
-    """A call whose results the engine writes into the caller's tensors. What else there is of it belongs to its Work alone."""
-
-    __slots__ = ("ops", "turn")
-
-    def __init__(self, turn: int, ops: Sequence[Op]) -> None:
-        self.turn = turn
-        self.ops = ops
-
-    def has_come(self) -> bool:
-        """As `Ending`."""
-        return have_ended(self.ops)
-
-    def wait_until(self, end: float | None) -> bool:
-        """The same."""
-        return wait_for(self.ops, end)
+    def _tell_of_failures(self, turn: float) -> None:
+        failed = [bare for bare in self._failed.copy() if bare.turn < turn]
+        for bare in failed:
+            _remove(self._failed, bare)
+        error = next(filter(None, (bare.error() for bare in failed)), None)
+        if error is not None:
+            logger.warning(
+                "a call before this barrier has failed, and nobody has waited for it: its tensors do not have the result. %s: %s",
+                type(error).__name__, error,
+            )  # fmt: skip
 
 
 InFlight = Ending | Bare

@@ -2,25 +2,33 @@
 
 Whoever waits, polls or completes a future comes here (`_work.py`), on a thread of the caller's or on the completer's. A call of several
 has endings as its parts, of which each sends its own results on their way.
+
+Who comes while another thread delivers waits for it, but the completer not for ever: that thread may have been interrupted by a signal
+handler or a finalizer which waits for a future itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from gradwire._completer import Completer
 from gradwire._outbox import Op
-from gradwire.errors import AbortedError, EngineError, ForkedError, GradwireError, GroupError
+from gradwire.errors import AbortedError, EngineError, ForkedError, GradwireError, GroupError, WaitTimeoutError
 from gradwire.torch._pinned import Fence
 from gradwire.torch._staging import Staging
 from gradwire.torch._streams import BACK
 
 logger = logging.getLogger("gradwire")
+
+# The completer looks twice in this time at who holds it up. Both together are less than what it has for a callback (`PATIENCE_S`).
+LOOK_S = 0.5
 
 
 class Ending:
@@ -39,6 +47,8 @@ class Ending:
         explain: what an error of the operations is told to the caller as.
         on_seen: called once by whoever sees the end first.
         turn: among the calls of its group, see `_deliveries.py`; 0: it has none.
+        is_told: its caller knows how it ended, or is sure to be told.
+        bare: what its group keeps of it beside this.
     """
 
     def __init__(
@@ -55,6 +65,8 @@ class Ending:
         self.explain: Callable[[Exception], Exception | None] | None = None
         self.on_seen: Callable[[], None] | None = None
         self.turn = 0
+        self.is_told = False
+        self.bare: Bare | None = None
         self.ops = ops
         self._completer = completer
         self._staging = staging
@@ -64,6 +76,8 @@ class Ending:
         self._settled = False
         # The thread that settles it. It may be interrupted by a signal handler that comes here again, hence the kind of lock.
         self._settler = 0
+        # Where that thread was when the completer found it waiting for something else.
+        self._held_up_at: tuple[int, int] | None = None
         self._lock = threading.RLock()
         self._owner_pid: int | None = None
 
@@ -110,34 +124,69 @@ class Ending:
             return all(part.has_failed() for part in self._parts)
         return self.has_come() and any(op.error() is not None for op in self.ops)
 
+    def tell(self) -> None:
+        """Who made the call is told how it ended, or is sure to be: then no barrier has to."""
+        self.is_told = True
+        if self.bare is not None:
+            self.bare.tell()
+        for part in self._parts:
+            part.tell()
+
     def wait_until(self, end: float | None) -> bool:
         """Whether the operations have ended by then. The result of each part is sent on its way as soon as it is there."""
         for part in self._parts:
             if not part.wait_until(end):
                 return False
-            part.settle()
+            with contextlib.suppress(WaitTimeoutError):  # then it comes with the whole
+                part.settle()
         return bool(self._parts) or wait_for(self.ops, end)
 
-    def settle(self) -> Exception | None:
+    def settle(self, patience_s: float = 0.0) -> Exception | None:
         """What follows, once: copies out of staging buffers. Returns the error, if any.
+
+        Args:
+            patience_s: the least that the completer waits for another thread which delivers, was interrupted, and waits for something else.
 
         Raises:
             ForkedError: it belongs to the process that this one was forked from, which had not settled it.
+            WaitTimeoutError: `patience_s` has passed; the other thread delivers when it goes on.
         """
         if self._settled:
             return self._failure
         self._check_process()
         if self.is_in_hand():  # an interrupted delivery goes on when the handler has returned
             return self._failure
-        with self._lock:
-            try:
-                self._settler = threading.get_ident()
-                if not self._settled:
-                    self._follow()
-                    self._settled = True
-            finally:
-                self._settler = 0
-            return self._failure
+        here = threading.get_ident()
+        if not self._completer.is_current_thread():
+            with self._lock:
+                return self._settle_once(here, patience_s)
+        self._acquire(patience_s)  # where no signal handler comes, which could raise
+        try:
+            return self._settle_once(here, patience_s)
+        finally:
+            self._lock.release()
+
+    def _settle_once(self, here: int, patience_s: float) -> Exception | None:
+        try:
+            self._settler = here
+            if not self._settled:
+                self._follow(patience_s)
+                self._settled = True
+        finally:
+            self._settler = 0
+        return self._failure
+
+    def _acquire(self, patience_s: float) -> None:
+        end, seen = time.monotonic() + patience_s, self._held_up_at
+        pause_s = LOOK_S if seen is None else 0.0
+        while not self._lock.acquire(timeout=pause_s):
+            at = _place_outside(self._settler)
+            self._held_up_at = at if at == seen else None
+            if self._held_up_at is not None and time.monotonic() >= end:
+                text = "the thread that brings the result of this call was interrupted, and waits for something else"
+                raise WaitTimeoutError(text, waited_s=patience_s)
+            seen, pause_s = at, LOOK_S
+        self._held_up_at = None
 
     def _check_process(self) -> None:
         if self._owner_pid is not None and (child := os.getpid()) != self._owner_pid:
@@ -146,9 +195,9 @@ class Ending:
             )
             raise ForkedError(text, owner_pid=self._owner_pid, child_pid=child)
 
-    def _follow(self) -> None:
+    def _follow(self, patience_s: float) -> None:
         self._failure = self._failure or next(filter(None, (op.error() for op in self.ops)), None)
-        self._bring_back()
+        self._bring_back(patience_s)
         if self._failure is not None and self.explain is not None:
             self._failure = self.explain(self._failure)
         if self._failure is not None:
@@ -159,9 +208,9 @@ class Ending:
         if self.on_seen is not None:
             self.on_seen()
 
-    def _bring_back(self) -> None:
+    def _bring_back(self, patience_s: float) -> None:
         """The results, into the caller's tensors."""
-        errors = [error for part in self._parts if (error := part.settle()) is not None]
+        errors = [error for part in self._parts if (error := part.settle(patience_s)) is not None]
         if errors:
             self._failure = _cause(errors)
         for part in self._parts:
@@ -179,6 +228,36 @@ class Ending:
         self._staging, self._last = None, None
 
 
+class Bare:
+    """What a group keeps of a call that brings its own results, or has failed: no tensors. What else there is of it belongs to its Work."""
+
+    __slots__ = ("failure", "is_told", "ops", "turn")
+
+    def __init__(self, turn: int, ops: Sequence[Op], failure: Exception | None = None) -> None:
+        self.turn = turn
+        self.ops = ops
+        self.failure = failure
+        self.is_told = False
+
+    def has_come(self) -> bool:
+        """As `Ending`."""
+        return have_ended(self.ops)
+
+    def wait_until(self, end: float | None) -> bool:
+        """The same."""
+        return wait_for(self.ops, end)
+
+    def tell(self) -> None:
+        """The same."""
+        self.is_told, self.failure = True, None
+
+    def error(self) -> Exception | None:
+        """What a barrier has to tell of the call, which has ended."""
+        if self.is_told:
+            return None
+        return self.failure or next(filter(None, (op.error() for op in self.ops)), None)
+
+
 def have_ended(ops: Sequence[Op]) -> bool:
     """Whether all of them have."""
     return ops[0].is_done() if len(ops) == 1 else all(op.is_done() for op in ops)
@@ -187,6 +266,18 @@ def have_ended(ops: Sequence[Op]) -> bool:
 def wait_for(ops: Sequence[Op], end: float | None) -> bool:
     """Whether all of them have ended by then."""
     return all(op.wait(None if end is None else max(0.0, end - time.monotonic())) for op in ops)
+
+
+def _place_outside(thread: int) -> tuple[int, int] | None:
+    """Where a thread that delivers runs somebody else's code, so that it was interrupted; None: it delivers.
+
+    Of a thread that waits there it stays the same.
+    """
+    frame = sys._current_frames().get(thread)
+    name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    if frame is None or (name.partition(".")[0] in ("gradwire", "torch") and name != "torch.futures"):
+        return None
+    return id(frame), frame.f_lasti
 
 
 def _alone(error: Exception) -> Exception:

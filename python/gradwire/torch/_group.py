@@ -183,7 +183,11 @@ class GroupLink:
 
     def hand_out(self, work: GradwireWork, *, is_waited_for: bool) -> None:
         """The Work goes to its caller, who waits for it at once or may never do so."""
-        if not work.ending.ops or work.is_message:
+        if work.is_message:
+            return
+        if not work.ending.ops:
+            if not is_waited_for:
+                self.deliveries.was_not_made(work.ending)
             return
         if self.deliveries.admit(work.ending, is_waited_for=is_waited_for, is_barrier=work.is_barrier):
             work.deliveries = self.deliveries

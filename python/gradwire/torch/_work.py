@@ -7,6 +7,7 @@ C++ keeps it in a holder that forwards only `wait` and `get_future`. An error is
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -130,7 +131,8 @@ class GradwireWork(dist.Work):
         return self.deliveries.wait(self.ending.turn, end, is_barrier=self.is_barrier)
 
     def stand_apart(self) -> None:
-        """Who calls this brings the result as soon as it is there: of other calls only barriers wait for this one."""
+        """Who calls this brings the result as soon as it is there, or its error: of other calls only barriers wait for this one."""
+        self.ending.tell()
         if self.deliveries is not None:
             self.deliveries.keep(self.ending)
 
@@ -152,13 +154,14 @@ class GradwireWork(dist.Work):
         for fence in self.ending.fences:
             fence.join()
 
-    def _settle(self) -> Exception | None:
+    def _settle(self, *, tells: bool = True) -> Exception | None:
         was_settled = self.ending.is_settled
-        error = self.ending.settle()
-        if self.deliveries is not None:
-            self.deliveries.has_told(self.ending)
-            if not was_settled:
-                self.deliveries.let_go(self.ending)
+        error = self.ending.settle(self.timeout_of_call.total_seconds())
+        if tells and error is not None:
+            self.ending.tell()
+        if self.deliveries is not None and not was_settled:
+            self.deliveries.note(self.ending)
+            self.deliveries.let_go(self.ending)
         return error
 
     def _first_in_flight(self) -> InFlight | None:
@@ -208,7 +211,8 @@ class GradwireWork(dist.Work):
     def _settle_part(self, part: GradwireWork) -> None:
         # Else it comes with the others of this call, behind what has to come before.
         if self.deliveries is None or self.deliveries.first_in_flight(self.ending.turn) is None:
-            part.ending.settle()
+            with contextlib.suppress(WaitTimeoutError):  # the same
+                part.ending.settle()
 
     def _complete_when_due(self, base: torch.futures.Future[Any], value: Any) -> None:
         first = self._first_in_flight()
@@ -270,7 +274,7 @@ class GradwireWork(dist.Work):
         """Whether it has ended, well or not, so that `wait` would not block; on a GPU, whether the result is there for every stream."""
         if self._first_in_flight() is not None:
             return False
-        self._settle()
+        self._settle(tells=False)
         return all(fence.passed() for fence in self._fences())
 
     def _fences(self) -> list[Fence]:
@@ -283,7 +287,7 @@ class GradwireWork(dist.Work):
         return self.is_completed() and self._settle() is None
 
     def exception(self) -> Exception | None:
-        """The error that it ended with, if any. Like `is_completed` it knows of none while a call is in flight that comes before it."""
+        """The error that it ended with, if any: known as soon as nothing of the call will be delivered, whatever is in flight before it."""
         return self._settle() if self._first_in_flight() is None else None
 
     def result(self) -> list[torch.Tensor]:
@@ -331,7 +335,9 @@ class GradwireWork(dist.Work):
         """One work for several, with a result of its own that `last` makes of theirs."""
         ops = [op for work in works for op in work._ops]
         failure = next((work.ending.failure for work in works if work.ending.failure is not None), None)
-        return cls(name, ops, result, completer, parts=works, last=last, failure=failure)
+        work = cls(name, ops, result, completer, parts=works, last=last, failure=failure)
+        work.timeout_of_call = max((part.timeout_of_call for part in works), default=NO_TIMEOUT)
+        return work
 
 
 def _is_nesting(frame: FrameType | None) -> bool:

@@ -1,0 +1,146 @@
+"""Calls that failed and were dropped: who is told of it, and by which barrier."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from gradwire.errors import MismatchError
+from gradwire.torch._deliveries import FAILED_MOST
+from gradwire.torch._early import _Arrival
+from gradwire.torch._group import GroupLink
+from gradwire.torch._work import GradwireWork
+from group_calls import ERROR, Calls
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def test_a_failure_is_for_who_waits_for_that_call(calls: Calls) -> None:
+    failed, odd, last = (calls.start() for _ in range(3))
+    odd.ending.explain = lambda _: 1 // 0  # type: ignore[return-value]
+    calls.end(0, 1, error=ERROR)
+    calls.end(2)
+    last.wait()
+    assert calls.delivered == [2]
+    for _ in range(2):
+        with pytest.raises(MismatchError):
+            failed.wait()
+        with pytest.raises(ZeroDivisionError):
+            odd.wait()
+    assert failed.exception() is ERROR
+
+
+class Barriers:
+    """Those of one group, and what they tell of calls before them."""
+
+    def __init__(self, calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
+        self._calls = calls
+        self._caplog = caplog
+
+    def told(self) -> list[str]:
+        """By one more barrier."""
+        self._caplog.clear()
+        self._calls.start("barrier", buffered=False, is_waited_for=True)
+        self._calls.end(len(self._calls.ops) - 1)
+        self._calls.works[-1].wait()
+        return [record.message for record in self._caplog.records if "nobody has waited for it" in record.message]
+
+
+@pytest.fixture
+def barriers(calls: Calls, caplog: pytest.LogCaptureFixture) -> Barriers:
+    return Barriers(calls, caplog)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_barrier_that_passes_over_a_failure_says_so_once(calls: Calls, barriers: Barriers, *, buffered: bool) -> None:
+    for _ in range(2):
+        calls.start(buffered=buffered)
+    calls.end(0, error=ERROR)
+    calls.end(1, error=ValueError("the second"))
+    (told,) = barriers.told()
+    assert str(ERROR) in told
+    assert barriers.told() == []
+    known = calls.start(buffered=buffered)
+    calls.end(4, error=ERROR)
+    calls.deliveries.bring()
+    assert known.exception() is ERROR
+    assert barriers.told() == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_failure_is_told_by_the_first_barrier_behind_it_unless_its_caller_was_told(
+    calls: Calls, barriers: Barriers, *, buffered: bool
+) -> None:
+    known = calls.start(buffered=buffered)
+    calls.start(buffered=buffered)
+    calls.end(0, error=ValueError("known"))
+    calls.end(1, error=ERROR)
+    calls.deliveries.bring()
+    with pytest.raises(ValueError, match="known"):
+        known.wait()
+    (told,) = barriers.told()
+    assert str(ERROR) in told
+    barrier = calls.start("barrier", buffered=False)
+    polled = calls.start(buffered=buffered)
+    calls.end(3)
+    calls.end(4, error=ERROR)
+    assert polled.is_completed()
+    assert barrier.exception() is None
+    assert polled.ending.bare in calls.deliveries._failed or not buffered, "it was called behind that barrier"
+    (told,) = barriers.told()
+    assert str(ERROR) in told
+
+
+def test_a_call_that_could_not_be_made_is_told_of_too(calls: Calls, barriers: Barriers) -> None:
+    works = [GradwireWork("all_reduce", [], [], calls._completer, failure=ERROR) for _ in range(2)]
+    link = GroupLink.__new__(GroupLink)
+    link.deliveries = calls.deliveries
+    link.hand_out(works[0], is_waited_for=True)
+    assert barriers.told() == []
+    for work in works:
+        link.hand_out(work, is_waited_for=False)
+    with pytest.raises(MismatchError):
+        works[0].wait()
+    assert len(barriers.told()) == 1
+    link.hand_out(GradwireWork.joined([], calls._completer), is_waited_for=False)
+    link.hand_out(works[0], is_waited_for=False)
+    assert barriers.told() == []
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_no_barrier_tells_of_calls_whose_error_somebody_is_sure_to_get(
+    calls: Calls, barriers: Barriers, *, buffered: bool
+) -> None:
+    calls.start(buffered=buffered).get_future()
+    _Arrival(calls.start(buffered=buffered), lambda _: None)
+    parts = [calls.start(buffered=buffered) for _ in range(2)]
+    together = GradwireWork.joined(parts, calls._completer)
+    calls.deliveries.admit(together.ending, is_waited_for=True)
+    together.deliveries = calls.deliveries
+    for op in calls.ops:  # before the completer has been told
+        op.resolve(None, ERROR)
+    with pytest.raises(MismatchError):
+        together.wait()
+    assert barriers.told() == []
+
+
+def test_of_failures_that_nobody_hears_of_the_first_ones_are_kept_and_none_of_their_tensors(
+    calls: Calls, barriers: Barriers
+) -> None:
+    for at in range(10 * FAILED_MOST):
+        work, tensor = calls.start(buffered=at % 2 == 0), torch.zeros(1)
+        work.ending.explain = partial(lambda _, error: error, tensor)
+        alive = weakref.ref(tensor)
+        calls.end(at, error=ValueError(f"number {at}"))
+    del tensor, work
+    calls.works.clear()
+    calls.deliveries.bring()
+    assert alive() is None
+    assert len(calls.deliveries._failed) == FAILED_MOST
+    (told,) = barriers.told()
+    assert told.endswith("number 0")
