@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gradwire.torch
 import pytest
@@ -314,14 +315,11 @@ def check_a_delivered_result_is_held_by_nobody() -> None:
     assert alive() is None
 
 
-def check_a_signal_handler_may_make_calls_while_its_thread_delivers() -> None:
+def _handled_while_its_thread_delivers(handle: Callable[[], bool]) -> None:
     found, handled, copy = [rows() for _ in range(3)], [], _staging.copy_into
 
     def handler(*_: object) -> None:
-        later = rows()
-        dist.all_gather(later, own())
-        dist.barrier()
-        handled.append(everybodys(later))
+        handled.append(handle())
 
     def interrupted(target: torch.Tensor, source: torch.Tensor) -> None:
         if not handled and threading.current_thread() is threading.main_thread():
@@ -343,6 +341,28 @@ def check_a_signal_handler_may_make_calls_while_its_thread_delivers() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert handled == [True, True]
     assert all(everybodys(each) for each in found)
+
+
+def check_a_signal_handler_may_make_calls_while_its_thread_delivers() -> None:
+    def handle() -> bool:
+        later = rows()
+        dist.all_gather(later, own())
+        dist.barrier()
+        return everybodys(later)
+
+    _handled_while_its_thread_delivers(handle)
+
+
+def check_a_signal_handler_may_wait_for_futures_while_its_thread_delivers() -> None:
+    def handle() -> bool:
+        tensors = [own(), with_gaps()]
+        futures = [dist.all_reduce(tensor, async_op=True).get_future() for tensor in tensors]
+        torch.futures.wait_all(futures)
+        futures.append(dist.barrier(async_op=True).get_future())
+        futures[-1].wait()
+        return all(filled(tensor) for tensor in tensors)
+
+    _handled_while_its_thread_delivers(handle)
 
 
 def check_a_forked_child_is_refused() -> None:
@@ -372,6 +392,68 @@ def check_destroying_a_group_brings_results() -> None:
     dist.destroy_process_group(group)
     assert everybodys(found)
     assert filled(whole)
+
+
+def check_an_abort_writes_nothing_and_what_had_ended_comes_later() -> None:
+    for comes in (lambda _, work: work.wait(), lambda group, _: dist.destroy_process_group(group)):
+        group = dist.new_group()
+        link, found = link_of(group), [rows(), rows()]
+        for each in found:
+            work = dist.all_gather(each, own(), group=group, async_op=True)
+        assert link.deliveries._owed[-1].wait_until(time.monotonic() + PATIENCE_S)
+        dist.barrier()  # of another group: all have ended it
+        link.owner.backends[link.name].abort()
+        assert all(filled(row, -1.0) for row in found[-1])
+        comes(group, work)
+        assert all(everybodys(each) for each in found)
+
+
+@contextlib.contextmanager
+def _told_by_barriers() -> Iterator[list[str]]:
+    told: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "nobody has waited for it" in record.getMessage():
+                told.append(record.getMessage())
+
+    handler = Handler()
+    logging.getLogger("gradwire").addHandler(handler)
+    try:
+        yield told
+    finally:
+        logging.getLogger("gradwire").removeHandler(handler)
+
+
+def check_a_barrier_tells_of_calls_that_failed_and_were_dropped() -> None:
+    def could_not_be_made() -> dist.Work:
+        return dist.all_reduce(own(), dist.ReduceOp.BAND, async_op=True)
+
+    with _told_by_barriers() as told:
+        could_not_be_made()
+        dist.barrier()
+        dist.barrier()
+        assert len(told) == 1
+        assert "BAND" in told[0]
+        with contextlib.suppress(gradwire.errors.GradwireError):
+            could_not_be_made().wait()
+        dist.barrier()
+        assert len(told) == 1
+
+
+def check_so_it_does_of_dense_calls_that_failed_on_their_way() -> None:
+    groups = [dist.new_group() for _ in range(3)]
+    with _told_by_barriers() as told:
+        works = [dist.all_reduce(torch.ones(RANK + 2), group=group, async_op=True) for group in groups]
+        with pytest.raises(MismatchError):
+            works[1].wait()
+        with pytest.raises(RuntimeError):
+            works[2].get_future().wait()
+        for group in groups:
+            with contextlib.suppress(gradwire.errors.GradwireError):  # it may have ended with the call
+                dist.barrier(group)
+        assert len(told) == 1
+        assert "MismatchError" in told[0]
 
 
 def check_the_error_of_a_group_reaches_who_waits_for_a_call_that_a_later_wait_has_seen() -> None:
