@@ -27,6 +27,21 @@ def test_a_call_returns_the_work_made_in_it_and_keeps_none() -> None:
     assert _own_works._latest.work is None
 
 
+def test_a_call_within_another_one_leaves_the_work_that_this_has_made() -> None:
+    work: Any = object()
+    inner: Any = object()
+
+    def method(own: Any) -> object:
+        _own_works.remember(own)
+        assert (
+            _own_works._unwrapped(lambda: _own_works.remember(inner) or object())() is inner
+        )  # as a signal handler does
+        return object()
+
+    assert _own_works._unwrapped(method)(work) is work
+    assert _own_works._latest.work is None
+
+
 def test_a_call_that_fails_keeps_no_work() -> None:
     def method() -> None:
         work: Any = object()

@@ -105,12 +105,13 @@ def _hold_what_reducers_wait_for(reducer: Any) -> None:
 def _unwrapped(method: Any) -> Any:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        was_asked, _latest.is_asked, _latest.work = _latest.is_asked, True, None
+        # A signal handler that makes a call may come here in the midst of another one, whose Work is there already.
+        before, _latest.is_asked, _latest.work = (_latest.is_asked, _latest.work), True, None
         try:
             work = method(*args, **kwargs)
             own = _latest.work
         finally:
-            _latest.is_asked, _latest.work = was_asked, None
+            _latest.is_asked, _latest.work = before
         return work if own is None or work is None else own
 
     _compat.hide_from_dynamo([call])
