@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gradwire._runtime import configuration
+from gradwire.errors import InvalidRequestError
 from gradwire.torch._pinned import Fence, Lease, PinnedPool
 from gradwire.torch._streams import BACK, OUT, Streams, copy_into, streams_of
 
@@ -93,6 +94,7 @@ class Staging:
         self._give_back(self.fetched)
 
     def _deliver(self, streams: Streams, issued: object, source: Tensor, target: Tensor) -> None:
+        _check_that_it_has_memory(target)
         back = streams.side(target.device, BACK)
         streams.wait(back, issued)
         streams.copy(back, target, source)
@@ -127,5 +129,14 @@ def pool_of(streams: Streams) -> PinnedPool:
 _pools: dict[Streams, PinnedPool] = {}
 
 
+def _check_that_it_has_memory(target: Tensor) -> None:
+    # A result may come long after its call, and torch would copy it to address 0.
+    if not target.untyped_storage().nbytes() and target.numel():
+        raise InvalidRequestError(
+            "the memory of a tensor was given back (resize_ of its storage) before its result came"
+        )
+
+
 def _copy_on_host(source: Tensor, target: Tensor) -> None:
+    _check_that_it_has_memory(target)
     copy_into(target, source)

@@ -16,7 +16,7 @@ import gradwire.torch
 import pytest
 import torch
 import torch.distributed as dist
-from gradwire.errors import ForkedError, MismatchError
+from gradwire.errors import ForkedError, InvalidRequestError, MismatchError
 from gradwire.torch import _staging
 from gradwire.torch._deliveries import ALL, Deliveries
 from gradwire.torch._tolerant import link_of
@@ -363,6 +363,22 @@ def check_a_signal_handler_may_wait_for_futures_while_its_thread_delivers() -> N
         return all(filled(tensor) for tensor in tensors)
 
     _handled_while_its_thread_delivers(handle)
+
+
+def check_a_result_for_memory_that_was_given_back_is_an_error() -> None:
+    streams = LazyStreams()
+    for around in (lambda run: run(), lambda run: on(streams, run)):
+
+        def run() -> None:
+            given_back, kept = with_gaps(), with_gaps()
+            works = [dist.all_reduce(tensor, async_op=True) for tensor in (kept, given_back)]
+            assert works[1].ending.wait_until(time.monotonic() + PATIENCE_S)
+            given_back.untyped_storage().resize_(0)
+            with pytest.raises(InvalidRequestError, match="was given back"):
+                works[1].wait()
+            assert filled(streams.read(kept))
+
+        around(run)
 
 
 def check_a_forked_child_is_refused() -> None:
